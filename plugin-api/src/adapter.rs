@@ -1,0 +1,57 @@
+//! Adapter formats: they read low-rank pairs out of files. Applying the pairs is the model's work.
+
+use abi_stable::{
+    StableAbi, sabi_trait,
+    std_types::{RBox, ROption, RResult, RStr, RString, RVec},
+};
+
+use crate::{Extension, PluginError};
+
+/// One change of one weight: `W + scale · B·A`.
+#[repr(C)]
+#[derive(StableAbi, Clone, Debug)]
+pub struct LowRankPair {
+    /// The weight's name as in a Hugging Face checkpoint, without `.weight`: `model.layers.0.self_attn.q_proj`.
+    pub target: RString,
+    /// The rank: rows of A, columns of B.
+    pub rank: u32,
+    /// Columns of A: the weight's inputs.
+    pub inputs: u32,
+    /// Rows of B: the weight's outputs.
+    pub outputs: u32,
+    /// The factor, `alpha / rank` or what the format says.
+    pub scale: f32,
+    /// `rank × inputs` values, row after row.
+    pub a: RVec<f32>,
+    /// `outputs × rank` values, row after row.
+    pub b: RVec<f32>,
+}
+
+/// A whole adapter.
+#[repr(C)]
+#[derive(StableAbi, Clone, Debug)]
+pub struct AdapterData {
+    /// The base model it was trained on, for a person; may be empty.
+    pub base: RString,
+    /// Equal for equal content: tells cached states apart.
+    pub fingerprint: RString,
+    /// Its pairs; no target twice.
+    pub pairs: RVec<LowRankPair>,
+}
+
+/// One way of writing adapters to disk.
+#[sabi_trait]
+pub trait AdapterFormat: Send + Sync {
+    /// `[any thread]` Whether the file or folder looks like this format. Cheap: looks at names and headers.
+    fn claims(&self, path: RStr<'_>) -> bool;
+
+    /// `[control thread]` Reads it. What the format has but pairs cannot express is refused with the reason, never dropped.
+    fn open(&self, path: RStr<'_>) -> RResult<AdapterData, PluginError>;
+
+    /// `[any thread]` An ability beyond contract 1. The functions of its table take this object first.
+    #[sabi(last_prefix_field)]
+    fn extension(&self, id: RStr<'_>) -> ROption<Extension>;
+}
+
+/// An adapter format as it crosses.
+pub type AdapterBox = AdapterFormat_TO<'static, RBox<()>>;

@@ -1,0 +1,55 @@
+//! Abilities beyond contract 1, asked for by id; one small file each.
+//!
+//! An extension is a table of functions: a plain `#[repr(C)]` struct that derives `StableAbi`, whose functions take the
+//! object that offered it as their first argument. It travels with its own [`TypeLayout`], and the asker compares that
+//! with the layout it was compiled against before it calls anything: a table that is not what its id promises is refused,
+//! whichever side is older. A change to a table is a new id (`kv-transfer/2`), offered beside the old one.
+
+pub mod kv_transfer;
+pub mod sequence_state;
+
+use abi_stable::{StableAbi, abi_stability::check_layout_compatibility, std_types::RResult, type_layout::TypeLayout};
+use std::fmt::Display;
+
+use crate::{ErrorCode, PluginError};
+
+/// A table of functions of unknown type, and what it claims to be.
+#[repr(C)]
+#[derive(StableAbi, Clone, Copy)]
+pub struct Extension {
+    layout: &'static TypeLayout,
+    table: *const (),
+}
+
+// SAFETY: the table is a `&'static T` of functions, made by `offer` from a `T: Sync`.
+unsafe impl Send for Extension {}
+// SAFETY: as above.
+unsafe impl Sync for Extension {}
+
+impl Extension {
+    /// Offers a table. Its functions must only ever cast the object they are given back to the type that offers it.
+    pub fn offer<T: StableAbi + Sync>(table: &'static T) -> Self {
+        Self { layout: T::LAYOUT, table: std::ptr::from_ref(table).cast() }
+    }
+
+    /// The table as a `T`, if its layout is the one that this side was compiled with. Walks both layouts (tens of
+    /// microseconds): ask once and keep the answer.
+    pub fn table<T: StableAbi + Sync>(self, id: &str) -> Result<&'static T, PluginError> {
+        if let RResult::RErr(difference) = check_layout_compatibility(T::LAYOUT, self.layout) {
+            let message =
+                format!("extension '{id}' does not have the layout that its id promises: {}", brief(&difference));
+            return Err(PluginError::new(ErrorCode::INVALID, message)
+                .with_help("rebuild the side whose plugin-api defines this extension otherwise"));
+        }
+        // SAFETY: the layout says that the table is a `T` or a struct that can be read as one, and `offer` took a
+        // `&'static T`; a plugin that forges a layout already runs in this process.
+        Ok(unsafe { &*self.table.cast::<T>() })
+    }
+}
+
+/// The first lines of a layout report, which can fill pages.
+fn brief(report: &impl Display) -> String {
+    let text = report.to_string();
+    let words = text.split_whitespace().take(40).collect::<Vec<_>>();
+    words.join(" ")
+}

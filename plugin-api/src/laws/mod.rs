@@ -1,0 +1,1 @@
+//! The laws that every model must obey, as code.

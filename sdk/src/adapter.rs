@@ -1,0 +1,47 @@
+//! What the author of an adapter format writes: an [`AdapterFormat`] that reads low-rank pairs out of files. Applying
+//! them is the work of `nn::Linear`.
+
+use crate::Result;
+use std::path::Path;
+
+/// One way of writing adapters to disk.
+pub trait AdapterFormat: Send + Sync + 'static {
+    /// Its name: `peft`.
+    fn name(&self) -> &'static str;
+
+    /// Whether the file or folder looks like this format; looks at names and headers only.
+    fn claims(&self, path: &Path) -> bool;
+
+    /// Reads it. What pairs cannot express is refused with the reason.
+    fn open(&self, path: &Path) -> Result<AdapterData>;
+}
+
+/// A whole adapter.
+#[derive(Clone, Debug)]
+pub struct AdapterData {
+    /// The base model it was trained on; may be empty.
+    pub base: String,
+    /// Equal for equal content.
+    pub fingerprint: String,
+    /// Its pairs; no target twice.
+    pub pairs: Vec<LowRankPair>,
+}
+
+/// One change of one weight: `W + scale · B·A`.
+#[derive(Clone, Debug)]
+pub struct LowRankPair {
+    /// The weight's Hugging Face name without `.weight`.
+    pub target: String,
+    /// Rows of A, columns of B.
+    pub rank: usize,
+    /// Columns of A.
+    pub inputs: usize,
+    /// Rows of B.
+    pub outputs: usize,
+    /// The factor.
+    pub scale: f32,
+    /// `rank × inputs` values, row after row.
+    pub a: Vec<f32>,
+    /// `outputs × rank` values, row after row.
+    pub b: Vec<f32>,
+}

@@ -1,0 +1,164 @@
+//! The contract's types to the SDK's and back.
+
+use pensieve_plugin_api::{
+    self as api,
+    abi_stable::std_types::{ROption, RString, RVec},
+};
+
+use crate::{AdapterData, Capacity, Card, Code, Error, LoadRequest, LowRankPair, Resident, Source, StateKind, Want};
+
+/// Pairs each code of the SDK with the contract's.
+const CODES: [(Code, api::ErrorCode); 10] = [
+    (Code::Invalid, api::ErrorCode::INVALID),
+    (Code::Corrupt, api::ErrorCode::CORRUPT),
+    (Code::Unsupported, api::ErrorCode::UNSUPPORTED),
+    (Code::Declined, api::ErrorCode::DECLINED),
+    (Code::NotFound, api::ErrorCode::NOT_FOUND),
+    (Code::Io, api::ErrorCode::IO),
+    (Code::OutOfMemory, api::ErrorCode::OUT_OF_MEMORY),
+    (Code::Cancelled, api::ErrorCode::CANCELLED),
+    (Code::Panicked, api::ErrorCode::PANICKED),
+    (Code::Device, api::ErrorCode::DEVICE),
+];
+
+impl From<Error> for api::PluginError {
+    fn from(error: Error) -> Self {
+        let code = CODES.iter().find(|(ours, _)| *ours == error.code).map_or(api::ErrorCode::DEVICE, |pair| pair.1);
+        Self::new(code, error.message).with_help(error.help)
+    }
+}
+
+impl From<api::PluginError> for Error {
+    fn from(error: api::PluginError) -> Self {
+        let code = CODES.iter().find(|(_, theirs)| *theirs == error.code).map_or(Code::Device, |pair| pair.0);
+        Self::new(code, error.message).help(error.help)
+    }
+}
+
+impl From<&api::Source<'_>> for Source {
+    fn from(source: &api::Source<'_>) -> Self {
+        Self { path: source.path.as_str().into(), options: source.options.as_str().into() }
+    }
+}
+
+impl From<&api::LoadRequest<'_>> for LoadRequest {
+    fn from(request: &api::LoadRequest<'_>) -> Self {
+        Self {
+            source: Source::from(&request.source),
+            device: request.device.as_str().into(),
+            context: request.context,
+            state_bytes: request.state_bytes,
+            threads: request.threads,
+        }
+    }
+}
+
+impl From<Card> for api::Card {
+    fn from(card: Card) -> Self {
+        let (state, block_tokens, block_bytes, sequence_bytes) = match card.state {
+            StateKind::Paged { tokens, bytes } => (api::StateKind::PAGED, tokens, bytes, 0),
+            StateKind::PerSequence { bytes } => (api::StateKind::PER_SEQUENCE, 0, 0, bytes),
+        };
+        Self {
+            architecture: card.architecture.into(),
+            vocabulary: card.vocabulary,
+            context: card.context,
+            state,
+            block_tokens,
+            block_bytes,
+            sequence_bytes,
+            token_bytes: card.token_bytes,
+            weight_bytes: card.weight_bytes,
+            tokenizer: card.tokenizer.into(),
+            chat_template: card.chat_template.map(RString::from).into(),
+            bos: card.bos.into(),
+            add_bos: card.add_bos,
+            eos: card.eos.into(),
+            formats: card.formats.into(),
+            facts: card.facts.into(),
+            fingerprint: card.fingerprint.into(),
+        }
+    }
+}
+
+impl From<&Resident> for api::Resident {
+    fn from(resident: &Resident) -> Self {
+        let (blocks, sequences) = match resident.capacity {
+            Capacity::Blocks { blocks, .. } => (blocks, 0),
+            Capacity::Sequences(sequences) => (0, sequences),
+        };
+        Self {
+            device: resident.device.as_str().into(),
+            note: resident.note.as_str().into(),
+            weight_bytes: resident.weight_bytes,
+            state_bytes: resident.state_bytes,
+            blocks,
+            sequences,
+            context: resident.context,
+        }
+    }
+}
+
+/// The contract's want, if its value is known.
+pub(super) fn want(want: api::Want) -> Option<Want> {
+    match want {
+        api::Want::NONE => Some(Want::None),
+        api::Want::LAST => Some(Want::Last),
+        api::Want::ALL => Some(Want::All),
+        _ => None,
+    }
+}
+
+/// An adapter from the host, once its lengths agree with its shapes.
+pub(super) fn adapter_in(adapter: &api::AdapterData) -> Result<AdapterData, Error> {
+    let pairs = adapter.pairs.iter().map(|pair| {
+        let (rank, inputs, outputs) = (pair.rank as usize, pair.inputs as usize, pair.outputs as usize);
+        if rank.checked_mul(inputs) != Some(pair.a.len()) || rank.checked_mul(outputs) != Some(pair.b.len()) {
+            let shapes = format!("A has {} values, B {}", pair.a.len(), pair.b.len());
+            return Err(Error::invalid(format!(
+                "adapter pair '{}': {shapes}; rank {rank} over {inputs} inputs and {outputs} outputs needs others",
+                pair.target
+            )));
+        }
+        let (a, b) = (pair.a.to_vec(), pair.b.to_vec());
+        Ok(LowRankPair { target: pair.target.to_string(), rank, inputs, outputs, scale: pair.scale, a, b })
+    });
+    Ok(AdapterData {
+        base: adapter.base.to_string(),
+        fingerprint: adapter.fingerprint.to_string(),
+        pairs: pairs.collect::<Result<_, _>>()?,
+    })
+}
+
+/// An adapter to the host.
+pub(super) fn adapter_out(adapter: AdapterData) -> Result<api::AdapterData, Error> {
+    let narrow = |value: usize, pair: &str| {
+        u32::try_from(value).map_err(|_| Error::invalid(format!("adapter pair '{pair}': {value} exceeds 32 bits")))
+    };
+    let pairs = adapter.pairs.into_iter().map(|pair| {
+        Ok(api::LowRankPair {
+            rank: narrow(pair.rank, &pair.target)?,
+            inputs: narrow(pair.inputs, &pair.target)?,
+            outputs: narrow(pair.outputs, &pair.target)?,
+            target: pair.target.into(),
+            scale: pair.scale,
+            a: pair.a.into(),
+            b: pair.b.into(),
+        })
+    });
+    Ok(api::AdapterData {
+        base: adapter.base.into(),
+        fingerprint: adapter.fingerprint.into(),
+        pairs: pairs.collect::<Result<RVec<_>, Error>>()?,
+    })
+}
+
+/// A list of names as it crosses.
+pub(super) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> RVec<RString> {
+    names.into_iter().map(RString::from).collect()
+}
+
+/// An optional token as it crosses.
+pub(super) fn option<T>(value: Option<T>) -> ROption<T> {
+    value.into()
+}

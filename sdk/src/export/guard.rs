@@ -1,0 +1,41 @@
+//! No panic crosses: it becomes an error with the panic's message.
+
+use pensieve_plugin_api::{PluginError, abi_stable::std_types::RResult};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use crate::{Code, Error, Result};
+
+/// Runs an author's code. Unwind safety: what the code was changing may be half done afterwards; it is the author's
+/// own state, and the contract says which of it the host still uses.
+pub(super) fn guard<T>(what: &str, code: impl FnOnce() -> Result<T>) -> RResult<T, PluginError> {
+    match catch_unwind(AssertUnwindSafe(code)) {
+        Ok(result) => result.map_err(Into::into).into(),
+        Err(panic) => {
+            let message = format!("{what} panicked: {}", message_of(&*panic));
+            discard(panic);
+            let error = Error::new(Code::Panicked, message).help("this is a defect of the plugin; tell its author");
+            RResult::RErr(error.into())
+        }
+    }
+}
+
+/// Drops an author's value; a panic while doing so has nowhere to go.
+pub(super) fn discard<T>(value: T) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        // A panic's payload may itself panic when dropped.
+        std::mem::forget(panic);
+    }
+}
+
+fn message_of(panic: &(dyn Any + Send)) -> &str {
+    if let Some(message) = panic.downcast_ref::<&str>() {
+        message
+    } else if let Some(message) = panic.downcast_ref::<String>() {
+        message
+    } else {
+        "no message"
+    }
+}

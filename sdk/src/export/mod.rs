@@ -1,0 +1,122 @@
+//! The glue between the SDK's plain traits and the contract: the `export!` macro and what it calls.
+//!
+//! Everything that enters a plugin passes here, so that two promises hold without an author's help: a panic becomes an
+//! error that carries its message, and a batch that breaks the contract never reaches the author's code. This is the
+//! only part of the SDK, beside `Services`, that names abi_stable's types.
+
+mod check;
+mod convert;
+mod guard;
+mod model;
+mod providers;
+
+pub(crate) use model::export_model;
+
+use pensieve_plugin_api::{
+    self as api,
+    abi_stable::{
+        library::{RootModuleError, RootModuleResult},
+        std_types::{RBoxError, RErr, ROk, ROption, RResult, RStr},
+    },
+};
+use std::sync::OnceLock;
+
+use crate::Plugin;
+use guard::guard;
+
+/// Exports a [`Plugin`] from this library. Once per library; its `Cargo.toml` says `crate-type = ["cdylib"]`.
+///
+/// ```
+/// # use pensieve_sdk::{Plugin, Result, sampler::*};
+/// struct Greedy;
+///
+/// impl Sampler for Greedy {
+///     fn name(&self) -> &'static str {
+///         "always_best"
+///     }
+///     fn create(&self, _parameters: &str, _vocabulary: u32, _seed: u64) -> Result<Box<dyn Stage>> {
+///         Ok(Box::new(Greedy))
+///     }
+/// }
+///
+/// impl Stage for Greedy {
+///     fn sample(&mut self, candidates: &mut Candidates<'_>, _: History<'_>) -> Result<Option<u32>> {
+///         let best = (0..candidates.len()).max_by(|&a, &b| candidates.logits()[a].total_cmp(&candidates.logits()[b]));
+///         Ok(best.map(|index| candidates.ids()[index]))
+///     }
+/// }
+///
+/// pensieve_sdk::export!(Plugin::new("always-best", "picks the most likely token").sampler(Greedy));
+/// ```
+#[macro_export]
+macro_rules! export {
+    ($plugin:expr) => {
+        const _: () = {
+            fn plugin() -> $crate::Plugin {
+                $plugin
+            }
+
+            extern "C" fn constructor() -> $crate::export::expansion::RootModuleResult {
+                $crate::export::expansion::construct(plugin, env!("CARGO_PKG_VERSION"))
+            }
+
+            #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
+            #[used]
+            static HEADER: $crate::export::expansion::LibHeader = $crate::export::expansion::header(constructor);
+        };
+    };
+}
+
+/// What the expansion of `export!` names; not for authors.
+#[doc(hidden)]
+pub mod expansion {
+    pub use super::construct;
+    pub use pensieve_plugin_api::{
+        abi_stable::library::{LibHeader, RootModuleResult},
+        header,
+    };
+}
+
+static EXPORTED: OnceLock<(Plugin, &'static str)> = OnceLock::new();
+
+/// Builds the root module out of the author's plugin.
+pub fn construct(plugin: fn() -> Plugin, version: &'static str) -> RootModuleResult {
+    match guard("plugin construction", || Ok((plugin(), version))) {
+        ROk(plugin) => {
+            EXPORTED.get_or_init(|| plugin);
+            api::PluginModule { manifest, architecture, sampler, adapter_format, extension }.export()
+        }
+        RErr(error) => RErr(RootModuleError::Returned(RBoxError::new(error))),
+    }
+}
+
+extern "C" fn manifest() -> api::Manifest {
+    // The host holds a module only if `construct` has succeeded; an empty manifest is the answer to anything else.
+    providers::manifest(EXPORTED.get())
+}
+
+extern "C" fn architecture(index: u32) -> RResult<api::ArchitectureBox, api::PluginError> {
+    providers::architecture(EXPORTED.get(), index)
+}
+
+extern "C" fn sampler(index: u32) -> RResult<api::SamplerBox, api::PluginError> {
+    providers::sampler(EXPORTED.get(), index)
+}
+
+extern "C" fn adapter_format(index: u32) -> RResult<api::AdapterBox, api::PluginError> {
+    providers::adapter_format(EXPORTED.get(), index)
+}
+
+extern "C" fn extension(_id: RStr<'_>) -> ROption<api::Extension> {
+    ROption::RNone
+}
+
+#[cfg(test)]
+mod tests {
+    use pensieve_plugin_api::abi_stable::library::ROOT_MODULE_LOADER_NAME;
+
+    #[test]
+    fn exports_under_the_name_that_a_host_looks_for() {
+        assert!(include_str!("mod.rs").contains(&format!("export_name = \"{ROOT_MODULE_LOADER_NAME}\"")));
+    }
+}

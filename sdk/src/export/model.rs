@@ -1,0 +1,173 @@
+//! A model as the contract's object.
+
+use pensieve_plugin_api::{
+    self as api, PluginError,
+    abi_stable::{
+        sabi_trait::TD_Opaque,
+        sabi_types::RMut,
+        std_types::{ROption, RResult, RSlice, RSliceMut, RStr, RVec},
+    },
+    ext::{
+        kv_transfer::{self, KvTransfer},
+        sequence_state::{self, SequenceState},
+    },
+};
+use std::collections::HashSet;
+
+use super::{
+    check::BatchCheck,
+    convert,
+    guard::{discard, guard},
+};
+use crate::{Capacity, Error, Model, Result};
+
+/// Wraps a model for the host.
+pub(crate) fn export_model(mut model: Box<dyn Model>) -> api::ModelBox {
+    let transfers_kv = model.kv_transfer().is_some();
+    let copies_sequences = model.sequence_state().is_some();
+    let check = BatchCheck::new(&model.resident());
+    let exported =
+        ExportedModel { model: Some(model), check, adapters: HashSet::new(), transfers_kv, copies_sequences };
+    api::Model_TO::from_value(exported, TD_Opaque)
+}
+
+struct ExportedModel {
+    /// Only empty while it is dropped.
+    model: Option<Box<dyn Model>>,
+    check: BatchCheck,
+    adapters: HashSet<u32>,
+    transfers_kv: bool,
+    copies_sequences: bool,
+}
+
+impl ExportedModel {
+    fn model(&mut self) -> Result<&mut dyn Model> {
+        match &mut self.model {
+            Some(model) => Ok(&mut **model),
+            None => Err(Error::invalid("the model has been dropped")),
+        }
+    }
+}
+
+impl api::Model for ExportedModel {
+    fn resident(&self) -> api::Resident {
+        let answer = guard("resident", || match &self.model {
+            Some(model) => Ok(api::Resident::from(&model.resident())),
+            None => Err(Error::invalid("the model has been dropped")),
+        });
+        answer.unwrap_or_else(|error| api::Resident {
+            device: "unknown".into(),
+            note: error.to_string().into(),
+            weight_bytes: 0,
+            state_bytes: 0,
+            blocks: 0,
+            sequences: 0,
+            context: 0,
+        })
+    }
+
+    fn forward(&mut self, batch: &api::Batch<'_>, mut logits: RSliceMut<'_, f32>) -> RResult<(), PluginError> {
+        guard("forward", || {
+            let batch = self.check.check(batch, &self.adapters, logits.len())?;
+            self.model()?.forward(&batch, logits.as_mut_slice())
+        })
+    }
+
+    fn attach(&mut self, adapter: &api::AdapterData) -> RResult<u32, PluginError> {
+        guard("attach", || {
+            let adapter = convert::adapter_in(adapter)?;
+            let id = self.model()?.attach(&adapter)?;
+            self.adapters.insert(id);
+            Ok(id)
+        })
+    }
+
+    fn detach(&mut self, adapter: u32) -> RResult<(), PluginError> {
+        guard("detach", || {
+            if !self.adapters.remove(&adapter) {
+                return Err(Error::not_found(format!("no adapter {adapter} is attached")));
+            }
+            self.model()?.detach(adapter)
+        })
+    }
+
+    fn release(&mut self, sequence: u64) {
+        // There is nobody to tell: the host has forgotten the sequence already.
+        let _ = guard("release", || {
+            self.model()?.release(sequence);
+            Ok(())
+        });
+    }
+
+    fn extension(&self, id: RStr<'_>) -> ROption<api::Extension> {
+        match id.as_str() {
+            kv_transfer::ID if self.transfers_kv => ROption::RSome(api::Extension::offer(&KV_TRANSFER)),
+            sequence_state::ID if self.copies_sequences => ROption::RSome(api::Extension::offer(&SEQUENCE_STATE)),
+            _ => ROption::RNone,
+        }
+    }
+}
+
+impl Drop for ExportedModel {
+    fn drop(&mut self) {
+        discard(self.model.take());
+    }
+}
+
+static KV_TRANSFER: KvTransfer = KvTransfer { block_bytes, export, import };
+static SEQUENCE_STATE: SequenceState = SequenceState { fork, snapshot, restore };
+
+/// The object behind a table's first argument.
+fn exported(model: RMut<'_, ()>) -> &mut ExportedModel {
+    // SAFETY: the tables of this file are offered by `ExportedModel::extension` alone, and the contract has the host pass
+    // the object that offered them, exclusively, for the duration of the call.
+    unsafe { &mut *model.into_raw().cast::<ExportedModel>() }
+}
+
+/// The model's ability to transfer block `block` as `len` bytes.
+fn transferring(model: RMut<'_, ()>, block: u32, len: usize) -> Result<&mut dyn crate::KvTransfer> {
+    let exported = exported(model);
+    if let Capacity::Blocks { blocks, .. } = exported.check.capacity()
+        && block >= blocks
+    {
+        return Err(Error::invalid(format!("block {block} is out of range: the model has {blocks}")));
+    }
+    let Some(ability) = exported.model()?.kv_transfer() else {
+        return Err(Error::unsupported("this model transfers no blocks"));
+    };
+    if ability.block_bytes() != len {
+        return Err(Error::invalid(format!("a block has {} bytes, not {len}", ability.block_bytes())));
+    }
+    Ok(ability)
+}
+
+fn copying(model: RMut<'_, ()>) -> Result<&mut dyn crate::SequenceState> {
+    exported(model).model()?.sequence_state().ok_or_else(|| Error::unsupported("this model copies no sequences"))
+}
+
+extern "C" fn block_bytes(model: RMut<'_, ()>) -> u64 {
+    let answer = guard("block_bytes", || {
+        Ok(exported(model).model()?.kv_transfer().map_or(0, |ability| ability.block_bytes() as u64))
+    });
+    answer.unwrap_or(0)
+}
+
+extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError> {
+    guard("export", || transferring(model, block, bytes.len())?.export(block, bytes.as_mut_slice()))
+}
+
+extern "C" fn import(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
+    guard("import", || transferring(model, block, bytes.len())?.import(block, bytes.as_slice()))
+}
+
+extern "C" fn fork(model: RMut<'_, ()>, from: u64, to: u64) -> RResult<(), PluginError> {
+    guard("fork", || copying(model)?.fork(from, to))
+}
+
+extern "C" fn snapshot(model: RMut<'_, ()>, sequence: u64) -> RResult<RVec<u8>, PluginError> {
+    guard("snapshot", || copying(model)?.snapshot(sequence).map(RVec::from))
+}
+
+extern "C" fn restore(model: RMut<'_, ()>, sequence: u64, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
+    guard("restore", || copying(model)?.restore(sequence, bytes.as_slice()))
+}

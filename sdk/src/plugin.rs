@@ -1,0 +1,57 @@
+//! What a plugin consists of; `export!` turns it into the library's one exported symbol.
+
+use crate::{AdapterFormat, Architecture, sampler::Sampler};
+
+/// A plugin under construction: its id, and the providers in it.
+///
+/// ```
+/// # use pensieve_sdk::{Plugin, Result, sampler::*};
+/// # struct First;
+/// # impl Sampler for First {
+/// #     fn name(&self) -> &'static str { "first" }
+/// #     fn create(&self, _: &str, _: u32, _: u64) -> Result<Box<dyn Stage>> { unimplemented!() }
+/// # }
+/// let plugin = Plugin::new("first", "picks the first candidate").sampler(First);
+/// ```
+pub struct Plugin {
+    pub(crate) id: &'static str,
+    pub(crate) description: &'static str,
+    pub(crate) architectures: Vec<Box<dyn Architecture>>,
+    pub(crate) samplers: Vec<Box<dyn Sampler>>,
+    pub(crate) adapter_formats: Vec<Box<dyn AdapterFormat>>,
+}
+
+impl Plugin {
+    /// A plugin without providers. The id is short and unique among installed plugins.
+    pub fn new(id: &'static str, description: &'static str) -> Self {
+        Self { id, description, architectures: Vec::new(), samplers: Vec::new(), adapter_formats: Vec::new() }
+    }
+
+    /// Adds a model family.
+    #[must_use]
+    pub fn architecture(mut self, architecture: impl Architecture) -> Self {
+        self.architectures.push(Box::new(architecture));
+        self
+    }
+
+    /// Adds a sampler.
+    #[must_use]
+    pub fn sampler(mut self, sampler: impl Sampler) -> Self {
+        self.samplers.push(Box::new(sampler));
+        self
+    }
+
+    /// Adds several samplers.
+    #[must_use]
+    pub fn samplers(mut self, samplers: impl IntoIterator<Item = Box<dyn Sampler>>) -> Self {
+        self.samplers.extend(samplers);
+        self
+    }
+
+    /// Adds an adapter format.
+    #[must_use]
+    pub fn adapter_format(mut self, format: impl AdapterFormat) -> Self {
+        self.adapter_formats.push(Box::new(format));
+        self
+    }
+}
