@@ -17,7 +17,7 @@ use candle_core::{D, DType, Device, Module, Tensor};
 use std::{borrow::Cow, env, sync::Arc};
 
 use super::{
-    cpu::{self, Pool},
+    cpu::{self, Activation, Pool},
     device::Chosen,
     view::{View, tensor},
 };
@@ -56,30 +56,15 @@ impl Matrix {
     }
 }
 
-/// An activation function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// With the error function.
-    Gelu,
-    /// With the tanh approximation.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-}
-
-impl Activation {
-    /// By the name that `hidden_act` has in a config.
-    pub fn named(name: &str) -> Result<Self> {
-        match name {
-            "silu" | "swish" => Ok(Self::Silu),
-            "gelu" => Ok(Self::Gelu),
-            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Self::GeluTanh),
-            "relu" => Ok(Self::Relu),
-            _ => Err(Error::unsupported(format!("activation '{name}' is unknown"))
-                .help("known are silu, gelu, gelu_new, gelu_pytorch_tanh and relu")),
-        }
+/// The activation that a config calls `name` in its `hidden_act`.
+pub fn activation(name: &str) -> Result<Activation> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "relu" => Ok(Activation::Relu),
+        _ => Err(Error::unsupported(format!("activation '{name}' is unknown"))
+            .help("known are silu, gelu, gelu_new, gelu_pytorch_tanh and relu")),
     }
 }
 
@@ -130,7 +115,7 @@ impl Ops {
     /// Which kernels run, for a person.
     pub fn note(&self) -> String {
         match &self.pool {
-            Some(pool) => format!("{} kernels on {} threads", cpu::level(), pool.threads()),
+            Some(pool) => format!("{} kernels on {} threads", pool.level().name(), pool.threads()),
             None if self.fused == Fused::default() => "generic kernels".into(),
             None => format!("candle's kernels ({:?})", self.fused),
         }
@@ -257,7 +242,7 @@ impl Ops {
         if let Some(pool) = &self.pool {
             let (rows, width) = x.dims2()?;
             let mut out = vec![0.0; rows * width];
-            cpu::layer_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, &View::of(bias)?, eps, &mut out);
+            cpu::layer_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, Some(&View::of(bias)?), eps, &mut out);
             return tensor(out, (rows, width));
         }
         if self.fused.layer_norm {
@@ -305,6 +290,11 @@ impl Ops {
     /// An activation function.
     pub fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(x, 2)?;
+        if let Some(pool) = &self.pool {
+            let mut out = View::of(x)?.to_vec();
+            cpu::activate(pool, kind, &mut out);
+            return tensor(out, x.dims2()?);
+        }
         Ok(match kind {
             Activation::Silu => x.silu()?,
             Activation::Gelu => x.gelu_erf()?,
@@ -317,9 +307,9 @@ impl Ops {
     pub fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(gate, 2)?;
         self.check(up, 2)?;
-        if let (Some(pool), Activation::Silu) = (&self.pool, kind) {
+        if let Some(pool) = &self.pool {
             let mut out = vec![0.0; gate.elem_count()];
-            cpu::silu_mul(pool, &View::of(gate)?, &View::of(up)?, &mut out);
+            cpu::activate_mul(pool, kind, &View::of(gate)?, &View::of(up)?, &mut out);
             return tensor(out, gate.dims2()?);
         }
         Ok((self.activate(gate, kind)? * up)?)
