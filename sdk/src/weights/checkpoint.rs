@@ -1,4 +1,7 @@
 //! A model on disk, as a plugin sees it: what it is, how it is configured, and its tensors.
+//!
+//! This is the one place that knows both formats. Opening reads headers and small files only, so that a model can be
+//! described, and declined, without paying for its weights.
 
 use std::path::{Path, PathBuf};
 

@@ -54,7 +54,7 @@ impl Config {
         let number = value.as_u64().filter(|number| limit.holds(*number as f64));
         match number.and_then(|number| usize::try_from(number).ok()) {
             Some(number) => Ok(Some(number)),
-            None => Err(limit.broken(key, value, "an integer")),
+            None => Err(limit.broken(key, value, "an unsigned integer")),
         }
     }
 
@@ -195,7 +195,7 @@ const LIMITS: &[Limit] = &[
 impl Limit {
     fn of(key: &str) -> Self {
         let known = LIMITS.iter().find(|limit| limit.key == key);
-        known.map_or(limit("", -1e15, 1e15), |known| limit(known.key, known.min, known.max))
+        known.map_or(limit("", f64::MIN, f64::MAX), |known| limit(known.key, known.min, known.max))
     }
 
     fn holds(&self, number: f64) -> bool {
@@ -203,6 +203,9 @@ impl Limit {
     }
 
     fn broken(&self, key: &str, value: &Value, what: &str) -> Error {
+        if self.key.is_empty() {
+            return is_not(key, value, what);
+        }
         is_not(key, value, &format!("{what} from {} to {}", self.min, self.max))
     }
 }

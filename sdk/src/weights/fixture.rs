@@ -1,4 +1,7 @@
-//! Writes small model files for tests, wrong ones included: nothing here checks what it is told to write.
+//! Writes small model files for tests, wrong ones included.
+//!
+//! Real writers refuse to write what a reader must refuse to read, so tests need one that does as it is told. It knows
+//! the formats by itself, and so disagrees with the readers where these misread.
 
 use super::{Bytes, Dtype};
 

@@ -9,7 +9,11 @@ use serde_json::{Map, Value, json};
 use super::rope::magnitude;
 use crate::{
     Error, Result,
-    weights::{Weights, gguf::Metadata, quote},
+    weights::{
+        Weights,
+        gguf::{self, Metadata},
+        quote,
+    },
 };
 
 const LIST_LEN_MAX: usize = 4096;
@@ -123,7 +127,7 @@ impl Source<'_> {
     /// An integer, or a list where the layers differ.
     fn integers(&self, key: &str) -> Result<Option<Value>> {
         let key = self.key(key);
-        let Some(len) = self.metadata.get(&key).and_then(|value| value.len()) else {
+        let Some(len) = self.metadata.get(&key).and_then(gguf::Value::len) else {
             return Ok(self.metadata.u64(&key)?.map(|number| json!(number)));
         };
         if len > LIST_LEN_MAX {
@@ -147,7 +151,7 @@ impl Source<'_> {
     }
 
     fn vocabulary(&self) -> Option<usize> {
-        let tokens = self.metadata.get("tokenizer.ggml.tokens").and_then(|tokens| tokens.len());
+        let tokens = self.metadata.get("tokenizer.ggml.tokens").and_then(gguf::Value::len);
         tokens.or_else(|| self.weights.find("model.embed_tokens.weight")?.shape.first().copied())
     }
 

@@ -56,7 +56,7 @@ fn open(file: &Gguf) -> Result<Config> {
 #[test]
 fn getters_tell_absent_from_wrong() {
     let config = config(json!({ "hidden_size": 64, "head_dim": null, "rms_norm_eps": 1e-5, "hidden_act": "silu",
-        "attention_bias": true, "layers": [1, 2] }))
+        "attention_bias": true, "offset": -2, "layers": [1, 2] }))
     .unwrap();
     assert_eq!(config.usize("hidden_size").unwrap(), 64);
     assert_eq!(config.find_usize("head_dim").unwrap(), None);
@@ -68,9 +68,10 @@ fn getters_tell_absent_from_wrong() {
     assert_eq!(config.str_or("hidden_act", "gelu").unwrap(), "silu");
     let error = config.usize("vocab_size").unwrap_err();
     assert_eq!((error.code, error.message.as_str()), (Code::NotFound, "the configuration has no 'vocab_size'"));
-    let message =
-        "the configuration's 'hidden_act' is 'silu', not an integer from -1000000000000000 to 1000000000000000";
+    let message = "the configuration's 'hidden_act' is 'silu', not an unsigned integer";
     refused(config.usize("hidden_act"), message);
+    refused(config.usize("offset"), "the configuration's 'offset' is -2, not an unsigned integer");
+    assert_eq!(config.f64("offset").unwrap(), -2.0);
     refused(config.bool_or("hidden_size", true), "the configuration's 'hidden_size' is 64, not true or false");
     refused(config.str("layers"), "the configuration's 'layers' is a list of 2, not a string");
 }
@@ -372,7 +373,7 @@ fn gguf_longrope_comes_from_its_tensors() {
 fn gguf_lists_are_one_number_where_all_layers_agree() {
     let of = |values: &[i32]| open(&llama().i32s("llama.attention.head_count_kv", values)).unwrap();
     assert_eq!(of(&[2, 2]).usize("num_key_value_heads").unwrap(), 2);
-    let message = "the configuration's 'num_key_value_heads' is a list of 2, not an integer from 1 to 4096";
+    let message = "the configuration's 'num_key_value_heads' is a list of 2, not an unsigned integer from 1 to 4096";
     refused(of(&[2, 4]).usize("num_key_value_heads"), message);
 }
 

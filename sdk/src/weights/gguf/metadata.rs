@@ -159,6 +159,7 @@ impl Value {
     }
 
     /// The number of items of an array; `None` for a single value.
+    #[allow(clippy::len_without_is_empty, reason = "most values are no arrays, and an empty one is nothing special")]
     pub fn len(&self) -> Option<usize> {
         self.len
     }
