@@ -19,7 +19,7 @@ use std::{borrow::Cow, env, sync::Arc};
 use super::{
     cpu::{self, Activation, Pool},
     device::Chosen,
-    view::{View, tensor},
+    view::{tensor, view},
 };
 use crate::{
     Error, Result,
@@ -181,7 +181,7 @@ impl Ops {
             Form::InPlace(raw) => {
                 let mut out = vec![0.0; rows * weight.outputs];
                 let matrix = cpu_matrix(raw, weight);
-                cpu::matmul(self.cpu()?, &matrix, &View::of(x)?, rows, &mut out);
+                cpu::matmul(self.cpu()?, &matrix, &view(x)?, rows, &mut out);
                 tensor(out, (rows, weight.outputs))
             }
             Form::Dense(w) => Ok(x.to_dtype(w.dtype())?.matmul(&w.t()?)?.to_dtype(DType::F32)?),
@@ -226,7 +226,7 @@ impl Ops {
         if let Some(pool) = &self.pool {
             let (rows, width) = x.dims2()?;
             let mut out = vec![0.0; rows * width];
-            cpu::rms_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, eps, &mut out);
+            cpu::rms_norm(pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
             return tensor(out, (rows, width));
         }
         if self.fused.rms_norm {
@@ -242,7 +242,7 @@ impl Ops {
         if let Some(pool) = &self.pool {
             let (rows, width) = x.dims2()?;
             let mut out = vec![0.0; rows * width];
-            cpu::layer_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, Some(&View::of(bias)?), eps, &mut out);
+            cpu::layer_norm(pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
             return tensor(out, (rows, width));
         }
         if self.fused.layer_norm {
@@ -267,8 +267,8 @@ impl Ops {
         let (tokens, width) = x.dims2()?;
         let (heads, half) = (width / head_dim, cos.dim(1)?);
         if let Some(pool) = &self.pool {
-            let mut out = View::of(x)?.to_vec();
-            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, style, &View::of(cos)?, &View::of(sin)?);
+            let mut out = view(x)?.to_vec();
+            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, style, &view(cos)?, &view(sin)?);
             return tensor(out, (tokens, width));
         }
         let x = x.reshape((tokens, heads, head_dim))?;
@@ -291,7 +291,7 @@ impl Ops {
     pub fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(x, 2)?;
         if let Some(pool) = &self.pool {
-            let mut out = View::of(x)?.to_vec();
+            let mut out = view(x)?.to_vec();
             cpu::activate(pool, kind, &mut out);
             return tensor(out, x.dims2()?);
         }
@@ -309,7 +309,7 @@ impl Ops {
         self.check(up, 2)?;
         if let Some(pool) = &self.pool {
             let mut out = vec![0.0; gate.elem_count()];
-            cpu::activate_mul(pool, kind, &View::of(gate)?, &View::of(up)?, &mut out);
+            cpu::activate_mul(pool, kind, &view(gate)?, &view(up)?, &mut out);
             return tensor(out, gate.dims2()?);
         }
         Ok((self.activate(gate, kind)? * up)?)

@@ -91,7 +91,7 @@ impl Options {
             Some("f32") => Ok(KvType::F32),
             Some(other) => Err(Error::invalid(format!("option kv is '{other}'")).help("it is f16 or f32")),
             None => {
-                let mut matrices = checkpoint.weights().tensors().filter(|tensor| tensor.shape.len() == 2);
+                let mut matrices = checkpoint.weights().iter().filter(|tensor| tensor.shape.len() == 2);
                 Ok(if matrices.all(|tensor| tensor.dtype == Dtype::F32) { KvType::F32 } else { KvType::F16 })
             }
         }
@@ -203,7 +203,7 @@ fn resident(chosen: &Chosen, ops: &Ops, shape: Shape, context: usize, weight_byt
 
 fn facts(checkpoint: &Checkpoint) -> String {
     let (mut parameters, mut formats) = (0u64, Vec::new());
-    for tensor in checkpoint.weights().tensors() {
+    for tensor in checkpoint.weights().iter() {
         parameters = parameters.saturating_add(tensor.shape.iter().map(|&n| n as u64).product());
         if !formats.contains(&tensor.dtype.name()) {
             formats.push(tensor.dtype.name());
