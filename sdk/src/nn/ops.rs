@@ -10,7 +10,8 @@
 //! - a mask is added, never selected by.
 //!
 //! For each fused op there is the plain formula beside it. On a GPU the two are compared once when a model loads, and an op that
-//! differs is dropped; `PENSIEVE_KERNELS=generic` uses formulas only, on every device.
+//! differs is dropped; `PENSIEVE_KERNELS=generic` uses formulas only, on every device, so that every machine
+//! tests them.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{D, DType, Device, Module, Tensor};
@@ -60,16 +61,40 @@ impl Matrix {
 pub fn activation(name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
-        "gelu" => Ok(Activation::Gelu),
+        "gelu" => Ok(Activation::GeluErf),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
-        "relu" => Ok(Activation::Relu),
         _ => Err(Error::unsupported(format!("activation '{name}' is unknown"))
-            .help("known are silu, gelu, gelu_new, gelu_pytorch_tanh and relu")),
+            .help("known are silu, gelu, gelu_new and gelu_pytorch_tanh")),
+    }
+}
+
+/// Which implementation computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// The fastest that gives right results.
+    Auto,
+    /// Plain formulas of stock candle ops.
+    Generic,
+}
+
+impl Kernels {
+    /// What the environment's `PENSIEVE_KERNELS` forces, or else what was asked for.
+    pub fn choose(asked: Option<&str>) -> Result<Self> {
+        let forced = env::var("PENSIEVE_KERNELS").ok().filter(|name| !name.is_empty());
+        let (name, place) = match (&forced, asked) {
+            (Some(name), _) => (name.as_str(), "PENSIEVE_KERNELS"),
+            (None, asked) => (asked.unwrap_or("auto"), "option kernels"),
+        };
+        match name {
+            "auto" => Ok(Self::Auto),
+            "generic" => Ok(Self::Generic),
+            _ => Err(Error::invalid(format!("{place} is '{name}'")).help("it is 'auto' or 'generic'")),
+        }
     }
 }
 
 /// The computations of one model on its device.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Ops {
     device: Device,
     /// The CPU kernels, unless formulas were asked for.
@@ -88,17 +113,12 @@ struct Fused {
 
 impl Ops {
     /// The computations for a device, on `threads` CPU threads (0: all cores).
-    pub fn new(chosen: &Chosen, threads: usize) -> Result<Self> {
-        let device = chosen.device.clone();
-        let generic = Self { device, pool: None, fused: Fused::default() };
-        match env::var("PENSIEVE_KERNELS").as_deref() {
-            Ok("generic") => Ok(generic),
-            Ok("" | "auto") | Err(_) if generic.device.is_cpu() => {
-                Ok(Self { pool: Some(Arc::new(Pool::new(threads))), ..generic })
-            }
-            Ok("" | "auto") | Err(_) => Ok(Self { fused: generic.probe(), ..generic }),
-            Ok(other) => Err(Error::invalid(format!("PENSIEVE_KERNELS is '{other}'"))
-                .help("it is 'auto' (the default) or 'generic', which computes by plain formulas")),
+    pub fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Self {
+        let generic = Self { device: chosen.device.clone(), pool: None, fused: Fused::default() };
+        match kernels {
+            Kernels::Generic => generic,
+            Kernels::Auto if generic.device.is_cpu() => Self { pool: Some(Arc::new(Pool::new(threads))), ..generic },
+            Kernels::Auto => Self { fused: generic.probe(), ..generic },
         }
     }
 
@@ -268,7 +288,7 @@ impl Ops {
         let (heads, half) = (width / head_dim, cos.dim(1)?);
         if let Some(pool) = &self.pool {
             let mut out = view(x)?.to_vec();
-            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, style, &view(cos)?, &view(sin)?);
+            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, cpu_style(style), &view(cos)?, &view(sin)?);
             return tensor(out, (tokens, width));
         }
         let x = x.reshape((tokens, heads, head_dim))?;
@@ -297,9 +317,8 @@ impl Ops {
         }
         Ok(match kind {
             Activation::Silu => x.silu()?,
-            Activation::Gelu => x.gelu_erf()?,
+            Activation::GeluErf => x.gelu_erf()?,
             Activation::GeluTanh => x.gelu()?,
-            Activation::Relu => x.relu()?,
         })
     }
 
@@ -392,6 +411,13 @@ fn rotate_by_formula(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -
             Tensor::cat(&[first.reshape(shape)?, second.reshape(shape)?], 2)?.reshape((tokens, heads, width))?
         }
     })
+}
+
+fn cpu_style(style: RopeStyle) -> cpu::RopeStyle {
+    match style {
+        RopeStyle::NeoX => cpu::RopeStyle::NeoX,
+        RopeStyle::Interleaved => cpu::RopeStyle::Interleaved,
+    }
 }
 
 fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> cpu::Matrix<'a> {
