@@ -1,0 +1,34 @@
+//! Opens checkpoints, whatever their format.
+//!
+//! A plugin sees one set of weights under the names that Hugging Face gives them, whether they come from GGUF or from
+//! safetensors, and one configuration in the same terms. Files are mapped, not read: opening costs the header, and a
+//! tensor is a range of the map in the file's own storage format. Files are untrusted, so each number in a header is
+//! checked before it is used, and what is wrong with a file is said in terms of that file.
+
+mod bytes;
+mod dtype;
+#[cfg(test)]
+pub(crate) mod fixture;
+pub mod gguf;
+
+pub use self::{bytes::Bytes, dtype::Dtype};
+use crate::{Error, Result};
+
+/// A tensor as it lies in its file.
+#[derive(Clone, Debug)]
+pub struct RawTensor {
+    pub name: String,
+    pub dtype: Dtype,
+    /// The row length last: `[out, in]` for a linear layer.
+    pub shape: Vec<usize>,
+    /// Exactly as many bytes as shape and type ask for, at no particular alignment.
+    pub data: Bytes,
+}
+
+/// A name out of a file, shortened and escaped so that it can stand in a message.
+pub(crate) fn quote(name: &str) -> String {
+    const SHOWN_MAX: usize = 96;
+    let shown: String = name.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect();
+    let rest = if name.chars().nth(SHOWN_MAX).is_some() { "…" } else { "" };
+    format!("'{shown}{rest}'")
+}
