@@ -10,8 +10,9 @@ mod dtype;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod gguf;
+mod tokenizer;
 
-pub use self::{bytes::Bytes, dtype::Dtype};
+pub use self::{bytes::Bytes, dtype::Dtype, tokenizer::Tokenizer};
 use crate::{Error, Result};
 
 /// A tensor as it lies in its file.
