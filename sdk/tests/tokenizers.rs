@@ -2,6 +2,8 @@
 //!
 //! `tests/reference/tokenizer_ids.py` wrote the files and the expectations; see there for where each reference is from.
 
+#![allow(clippy::unwrap_used)] // Nothing here is untrusted.
+
 use std::path::PathBuf;
 
 use pensieve_sdk::weights::Tokenizer;

@@ -340,6 +340,7 @@ def sentence_pieces(name, *, prefix=True, control=(), user=(), added=(), rstrip=
         converter = ScoreConverter(slow)
         converter.user = {piece.replace("▁", " ") for piece in user}
         for piece in converter.proto.pieces:
+            piece.type = USER_DEFINED if piece.piece in plain else piece.type
             piece.piece = piece.piece.replace("▁", " ") if piece.type == USER_DEFINED else piece.piece
         tokenizer = converter.converted()
     named = ["<unk>", "<s>", "</s>", *added]

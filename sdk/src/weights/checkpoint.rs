@@ -76,13 +76,14 @@ impl Checkpoint {
         self.metadata.as_ref()
     }
 
-    /// The tokenizer, with the chat template and the special tokens.
+    /// The tokenizer: of a folder its own, of a GGUF file the one that its metadata describes.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
-        let read = match &self.metadata {
-            Some(metadata) => Tokenizer::from_gguf(&self.path, metadata),
+        match &self.metadata {
+            Some(metadata) => {
+                Tokenizer::from_gguf(&self.path, metadata).map_err(|error| error.context(self.path.display()))
+            }
             None => Tokenizer::from_folder(&self.path),
-        };
-        read.map_err(|error| error.context(self.path.display()))
+        }
     }
 
     /// What caches know the checkpoint by, in hexadecimal: its headers, sizes and configuration, and samples of every

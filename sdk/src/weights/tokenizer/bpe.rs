@@ -85,14 +85,17 @@ fn merges<'a>(lines: &[&'a str], vocabulary: &Vocabulary) -> Result<Vec<(&'a str
         })?;
         product.clear();
         product.extend([left, right]);
-        if let Some(missing) = [left, right, product.as_str()].into_iter().find(|token| !ids.contains_key(token)) {
-            return Err(Error::corrupt(format!(
-                "merge {number} ({}) needs the token {}, which is not in the vocabulary",
-                quote(line),
-                quote(missing)
-            )));
-        }
-        if seen.insert((left, right)) {
+        let id = |token: &str| {
+            ids.get(token).copied().ok_or_else(|| {
+                let (line, token) = (quote(line), quote(token));
+                Error::corrupt(format!(
+                    "merge {number} ({line}) needs the token {token}, which is not in the vocabulary"
+                ))
+            })
+        };
+        let pair = (id(left)?, id(right)?);
+        id(&product)?;
+        if seen.insert(pair) {
             merges.push((left, right));
         }
     }

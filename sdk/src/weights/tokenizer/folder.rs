@@ -4,19 +4,22 @@
 //! five more files, each of which may be missing and some of which repeat each other; later transformers move things from
 //! one to the next. What the tokenizer's own files say goes before what the model's say.
 
-use std::{fs::File, io::Read, path::Path};
+use std::path::Path;
 
 use serde_json::Value;
 
 use super::{
     Tokenizer, document,
     model_file::ModelFile,
-    outline::{Outline, Place},
+    outline::{Outline, Place, rewritten},
     sentencepiece,
     special::{checked_template, turn_ends, unique},
     vocabulary::{Kind, Vocabulary},
 };
-use crate::{Error, Result, weights::quote};
+use crate::{
+    Code, Error, Result,
+    weights::{json, quote},
+};
 
 const FILE_BYTES_MAX: u64 = 64 << 20;
 const ADDED_MAX: u32 = 1 << 20;
@@ -82,7 +85,11 @@ impl Settings {
         tokenizer.add_bos = self.flag("add_bos_token").unwrap_or(found.0) && tokenizer.bos.is_some();
         tokenizer.add_eos = self.flag("add_eos_token").unwrap_or(found.1) && !tokenizer.eos.is_empty();
         let agrees = found == (tokenizer.add_bos, tokenizer.add_eos);
-        tokenizer.json = if agrees { json } else { with_post_processor(&json, &tokenizer, &outline)? };
+        let processor = || document::post_processor(&tokenizer, |id| outline.text(id).map(str::to_owned));
+        tokenizer.json = match (!agrees).then(processor) {
+            None if !outline.resizes() => json,
+            processor => rewritten(&json, processor)?,
+        };
         Ok(tokenizer)
     }
 
@@ -186,17 +193,6 @@ impl Settings {
     }
 }
 
-/// Replaces the post-processor where the settings say otherwise, which is what transformers does when it loads the file.
-fn with_post_processor(json: &str, tokenizer: &Tokenizer, outline: &Outline) -> Result<String> {
-    let mut document: Value =
-        serde_json::from_str(json).map_err(|error| Error::corrupt(format!("is not a tokenizer.json: {error}")))?;
-    let processor = document::post_processor(tokenizer, |id| outline.text(id).map(str::to_owned));
-    if let Some(document) = document.as_object_mut() {
-        document.insert("post_processor".to_owned(), processor);
-    }
-    Ok(document.to_string())
-}
-
 /// The template in a settings file: a string, or a list of named ones of which `default` or the only one counts.
 fn template(settings: &Value) -> Option<&str> {
     let value = settings.get("chat_template")?;
@@ -212,16 +208,8 @@ fn read_json(path: &Path) -> Result<Value> {
 }
 
 fn read_bytes(path: &Path) -> Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::from(error).context(path.display())),
-    };
-    let mut bytes = vec![];
-    let read = file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes);
-    read.map_err(|error| Error::from(error).context(path.display()))?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(Error::corrupt(format!("{}: has more than {FILE_BYTES_MAX} bytes", path.display())));
+    match json::read(path, FILE_BYTES_MAX) {
+        Err(error) if error.code == Code::NotFound => Ok(None),
+        read => read.map(Some),
     }
-    Ok(Some(bytes))
 }

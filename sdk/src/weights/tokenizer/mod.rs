@@ -103,7 +103,7 @@ impl Tokenizer {
         let outline = outline::Outline::read(&json)?;
         self.add_bos = outline.adds(self.bos, outline::Place::Front);
         self.add_eos = outline.adds(self.eos.first().copied(), outline::Place::Back);
-        self.json = json;
+        self.json = if outline.resizes() { outline::rewritten(&json, None)? } else { json };
         Ok(self)
     }
 }

@@ -1,12 +1,14 @@
 //! What has to be known of a `tokenizer.json` that is passed on as it is.
 //!
 //! The file is the model's own and stays the authority. Only its tokens are read, to translate texts to ids and to see
-//! whether it is for this vocabulary at all, and its post-processor, which decides what is put around a text.
+//! whether it is for this vocabulary at all, and its post-processor, which decides what is put around a text. Two things
+//! are changed, as transformers does when it loads such a file: truncation and padding are never wanted here, and the
+//! settings beside the file may ask for another treatment of BOS and EOS.
 
 use std::collections::HashMap;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
@@ -17,6 +19,10 @@ pub(super) struct Outline {
     added_tokens: Vec<Added>,
     #[serde(default)]
     post_processor: Value,
+    #[serde(default)]
+    truncation: Value,
+    #[serde(default)]
+    padding: Value,
     model: Model,
 }
 
@@ -86,10 +92,27 @@ impl Outline {
         added.or_else(|| self.tokens().find(|(_, known)| *known == id).map(|(text, _)| text))
     }
 
+    /// Whether encoding would cut a long text or fill up a short one, as the file was left by whoever trained with it.
+    pub(super) fn resizes(&self) -> bool {
+        !self.truncation.is_null() || !self.padding.is_null()
+    }
+
     /// Whether the post-processor puts this token at this end of a text.
     pub(super) fn adds(&self, id: Option<u32>, place: Place) -> bool {
         id.is_some_and(|id| adds(&self.post_processor, id, place))
     }
+}
+
+/// The file without truncation and padding, and with another post-processor if there is one; the rest is as it was.
+pub(super) fn rewritten(json: &str, post_processor: Option<Value>) -> Result<String> {
+    let mut document: Map<String, Value> =
+        serde_json::from_str(json).map_err(|error| Error::corrupt(format!("is not a tokenizer.json: {error}")))?;
+    document.insert("truncation".to_owned(), Value::Null);
+    document.insert("padding".to_owned(), Value::Null);
+    if let Some(post_processor) = post_processor {
+        document.insert("post_processor".to_owned(), post_processor);
+    }
+    Ok(Value::Object(document).to_string())
 }
 
 fn adds(processor: &Value, id: u32, place: Place) -> bool {
