@@ -5,9 +5,13 @@ mod architecture;
 mod error;
 #[doc(hidden)]
 pub mod export;
+#[cfg(feature = "nn")]
+pub mod nn;
 mod plugin;
 pub mod sampler;
 mod services;
+#[cfg(feature = "weights")]
+pub mod weights;
 
 pub use adapter::{AdapterData, AdapterFormat, LowRankPair};
 pub use architecture::{

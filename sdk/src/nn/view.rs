@@ -1,0 +1,54 @@
+//! CPU tensors as slices, for our own kernels: they read candle's storage where it lies and hand their results back.
+
+use candle_core::{CpuStorage, Device, Shape, Storage, Tensor};
+use std::ops::{Deref, Range};
+
+use crate::{Error, Result};
+
+/// The values of a dense `f32` tensor in the CPU's memory.
+pub(super) fn view(tensor: &Tensor) -> Result<impl Deref<Target = [f32]>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
+    };
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) if end <= values.len() => Ok(View { storage, range: start..end }),
+        _ => Err(Error::invalid(format!("a tensor of type {:?} is not f32 in the CPU's memory", tensor.dtype()))),
+    }
+}
+
+/// A part of a storage that stays locked while it is read.
+struct View<S> {
+    storage: S,
+    range: Range<usize>,
+}
+
+impl<S: Deref<Target = Storage>> Deref for View<S> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::F32(values)) => &values[self.range.clone()],
+            // `view` made sure of the kind, and nothing changes a tensor's storage into another kind.
+            _ => &[],
+        }
+    }
+}
+
+/// A tensor out of a kernel's result.
+pub(super) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor> {
+    Ok(Tensor::from_vec(values, shape.into(), &Device::Cpu)?)
+}
+
+/// Copies a dense tensor's values into a slice of their number, from whatever device.
+pub(super) fn copy_to(tensor: &Tensor, out: &mut [f32]) -> Result<()> {
+    if tensor.elem_count() != out.len() {
+        return Err(Error::invalid(format!("{} values do not fill {} places", tensor.elem_count(), out.len())));
+    }
+    if tensor.device().is_cpu() {
+        out.copy_from_slice(&view(tensor)?);
+    } else {
+        out.copy_from_slice(&tensor.to_vec1::<f32>()?);
+    }
+    Ok(())
+}
