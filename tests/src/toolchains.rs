@@ -1,0 +1,27 @@
+//! Plugins that another compiler built: the contract is what both sides agree on, not the compiler.
+
+use pensieve::plugin::LoadedPlugin;
+use std::path::Path;
+
+use crate::{
+    artifacts::{plugin, plugin_by_other_toolchain},
+    checkpoints,
+    driver::{Driver, Options},
+};
+
+#[test]
+fn a_plugin_of_another_toolchain_generates_the_same_tokens() {
+    let Some(other) = plugin_by_other_toolchain("bigram") else { return };
+    let own = plugin("bigram");
+    let toolchain = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
+    // Both builds are in this process now; each answers for itself, so neither sees the other's symbols.
+    assert_ne!(toolchain(&own), toolchain(&other), "the other toolchain is the same one");
+    assert_ne!(toolchain(&other), toolchain(&own));
+
+    let folder = checkpoints::bigram(61, 512);
+    let generate = |path: &Path| {
+        let mut driver = Driver::load(path, folder.path(), &Options::default()).unwrap();
+        (driver.logits(&[3, 1, 4, 1, 5]).unwrap(), driver.generate(&[3, 1, 4, 1, 5], 64).unwrap())
+    };
+    assert_eq!(generate(&own), generate(&other));
+}
