@@ -8,6 +8,8 @@ pub mod export;
 mod plugin;
 pub mod sampler;
 mod services;
+#[cfg(feature = "weights")]
+pub mod weights;
 
 pub use adapter::{AdapterData, AdapterFormat, LowRankPair};
 pub use architecture::{

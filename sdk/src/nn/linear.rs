@@ -1,0 +1,59 @@
+//! Linear layers and embeddings, dense or quantized, with adapters on top where a sequence asks for one.
+//!
+//! A model file names its layers and applies them; that a checkpoint stores one in 4 bits, or that a sequence of the batch
+//! runs with a fine-tune, is settled here.
+
+use candle_core::Tensor;
+use std::sync::Arc;
+
+use super::{Loader, Step, loader::LayerId, ops::Matrix};
+use crate::{Error, Result};
+
+/// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: Arc<Matrix>,
+    bias: Option<Tensor>,
+    id: LayerId,
+}
+
+impl Linear {
+    pub(super) fn new(weight: Arc<Matrix>, bias: Option<Tensor>, id: LayerId) -> Self {
+        Self { weight, bias, id }
+    }
+
+    /// Applies the layer to each row of `x`, of shape `[rows, inputs]`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let mut out = step.ops().linear(x, &self.weight)?;
+        if let Some(bias) = &self.bias {
+            out = out.broadcast_add(bias)?;
+        }
+        step.adapt(self.id, x, out)
+    }
+}
+
+/// A table of vectors, one for each token.
+#[derive(Clone, Debug)]
+pub struct Embedding {
+    weight: Arc<Matrix>,
+    name: String,
+}
+
+impl Embedding {
+    pub(super) fn new(weight: Arc<Matrix>, name: String) -> Self {
+        Self { weight, name }
+    }
+
+    /// The vectors of the step's tokens, of shape `[tokens, width]`.
+    pub fn forward(&self, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().embed(&self.weight, step.tokens())
+    }
+
+    /// The output layer that shares this table, as in models with tied embeddings.
+    pub fn tied(&self, loader: &Loader<'_>) -> Result<Linear> {
+        if self.weight.inputs() == 0 {
+            return Err(Error::corrupt(format!("tensor '{}' is empty", self.name)));
+        }
+        Ok(Linear::new(self.weight.clone(), None, loader.register(&self.name, &self.weight)))
+    }
+}

@@ -1,0 +1,55 @@
+//! The two feed-forward blocks that decoders use.
+
+use candle_core::Tensor;
+
+use super::{Activation, Linear, Loader, Step};
+use crate::Result;
+
+/// `down(act(gate(x)) · up(x))` (arXiv 2002.05202).
+#[derive(Clone, Debug)]
+pub struct GatedMlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    act: Activation,
+}
+
+impl GatedMlp {
+    /// Loads `gate_proj`, `up_proj` and `down_proj`, with biases where the checkpoint has them.
+    pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
+        Ok(Self {
+            gate_proj: loader.linear("gate_proj", width, inner)?,
+            up_proj: loader.linear("up_proj", width, inner)?,
+            down_proj: loader.linear("down_proj", inner, width)?,
+            act,
+        })
+    }
+
+    /// Applies the block to each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let gate = self.gate_proj.forward(x, step)?;
+        let up = self.up_proj.forward(x, step)?;
+        self.down_proj.forward(&step.ops().gate(&gate, &up, self.act)?, step)
+    }
+}
+
+/// `fc2(act(fc1(x)))`.
+#[derive(Clone, Debug)]
+pub struct Mlp {
+    fc1: Linear,
+    fc2: Linear,
+    act: Activation,
+}
+
+impl Mlp {
+    /// Loads `fc1` and `fc2`, with biases where the checkpoint has them.
+    pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
+        Ok(Self { fc1: loader.linear("fc1", width, inner)?, fc2: loader.linear("fc2", inner, width)?, act })
+    }
+
+    /// Applies the block to each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let inner = step.ops().activate(&self.fc1.forward(x, step)?, self.act)?;
+        self.fc2.forward(&inner, step)
+    }
+}

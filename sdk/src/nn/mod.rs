@@ -1,0 +1,36 @@
+//! What models are made of: layers that batch many sequences, page their memory and take adapters without the model
+//! file's help, on every device that candle has.
+//!
+//! A model file holds its layers, loads them through a [`Loader`], and applies them to a [`Step`]; [`Paged`] turns that
+//! [`Decoder`] into an architecture. Each idea stands once: `ops` is the only file that chooses between our CPU kernels
+//! and candle, `kv` the only one that knows where a token's keys lie, `adapters` the only one that knows of LoRA.
+
+mod adapters;
+mod attention;
+mod cpu;
+pub mod device;
+mod kv;
+mod linear;
+mod loader;
+mod mlp;
+mod norm;
+mod ops;
+mod paged;
+mod rope;
+mod step;
+mod view;
+
+pub use attention::Attention;
+pub use cpu::Activation;
+pub use candle_core::{self as candle, Tensor};
+pub use kv::{BLOCK_TOKENS, KvShape, KvType};
+pub use linear::{Embedding, Linear};
+pub use loader::Loader;
+pub use mlp::{GatedMlp, Mlp};
+pub use norm::{LayerNorm, RmsNorm};
+pub use ops::{Ops, activation};
+pub use paged::{Decoder, Paged, Shape};
+pub use rope::{Angles, Rope};
+pub use step::Step;
+
+use kv::KvCache;

@@ -1,0 +1,54 @@
+//! Norms over the width of an activation.
+
+use candle_core::Tensor;
+
+use super::{Loader, Step};
+use crate::Result;
+
+/// Root-mean-square norm (arXiv 1910.07467).
+#[derive(Clone, Debug)]
+pub struct RmsNorm {
+    weight: Tensor,
+    eps: f32,
+}
+
+impl RmsNorm {
+    /// Loads `name.weight`, of `width` values.
+    pub fn load(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self { weight: loader.at(name).vector("weight", width)?, eps: eps as f32 })
+    }
+
+    /// Normalises each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().rms_norm(x, &self.weight, self.eps)
+    }
+
+    /// Normalises each head of `x`, of shape `[tokens, heads · width]`, as models with norms on queries and keys do.
+    pub fn forward_heads(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let (tokens, all) = x.dims2()?;
+        let width = self.weight.dim(0)?;
+        let heads = x.reshape((tokens * (all / width), width))?;
+        Ok(step.ops().rms_norm(&heads, &self.weight, self.eps)?.reshape((tokens, all))?)
+    }
+}
+
+/// Layer norm with a bias (arXiv 1607.06450).
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f32,
+}
+
+impl LayerNorm {
+    /// Loads `name.weight` and `name.bias`, of `width` values each.
+    pub fn load(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<Self> {
+        let loader = loader.at(name);
+        Ok(Self { weight: loader.vector("weight", width)?, bias: loader.vector("bias", width)?, eps: eps as f32 })
+    }
+
+    /// Normalises each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        step.ops().layer_norm(x, &self.weight, &self.bias, self.eps)
+    }
+}

@@ -1,0 +1,262 @@
+//! Makes an [`Architecture`] out of a [`Decoder`]: the one place that turns a checkpoint into a card, a budget into blocks
+//! and a batch into rows of logits.
+
+use candle_core::{DType, Tensor};
+use serde::Deserialize;
+use std::marker::PhantomData;
+
+use super::{
+    BLOCK_TOKENS, KvCache, KvShape, KvType, Loader, Ops, Step,
+    adapters::Adapters,
+    device::{self, Chosen},
+    loader::{Registry, Shared},
+};
+use crate::{
+    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Resident, Result, Services,
+    Source, StateKind,
+    weights::{Checkpoint, Dtype},
+};
+
+/// A decoder-only language model: what an author writes.
+pub trait Decoder: Sized + Send + 'static {
+    /// The architecture's name.
+    const NAME: &'static str;
+    /// Values of `general.architecture` in the GGUF files that it claims.
+    const GGUF: &'static [&'static str];
+    /// Values of `architectures` in the `config.json` files that it claims.
+    const CLASSES: &'static [&'static str];
+
+    /// What the model reads from a configuration.
+    type Config;
+
+    /// Reads the configuration. [`Error::declined`] leaves the checkpoint to another architecture.
+    fn config(checkpoint: &Checkpoint) -> Result<Self::Config>;
+
+    /// The sizes that memory is planned by.
+    fn shape(config: &Self::Config) -> Shape;
+
+    /// Loads the layers.
+    fn load(loader: &Loader<'_>, config: &Self::Config) -> Result<Self>;
+
+    /// What the layers make of the step's tokens: `[tokens, width]`.
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor>;
+
+    /// The logits of those rows of `hidden` that are wanted: `[rows, vocabulary]`.
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor>;
+}
+
+/// The sizes of a decoder.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// The length of a row of logits.
+    pub vocabulary: usize,
+    /// The longest sequence that the checkpoint was made for.
+    pub context: usize,
+    /// The widest activation of a token, such as an MLP's inner width.
+    pub widest: usize,
+    /// Keys and values.
+    pub kv: KvShape,
+}
+
+/// The architecture of a [`Decoder`].
+pub struct Paged<D>(PhantomData<fn() -> D>);
+
+impl<D: Decoder> Paged<D> {
+    /// The architecture, to be put into a plugin.
+    pub fn architecture() -> Self {
+        Self(PhantomData)
+    }
+}
+
+/// What a user may set under the model's `options`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Options {
+    /// `f16` or `f32`; without it, `f32` for checkpoints in `f32` and `f16` for all others.
+    kv: Option<String>,
+}
+
+impl Options {
+    fn read(source: &Source) -> Result<Self> {
+        if source.options.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_json::from_str(&source.options)
+            .map_err(|error| Error::invalid(format!("the model's options: {error}")).help("known is 'kv': f16 or f32"))
+    }
+
+    fn kv(&self, checkpoint: &Checkpoint) -> Result<KvType> {
+        match self.kv.as_deref() {
+            Some("f16") => Ok(KvType::F16),
+            Some("f32") => Ok(KvType::F32),
+            Some(other) => Err(Error::invalid(format!("option kv is '{other}'")).help("it is f16 or f32")),
+            None => {
+                let mut matrices = checkpoint.weights().tensors().filter(|tensor| tensor.shape.len() == 2);
+                Ok(if matrices.all(|tensor| tensor.dtype == Dtype::F32) { KvType::F32 } else { KvType::F16 })
+            }
+        }
+    }
+}
+
+/// What `describe` and `load` both find out first.
+struct Opened<D: Decoder> {
+    checkpoint: Checkpoint,
+    config: D::Config,
+    shape: Shape,
+    kv: KvType,
+    block_bytes: usize,
+}
+
+impl<D: Decoder> Opened<D> {
+    fn open(source: &Source) -> Result<Self> {
+        let options = Options::read(source)?;
+        let checkpoint = Checkpoint::open(&source.path)?;
+        let config = D::config(&checkpoint)?;
+        let shape = D::shape(&config);
+        let kv = options.kv(&checkpoint)?;
+        let block_bytes = shape.kv.block_bytes(kv).filter(|&bytes| bytes > 0);
+        let block_bytes = block_bytes.ok_or_else(|| Error::corrupt("the model's heads have no size"))?;
+        Ok(Self { checkpoint, config, shape, kv, block_bytes })
+    }
+}
+
+impl<D: Decoder> Architecture for Paged<D> {
+    fn name(&self) -> &'static str {
+        D::NAME
+    }
+
+    fn gguf(&self) -> &'static [&'static str] {
+        D::GGUF
+    }
+
+    fn classes(&self) -> &'static [&'static str] {
+        D::CLASSES
+    }
+
+    fn describe(&self, source: &Source) -> Result<Card> {
+        let opened = Opened::<D>::open(source)?;
+        let (checkpoint, shape) = (&opened.checkpoint, opened.shape);
+        let tokenizer = checkpoint.tokenizer()?;
+        let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        Ok(Card {
+            architecture: D::NAME.into(),
+            vocabulary: narrow(shape.vocabulary),
+            context: narrow(shape.context),
+            state: StateKind::Paged { tokens: BLOCK_TOKENS as u32, bytes: opened.block_bytes as u64 },
+            token_bytes: 4 * (shape.vocabulary + 4 * shape.widest) as u64,
+            weight_bytes: checkpoint.weights().bytes(),
+            tokenizer: tokenizer.json,
+            chat_template: tokenizer.chat_template,
+            bos: tokenizer.bos,
+            add_bos: tokenizer.add_bos,
+            eos: tokenizer.eos,
+            formats: String::new(),
+            facts: facts(checkpoint),
+            fingerprint: checkpoint.fingerprint()?,
+        })
+    }
+
+    fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>> {
+        let opened = Opened::<D>::open(&request.source)?;
+        let chosen = device::choose(&request.device)?;
+        let ops = Ops::new(&chosen, request.threads as usize)?;
+        let (shape, asked) = (opened.shape, request.context as usize);
+        let context = if asked == 0 { shape.context } else { asked.min(shape.context) };
+        let shared = Shared::new(&opened.checkpoint, services, &ops, context);
+        let decoder = D::load(&shared.root(), &opened.config)?;
+        let registry = shared.into_registry();
+        let blocks = blocks_within(request.state_bytes, opened.block_bytes)?;
+        let kv = KvCache::new(shape.kv, opened.kv, blocks, &ops)?;
+        let weight_bytes = opened.checkpoint.weights().bytes();
+        Ok(Box::new(PagedModel {
+            decoder,
+            resident: resident(&chosen, &ops, shape, context, weight_bytes, &kv),
+            ops,
+            kv,
+            registry,
+            adapters: Adapters::default(),
+        }))
+    }
+}
+
+fn blocks_within(budget: u64, block_bytes: usize) -> Result<usize> {
+    let blocks = budget / block_bytes as u64;
+    if blocks == 0 {
+        let message = format!("a KV budget of {budget} bytes has no room for one block of {block_bytes}");
+        return Err(Error::out_of_memory(message).help("raise kv_budget"));
+    }
+    // Slots are numbered in 32 bits.
+    Ok(blocks.min(u64::from(u32::MAX) / BLOCK_TOKENS as u64) as usize)
+}
+
+fn resident(chosen: &Chosen, ops: &Ops, shape: Shape, context: usize, weight_bytes: u64, kv: &KvCache) -> Resident {
+    Resident {
+        device: chosen.name.clone(),
+        note: format!("{}; {}", chosen.note, ops.note()),
+        weight_bytes,
+        state_bytes: (kv.block_bytes() * kv.blocks()) as u64,
+        vocabulary: shape.vocabulary as u32,
+        context: context as u32,
+        capacity: Capacity::Blocks { blocks: kv.blocks() as u32, tokens: BLOCK_TOKENS as u32 },
+    }
+}
+
+fn facts(checkpoint: &Checkpoint) -> String {
+    let (mut parameters, mut formats) = (0u64, Vec::new());
+    for tensor in checkpoint.weights().tensors() {
+        parameters = parameters.saturating_add(tensor.shape.iter().map(|&n| n as u64).product());
+        if !formats.contains(&tensor.dtype.name()) {
+            formats.push(tensor.dtype.name());
+        }
+    }
+    serde_json::json!({ "parameters": parameters, "formats": formats }).to_string()
+}
+
+/// A loaded decoder with its memory.
+struct PagedModel<D> {
+    decoder: D,
+    resident: Resident,
+    ops: Ops,
+    kv: KvCache,
+    registry: Registry,
+    adapters: Adapters,
+}
+
+impl<D: Decoder> Model for PagedModel<D> {
+    fn resident(&self) -> Resident {
+        self.resident.clone()
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
+        let wanted = batch.wanted();
+        let mut step = Step::new(&self.ops, batch, &mut self.kv, &self.adapters);
+        let hidden = self.decoder.hidden(&mut step)?;
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let hidden = step.wanted(&hidden, &wanted)?;
+        let rows = self.decoder.logits(&hidden, &step)?;
+        let expected = (wanted.len(), self.resident.vocabulary as usize);
+        if rows.dims() != [expected.0, expected.1] {
+            return Err(Error::invalid(format!("the model made logits of {:?}, not {expected:?}", rows.dims())));
+        }
+        let values = rows.to_dtype(DType::F32)?.flatten_all()?;
+        super::view::copy_to(&values, logits)
+    }
+
+    fn release(&mut self, _sequence: u64) {
+        // Sequences live in the host's block tables alone.
+    }
+
+    fn attach(&mut self, adapter: &AdapterData) -> Result<u32> {
+        self.adapters.attach(adapter, &self.registry, &self.ops)
+    }
+
+    fn detach(&mut self, adapter: u32) -> Result<()> {
+        self.adapters.detach(adapter)
+    }
+
+    fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
+        Some(&mut self.kv)
+    }
+}

@@ -1,0 +1,83 @@
+//! What one forward pass knows besides the activations: the batch, the KV cache, the adapters.
+//!
+//! Layers take a `Step` along with their input, so that a model file is the mathematics of its layers and nothing else.
+
+use candle_core::Tensor;
+use std::{cell::RefCell, collections::HashMap};
+
+use super::{
+    KvCache,
+    adapters::{AdaptedRows, Adapters},
+    loader::LayerId,
+    ops::Ops,
+};
+use crate::{Batch, Result};
+
+/// One forward pass over a batch.
+pub struct Step<'a> {
+    ops: &'a Ops,
+    batch: &'a Batch<'a>,
+    pub(super) kv: &'a mut KvCache,
+    adapters: &'a Adapters,
+    adapted: Vec<AdaptedRows>,
+    pub(super) prepared: RefCell<Prepared>,
+}
+
+/// Index tensors of the generic attention that all layers of a step share.
+#[derive(Default)]
+pub(super) struct Prepared {
+    /// For each span, the slots of its tokens, oldest first.
+    pub(super) slots: HashMap<usize, Tensor>,
+    /// For each span and window, what its tokens may not see.
+    pub(super) masks: HashMap<(usize, Option<usize>), Tensor>,
+    /// Where the new tokens' keys and values go.
+    pub(super) targets: Option<Tensor>,
+}
+
+impl<'a> Step<'a> {
+    pub(super) fn new(ops: &'a Ops, batch: &'a Batch<'a>, kv: &'a mut KvCache, adapters: &'a Adapters) -> Self {
+        let adapted = batch.spans.iter().filter(|span| span.adapter != 0 && span.adapter_scale != 0.0);
+        let adapted = adapted.map(|span| AdaptedRows {
+            rows: span.start..span.start + span.len,
+            adapter: span.adapter,
+            scale: span.adapter_scale,
+        });
+        let adapted = adapted.collect();
+        Self { ops, batch, kv, adapters, adapted, prepared: RefCell::default() }
+    }
+
+    /// The computations on the model's device.
+    pub fn ops(&self) -> &'a Ops {
+        self.ops
+    }
+
+    /// The batch.
+    pub fn batch(&self) -> &'a Batch<'a> {
+        self.batch
+    }
+
+    /// The new tokens.
+    pub fn tokens(&self) -> &'a [u32] {
+        self.batch.tokens
+    }
+
+    /// Their positions.
+    pub fn positions(&self) -> &'a [u32] {
+        self.batch.positions
+    }
+
+    /// The rows of `x` whose logits are wanted. What follows works on them alone.
+    pub(super) fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+        let place = |row: usize| rows.partition_point(|&wanted| (wanted as usize) < row);
+        for group in &mut self.adapted {
+            group.rows = place(group.rows.start)..place(group.rows.end);
+        }
+        self.adapted.retain(|group| !group.rows.is_empty());
+        if rows.len() == x.dim(0)? { Ok(x.clone()) } else { self.ops.select_rows(x, rows) }
+    }
+
+    /// A layer's output with the adapters' changes.
+    pub(super) fn adapt(&self, layer: LayerId, x: &Tensor, out: Tensor) -> Result<Tensor> {
+        if self.adapted.is_empty() { Ok(out) } else { self.adapters.apply(layer, x, out, &self.adapted) }
+    }
+}

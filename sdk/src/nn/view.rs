@@ -1,0 +1,56 @@
+//! CPU tensors as slices, for our own kernels: they read candle's storage where it lies and hand their results back.
+
+use candle_core::{CpuStorage, Device, Shape, Storage, Tensor};
+use std::{ops::Deref, sync::RwLockReadGuard};
+
+use crate::{Error, Result};
+
+/// The values of a dense `f32` tensor in the CPU's memory.
+pub(super) struct View<'a> {
+    storage: RwLockReadGuard<'a, Storage>,
+    start: usize,
+    len: usize,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn of(tensor: &'a Tensor) -> Result<Self> {
+        let (storage, layout) = tensor.storage_and_layout();
+        let Some((start, end)) = layout.contiguous_offsets() else {
+            return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
+        };
+        match &*storage {
+            Storage::Cpu(CpuStorage::F32(values)) if end <= values.len() => Ok(Self { storage, start, len: end - start }),
+            _ => Err(Error::invalid(format!("a tensor of type {:?} is not f32 in the CPU's memory", tensor.dtype()))),
+        }
+    }
+}
+
+impl Deref for View<'_> {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match &*self.storage {
+            Storage::Cpu(CpuStorage::F32(values)) => &values[self.start..self.start + self.len],
+            // `of` made sure of the kind, and nothing changes a tensor's storage into another kind.
+            _ => &[],
+        }
+    }
+}
+
+/// A tensor out of a kernel's result.
+pub(super) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor> {
+    Ok(Tensor::from_vec(values, shape.into(), &Device::Cpu)?)
+}
+
+/// Copies a dense tensor's values into a slice of their number, from whatever device.
+pub(super) fn copy_to(tensor: &Tensor, out: &mut [f32]) -> Result<()> {
+    if tensor.elem_count() != out.len() {
+        return Err(Error::invalid(format!("{} values do not fill {} places", tensor.elem_count(), out.len())));
+    }
+    if tensor.device().is_cpu() {
+        out.copy_from_slice(&View::of(tensor)?);
+    } else {
+        out.copy_from_slice(&tensor.to_vec1::<f32>()?);
+    }
+    Ok(())
+}

@@ -1,0 +1,292 @@
+"""Makes one fixture: a tiny random checkpoint, the same as GGUF, and the numbers that transformers gets from it.
+
+A reference is only as good as its power to catch a mistake. Weights are drawn so that attention is far from uniform,
+logits spread over several units and epsilon matters, and every fixture is refused here if a known mistake, or a tenth
+more of any one tensor, would move its logits by less than 0.01. f32 results are compared with a float64 decoder of our
+own, and so is what each GGUF file says when it is read back. Model families share all of this; a family's script is
+its table of variants.
+"""
+
+import json
+import shutil
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
+
+import forward
+import gguf_file
+from byte_tokenizer import BOS, EOS, EOT, Vocabulary
+from random_blocks import random_blocks
+
+POSITIONS = 72
+PROMPT = 8
+CONTINUATION = 16
+F32_ERROR_MAX = 2e-5  # Room for another processor: where the fixtures were made, all stay below 1e-5.
+SENSITIVITY_MIN = 1e-2
+GREEDY_MARGIN_MIN = 2e-2
+_STREAM_STD = 0.03  # Small, so that the epsilon of a norm matters.
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the variants of one architecture have in common."""
+
+    name: str
+    config_class: type
+    gguf_arch: int
+    gguf_permutes_qk: bool
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One fixture. `config` goes to the family's config class as it is."""
+
+    name: str
+    seed: int
+    config: dict
+    gguf: tuple = ()
+    dtype: torch.dtype = torch.float32
+    max_shard_size: str = "1GB"
+    old_config: bool = False  # Write config.json as transformers 4 did: rope_theta, rope_scaling, torch_dtype.
+    omitted: tuple = ()  # Keys that config.json leaves to their defaults.
+    explicit_head_dim: bool = False  # GGUF says attention.key_length.
+    blocks: dict = field(default_factory=dict)  # Tensor suffix to block format: GGUF only, out of random blocks.
+
+
+def make_all(family, variants, root, only=None):
+    """Makes a family's fixtures, or the one named, and writes what they can catch beside them."""
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    disable_progress_bar()
+    lines = []
+    for variant in variants:
+        if only in (None, variant.name):
+            lines += [variant.name, *("    " + line for line in make(family, variant, root))]
+            print("\n".join(lines[lines.index(variant.name) :]), flush=True)
+    if not lines:
+        raise SystemExit(f"no variant is called {only} (there are: {', '.join(v.name for v in variants)})")
+    if only is None:
+        (root / "report.txt").write_text("\n".join(lines) + "\n")
+
+
+def make(family, variant, root):
+    """Writes the fixture's folder and returns its report, one line per finding."""
+    folder = root / variant.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(variant.seed)
+    config = family.config_class(bos_token_id=BOS, attn_implementation="eager", **variant.config)
+    layout = gguf_file.Layout(family.gguf_arch, config, family.gguf_permutes_qk)
+    weights, encoded = _draw(config, layout, variant, rng)
+    tokens, greedy, margin = _tokens_with_clear_continuation(config, weights, rng)
+    expected = _logits(config, weights, tokens)
+    reference = {"tokens": tokens.astype(np.uint32), "greedy": greedy.astype(np.uint32), "logits": expected}
+
+    vocabulary = Vocabulary.of_size(config.vocab_size)
+    if not variant.blocks:
+        _write_folder(folder, config, weights, variant, vocabulary)
+        _check_folder(folder, tokens, expected)
+    report = [f"logits std {expected.std():.2f}, greedy margin {margin:.3f}, {len(set(greedy.tolist()))} distinct"]
+    for format in variant.gguf:
+        path = folder / f"{format}.gguf"
+        gguf_file.write(path, layout, weights, format, vocabulary, variant.explicit_head_dim, encoded)
+        stored, error, q8_change = _check_gguf(path, layout, config, weights, tokens)
+        line = f"{format}.gguf: read back in float64 within {error:.1e}"
+        if format in ("f32", "mixed"):
+            assert all(np.array_equal(stored[name], weights[name]) for name in weights)
+        else:
+            reference[f"logits_{format}"] = _logits(config, stored, tokens)
+            line += f", its rounding moves the logits by {_distance(reference[f'logits_{format}'], expected):.1e}"
+        if format in ("q8_0", "mixed"):
+            line += f", rounding activations to q8_0 too by {q8_change:.1e} more"
+        report.append(line)
+    report += _check_power(_shape(config), weights, tokens, expected)
+    save_file(reference, folder / "reference.safetensors")
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return report
+
+
+def _draw(config, layout, variant, rng):
+    """Random weights by Hugging Face name, and those of them that are blocks."""
+    with torch.device("meta"):
+        shapes = {name: tuple(p.shape) for name, p in _empty_model(config).named_parameters()}
+    weights, encoded = {}, {}
+    for name, shape in sorted(shapes.items()):
+        std = _std(name, shape, config)
+        kind = next((Type[format] for suffix, format in variant.blocks.items() if name.endswith(suffix)), None)
+        if kind is not None:
+            data = random_blocks(kind, *shape, std, rng)
+            encoded[name] = (data, kind)
+            weights[name] = layout.to_hf(name, dequantize(data, kind))
+        elif "norm" in name:
+            weights[name] = (rng.uniform(0.5, 1.5, shape) * std).astype(np.float32)
+        else:
+            weights[name] = (rng.standard_normal(shape) * std).astype(np.float32)
+        if variant.dtype != torch.float32:
+            weights[name] = torch.from_numpy(weights[name]).to(variant.dtype).float().numpy()
+    return weights, encoded
+
+
+def _std(name, shape, config):
+    into_stream = "o_proj" in name or "down_proj" in name
+    if "embed_tokens" in name:
+        return _STREAM_STD
+    if "norm" in name:
+        tied_head = name == "model.norm.weight" and config.tie_word_embeddings
+        return 1.5 / (_STREAM_STD * config.hidden_size**0.5) if tied_head else 1.0
+    if name.endswith(".bias"):
+        return _STREAM_STD / 2 if into_stream else 0.7
+    gain = 3 * _STREAM_STD if into_stream else 1.5 if "lm_head" in name else 0.9
+    return gain / shape[1] ** 0.5
+
+
+def _empty_model(config):
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _model(config, weights):
+    model = _empty_model(config)
+    state = {name: torch.from_numpy(value) for name, value in weights.items()}
+    if config.tie_word_embeddings:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)
+    return model.eval()
+
+
+@torch.no_grad()
+def _logits(config, weights, tokens):
+    return _model(config, weights)(torch.tensor(tokens)[None], use_cache=False).logits[0].float().numpy()
+
+
+@torch.no_grad()
+def _tokens_with_clear_continuation(config, weights, rng):
+    """Random tokens whose first eight continue greedily without near ties, without an end and with some variety."""
+    model = _model(config, weights)
+    for _ in range(200):
+        tokens = np.concatenate(([BOS], rng.integers(EOT + 1, config.vocab_size, POSITIONS - 1)))
+        sequence, margin = tokens[:PROMPT].tolist(), np.inf
+        for _ in range(CONTINUATION):
+            best = model(torch.tensor([sequence]), use_cache=False).logits[0, -1].topk(2)
+            margin = min(margin, float(best.values[0] - best.values[1]))
+            sequence.append(int(best.indices[0]))
+        greedy = sequence[PROMPT:]
+        if margin >= GREEDY_MARGIN_MIN and len(set(greedy)) >= 6 and not {BOS, EOS, EOT} & set(greedy):
+            return tokens, np.array(greedy), margin
+    raise ValueError("no prompt continues clearly; take another seed")
+
+
+def _write_folder(folder, config, weights, variant, vocabulary):
+    model = _model(config, weights).to(variant.dtype)
+    model.config.dtype = variant.dtype
+    model.save_pretrained(folder, max_shard_size=variant.max_shard_size)
+    path = folder / "config.json"
+    settings = json.loads(path.read_text())
+    if variant.old_config:
+        _make_old(settings)
+    for key in variant.omitted:
+        del settings[key]
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    vocabulary.write(folder)
+
+
+def _make_old(settings):
+    rope = settings.pop("rope_parameters")
+    settings["torch_dtype"] = settings.pop("dtype")
+    settings["rope_theta"] = rope.pop("rope_theta")
+    settings["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if rope["rope_type"] == "linear":
+        rope["type"] = rope.pop("rope_type")
+    del settings["transformers_version"]
+
+
+@torch.no_grad()
+def _check_folder(folder, tokens, expected):
+    """The files alone, config.json included, must give the reference."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    again = model(torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
+    assert np.array_equal(again, expected), f"the folder gives other logits, by {_distance(again, expected):.1e}"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert tokenizer.decode(tokenizer("hi there")["input_ids"], skip_special_tokens=True) == "hi there"
+
+
+def _check_gguf(path, layout, config, weights, tokens):
+    """The stored weights in Hugging Face order; how far transformers is from a float64 decoder that follows the file's
+    own row order and metadata; and how far activations in q8_0, which fast kernels use, move that decoder."""
+    in_file_order, shape = gguf_file.read(path, layout, weights.keys())
+    stored = {name: layout.to_hf(name, value) for name, value in in_file_order.items()}
+    exact = forward.logits(in_file_order, shape, tokens)
+    error = _distance(exact, _logits(config, stored, tokens))
+    assert error <= F32_ERROR_MAX, f"{path.name} read back differs by {error:.1e}"
+    return stored, error, _distance(forward.logits(in_file_order, replace(shape, q8_inputs=True), tokens), exact)
+
+
+def _shape(config):
+    return forward.Shape(
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+        theta=config.rope_parameters["rope_theta"],
+        rope=dict(config.rope_parameters),
+    )
+
+
+def _check_power(shape, weights, tokens, expected):
+    """How far f32 is from the truth, and how far each mistake would be."""
+    error = _distance(forward.logits(weights, shape, tokens), expected)
+    assert error <= F32_ERROR_MAX, f"f32 is {error:.1e} from float64"
+    report = [f"f32 is within {error:.1e} of float64"]
+    found = {
+        mistake: _distance(forward.logits(wrong_weights, wrong, tokens), expected)
+        for mistake, wrong, wrong_weights in _mistakes(shape, weights)
+    }
+    each = {
+        name: _distance(forward.logits(weights | {name: value * 1.1}, shape, tokens), expected)
+        for name, value in weights.items()
+    }
+    weakest = min(each, key=each.get)
+    found[f"a tenth more of the least felt tensor ({weakest})"] = each[weakest]
+    for mistake, change in found.items():
+        assert change > SENSITIVITY_MIN, f"{mistake} would move the logits by only {change:.1e}"
+        report.append(f"{mistake}: {change:.2g}")
+    return report
+
+
+def _mistakes(shape, weights):
+    rope = shape.rope
+    yield "rope turns neighbours instead of halves", replace(shape, interleaved=True), weights
+    other = 10_000.0 if shape.theta != 10_000.0 else 500_000.0
+    yield f"rope theta {other:g}", replace(shape, theta=other), weights
+    other = 1e-5 if shape.eps != 1e-5 else 1e-6
+    yield f"norm epsilon {other:g}", replace(shape, eps=other), weights
+    if 1 < shape.kv_heads < shape.heads:
+        yield "kv heads tiled instead of repeated", replace(shape, kv_tiled=True), weights
+    width = len(weights["model.norm.weight"])
+    if shape.head_dim * shape.heads != width:
+        yield "attention scale of width/heads", replace(shape, attention_scale=(width / shape.heads) ** -0.5), weights
+    if rope["rope_type"] != "default":
+        yield "no rope scaling", replace(shape, rope={}), weights
+    if rope["rope_type"] == "llama3":
+        for name, bound in (("low", "low_freq_factor"), ("high", "high_freq_factor")):
+            edge = rope["high_freq_factor" if name == "low" else "low_freq_factor"]
+            no_band = rope | {bound: edge + (-1e-9 if name == "low" else 1e-9)}
+            yield f"no middle band, {name} bound moved", replace(shape, rope=no_band), weights
+    if rope["rope_type"] == "yarn":
+        yield "yarn without its amplitude", replace(shape, rope=rope | {"amplitude": 1.0}), weights
+        yield "linear instead of yarn", replace(shape, rope=rope | {"rope_type": "linear"}), weights
+    for part in sorted({name.split(".")[-2] for name in weights if name.endswith(".bias")}):
+        kept = {name: value for name, value in weights.items() if not name.endswith(f".{part}.bias")}
+        yield f"no bias of {part}", shape, kept
+
+
+def _distance(a, b):
+    return float(np.abs(a - b).max())
