@@ -8,6 +8,8 @@ pub mod export;
 mod plugin;
 pub mod sampler;
 mod services;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "weights")]
 pub mod weights;
 

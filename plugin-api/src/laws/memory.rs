@@ -2,8 +2,8 @@
 //! and, for per-sequence models, the count of tokens seen.
 
 use super::{
-    report::{broken, skipped},
-    rig::{Draft, Finding, Known, Pace, Rig, Sequence},
+    report::{Outcome, broken, skipped},
+    rig::{Feed, Finding, Known, Pace, Rig},
 };
 use crate::{
     ErrorCode, PluginError, Want,
@@ -14,28 +14,31 @@ use crate::{
 /// An exported block or a snapshot beyond this is taken for a mistake.
 const BYTES_MAX: u64 = 1 << 32;
 
+/// Two sequences whose blocks alternate and descend, one of them in the last block that there is.
 pub(super) fn shuffled(rig: &mut Rig<'_>) -> Finding {
     paged(rig)?;
-    let count = rig.blocks_for(rig.longest());
-    let mut blocks = rig.take_blocks(count)?;
-    // Descending ids, the highest that there is first, then rotated: no two neighbours stay neighbours.
-    blocks.reverse();
-    blocks[0] = rig.resident.blocks - 1;
-    let turn = count / 2;
-    blocks.rotate_left(turn);
-    let mut sequence = rig.start_in(rig.text(Known::Long), blocks, Pace::PLAIN)?;
-    rig.read("blocks in another order", &mut sequence, 11)?;
+    let mut all = rig.take_neighbours(2 * rig.blocks_for(rig.longest()))?;
+    all.reverse();
+    let (top, place) = (rig.resident.blocks - 1, 2 % all.len());
+    if !all.contains(&top) {
+        all[place] = top;
+    }
+    let (ones, others) = alternate(&all);
+    let mut first = rig.start_in(rig.text(Known::Long), ones, Pace::PLAIN)?;
+    let mut second = rig.start_in(rig.text(Known::Twin), others, Pace::PLAIN)?;
+    while first.left() > 0 {
+        rig.step("a sequence whose blocks descend", vec![first.feed(11, Want::ALL)])?;
+        rig.step("a sequence in the blocks between another's", vec![second.feed(9, Want::ALL)])?;
+    }
     Ok(rig.agreement())
 }
 
 /// A writer whose table goes on into the blocks of another sequence, and whose blocks lie between that one's.
 pub(super) fn own_places(rig: &mut Rig<'_>) -> Finding {
     paged(rig)?;
-    let (block, count) = (rig.shape.block_tokens as usize, rig.blocks_for(rig.longest()));
-    let all = rig.take_blocks(2 * count)?;
-    let theirs: Vec<u32> = all.iter().copied().step_by(2).collect();
-    let mut table: Vec<u32> = all.iter().copied().skip(1).step_by(2).collect();
+    let (theirs, mut table) = alternate(&rig.take_neighbours(2 * rig.blocks_for(rig.longest()))?);
     table.extend(&theirs);
+    let block = rig.shape.block_tokens as usize;
     let mut bystander = rig.start_in(rig.text(Known::Long), theirs, Pace::PLAIN)?;
     let half = bystander.left() / 2;
     rig.step("a sequence in every other block", vec![bystander.feed(half, Want::ALL)])?;
@@ -45,19 +48,21 @@ pub(super) fn own_places(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
+/// Blocks that held another text, in the same and in another order.
 pub(super) fn garbage(rig: &mut Rig<'_>) -> Finding {
     paged(rig)?;
+    let blocks = rig.take_blocks(rig.blocks_for(rig.longest()))?;
     for turn in 0..2 {
-        let mut blocks = rig.take_blocks(rig.blocks_for(rig.longest()))?;
         let mut used = blocks.clone();
         used.rotate_left(turn % blocks.len());
-        used.reverse();
         let mut earlier = rig.start_in(rig.text(Known::Twin), used, Pace::PLAIN)?;
         rig.read("an earlier sequence", &mut earlier, usize::MAX)?;
         rig.model.release(earlier.id);
-        let mut later = rig.start_in(rig.text(Known::Long), std::mem::take(&mut blocks), Pace::PLAIN)?;
-        rig.read("blocks that another sequence has used", &mut later, 13)?;
-        rig.end(later);
+        for known in [Known::Short, Known::Long] {
+            let mut later = rig.start_in(rig.text(known), blocks.clone(), Pace::PLAIN)?;
+            rig.read("a sequence in blocks that another has used", &mut later, usize::MAX)?;
+            rig.model.release(later.id);
+        }
     }
     Ok(rig.agreement())
 }
@@ -87,7 +92,7 @@ pub(super) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
     let Some(table) = KvTransfer::of(rig.model) else { return Err(skipped("the model does not offer it")) };
     let table = table.map_err(refused)?;
     paged(rig)?;
-    let half = rig.longest() / 2;
+    let half = (rig.fork() + rig.longest()) / 2;
     let (mut kept, mut other) = (rig.start(Known::Long)?, rig.start(Known::Twin)?);
     let feeds = vec![kept.feed(half, Want::ALL), other.feed(usize::MAX, Want::ALL)];
     rig.step("two sequences before a transfer", feeds)?;
@@ -181,36 +186,51 @@ fn bad_copies(rig: &mut Rig<'_>, table: &SequenceState, snapshot: &[u8], to: u64
     }
 }
 
-/// Per-sequence models know what they have seen, and refuse a step that does not follow it.
+/// Per-sequence models know what they have seen, and refuse a step that does not follow it before they change anything.
 pub(super) fn counts(rig: &mut Rig<'_>) -> Finding {
     if rig.paged() {
         return Err(skipped("what a paged model has seen lies in the blocks, which are the host's"));
     }
     let mut sequence = rig.start(Known::Long)?;
-    try_past(rig, &mut sequence, 3, "a new sequence")?;
+    try_past(rig, &[sequence.feed(1, Want::LAST)], 3, "a new sequence")?;
     rig.step("a sequence after a step that did not follow", vec![sequence.feed(6, Want::ALL)])?;
     for past in [0, 5, 7] {
-        try_past(rig, &mut sequence, past, "a sequence of 6 tokens")?;
+        try_past(rig, &[sequence.feed(1, Want::LAST)], past, "a sequence of 6 tokens")?;
+    }
+    if let Ok(mut other) = rig.start(Known::Short) {
+        let feeds = [sequence.feed(2, Want::LAST), other.feed(1, Want::LAST)];
+        try_past(rig, &feeds, 1, "a new sequence, after a good span,")?;
     }
     rig.read("a sequence after steps that did not follow", &mut sequence, 4)?;
+    rig.model.release(sequence.id);
+    sequence.seen = 6;
+    try_past(rig, &[sequence.feed(1, Want::LAST)], 6, "a released sequence")?;
     Ok(rig.agreement())
 }
 
-fn try_past(rig: &mut Rig<'_>, sequence: &mut Sequence, past: u32, what: &str) -> Finding<()> {
-    let mut draft: Draft = rig.draft(&[sequence.feed(1, Want::LAST)]);
-    draft.spans[0].past = past;
+/// The last span claims another past.
+fn try_past(rig: &mut Rig<'_>, feeds: &[Feed<'_>], past: u32, what: &str) -> Finding<()> {
+    let mut draft = rig.draft(feeds);
+    if let Some(span) = draft.spans.last_mut() {
+        span.past = past;
+    }
     match rig.forward(&draft) {
         Err(error) if error.code == ErrorCode::INVALID => Ok(()),
-        Err(error) => Err(broken(format!("{what}, continued at token {past}: not refused as invalid but: {error}"))),
+        Err(error) => Err(broken(format!("{what} continued at token {past}: not refused as invalid but: {error}"))),
         Ok(_) => Err(broken(format!("{what} can be continued at token {past}"))),
     }
+}
+
+fn alternate(blocks: &[u32]) -> (Vec<u32>, Vec<u32>) {
+    let every_other = |from| blocks.iter().copied().skip(from).step_by(2).collect();
+    (every_other(0), every_other(1))
 }
 
 fn paged(rig: &Rig<'_>) -> Finding<()> {
     if rig.paged() { Ok(()) } else { Err(skipped("the model keeps a state per sequence, not blocks")) }
 }
 
-fn refused(error: PluginError) -> super::report::Outcome {
+fn refused(error: PluginError) -> Outcome {
     broken(format!("a call that keeps the rules failed: {error}"))
 }
 

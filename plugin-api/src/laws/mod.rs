@@ -45,6 +45,12 @@ const LAWS: &[Law] = &[
         check: steps::repeatable,
     },
     Law {
+        id: "garbage",
+        says: "what earlier sequences left in a block changes nothing",
+        hint: "the usual cause is an attention that reads beyond past + len, or a place that is never written",
+        check: memory::garbage,
+    },
+    Law {
         id: "causal",
         says: "a later token changes no earlier logits",
         hint: "the usual cause is a missing or shifted causal mask when a prompt is read in one step",
@@ -76,12 +82,6 @@ const LAWS: &[Law] = &[
         check: past::shift,
     },
     Law {
-        id: "want",
-        says: "logits of none, the last or all tokens agree, in the order of the spans",
-        hint: "the usual cause is rows gathered by the wrong index: a span's last token is start + len - 1",
-        check: steps::wanted,
-    },
-    Law {
         id: "chunked",
         says: "a prompt in chunks gives the logits of the whole, down to one token at a time",
         hint: "the usual cause is a cache written or read at the token's index in the chunk instead of in the sequence \
@@ -96,17 +96,23 @@ const LAWS: &[Law] = &[
         check: past::far_positions,
     },
     Law {
+        id: "shuffled",
+        says: "any blocks in any order do",
+        hint: "the usual cause is a slot that is not blocks[i / block_tokens] * block_tokens + i % block_tokens",
+        check: memory::shuffled,
+    },
+    Law {
         id: "batched",
         says: "a sequence gets the same logits in company as alone, prompts and decodes mixed",
-        hint: "the usual cause is a state, mask or cache that is not kept apart by sequence, or an index that counts from \
-               the batch's start instead of the span's",
+        hint: "the usual cause is a state, mask or cache that is not kept apart by sequence, or an index or a row that \
+               counts from the batch's start instead of the span's",
         check: steps::batched,
     },
     Law {
-        id: "names",
-        says: "a sequence's id is only a name: any 64 bits",
-        hint: "the usual cause is an id cut to 32 bits or used as an index",
-        check: steps::names,
+        id: "want",
+        says: "logits of none, the last or all tokens agree, in the order of the spans",
+        hint: "the usual cause is rows gathered by the wrong index: a span's last token is start + len - 1",
+        check: steps::wanted,
     },
     Law {
         id: "released",
@@ -121,28 +127,22 @@ const LAWS: &[Law] = &[
         check: steps::forgets,
     },
     Law {
+        id: "names",
+        says: "a sequence's id is only a name: any 64 bits",
+        hint: "the usual cause is an id cut to 32 bits or used as an index",
+        check: steps::names,
+    },
+    Law {
         id: "counts",
         says: "a step that does not follow what a sequence has seen is refused as invalid",
         hint: "compare a span's past with the tokens that the state has seen, before anything is changed; 0 for a new one",
         check: memory::counts,
     },
     Law {
-        id: "shuffled",
-        says: "any blocks in any order do",
-        hint: "the usual cause is a slot that is not blocks[i / block_tokens] * block_tokens + i % block_tokens",
-        check: memory::shuffled,
-    },
-    Law {
         id: "own-places",
         says: "a step writes to its new tokens' places alone, however long its table is",
         hint: "the usual cause is a write for padding or for one token too many, or a length taken from the table",
         check: memory::own_places,
-    },
-    Law {
-        id: "garbage",
-        says: "what earlier sequences left in a block changes nothing",
-        hint: "the usual cause is an attention that reads beyond past + len, or a place that is never written",
-        check: memory::garbage,
     },
     Law {
         id: "shared-prefix",

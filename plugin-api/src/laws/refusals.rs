@@ -3,7 +3,7 @@
 
 use super::{
     memory::must_fail,
-    report::{broken, skipped},
+    report::{Outcome, broken, skipped},
     rig::{Draft, Finding, Known, Rig},
 };
 use crate::{AdapterData, ErrorCode, LowRankPair, Want};
@@ -125,7 +125,7 @@ pub(super) fn resident(rig: &mut Rig<'_>) -> Finding {
         (true, 0) => format!("its card speaks of blocks of {} tokens, and none is resident", shape.block_tokens),
         (false, blocks) if blocks > 0 => format!("its card speaks of no blocks, and {blocks} are resident"),
         _ if rig.longest() < 4 => "it has no room for a text of four tokens".into(),
-        _ => return Ok(super::report::Outcome::Exact),
+        _ => return Ok(Outcome::Exact),
     };
     Err(broken(wrong))
 }

@@ -24,8 +24,10 @@ pub(super) struct Rig<'m> {
     /// The change that the model shows when a past token changes, once known: 0 for one that does not look back.
     pub(super) looks_back: f32,
     texts: Vec<Rc<Text>>,
-    /// Block ids that nobody holds, in order.
+    /// Block ids that nobody holds. The first in are the first out, so that a text seldom finds in its blocks what it left
+    /// there itself, which would hide that something is not written.
     free: Vec<u32>,
+    laws_tried: usize,
     alive: Vec<u64>,
     next_id: u64,
     random: u64,
@@ -115,6 +117,7 @@ impl<'m> Rig<'m> {
             looks_back: 0.0,
             texts: Vec::new(),
             free: Vec::new(),
+            laws_tried: 0,
             alive: Vec::new(),
             next_id: 1,
             random,
@@ -140,6 +143,11 @@ impl<'m> Rig<'m> {
         let blocks = self.resident.blocks;
         let low = blocks.min(u32::try_from(many).unwrap_or(u32::MAX));
         self.free = (0..low).chain(blocks.saturating_sub(2).max(low)..blocks).collect();
+        if !self.free.is_empty() {
+            let turn = self.laws_tried % self.free.len();
+            self.free.rotate_left(turn);
+        }
+        self.laws_tried += 1;
         self.worst = 0.0;
     }
 
@@ -216,13 +224,19 @@ impl<'m> Rig<'m> {
         if self.paged() { tokens.div_ceil(self.shape.block_tokens as usize) } else { 0 }
     }
 
-    /// Takes blocks out of the pool, the lowest first.
+    /// Takes blocks out of the pool.
     pub(super) fn take_blocks(&mut self, count: usize) -> Finding<Vec<u32>> {
         if count > self.free.len() {
             let have = self.resident.blocks;
             return Err(skipped(format!("it needs more blocks than the {have} that the model was loaded with")));
         }
         Ok(self.free.drain(..count).collect())
+    }
+
+    /// The same, lowest ids first, so that most follow one another in the model's memory.
+    pub(super) fn take_neighbours(&mut self, count: usize) -> Finding<Vec<u32>> {
+        self.free.sort_unstable();
+        self.take_blocks(count)
     }
 
     pub(super) fn start(&mut self, known: Known) -> Finding<Sequence> {
@@ -263,8 +277,6 @@ impl<'m> Rig<'m> {
         self.model.release(sequence.id);
         self.alive.retain(|&id| id != sequence.id);
         self.free.extend(sequence.blocks);
-        self.free.sort_unstable();
-        self.free.dedup();
     }
 
     /// The logits of a text that is read in one step by a sequence of its own.
@@ -284,8 +296,13 @@ impl<'m> Rig<'m> {
         Ok(())
     }
 
-    /// One step: what is wanted must be finite, and equal to what is right for each text.
-    pub(super) fn step(&mut self, what: &str, feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
+    /// One step, without the sequences that are through: what is wanted must be finite, and equal to what is right for
+    /// each text.
+    pub(super) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
+        feeds.retain(|feed| feed.count > 0);
+        if feeds.is_empty() {
+            return Ok(Vec::new());
+        }
         let draft = self.draft(&feeds);
         let logits = self.forward(&draft).map_err(|error| broken(format!("{what}: a good batch failed: {error}")))?;
         let width = self.shape.vocabulary as usize;
