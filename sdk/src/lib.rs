@@ -5,6 +5,8 @@ mod architecture;
 mod error;
 #[doc(hidden)]
 pub mod export;
+#[cfg(feature = "nn")]
+pub mod nn;
 mod plugin;
 pub mod sampler;
 mod services;

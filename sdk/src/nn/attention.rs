@@ -6,7 +6,7 @@ use super::{
     Step,
     cpu::{self, Pool},
     kv::{KvCache, Store},
-    view::{View, tensor},
+    view::{tensor, view},
 };
 use crate::{Error, Result, Span};
 
@@ -76,10 +76,10 @@ impl Attention {
         let layout = step.kv.layout();
         let kind = step.kv.kind;
         let [keys, values] = step.kv.layer(self.layer)?;
-        cpu::store_kv(layout, keys.mapped_mut(kind)?, &View::of(k)?, &spans);
-        cpu::store_kv(layout, values.mapped_mut(kind)?, &View::of(v)?, &spans);
+        cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+        cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);
         let scores = cpu::Scores { scale: self.scale, window: self.window, softcap: self.softcap };
-        let q_values = View::of(q)?;
+        let q_values = view(q)?;
         let mut out = vec![0.0; q_values.len()];
         let (keys, values) = (keys.mapped(kind)?, values.mapped(kind)?);
         cpu::attention(pool, layout, keys, values, &spans, scores, self.heads, &q_values, &mut out);

@@ -10,7 +10,8 @@
 //! - a mask is added, never selected by.
 //!
 //! For each fused op there is the plain formula beside it. On a GPU the two are compared once when a model loads, and an op that
-//! differs is dropped; `PENSIEVE_KERNELS=generic` uses formulas only, on every device.
+//! differs is dropped; `PENSIEVE_KERNELS=generic` uses formulas only, on every device, so that every machine
+//! tests them.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{D, DType, Device, Module, Tensor};
@@ -19,7 +20,7 @@ use std::{borrow::Cow, env, sync::Arc};
 use super::{
     cpu::{self, Activation, Pool},
     device::Chosen,
-    view::{View, tensor},
+    view::{tensor, view},
 };
 use crate::{
     Error, Result,
@@ -60,16 +61,40 @@ impl Matrix {
 pub fn activation(name: &str) -> Result<Activation> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
-        "gelu" => Ok(Activation::Gelu),
+        "gelu" => Ok(Activation::GeluErf),
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
-        "relu" => Ok(Activation::Relu),
         _ => Err(Error::unsupported(format!("activation '{name}' is unknown"))
-            .help("known are silu, gelu, gelu_new, gelu_pytorch_tanh and relu")),
+            .help("known are silu, gelu, gelu_new and gelu_pytorch_tanh")),
+    }
+}
+
+/// Which implementation computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// The fastest that gives right results.
+    Auto,
+    /// Plain formulas of stock candle ops.
+    Generic,
+}
+
+impl Kernels {
+    /// What the environment's `PENSIEVE_KERNELS` forces, or else what was asked for.
+    pub fn choose(asked: Option<&str>) -> Result<Self> {
+        let forced = env::var("PENSIEVE_KERNELS").ok().filter(|name| !name.is_empty());
+        let (name, place) = match (&forced, asked) {
+            (Some(name), _) => (name.as_str(), "PENSIEVE_KERNELS"),
+            (None, asked) => (asked.unwrap_or("auto"), "option kernels"),
+        };
+        match name {
+            "auto" => Ok(Self::Auto),
+            "generic" => Ok(Self::Generic),
+            _ => Err(Error::invalid(format!("{place} is '{name}'")).help("it is 'auto' or 'generic'")),
+        }
     }
 }
 
 /// The computations of one model on its device.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Ops {
     device: Device,
     /// The CPU kernels, unless formulas were asked for.
@@ -88,17 +113,12 @@ struct Fused {
 
 impl Ops {
     /// The computations for a device, on `threads` CPU threads (0: all cores).
-    pub fn new(chosen: &Chosen, threads: usize) -> Result<Self> {
-        let device = chosen.device.clone();
-        let generic = Self { device, pool: None, fused: Fused::default() };
-        match env::var("PENSIEVE_KERNELS").as_deref() {
-            Ok("generic") => Ok(generic),
-            Ok("" | "auto") | Err(_) if generic.device.is_cpu() => {
-                Ok(Self { pool: Some(Arc::new(Pool::new(threads))), ..generic })
-            }
-            Ok("" | "auto") | Err(_) => Ok(Self { fused: generic.probe(), ..generic }),
-            Ok(other) => Err(Error::invalid(format!("PENSIEVE_KERNELS is '{other}'"))
-                .help("it is 'auto' (the default) or 'generic', which computes by plain formulas")),
+    pub fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Self {
+        let generic = Self { device: chosen.device.clone(), pool: None, fused: Fused::default() };
+        match kernels {
+            Kernels::Generic => generic,
+            Kernels::Auto if generic.device.is_cpu() => Self { pool: Some(Arc::new(Pool::new(threads))), ..generic },
+            Kernels::Auto => Self { fused: generic.probe(), ..generic },
         }
     }
 
@@ -181,7 +201,7 @@ impl Ops {
             Form::InPlace(raw) => {
                 let mut out = vec![0.0; rows * weight.outputs];
                 let matrix = cpu_matrix(raw, weight);
-                cpu::matmul(self.cpu()?, &matrix, &View::of(x)?, rows, &mut out);
+                cpu::matmul(self.cpu()?, &matrix, &view(x)?, rows, &mut out);
                 tensor(out, (rows, weight.outputs))
             }
             Form::Dense(w) => Ok(x.to_dtype(w.dtype())?.matmul(&w.t()?)?.to_dtype(DType::F32)?),
@@ -226,7 +246,7 @@ impl Ops {
         if let Some(pool) = &self.pool {
             let (rows, width) = x.dims2()?;
             let mut out = vec![0.0; rows * width];
-            cpu::rms_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, eps, &mut out);
+            cpu::rms_norm(pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
             return tensor(out, (rows, width));
         }
         if self.fused.rms_norm {
@@ -242,7 +262,7 @@ impl Ops {
         if let Some(pool) = &self.pool {
             let (rows, width) = x.dims2()?;
             let mut out = vec![0.0; rows * width];
-            cpu::layer_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, Some(&View::of(bias)?), eps, &mut out);
+            cpu::layer_norm(pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
             return tensor(out, (rows, width));
         }
         if self.fused.layer_norm {
@@ -267,8 +287,8 @@ impl Ops {
         let (tokens, width) = x.dims2()?;
         let (heads, half) = (width / head_dim, cos.dim(1)?);
         if let Some(pool) = &self.pool {
-            let mut out = View::of(x)?.to_vec();
-            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, style, &View::of(cos)?, &View::of(sin)?);
+            let mut out = view(x)?.to_vec();
+            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, cpu_style(style), &view(cos)?, &view(sin)?);
             return tensor(out, (tokens, width));
         }
         let x = x.reshape((tokens, heads, head_dim))?;
@@ -291,15 +311,14 @@ impl Ops {
     pub fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(x, 2)?;
         if let Some(pool) = &self.pool {
-            let mut out = View::of(x)?.to_vec();
+            let mut out = view(x)?.to_vec();
             cpu::activate(pool, kind, &mut out);
             return tensor(out, x.dims2()?);
         }
         Ok(match kind {
             Activation::Silu => x.silu()?,
-            Activation::Gelu => x.gelu_erf()?,
+            Activation::GeluErf => x.gelu_erf()?,
             Activation::GeluTanh => x.gelu()?,
-            Activation::Relu => x.relu()?,
         })
     }
 
@@ -309,7 +328,7 @@ impl Ops {
         self.check(up, 2)?;
         if let Some(pool) = &self.pool {
             let mut out = vec![0.0; gate.elem_count()];
-            cpu::activate_mul(pool, kind, &View::of(gate)?, &View::of(up)?, &mut out);
+            cpu::activate_mul(pool, kind, &view(gate)?, &view(up)?, &mut out);
             return tensor(out, gate.dims2()?);
         }
         Ok((self.activate(gate, kind)? * up)?)
@@ -392,6 +411,13 @@ fn rotate_by_formula(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -
             Tensor::cat(&[first.reshape(shape)?, second.reshape(shape)?], 2)?.reshape((tokens, heads, width))?
         }
     })
+}
+
+fn cpu_style(style: RopeStyle) -> cpu::RopeStyle {
+    match style {
+        RopeStyle::NeoX => cpu::RopeStyle::NeoX,
+        RopeStyle::Interleaved => cpu::RopeStyle::Interleaved,
+    }
 }
 
 fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> cpu::Matrix<'a> {

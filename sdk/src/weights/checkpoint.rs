@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Bytes, Config, RawTensor, Weights, gguf, names, quote, safetensors};
+use super::{Bytes, Config, RawTensor, Tokenizer, Weights, gguf, names, quote, safetensors};
 use crate::{Error, Result};
 
 const ARCHITECTURE_BYTES_MAX: usize = 128;
@@ -74,6 +74,15 @@ impl Checkpoint {
     /// The metadata of a GGUF file.
     pub fn metadata(&self) -> Option<&gguf::Metadata> {
         self.metadata.as_ref()
+    }
+
+    /// The tokenizer, with the chat template and the special tokens.
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let read = match &self.metadata {
+            Some(metadata) => Tokenizer::from_gguf(&self.path, metadata),
+            None => Tokenizer::from_folder(&self.path),
+        };
+        read.map_err(|error| error.context(self.path.display()))
     }
 
     /// What caches know the checkpoint by, in hexadecimal: its headers, sizes and configuration, and samples of every

@@ -16,6 +16,7 @@ mod json;
 mod names;
 mod safetensors;
 mod tensor;
+mod tokenizer;
 
 pub use self::{
     bytes::Bytes,
@@ -23,6 +24,7 @@ pub use self::{
     config::{Config, RopeConfig, RopeScaling, RopeStyle},
     dtype::Dtype,
     tensor::{RawTensor, Weights},
+    tokenizer::Tokenizer,
 };
 
 /// A name out of a file, shortened and escaped so that it can stand in a message.
