@@ -10,6 +10,8 @@ pub mod nn;
 mod plugin;
 pub mod sampler;
 mod services;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "weights")]
 pub mod weights;
 
