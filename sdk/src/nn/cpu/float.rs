@@ -26,13 +26,13 @@ impl Float for F32 {
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, columns: [S::U; 4], out: &mut [S::F]) {
         for i in 0..4 {
-            out[i] = simd.from_bits(columns[i]);
+            out[i] = simd.bits_to_f32(columns[i]);
         }
     }
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, bytes: &[u8]) -> S::F {
-        simd.from_bits(simd.load_bits(bytes))
+        simd.bits_to_f32(simd.load_bits(bytes))
     }
 }
 
@@ -69,14 +69,14 @@ impl Float for BF16 {
     #[inline(always)]
     fn unpack<S: Simd>(simd: S, columns: [S::U; 4], out: &mut [S::F]) {
         for i in 0..4 {
-            out[2 * i] = simd.from_bits(simd.shl(columns[i], 16));
-            out[2 * i + 1] = simd.from_bits(simd.and(columns[i], simd.splat_bits(0xffff_0000)));
+            out[2 * i] = simd.bits_to_f32(simd.shl(columns[i], 16));
+            out[2 * i + 1] = simd.bits_to_f32(simd.and(columns[i], simd.splat_bits(0xffff_0000)));
         }
     }
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, bytes: &[u8]) -> S::F {
-        simd.from_bits(simd.shl(simd.load_words(bytes), 16))
+        simd.bits_to_f32(simd.shl(simd.load_words(bytes), 16))
     }
 }
 

@@ -54,7 +54,7 @@ pub enum KvMut<'a> {
 /// Writes `rows[n, kv_heads, head_dim]` to the slots of their positions.
 pub fn store_kv(layout: KvLayout, cache: KvMut<'_>, rows: &[f32], spans: &[Span<'_>]) {
     let width = layout.kv_heads * layout.head_dim;
-    assert!(width > 0 && rows.len() % width == 0, "{} values for rows of {width}", rows.len());
+    assert!(width > 0 && rows.len().is_multiple_of(width), "{} values for rows of {width}", rows.len());
     layout.check(rows.len() / width, spans);
     match cache {
         KvMut::F32(cache) => store(layout, cache, rows, spans, |to, from| to.copy_from_slice(from)),

@@ -27,7 +27,7 @@ pub fn rope(
     sin: &[f32],
 ) {
     let (row, half) = (heads * head_dim, rotary_dim / 2);
-    assert!(rotary_dim % 2 == 0 && rotary_dim <= head_dim, "{rotary_dim} rotary of {head_dim} values");
+    assert!(rotary_dim.is_multiple_of(2) && rotary_dim <= head_dim, "{rotary_dim} rotary of {head_dim} values");
     assert_eq!(x.len(), n * row, "values for {n} rows of {heads} heads of {head_dim}");
     assert!(cos.len() == n * half && sin.len() == n * half, "{} and {} angles for {n} rows", cos.len(), sin.len());
     if x.is_empty() || half == 0 {

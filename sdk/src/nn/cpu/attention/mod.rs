@@ -50,7 +50,7 @@ pub fn attention(
 ) {
     let width = heads * layout.head_dim;
     assert!(width > 0 && heads.is_multiple_of(layout.kv_heads), "{heads} heads over {layout:?}");
-    assert!(q.len() == out.len() && q.len() % width == 0, "{} queries, {} outputs", q.len(), out.len());
+    assert!(q.len() == out.len() && q.len().is_multiple_of(width), "{} queries, {} outputs", q.len(), out.len());
     assert!(layout.holds(keys) && layout.holds(values), "caches of {layout:?}");
     assert!(scores.window != Some(0), "a window of no positions");
     let half = matches!(keys, Kv::F16(_));

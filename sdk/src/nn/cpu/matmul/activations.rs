@@ -43,7 +43,7 @@ impl Activations {
         // Below some thousand values another thread costs more than it brings.
         let rows = (1_usize << 14).div_ceil(SEGMENT).max(n.div_ceil(8));
         pool.run_pieces(&mut pieces, rows, |task, pieces| {
-            quantize_pieces::<F>(level, pieces, task * rows, x, n, offset)
+            quantize_pieces::<F>(level, pieces, task * rows, x, n, offset);
         });
         Self { pieces, n }
     }

@@ -63,6 +63,7 @@ impl<S: Simd, F: Float> Kernel<S> for Stretch<'_, F> {
             for start in (0..self.cols).step_by(SEGMENT) {
                 let values = SEGMENT.min(self.cols - start);
                 for (panel, unpacked) in pair.iter_mut().enumerate() {
+                    self.panels.prefetch(index, start / SEGMENT, panel, SEGMENT * F::BYTES);
                     let rows = self.panels.rows(index, panel).skip(start * F::BYTES);
                     fill::<S, F>(simd, rows, &mut unpacked[..values]);
                 }

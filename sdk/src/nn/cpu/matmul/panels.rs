@@ -8,9 +8,12 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use super::super::pool::{Disjoint, Pool};
-use super::super::simd::{Rows, Simd};
+use super::super::simd::{Rows, Simd, prefetch};
 use super::super::tile::PAIR;
 use super::Matrix;
+
+/// Steps between asking for memory and using it: a few microseconds.
+const AHEAD: usize = 8;
 
 /// A matrix that has at least the rows of one pair.
 pub(super) struct Panels<'a> {
@@ -45,6 +48,22 @@ impl<'a> Panels<'a> {
     pub(super) fn rows(&self, pair: usize, panel: usize) -> Rows<'_> {
         let first = self.first(pair) + panel * self.pair_rows / PAIR;
         Rows { bytes: &self.data[first * self.row_bytes..], stride: self.row_bytes }
+    }
+
+    /// Asks for what will be needed some steps from now, a step being one panel of one segment: the bytes of a row in a
+    /// segment are `segment_bytes`. Panels are read across their rows, which the processor does not foresee by itself.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, pair: usize, segment: usize, panel: usize, segment_bytes: usize) {
+        let segments = self.row_bytes.div_ceil(segment_bytes);
+        let step = pair * segments * PAIR + segment * PAIR + panel + AHEAD;
+        let (pair, segment, panel) = (step / PAIR / segments, step / PAIR % segments, step % PAIR);
+        let lanes = self.pair_rows / PAIR;
+        let start = (pair * self.pair_rows + panel * lanes) * self.row_bytes + segment * segment_bytes;
+        for row in 0..lanes {
+            for offset in (0..segment_bytes).step_by(64) {
+                prefetch(&self.data, start + row * self.row_bytes + offset);
+            }
+        }
     }
 
     #[inline(always)]

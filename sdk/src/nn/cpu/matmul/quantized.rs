@@ -67,7 +67,9 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
             for segment in 0..self.cols.div_ceil(SEGMENT) {
                 let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
                 for (panel, unpacked) in pair.iter_mut().enumerate() {
-                    let rows = self.panels.rows(index, panel).skip(segment * (SEGMENT / F::BLOCK) * F::BYTES);
+                    let bytes = SEGMENT / F::BLOCK * F::BYTES;
+                    self.panels.prefetch(index, segment, panel, bytes);
+                    let rows = self.panels.rows(index, panel).skip(segment * bytes);
                     unpacked.fill::<F>(simd, rows, blocks);
                 }
                 let x = self.x.segment(segment);
@@ -134,7 +136,7 @@ impl<S: Simd, F: Format, const N: usize> Kernel<S> for Tile<'_, S, F, N> {
                 for i in 0..N {
                     let sum = simd.splat(x[i].sums[group]);
                     for p in 0..PAIR {
-                        let dot = simd.from_integers(dots[i][p]);
+                        let dot = simd.integers_to_f32(dots[i][p]);
                         of_block[i][p] = simd.fma(pair[p].scales[group], dot, of_block[i][p]);
                         if F::MINIMUMS {
                             of_block[i][p] = simd.fnma(pair[p].minimums[group], sum, of_block[i][p]);

@@ -215,7 +215,7 @@ fn refuses_data_of_another_length() {
 #[test]
 fn blocks_mean_what_gguf_says() {
     #[rustfmt::skip]
-    let known: [(Dtype, [f32; 8]); 10] = [
+    let known: [(Dtype, [f64; 8]); 10] = [
         (Dtype::Q4_0, [-0.31768798828125, -0.3812255859375, 0.1270751953125, -0.31768798828125, -0.06353759765625, 0.19061279296875, -0.44476318359375, -0.254150390625]),
         (Dtype::Q4_1, [0.91033935546875, 0.5926513671875, 0.14788818359375, 0.8468017578125, 0.465576171875, 0.21142578125, 0.27496337890625, 0.21142578125]),
         (Dtype::Q5_0, [-0.762451171875, 0.3812255859375, -0.31768798828125, -0.69891357421875, -0.6353759765625, -0.57183837890625, -0.19061279296875, -0.50830078125]),
@@ -237,7 +237,7 @@ fn blocks_mean_what_gguf_says() {
         dequantize_row(dtype, &block, &mut values);
         let step = if dtype.block_len() == 256 { 37 } else { 5 };
         for (i, expected) in expected.into_iter().enumerate() {
-            let got = values[(i * step + 3) % values.len()];
+            let got = f64::from(values[(i * step + 3) % values.len()]);
             assert!((got - expected).abs() <= 1e-6 * expected.abs(), "{dtype:?}: {got} for {expected}");
         }
     }

@@ -31,9 +31,9 @@ impl Format for Q2K {
 
     fn expand(block: &[u8], out: &mut Expanded) {
         let (scale, minimum) = (half(block, 80), half(block, 82));
-        for group in 0..16 {
-            out.scales[group] = scale * f32::from(block[group] & 15);
-            out.minimums[group] = minimum * f32::from(block[group] >> 4);
+        for (group, packed) in block[..16].iter().enumerate() {
+            out.scales[group] = scale * f32::from(packed & 15);
+            out.minimums[group] = minimum * f32::from(packed >> 4);
         }
         for (i, code) in out.codes.iter_mut().enumerate() {
             *code = block[16 + i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2) & 3;
@@ -89,7 +89,7 @@ impl Format for Q3K {
             let low =
                 simd.and(simd.shr(lows[group / 4 % 2], (group % 4 * 8 + group / 8 * 4) as u32), simd.splat_bits(15));
             let high = simd.and(simd.shr(highs, (group % 4 * 8 + group / 4 * 2) as u32), simd.splat_bits(3));
-            let six = simd.from_integers(simd.or(low, simd.shl(high, 4)));
+            let six = simd.integers_to_f32(simd.or(low, simd.shl(high, 4)));
             out.scales[group] = simd.mul(scale, simd.sub(six, simd.splat(32.0)));
         }
         unpack_pairs(simd, rows.skip(32), out.codes);
@@ -211,7 +211,7 @@ impl Format for Q6K {
 /// A group's scale or minimum out of that of the block.
 #[inline(always)]
 fn scaled<S: Simd>(simd: S, of_block: S::F, of_group: S::U) -> S::F {
-    simd.mul(of_block, simd.from_integers(of_group))
+    simd.mul(of_block, simd.integers_to_f32(of_group))
 }
 
 /// Eight scales and eight minimums of 6 bits in 12 bytes: of the first four groups in the low bits of bytes 0 to 3 and

@@ -79,9 +79,9 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// The same with the sign moving in from the left.
     fn shr_signed(self, value: Self::U, bits: u32) -> Self::U;
     /// Signed integers as `f32`.
-    fn from_integers(self, value: Self::U) -> Self::F;
+    fn integers_to_f32(self, value: Self::U) -> Self::F;
     /// The bit pattern as `f32`.
-    fn from_bits(self, value: Self::U) -> Self::F;
+    fn bits_to_f32(self, value: Self::U) -> Self::F;
     /// The half-precision number in the low 16 bits.
     fn low_half(self, value: Self::U) -> Self::F;
     /// The half-precision number in the high 16 bits.
@@ -180,6 +180,20 @@ impl Level {
             Set::Avx512(simd) => simd.enter(kernel),
         }
     }
+}
+
+/// Asks for the cache line around a byte that will be needed soon. It goes to the second-level cache, which can have many
+/// more lines under way than the first. The byte need not exist; where the set has no such thing, nothing happens.
+#[inline(always)]
+pub(super) fn prefetch(bytes: &[u8], offset: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing that the program could see, and any address may be named.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(offset).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, offset);
 }
 
 /// The half-precision number at byte `offset`.

@@ -37,7 +37,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn enter<K: Kernel<Self>>(self, kernel: K) {
-        kernel.run(self)
+        kernel.run(self);
     }
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
@@ -136,11 +136,11 @@ impl Simd for Portable {
         value.map(|value| (value.cast_signed() >> bits).cast_unsigned())
     }
     #[inline(always)]
-    fn from_integers(self, value: Bits) -> Floats {
+    fn integers_to_f32(self, value: Bits) -> Floats {
         value.map(|value| value as i32 as f32)
     }
     #[inline(always)]
-    fn from_bits(self, value: Bits) -> Floats {
+    fn bits_to_f32(self, value: Bits) -> Floats {
         value.map(f32::from_bits)
     }
     #[inline(always)]

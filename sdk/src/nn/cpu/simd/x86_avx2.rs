@@ -18,7 +18,7 @@ impl Avx2 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn enter<K: Kernel<Avx2>>(simd: Avx2, kernel: K) {
-    kernel.run(simd)
+    kernel.run(simd);
 }
 
 /// An intrinsic of the sets that the value `Avx2` proves.
@@ -43,7 +43,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn enter<K: Kernel<Self>>(self, kernel: K) {
         // SAFETY: the value proves that the processor has what the function enables.
-        unsafe { enter(self, kernel) }
+        unsafe { enter(self, kernel) };
     }
     #[inline(always)]
     fn splat(self, value: f32) -> __m256 {
@@ -147,11 +147,11 @@ impl Simd for Avx2 {
         intrinsic!(_mm256_srav_epi32(value, _mm256_set1_epi32(bits.cast_signed())))
     }
     #[inline(always)]
-    fn from_integers(self, value: __m256i) -> __m256 {
+    fn integers_to_f32(self, value: __m256i) -> __m256 {
         intrinsic!(_mm256_cvtepi32_ps(value))
     }
     #[inline(always)]
-    fn from_bits(self, value: __m256i) -> __m256 {
+    fn bits_to_f32(self, value: __m256i) -> __m256 {
         intrinsic!(_mm256_castsi256_ps(value))
     }
     #[inline(always)]

@@ -21,7 +21,7 @@ impl Avx512 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn enter<K: Kernel<Avx512>>(simd: Avx512, kernel: K) {
-    kernel.run(simd)
+    kernel.run(simd);
 }
 
 /// An intrinsic of the sets that the value `Avx512` proves.
@@ -46,7 +46,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn enter<K: Kernel<Self>>(self, kernel: K) {
         // SAFETY: the value proves that the processor has what the function enables.
-        unsafe { enter(self, kernel) }
+        unsafe { enter(self, kernel) };
     }
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -146,11 +146,11 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_srav_epi32(value, _mm512_set1_epi32(bits.cast_signed())))
     }
     #[inline(always)]
-    fn from_integers(self, value: __m512i) -> __m512 {
+    fn integers_to_f32(self, value: __m512i) -> __m512 {
         intrinsic!(_mm512_cvtepi32_ps(value))
     }
     #[inline(always)]
-    fn from_bits(self, value: __m512i) -> __m512 {
+    fn bits_to_f32(self, value: __m512i) -> __m512 {
         intrinsic!(_mm512_castsi512_ps(value))
     }
     #[inline(always)]
