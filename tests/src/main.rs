@@ -7,10 +7,12 @@
 mod artifacts;
 mod checkpoints;
 mod driver;
+mod reference;
 
 mod batches;
 mod damage;
 mod extensions;
+mod llama;
 mod loading;
 mod panics;
 mod services;

@@ -5,8 +5,8 @@
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Activation, Angles, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope, Shape, Step,
-        Tensor, activation,
+        Activation, Angles, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope,
+        Shape, Step, Tensor, activation,
     },
     weights::{Checkpoint, RopeConfig},
 };
@@ -79,7 +79,8 @@ impl Decoder for Llama {
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
         let model = loader.at("model");
         let embed_tokens = model.embedding("embed_tokens", config.vocab_size, config.hidden_size)?;
-        let layers = (0..config.num_hidden_layers).map(|index| Layer::load(&model.at("layers").at(index), config, index));
+        let layers =
+            (0..config.num_hidden_layers).map(|index| Layer::load(&model.at("layers").at(index), config, index));
         let layers = layers.collect::<Result<_>>()?;
         let norm = RmsNorm::load(&model, "norm", config.hidden_size, config.rms_norm_eps)?;
         let lm_head = if loader.has("lm_head.weight") {

@@ -44,7 +44,8 @@ impl Adapters {
     pub(super) fn attach(&mut self, adapter: &AdapterData, registry: &Registry, ops: &Ops) -> Result<u32> {
         let mut layers = HashMap::new();
         for pair in &adapter.pairs {
-            let (id, pair_on_device) = place(pair, registry, ops).map_err(|e| e.context(format!("'{}'", pair.target)))?;
+            let (id, pair_on_device) =
+                place(pair, registry, ops).map_err(|e| e.context(format!("'{}'", pair.target)))?;
             if layers.insert(id, pair_on_device).is_some() {
                 return Err(Error::invalid(format!("'{}': the adapter changes this weight twice", pair.target)));
             }

@@ -128,9 +128,8 @@ impl Attention {
         let slots = slots(index, span, step)?;
         let mask = self.mask(index, span, step)?;
         let [keys, values] = step.kv.layer(self.layer)?;
-        let gather = |store: &Store| -> Result<Tensor> {
-            Ok(store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?)
-        };
+        let gather =
+            |store: &Store| -> Result<Tensor> { Ok(store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?) };
         let (keys, values) = (gather(keys)?, gather(values)?);
         let rows = q.narrow(0, span.start, len)?.contiguous()?;
         let rows = rows.reshape((len, self.heads, self.head_dim))?.transpose(0, 1)?.contiguous()?;

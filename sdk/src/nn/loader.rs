@@ -63,14 +63,7 @@ pub(super) struct Shared<'a> {
 
 impl<'a> Shared<'a> {
     pub(super) fn new(checkpoint: &'a Checkpoint, services: &'a Services, ops: &'a Ops, context: usize) -> Self {
-        Self {
-            checkpoint,
-            services,
-            ops,
-            context,
-            registry: RefCell::default(),
-            loaded_bytes: Cell::new(0),
-        }
+        Self { checkpoint, services, ops, context, registry: RefCell::default(), loaded_bytes: Cell::new(0) }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
@@ -139,11 +132,7 @@ impl Loader<'_> {
 
     pub(super) fn register(&self, name: &str, weight: &Matrix) -> LayerId {
         let mut registry = self.shared.registry.borrow_mut();
-        registry.layers.push(Registered {
-            name: name.to_owned(),
-            inputs: weight.inputs(),
-            outputs: weight.outputs(),
-        });
+        registry.layers.push(Registered { name: name.to_owned(), inputs: weight.inputs(), outputs: weight.outputs() });
         LayerId(registry.layers.len() - 1)
     }
 

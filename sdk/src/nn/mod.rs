@@ -21,8 +21,8 @@ mod step;
 mod view;
 
 pub use attention::Attention;
-pub use cpu::Activation;
 pub use candle_core::{self as candle, Tensor};
+pub use cpu::Activation;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;

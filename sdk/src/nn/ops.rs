@@ -275,14 +275,7 @@ impl Ops {
     }
 
     /// Rotates the first `2 · cos.width` values of each head of `x`, of shape `[tokens, heads · head_dim]`.
-    pub fn rotate(
-        &self,
-        x: &Tensor,
-        head_dim: usize,
-        cos: &Tensor,
-        sin: &Tensor,
-        style: RopeStyle,
-    ) -> Result<Tensor> {
+    pub fn rotate(&self, x: &Tensor, head_dim: usize, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
         self.check(x, 2)?;
         let (tokens, width) = x.dims2()?;
         let (heads, half) = (width / head_dim, cos.dim(1)?);

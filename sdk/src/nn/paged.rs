@@ -13,8 +13,8 @@ use super::{
     ops::Kernels,
 };
 use crate::{
-    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Resident, Result, Services,
-    Source, StateKind,
+    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Resident, Result,
+    Services, Source, StateKind,
     weights::{Checkpoint, Dtype},
 };
 
@@ -84,8 +84,10 @@ impl Options {
         if source.options.trim().is_empty() {
             return Ok(Self::default());
         }
-        serde_json::from_str(&source.options)
-            .map_err(|error| Error::invalid(format!("the model's options: {error}")).help("known are kv (f16, f32) and kernels (auto, generic)"))
+        serde_json::from_str(&source.options).map_err(|error| {
+            Error::invalid(format!("the model's options: {error}"))
+                .help("known are kv (f16, f32) and kernels (auto, generic)")
+        })
     }
 
     fn kv(&self, checkpoint: &Checkpoint) -> Result<KvType> {
