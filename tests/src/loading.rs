@@ -191,13 +191,16 @@ mod elf {
     /// What two plugins share in one process can only be what they export, whatever they link.
     #[test]
     fn a_plugin_exports_its_header_alone() {
-        let bytes = fs::read(plugin("bigram")).unwrap();
-        let file = object::File::parse(&bytes[..]).unwrap();
-        let exports = file
-            .exports()
-            .unwrap()
-            .map(|export| String::from_utf8(export.unwrap().name().name().unwrap().to_vec()).unwrap());
-        assert_eq!(exports.collect::<Vec<_>>(), [ROOT_MODULE_LOADER_NAME]);
+        // Two plugins that each bring a candle of their own must not see each other's.
+        for package in ["bigram", "pensieve-llama", "pensieve-samplers"] {
+            let bytes = fs::read(plugin(package)).unwrap();
+            let file = object::File::parse(&bytes[..]).unwrap();
+            let exports = file
+                .exports()
+                .unwrap()
+                .map(|export| String::from_utf8(export.unwrap().name().name().unwrap().to_vec()).unwrap());
+            assert_eq!(exports.collect::<Vec<_>>(), [ROOT_MODULE_LOADER_NAME], "{package}");
+        }
     }
 
     #[test]

@@ -10,10 +10,12 @@ mod driver;
 mod reference;
 
 mod batches;
+mod conformance;
 mod damage;
 mod extensions;
 mod llama;
 mod loading;
 mod panics;
+mod samplers;
 mod services;
 mod toolchains;

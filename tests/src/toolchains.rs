@@ -5,9 +5,25 @@ use std::path::Path;
 
 use crate::{
     artifacts::{plugin, plugin_by_other_toolchain},
-    checkpoints,
+    checkpoints, conformance,
     driver::{Driver, Options},
+    reference::Comparison,
 };
+
+#[test]
+fn llama_of_another_toolchain_obeys_the_laws_and_reaches_the_reference() {
+    let Some(other) = plugin_by_other_toolchain("pensieve-llama") else { return };
+    conformance::check(&other, "llama/gqa/f32.gguf", "auto");
+    Comparison {
+        plugin: &other,
+        fixture: "llama/gqa",
+        file: "f32.gguf",
+        logits: "logits",
+        kernels: "auto",
+        tolerance: 1e-4,
+    }
+    .check();
+}
 
 #[test]
 fn a_plugin_of_another_toolchain_generates_the_same_tokens() {

@@ -17,8 +17,10 @@ mod tally;
 mod xtc;
 
 use parameters::Parameters;
-use pensieve_sdk::Result;
 use pensieve_sdk::sampler::{Sampler, Stage};
+use pensieve_sdk::{Plugin, Result, export};
+
+export!(Plugin::new("samplers", "top-k, top-p, min-p, penalties and the other usual stages").samplers(samplers()));
 
 /// Every stage of this plugin.
 pub fn samplers() -> Vec<Box<dyn Sampler>> {
