@@ -30,7 +30,7 @@ impl<const BLOCK: u32> Bigram<BLOCK> {
             }
         };
         let (mut next, mut rows, mut names, mut writes) = (0_u64, 0_u64, HashSet::new(), HashSet::new());
-        for span in &batch.spans {
+        for span in batch.spans.as_slice() {
             let Span { start, len, past, .. } = *span;
             let (start, len, end) = (u64::from(start), u64::from(len), u64::from(past) + u64::from(len));
             rule("gap", start <= next);
@@ -75,11 +75,11 @@ impl<const BLOCK: u32> Model for Bigram<BLOCK> {
             return RResult::RErr(PluginError::new(self.code, faults.join(", ")));
         }
         let mut rows = logits.chunks_exact_mut(VOCABULARY);
-        for span in &batch.spans {
+        for span in batch.spans.as_slice() {
             let end = span.start.saturating_add(span.len) as usize;
             let wanted = span.want.rows(span.len).unwrap_or(0) as usize;
             for (token, row) in batch.tokens.iter().take(end).skip(end - wanted).zip(&mut rows) {
-                row.iter_mut().enumerate().for_each(|(place, logit)| *logit = (place as u32 ^ token % 8) as f32);
+                row.iter_mut().enumerate().for_each(|(place, logit)| *logit = (place as u32 ^ (token % 8)) as f32);
             }
         }
         RResult::ROk(())

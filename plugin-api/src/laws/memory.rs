@@ -2,7 +2,7 @@
 //! and, for per-sequence models, the count of tokens seen.
 
 use super::{
-    report::{Outcome, broken, skipped},
+    report::{broken, skipped},
     rig::{Feed, Finding, Known, Pace, Rig},
 };
 use crate::{
@@ -90,7 +90,7 @@ pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
 
 pub(super) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
     let Some(table) = KvTransfer::of(rig.model) else { return Err(skipped("the model does not offer it")) };
-    let table = table.map_err(refused)?;
+    let table = must_succeed("the extension's table", table)?;
     paged(rig)?;
     let half = (rig.fork() + rig.longest()) / 2;
     let (mut kept, mut other) = (rig.start(Known::Long)?, rig.start(Known::Twin)?);
@@ -111,7 +111,7 @@ pub(super) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
     for (blocks, contents) in [(&kept.blocks, &bad), (&kept.blocks, &good), (&other.blocks, &good)] {
         for (&block, bytes) in blocks.iter().zip(contents) {
             let back = (table.import)(rig.model.obj.sabi_as_rmut(), block, bytes[..].into());
-            back.into_result().map_err(refused)?;
+            must_succeed("import of an exported block", back)?;
         }
     }
     let mut moved = rig.start_in(rig.text(Known::Long), other.blocks, Pace::PLAIN)?;
@@ -129,21 +129,21 @@ fn export(rig: &mut Rig<'_>, table: &KvTransfer, blocks: &[u32]) -> Finding<Vec<
     let contents = blocks.iter().map(|&block| {
         let mut bytes = vec![0; len as usize];
         let out = (table.export)(rig.model.obj.sabi_as_rmut(), block, bytes[..].as_mut().into());
-        out.into_result().map(|()| bytes).map_err(refused)
+        must_succeed("export of a block", out).map(|()| bytes)
     });
     contents.collect()
 }
 
 pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
     let Some(table) = SequenceState::of(rig.model) else { return Err(skipped("the model does not offer it")) };
-    let table = table.map_err(refused)?;
+    let table = must_succeed("the extension's table", table)?;
     let at = rig.fork();
     let mut first = rig.start(Known::Long)?;
     rig.step("a sequence before it is copied", vec![first.feed(at, Want::ALL)])?;
-    let snapshot = (table.snapshot)(rig.model.obj.sabi_as_rmut(), first.id).into_result().map_err(refused)?;
+    let snapshot = must_succeed("snapshot", (table.snapshot)(rig.model.obj.sabi_as_rmut(), first.id))?;
 
     let mut second = rig.start(Known::Twin)?;
-    (table.fork)(rig.model.obj.sabi_as_rmut(), first.id, second.id).into_result().map_err(refused)?;
+    must_succeed("fork", (table.fork)(rig.model.obj.sabi_as_rmut(), first.id, second.id))?;
     second.seen = at;
     rig.step("a fork that goes another way", vec![second.feed(2, Want::ALL)])?;
     rig.step("a sequence after its fork went on", vec![first.feed(1, Want::ALL)])?;
@@ -153,7 +153,8 @@ pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
 
     let mut third = rig.start(Known::Long)?;
     bad_copies(rig, table, &snapshot, third.id)?;
-    (table.restore)(rig.model.obj.sabi_as_rmut(), third.id, snapshot[..].into()).into_result().map_err(refused)?;
+    let back = (table.restore)(rig.model.obj.sabi_as_rmut(), third.id, snapshot[..].into());
+    must_succeed("restore of a snapshot", back)?;
     third.seen = at;
     rig.read("a sequence restored from its snapshot", &mut third, 3)?;
     Ok(rig.agreement())
@@ -230,8 +231,8 @@ fn paged(rig: &Rig<'_>) -> Finding<()> {
     if rig.paged() { Ok(()) } else { Err(skipped("the model keeps a state per sequence, not blocks")) }
 }
 
-fn refused(error: PluginError) -> Outcome {
-    broken(format!("a call that keeps the rules failed: {error}"))
+fn must_succeed<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Finding<T> {
+    result.into().map_err(|error| broken(format!("{what} failed: {error}")))
 }
 
 /// What must not succeed, nor panic.

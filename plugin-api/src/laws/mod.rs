@@ -29,7 +29,8 @@ struct Law {
     check: fn(&mut Rig<'_>) -> Finding,
 }
 
-/// In the order in which they are tried: each takes the ones before for granted.
+/// In the order in which they are tried: each takes the ones before for granted, and how strongly the model reacts to the
+/// past and to positions is measured before what relies on it.
 const LAWS: &[Law] = &[
     Law {
         id: "resident",
@@ -43,18 +44,6 @@ const LAWS: &[Law] = &[
         hint: "the usual cause is memory read before it is written, a state left from the first time, or places of the \
                logits that are never written",
         check: steps::repeatable,
-    },
-    Law {
-        id: "garbage",
-        says: "what earlier sequences left in a block changes nothing",
-        hint: "the usual cause is an attention that reads beyond past + len, or a place that is never written",
-        check: memory::garbage,
-    },
-    Law {
-        id: "causal",
-        says: "a later token changes no earlier logits",
-        hint: "the usual cause is a missing or shifted causal mask when a prompt is read in one step",
-        check: past::causal,
     },
     Law {
         id: "past",
@@ -80,6 +69,18 @@ const LAWS: &[Law] = &[
         says: "whether only the distance of two positions counts",
         hint: "positions up to the context's last are legal",
         check: past::shift,
+    },
+    Law {
+        id: "garbage",
+        says: "what earlier sequences left in a block changes nothing",
+        hint: "the usual cause is an attention that reads beyond past + len, or a place that is never written",
+        check: memory::garbage,
+    },
+    Law {
+        id: "causal",
+        says: "a later token changes no earlier logits",
+        hint: "the usual cause is a missing or shifted causal mask when a prompt is read in one step",
+        check: past::causal,
     },
     Law {
         id: "chunked",

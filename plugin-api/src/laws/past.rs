@@ -15,29 +15,25 @@ use std::rc::Rc;
 const SEEN: f32 = 1e-5;
 
 pub(super) fn past(rig: &mut Rig<'_>) -> Finding {
-    let near = changed(rig, "a prompt with another last token but one", |tokens, rig| {
-        let place = tokens.len() - 2;
-        tokens[place] = rig.another(tokens[place]);
-    })?;
-    let far = changed(rig, "a prompt with another first token", |tokens, rig| tokens[0] = rig.another(tokens[0]))?;
+    let middle = rig.longest() / 2;
+    let change = |place: usize| move |tokens: &mut [u32], rig: &mut Rig<'_>| tokens[place] = rig.another(tokens[place]);
+    let near = changed(rig, "a prompt with another token in the middle", middle, change(middle))?;
+    let far = changed(rig, "a prompt with another first token", 0, change(0))?;
     rig.looks_back = near.max(far);
     if rig.looks_back <= SEEN {
         return Ok(noted("no token but the last matters: right for a bigram, else the cache is not read"));
     }
     sharpen(rig, near);
-    let (near, far, last) = (near * 100.0, far * 100.0, rig.longest() - 1);
-    Ok(noted(format!(
-        "at token {last}, the token before moves logits by {near:.2} % of the spread, the first by {far:.2} %"
-    )))
+    let (near, far) = (near * 100.0, far * 100.0);
+    Ok(noted(format!("token {middle} moves later logits by up to {near:.2} % of the spread, the first by {far:.2} %")))
 }
 
 pub(super) fn order(rig: &mut Rig<'_>) -> Finding {
     only_looking_back(rig)?;
-    let swapped = changed(rig, "a prompt with two tokens swapped", |tokens, _| {
-        let place = tokens.len() - 3;
-        tokens.swap(place, place + 1);
-    })?;
-    let what = format!("two earlier tokens swapped move logits by {:.2} % of the spread", swapped * 100.0);
+    let middle = rig.longest() / 2;
+    let swap = move |tokens: &mut [u32], _: &mut Rig<'_>| tokens.swap(middle - 1, middle);
+    let swapped = changed(rig, "a prompt with two tokens swapped", middle, swap)?;
+    let what = format!("two tokens swapped move later logits by up to {:.2} % of the spread", swapped * 100.0);
     if swapped <= SEEN && !rig.options.positionless {
         return Err(broken(what));
     }
@@ -48,7 +44,7 @@ pub(super) fn order(rig: &mut Rig<'_>) -> Finding {
 pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
     only_looking_back(rig)?;
     let stretched = moved(rig, "positions two apart", |_| Pace { first: 0, stride: 2 })?;
-    let what = format!("positions two apart move logits by {:.2} % of the spread", stretched * 100.0);
+    let what = format!("positions two apart move logits by up to {:.2} % of the spread", stretched * 100.0);
     if stretched <= SEEN {
         return match (rig.paged(), rig.options.positionless) {
             (true, false) => Err(broken(format!("{what}: they are not read"))),
@@ -64,7 +60,7 @@ pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
 pub(super) fn shift(rig: &mut Rig<'_>) -> Finding {
     only_looking_back(rig)?;
     let shifted = moved(rig, "positions that do not begin at 0", |half| Pace { first: half, stride: 1 })?;
-    let what = format!("all positions moved by one number change logits by {:.2} % of the spread", shifted * 100.0);
+    let what = format!("all positions moved by one number move logits by up to {:.2} % of the spread", shifted * 100.0);
     let kind =
         if shifted <= rig.options.finest { "only distances count" } else { "right unless only distances should count" };
     Ok(noted(format!("{what}: {kind}")))
@@ -141,21 +137,27 @@ pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
     Ok(if worst == 0.0 { Outcome::Exact } else { noted(format!("the largest difference is {worst:.1e}")) })
 }
 
-/// How far the last row of the long text moves when its tokens are changed.
-fn changed(rig: &mut Rig<'_>, what: &str, change: impl FnOnce(&mut [u32], &mut Rig<'_>)) -> Finding<f32> {
+/// How far the rows after token `place` of the long text move at most when its tokens up to there are changed.
+fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut [u32], &mut Rig<'_>)) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let mut tokens = long.tokens.clone();
     change(&mut tokens, rig);
-    let row = rig.whole(what, tokens, Pace::PLAIN, Want::LAST)?;
-    Ok(difference(&long.rows[long.rows.len() - row.len()..], &row).part())
+    let rows = rig.whole(what, tokens, Pace::PLAIN, Want::ALL)?;
+    Ok(largest(rig, &long.rows, &rows, place + 1))
 }
 
-/// How far the last row of half the long text moves when it stands at other positions.
+/// How far the rows of half the long text move at most when it stands at other positions.
 fn moved(rig: &mut Rig<'_>, what: &str, pace: fn(u32) -> Pace) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let half = long.tokens.len() / 2;
-    let row = rig.whole(what, long.tokens[..half].to_vec(), pace(half as u32), Want::LAST)?;
-    Ok(difference(&long.rows[(half - 1) * row.len()..half * row.len()], &row).part())
+    let rows = rig.whole(what, long.tokens[..half].to_vec(), pace(half as u32), Want::ALL)?;
+    Ok(largest(rig, &long.rows, &rows, 0))
+}
+
+fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
+    let width = rig.shape.vocabulary as usize;
+    let pairs = right.chunks_exact(width).zip(rows.chunks_exact(width)).skip(from);
+    pairs.map(|(right, row)| difference(right, row).part()).fold(0.0, f32::max)
 }
 
 fn only_looking_back(rig: &Rig<'_>) -> Finding<()> {

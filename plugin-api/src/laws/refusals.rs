@@ -74,7 +74,7 @@ pub(super) fn batches(rig: &mut Rig<'_>) -> Finding {
         match rig.forward(&draft) {
             Ok(_) => wrongs.push(format!("{what}: accepted")),
             Err(error) if error.code != ErrorCode::INVALID => {
-                wrongs.push(format!("{what}: not as invalid but: {error}"))
+                wrongs.push(format!("{what}: not as invalid but: {error}"));
             }
             Err(_) => {}
         }

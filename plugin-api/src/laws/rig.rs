@@ -159,7 +159,7 @@ impl<'m> Rig<'m> {
     /// The length of [`Known::Long`].
     pub(super) fn longest(&self) -> usize {
         let block = self.shape.block_tokens;
-        let room = if block == 0 { u32::MAX } else { (self.resident.blocks / 2).saturating_mul(block) };
+        let room = if block == 0 { u32::MAX } else { (self.resident.blocks / 2).max(1).saturating_mul(block) };
         let wish = self.options.longest.max(block.saturating_add(block / 4 + 2)).max(4);
         wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
     }

@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     CacheAtChunkIndex,
     PositionsFromChunk,
     PositionsIgnored,
+    /// Takes the place in the sequence for the position.
+    PositionsCounted,
     /// Takes the position for the place in the cache.
     CacheAtPosition,
     /// Has no rotation for the context's last position.
@@ -58,6 +60,8 @@ type Entry = ([f32; WIDTH], [f32; WIDTH]);
 pub(crate) struct Attending {
     fault: Fault,
     context: u32,
+    /// How much the past counts against the token itself.
+    attention: f32,
     slots: Vec<Entry>,
     by_id: HashMap<u64, Vec<Entry>>,
     calls: u32,
@@ -66,7 +70,12 @@ pub(crate) struct Attending {
 impl Attending {
     pub(crate) fn new(fault: Fault, context: u32, blocks: usize) -> Self {
         let slots = vec![([0.0; WIDTH], [0.0; WIDTH]); blocks * BLOCK];
-        Self { fault, context, slots, by_id: HashMap::new(), calls: 0 }
+        Self { fault, context, attention: 2.0, slots, by_id: HashMap::new(), calls: 0 }
+    }
+
+    /// A model that hardly looks back, as untrained ones are.
+    pub(crate) fn faint(fault: Fault) -> Self {
+        Self { attention: 0.005, ..Self::new(fault, 256, 64) }
     }
 
     fn slot(&self, span: &Span<'_>, place: usize) -> usize {
@@ -85,9 +94,10 @@ impl Attending {
         }
     }
 
-    fn position(&self, span: &Span<'_>, given: u32) -> u32 {
+    fn position(&self, span: &Span<'_>, index: usize, given: u32) -> u32 {
         match self.fault {
             Fault::PositionsIgnored => 0,
+            Fault::PositionsCounted => (span.past + index) as u32,
             Fault::PositionsFromChunk => given - span.past as u32,
             Fault::RotationsTooFew => {
                 assert!(given + 1 < self.context, "index {given} is out of range");
@@ -101,7 +111,7 @@ impl Attending {
         for index in 0..span.len {
             let (token, given) = (batch.tokens[span.start + index], batch.positions[span.start + index]);
             let halves = self.fault != Fault::AllRotatedOtherwise && self.fault != Fault::QueryRotatedOtherwise;
-            let key = rotate(embed(token, 1), self.position(span, given), halves);
+            let key = rotate(embed(token, 1), self.position(span, index, given), halves);
             let entry = (key, embed(token, 2));
             if self.fault == Fault::CacheById {
                 self.by_id.entry(span.sequence).or_default().push(entry);
@@ -139,13 +149,14 @@ impl Attending {
     fn row(&self, batch: &Batch<'_>, span: &Span<'_>, index: usize) -> Vec<f32> {
         let at = span.start + index;
         let query = embed(batch.tokens[at], 0);
-        let query = rotate(query, self.position(span, batch.positions[at]), self.fault != Fault::AllRotatedOtherwise);
+        let query =
+            rotate(query, self.position(span, index, batch.positions[at]), self.fault != Fault::AllRotatedOtherwise);
         let seen = self.seen(batch, span, index);
         let weights: Vec<f32> = seen.iter().map(|(key, _)| (dot(&query, key) * 2.0).exp()).collect();
         let total: f32 = weights.iter().sum();
         let mut hidden = embed(batch.tokens[at], 3);
         for (weight, (_, value)) in weights.iter().zip(&seen) {
-            hidden.iter_mut().zip(value).for_each(|(sum, value)| *sum += 2.0 * weight / total * value);
+            hidden.iter_mut().zip(value).for_each(|(sum, value)| *sum += self.attention * weight / total * value);
         }
         (0..VOCABULARY as u32).map(|token| dot(&hidden, &embed(token, 4))).collect()
     }

@@ -10,6 +10,10 @@ use pensieve_sdk::{
     testing::{Options, Outcome, Reference, Report, conformance, conformance_with},
 };
 use recurrent::Recurrent;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 /// The length of the toy models' vectors.
 const WIDTH: usize = 8;
@@ -53,6 +57,7 @@ faults! { attending:
     a_cache_at_the_chunk_s_index_is_found: CacheAtChunkIndex => "chunked",
     positions_counted_from_the_chunk_are_found: PositionsFromChunk => "chunked",
     ignored_positions_are_found: PositionsIgnored => "order",
+    positions_that_are_counted_instead_of_read_are_found: PositionsCounted => "positions",
     a_cache_at_the_position_is_found: CacheAtPosition => "positions",
     a_missing_last_rotation_is_found: RotationsTooFew => "far-positions",
     an_ignored_block_table_is_found: TableIgnored => "shuffled",
@@ -117,7 +122,7 @@ fn a_good_model_is_tried_on_all_that_concerns_it() {
 
 #[test]
 fn small_contexts_and_few_blocks_pass() {
-    for (context, blocks) in [(64, 8), (40, 6), (17, 3), (5, 2)] {
+    for (context, blocks) in [(64, 8), (40, 6), (17, 3), (5, 2), (64, 1)] {
         let report = conformance(Box::new(Attending::new(attending::Fault::None, context, blocks)));
         assert!(report.passed(), "context {context}, {blocks} blocks\n{report}");
         assert_eq!(report.outcome("chunked"), Some(&Outcome::Exact), "context {context}, {blocks} blocks\n{report}");
@@ -163,6 +168,18 @@ fn rotations_of_the_wrong_pairs_are_found_by_reference_logits() {
 }
 
 #[test]
+fn faults_of_models_that_hardly_look_back_are_found() {
+    let check = |fault| conformance(Box::new(Attending::faint(fault)));
+    assert!(check(attending::Fault::None).passed());
+    assert_first_broken(&check(attending::Fault::PositionsFromChunk), "chunked");
+    assert_first_broken(&check(attending::Fault::PastOneShort), "chunked");
+    assert_first_broken(&check(attending::Fault::ExportsKeysOnly), "kv-transfer");
+    let blunt = Options { finest: 0.02, ..Options::default() };
+    let unseen = conformance_with(Box::new(Attending::faint(attending::Fault::PositionsFromChunk)), &blunt);
+    assert!(unseen.passed(), "the tolerance need not follow the model after all\n{unseen}");
+}
+
+#[test]
 fn whether_only_distances_count_is_noted() {
     let says = |fault| match attending(fault).outcome("shift") {
         Some(Outcome::Noted { what }) => what.clone(),
@@ -192,6 +209,60 @@ fn reference(tokens: &[u32]) -> Reference {
     let batch = Batch { tokens, positions: &positions, spans: vec![span] };
     assert!(model.forward(&batch, &mut logits).is_ok());
     Reference { tokens: tokens.to_vec(), logits, tolerance: 1e-4 }
+}
+
+/// A good model that counts what it is asked, and whose logits are rounded otherwise in batches of other sizes.
+struct Coarse {
+    inner: Attending,
+    noise: f32,
+    steps: Arc<AtomicUsize>,
+    tokens: Arc<AtomicUsize>,
+}
+
+impl Coarse {
+    fn new(noise: f32) -> Self {
+        let inner = Attending::new(attending::Fault::None, 4096, 256);
+        Self { inner, noise, steps: Arc::default(), tokens: Arc::default() }
+    }
+}
+
+impl Model for Coarse {
+    fn resident(&self) -> Resident {
+        self.inner.resident()
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
+        self.steps.fetch_add(1, Relaxed);
+        self.tokens.fetch_add(batch.tokens.len(), Relaxed);
+        self.inner.forward(batch, logits)?;
+        let Some(first) = logits.first_mut() else { return Ok(()) };
+        *first += self.noise * (batch.tokens.len() % 3) as f32;
+        Ok(())
+    }
+
+    fn release(&mut self, sequence: u64) {
+        self.inner.release(sequence);
+    }
+}
+
+#[test]
+fn rounding_passes_and_is_reported() {
+    let report = conformance(Box::new(Coarse::new(1e-3)));
+    assert!(report.passed(), "\n{report}");
+    assert!(matches!(report.outcome("chunked"), Some(Outcome::WithinRounding { worst }) if *worst > 0.0), "\n{report}");
+    let options = Options { tolerance: 1e-5, finest: 1e-5, ..Options::default() };
+    let report = conformance_with(Box::new(Coarse::new(1e-3)), &options);
+    assert_first_broken(&report, "chunked");
+}
+
+/// Reckoned at 50 tokens of prompt or 8 steps a second: a billion parameters on two cores.
+#[test]
+fn the_laws_take_about_a_minute_of_a_large_model() {
+    let model = Coarse::new(0.0);
+    let (steps, tokens) = (Arc::clone(&model.steps), Arc::clone(&model.tokens));
+    assert!(conformance(Box::new(model)).passed());
+    let (steps, tokens) = (steps.load(Relaxed), tokens.load(Relaxed));
+    assert!(steps > 100 && steps / 8 + tokens / 50 < 60, "{steps} steps of {tokens} tokens");
 }
 
 /// A model whose blocks are not there.
