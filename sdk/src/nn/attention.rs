@@ -131,7 +131,7 @@ impl Attention {
         let gather =
             |store: &Store| -> Result<Tensor> { Ok(store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?) };
         let (keys, values) = (gather(keys)?, gather(values)?);
-        let rows = q.narrow(0, span.start, len)?.contiguous()?;
+        let rows = ops.rows(q, span.start, len)?;
         let rows = rows.reshape((len, self.heads, self.head_dim))?.transpose(0, 1)?.contiguous()?;
         let rows = rows.reshape((self.kv_heads, group * len, self.head_dim))?;
         let mut scores = (ops.matmul_transposed(&rows, &keys)? * f64::from(self.scale))?;

@@ -172,7 +172,8 @@ impl KvTransfer for KvCache {
                 }
                 Store::Tensor(tensor) => {
                     // A view's copy to the host would take the whole storage along.
-                    let block = tensor.narrow(1, block as usize * BLOCK_TOKENS, BLOCK_TOKENS)?.contiguous()?;
+                    let block = tensor.narrow(1, block as usize * BLOCK_TOKENS, BLOCK_TOKENS)?;
+                    let block = block.force_contiguous()?;
                     to_bytes(&block, self.kind, bytes)?;
                 }
             }

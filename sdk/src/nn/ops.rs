@@ -240,6 +240,14 @@ impl Ops {
         Ok(x.index_select(&self.ids(rows)?, 0)?)
     }
 
+    /// The rows `start..start + len` of an activation as a tensor of their own. (`contiguous` would keep the offset.)
+    pub fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        if (start, len) == (0, x.dim(0)?) {
+            return Ok(x.clone());
+        }
+        Ok(x.narrow(0, start, len)?.force_contiguous()?)
+    }
+
     /// Root-mean-square norm over the last dimension.
     pub fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         self.check(x, 2)?;
