@@ -2,5 +2,7 @@
 
 mod error;
 pub mod sampler;
+#[cfg(feature = "weights")]
+pub mod weights;
 
 pub use error::{Code, Error, Result};
