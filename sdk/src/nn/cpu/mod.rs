@@ -6,7 +6,7 @@
 //! the same alone and among twenty others. Each kernel therefore fixes the order in which it sums, and the batch
 //! decides only how often the unpacked weights are used again.
 //!
-//! Every kernel is compiled for each instruction set in [`simd`] and takes the one that its [`Pool`] names. Lengths are
+//! Every kernel is compiled for each instruction set in `simd` and takes the one that its [`Pool`] names. Lengths are
 //! the caller's business and are asserted; block tables come from outside and are checked in full before use.
 
 mod activation;
