@@ -27,5 +27,5 @@ pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use matmul::{Matrix, dequantize_row, matmul};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
-pub use rope::{RopeStyle, rope};
+pub use rope::rope;
 pub use simd::Level;
