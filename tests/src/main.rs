@@ -2,7 +2,6 @@
 //! for it, so `cargo test` on a fresh clone is the whole command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-#![allow(unreachable_pub, reason = "the modules that tests share read as a library of their own")]
 
 mod artifacts;
 mod checkpoints;

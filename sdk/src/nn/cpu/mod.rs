@@ -21,11 +21,10 @@ mod rope;
 mod simd;
 mod tile;
 
-pub use activation::{Activation, activate, activate_mul, add};
+pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Scores, attention};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use matmul::{Matrix, dequantize_row, matmul};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use rope::rope;
-pub use simd::Level;
