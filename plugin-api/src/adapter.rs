@@ -23,7 +23,7 @@ pub struct LowRankPair {
     pub scale: f32,
     /// `rank × inputs` values, row after row.
     pub a: RVec<f32>,
-    /// `outputs × rank` values, row after row.
+    /// `outputs × rank` values, row after row, in the order that the weight's rows have in a Hugging Face checkpoint.
     pub b: RVec<f32>,
 }
 

@@ -42,6 +42,6 @@ pub struct LowRankPair {
     pub scale: f32,
     /// `rank × inputs` values, row after row.
     pub a: Vec<f32>,
-    /// `outputs × rank` values, row after row.
+    /// `outputs × rank` values, row after row, in the order that the weight's rows have in a Hugging Face checkpoint.
     pub b: Vec<f32>,
 }

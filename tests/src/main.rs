@@ -8,6 +8,7 @@ mod checkpoints;
 mod driver;
 mod reference;
 
+mod adapters;
 mod bad_models;
 mod batches;
 mod conformance;

@@ -96,9 +96,10 @@ impl Adapters {
 }
 
 fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<(LayerId, LowRank)> {
-    let Some((id, inputs, outputs)) = registry.find(&pair.target) else {
+    let Some((id, layer)) = registry.find(&pair.target) else {
         return Err(Error::not_found("the model has no such linear layer"));
     };
+    let (inputs, outputs) = (layer.inputs, layer.outputs);
     if (pair.inputs, pair.outputs) != (inputs, outputs) {
         let (found, expected) = (format!("{}→{}", pair.inputs, pair.outputs), format!("{inputs}→{outputs}"));
         return Err(Error::invalid(format!("the adapter maps {found}, the model's layer maps {expected}")));
@@ -110,6 +111,36 @@ fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<(LayerId,
         return Err(Error::corrupt("it holds values that are not numbers"));
     }
     let a = Tensor::from_slice(&pair.a, (pair.rank, inputs), ops.device())?.t()?.contiguous()?;
-    let b = Tensor::from_slice(&pair.b, (outputs, pair.rank), ops.device())?.t()?.contiguous()?;
+    let b = match layer.paired_heads {
+        Some(head_dim) => pair_up(&pair.b, pair.rank, head_dim),
+        None => pair.b.clone(),
+    };
+    let b = Tensor::from_vec(b, (outputs, pair.rank), ops.device())?.t()?.contiguous()?;
     Ok((id, LowRank { a, b: (b * f64::from(pair.scale))? }))
+}
+
+/// Reorders the rows of each head so that row `i` of its first half stands beside row `i` of its second.
+fn pair_up(rows: &[f32], width: usize, head_dim: usize) -> Vec<f32> {
+    let half = head_dim / 2;
+    let mut out = Vec::with_capacity(rows.len());
+    for head in rows.chunks_exact(head_dim * width) {
+        for i in 0..half {
+            for row in [i, half + i] {
+                out.extend_from_slice(&head[row * width..(row + 1) * width]);
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pair_up;
+
+    #[test]
+    fn halves_of_a_head_become_neighbours() {
+        let rows = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5];
+        let expected = [0.0, 0.5, 2.0, 2.5, 1.0, 1.5, 3.0, 3.5, 10.0, 10.5, 12.0, 12.5, 11.0, 11.5, 13.0, 13.5];
+        assert_eq!(pair_up(&rows, 2, 4), expected);
+    }
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Result, Services,
-    weights::{Checkpoint, Format},
+    weights::{Checkpoint, Format, RopeStyle},
 };
 
 /// Names a linear layer within its model.
@@ -29,18 +29,21 @@ pub(super) struct Registry {
     layers: Vec<Registered>,
 }
 
+/// A linear layer as adapters see it.
 #[derive(Debug)]
-struct Registered {
+pub(super) struct Registered {
     name: String,
-    inputs: usize,
-    outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    /// Where a checkpoint's rows are not in Hugging Face's order: the size of the heads within which neighbours pair up.
+    pub(super) paired_heads: Option<usize>,
 }
 
 impl Registry {
-    /// A layer's id, inputs and outputs.
-    pub(super) fn find(&self, name: &str) -> Option<(LayerId, usize, usize)> {
+    /// The layer of this name.
+    pub(super) fn find(&self, name: &str) -> Option<(LayerId, &Registered)> {
         let index = self.layers.iter().position(|layer| layer.name == name)?;
-        Some((LayerId(index), self.layers[index].inputs, self.layers[index].outputs))
+        Some((LayerId(index), &self.layers[index]))
     }
 }
 
@@ -131,9 +134,22 @@ impl Loader<'_> {
     }
 
     pub(super) fn register(&self, name: &str, weight: &Matrix) -> LayerId {
+        let (inputs, outputs) = (weight.inputs(), weight.outputs());
+        let paired_heads = self.paired_heads(name, outputs);
         let mut registry = self.shared.registry.borrow_mut();
-        registry.layers.push(Registered { name: name.to_owned(), inputs: weight.inputs(), outputs: weight.outputs() });
+        registry.layers.push(Registered { name: name.to_owned(), inputs, outputs, paired_heads });
         LayerId(registry.layers.len() - 1)
+    }
+
+    /// GGUF files of Llama and its kin have the rows of queries and keys reordered, so that values which rotate together
+    /// are neighbours.
+    fn paired_heads(&self, name: &str, outputs: usize) -> Option<usize> {
+        let config = self.shared.checkpoint.config();
+        let is_rotated = ["q_proj", "k_proj"].iter().any(|projection| name.ends_with(projection));
+        let is_reordered = self.format() == Format::Gguf && config.rope().ok()?.style == RopeStyle::Interleaved;
+        let per_head = || config.usize("hidden_size").ok()?.checked_div(config.usize("num_attention_heads").ok()?);
+        let head_dim = config.find_usize("head_dim").ok().flatten().or_else(per_head)?;
+        (is_rotated && is_reordered && head_dim > 0 && outputs.is_multiple_of(head_dim)).then_some(head_dim)
     }
 
     /// Reports progress, and stops when the host wants it.
