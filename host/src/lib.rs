@@ -2,3 +2,4 @@
 //! process.
 
 pub mod plugin;
+pub mod engine;
