@@ -1,7 +1,7 @@
 //! Which block of the model's memory holds which tokens of which sequence. Memory for keys and values is dealt out in
 //! blocks of a few tokens, so that sequences grow without a reservation and equal beginnings are computed once: a block
-//! that is full and computed becomes known by what it holds ([`key`]), whoever continues the same text shares it, and
-//! when nobody does it stays cached until its room is needed ([`pool`]). Blocks can also be known from disk ([`disk`]);
+//! that is full and computed becomes known by what it holds (`key`), whoever continues the same text shares it, and
+//! when nobody does it stays cached until its room is needed (`pool`). Blocks can also be known from disk (`disk`);
 //! the table says what to copy where, the engine copies.
 //!
 //! A sequence's table starts with shared blocks, its *chain*, followed by private ones that it fills. Only full blocks
