@@ -1,0 +1,6 @@
+//! What a worker does with its one model.
+
+pub mod stops;
+pub mod vocabulary;
+
+mod patterns;

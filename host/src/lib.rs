@@ -1,0 +1,4 @@
+//! Pensieve's host. The binary `pensieve` is a thin shell around this library, so that tests reach its parts without a
+//! process.
+
+pub mod engine;
