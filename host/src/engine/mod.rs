@@ -1,5 +1,6 @@
 //! What a worker does with its one model.
 
+pub mod constrain;
 pub mod stops;
 pub mod vocabulary;
 

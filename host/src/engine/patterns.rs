@@ -42,11 +42,6 @@ impl Patterns {
         automaton
     }
 
-    /// Whether there is nothing to look for.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.states.len() == 1
-    }
-
     /// Where the next byte leads.
     pub(crate) fn step(&self, mut at: At, byte: u8) -> At {
         loop {
