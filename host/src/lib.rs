@@ -1,4 +1,8 @@
 //! Pensieve's host. The binary `pensieve` is a thin shell around this library, so that tests reach its parts without a
 //! process.
 
+pub mod cli;
+pub mod engine;
+pub mod job;
 pub mod plugin;
+pub mod wire;

@@ -1,0 +1,78 @@
+//! `pensieve plugins`: what a plugin file is, told by opening it. It runs the plugin's code, in this process.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Subcommand;
+
+use crate::plugin::{LoadedPlugin, Manifest};
+
+#[derive(Subcommand)]
+pub(super) enum Plugins {
+    /// Open a plugin, and say what it provides or what is wrong with it.
+    Check {
+        /// The library.
+        file: PathBuf,
+    },
+    /// Check every library in a folder.
+    List {
+        /// The folder.
+        #[arg(long = "plugins", value_name = "DIR", default_value = "plugins")]
+        folder: PathBuf,
+    },
+}
+
+impl Plugins {
+    pub(super) fn run(self) -> ExitCode {
+        match self {
+            Self::Check { file } => check(&file),
+            Self::List { folder } => list(&folder),
+        }
+    }
+}
+
+fn check(file: &Path) -> ExitCode {
+    match LoadedPlugin::open(file) {
+        Ok(plugin) => {
+            print(plugin.manifest());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn list(folder: &Path) -> ExitCode {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            eprintln!("the folder '{}' cannot be read: {error}", folder.display());
+            return ExitCode::FAILURE;
+        }
+    };
+    let library = |path: &PathBuf| path.to_string_lossy().ends_with(std::env::consts::DLL_SUFFIX);
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(library).collect();
+    files.sort();
+    for file in files {
+        check(&file);
+    }
+    ExitCode::SUCCESS
+}
+
+fn print(manifest: &Manifest) {
+    println!("{} {}: {}", manifest.id, manifest.version, manifest.description);
+    let architectures: Vec<&str> = manifest.architectures.iter().map(|claim| claim.architecture.as_str()).collect();
+    for (kind, names) in [
+        ("architectures", architectures),
+        ("samplers", manifest.samplers.iter().map(String::as_str).collect()),
+        ("adapter formats", manifest.adapter_formats.iter().map(String::as_str).collect()),
+    ] {
+        if !names.is_empty() {
+            println!("  {kind}: {}", names.join(", "));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The names of full blocks. A block's key hashes its tokens and its parent's key, so it stands for the whole text up
+//! to the block's end; the chain starts at a root that hashes the salt (model, adapter, scale, API key), so nothing is
+//! ever shared across salts. The hash is keyed by a secret of the installation: a client cannot search for collisions,
+//! and keys on disk tell nothing without it. SipHash-1-3 with 128 bits is enough, as tokens are compared on every hit.
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+use std::hash::Hasher;
+
+/// The name of a full block and of all the text before it; or the root of a chain, which names no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(pub u128);
+
+/// A full block as its sequence sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link<'a> {
+    pub(super) key: Key,
+    pub(super) parent: Key,
+    /// How many blocks come before it in its text.
+    pub(super) depth: u32,
+    pub(super) tokens: &'a [u32],
+}
+
+/// Makes keys.
+#[derive(Debug)]
+pub(super) struct Chain {
+    hasher: SipHasher13,
+    block_tokens: usize,
+    /// Tests narrow the keys so far that collisions are common.
+    pub(super) mask: u128,
+}
+
+impl Chain {
+    pub(super) fn new(secret: &[u8; 16], block_tokens: usize) -> Self {
+        Self { hasher: SipHasher13::new_with_key(secret), block_tokens, mask: u128::MAX }
+    }
+
+    pub(super) fn root(&self, salt: &[u8]) -> Key {
+        let mut hasher = self.hasher;
+        hasher.write_u8(0);
+        hasher.write(salt);
+        Key(hasher.finish128().as_u128())
+    }
+
+    /// The block `depth` of a text whose earlier blocks end in `parent`; none if the text does not fill it.
+    pub(super) fn link<'a>(&self, parent: Key, depth: usize, text: &'a [u32]) -> Option<Link<'a>> {
+        let start = depth * self.block_tokens;
+        let tokens = text.get(start..start + self.block_tokens)?;
+        Some(Link { key: self.key(parent, tokens), parent, depth: depth as u32, tokens })
+    }
+
+    pub(super) fn key(&self, parent: Key, tokens: &[u32]) -> Key {
+        let mut hasher = self.hasher;
+        hasher.write_u8(1);
+        hasher.write(&parent.0.to_le_bytes());
+        for token in tokens {
+            hasher.write(&token.to_le_bytes());
+        }
+        Key(hasher.finish128().as_u128() & self.mask)
+    }
+}

@@ -1,0 +1,388 @@
+//! Which tokens of which sequences the next step computes. Streams come first: every sequence that waits for its next
+//! token gets it in every step. What time that leaves (`pace`) goes to prompts: half of it to the oldest, the other
+//! half to the one with the least left, so that a short question is answered while a long document is read, and the
+//! document is never held up by more than its double.
+//!
+//! Blocks are taken as tokens are computed. When they run out, the newest sequence gives up its own, goes back to the
+//! head of the queue and is recomputed later, mostly out of its own cached blocks. Sequences are served in order of age
+//! and the oldest never gives up anything, so there is always one that gets done.
+
+mod pace;
+mod plan;
+#[cfg(test)]
+mod tests;
+mod waiting;
+
+pub use plan::{Config, Ended, Plan, Refused, Request, Reused, Span};
+
+use std::{collections::HashMap, time::Duration};
+
+use super::blocks::{BlockTable, Import, Key};
+use pace::Pace;
+use waiting::Waiting;
+
+/// The scheduler of one model.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: Config,
+    /// None for a per-sequence model, whose states are only counted.
+    blocks: Option<BlockTable>,
+    pace: Pace,
+    sequences: HashMap<u64, Sequence>,
+    /// Those that have been let in, oldest first.
+    running: Vec<u64>,
+    waiting: Waiting,
+    admitted: u64,
+}
+
+#[derive(Debug)]
+struct Sequence {
+    root: Key,
+    /// Prompt and generated tokens.
+    tokens: Vec<u32>,
+    /// How many of them are the prompt.
+    prompt: usize,
+    /// How many of them have been computed.
+    computed: usize,
+    /// Its place among those that were ever let in.
+    age: Option<u64>,
+    /// The blocks that it lacked when it was last kept out.
+    lacked: usize,
+    preempted: bool,
+    reused: Reused,
+    deadline: Option<Duration>,
+}
+
+impl Scheduler {
+    /// A scheduler with nothing to do. A per-sequence model has no blocks.
+    pub fn new(config: Config, blocks: Option<BlockTable>) -> Self {
+        let chunk_min = config.chunk_min.max(1);
+        let sequences_max = config.sequences_max.max(1);
+        let chunk_max = config.chunk_max.max(chunk_min);
+        let step_tokens_max = config.step_tokens_max.max(sequences_max + chunk_min);
+        let config = Config { sequences_max, step_tokens_max, chunk_min, chunk_max, ..config };
+        let (sequences, running, waiting) = (HashMap::new(), Vec::new(), Waiting::default());
+        Self { pace: Pace::new(&config), config, blocks, sequences, running, waiting, admitted: 0 }
+    }
+
+    /// Takes a sequence in; it runs when its turn comes.
+    pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
+        let Request { sequence, client, salt, prompt, deadline } = request;
+        if prompt.is_empty() {
+            return Err(Refused::Empty);
+        }
+        if self.sequences.contains_key(&sequence) {
+            return Err(Refused::Duplicate);
+        }
+        if self.waiting.len() >= self.config.waiting_max {
+            return Err(Refused::Busy { waiting: self.waiting.len() });
+        }
+        let mut root = Key(0);
+        if let Some(blocks) = &self.blocks {
+            let room = blocks.layout().blocks as usize * blocks.layout().block_tokens;
+            if prompt.len() >= room {
+                return Err(Refused::TooLong { prompt: prompt.len(), room });
+            }
+            root = blocks.root(&salt);
+        }
+        let new = Sequence {
+            root,
+            prompt: prompt.len(),
+            tokens: prompt,
+            computed: 0,
+            age: None,
+            lacked: 0,
+            preempted: false,
+            reused: Reused::default(),
+            deadline,
+        };
+        self.waiting.push(client, sequence);
+        self.sequences.insert(sequence, new);
+        Ok(())
+    }
+
+    /// Decides the next step. The engine copies the blocks of [`Scheduler::next_import`], computes the spans, and
+    /// reports [`Scheduler::done`]; if it cannot compute them, it finishes their sequences instead. `now` is on any
+    /// clock that only goes forward.
+    pub fn plan(&mut self, now: Duration) -> Plan {
+        let mut plan = Plan::default();
+        self.expire(now, &mut plan);
+        self.admit();
+        let lengths = self.lengths();
+        self.take_blocks(&lengths, &mut plan);
+        plan
+    }
+
+    /// A plan's spans have been computed, and the step took that long. What they filled becomes known, so a sequence
+    /// whose logits are not numbers is finished before; sequences that have ended since the plan are passed over.
+    pub fn done(&mut self, plan: &Plan, elapsed: Duration) {
+        let (mut decodes, mut prompt_tokens, mut prompt_known) = (0, 0, false);
+        for span in &plan.spans {
+            match span.tokens.len() {
+                1 => decodes += 1,
+                more => prompt_tokens += more,
+            }
+            let sequence = self.sequences.get_mut(&span.sequence);
+            let Some(sequence) = sequence.filter(|sequence| sequence.computed == span.tokens.start) else { continue };
+            sequence.computed = span.tokens.end.min(sequence.tokens.len());
+            prompt_known |= sequence.computed == sequence.prompt;
+            if let Some(blocks) = &mut self.blocks {
+                blocks.publish(span.sequence, &sequence.tokens[..sequence.computed]);
+            }
+        }
+        if prompt_known {
+            self.look_again();
+        }
+        if !plan.spans.is_empty() {
+            self.pace.record(decodes, prompt_tokens, elapsed);
+        }
+    }
+
+    /// The token that was sampled where a span asked for logits; the sequence goes on from there.
+    pub fn push(&mut self, sequence: u64, token: u32) {
+        if let Some(sequence) = self.sequences.get_mut(&sequence) {
+            sequence.tokens.push(token);
+        }
+    }
+
+    /// Forgets a sequence, whatever it was doing: it is complete, cancelled or broken. Its blocks are free for others
+    /// at once.
+    pub fn finish(&mut self, sequence: u64) {
+        if self.sequences.remove(&sequence).is_none() {
+            return;
+        }
+        self.waiting.remove(sequence);
+        self.running.retain(|other| *other != sequence);
+        if let Some(blocks) = &mut self.blocks {
+            blocks.close(sequence);
+        }
+    }
+
+    /// The block to copy from disk next, for the oldest sequence that waits for one. The engine copies it, reports
+    /// [`Scheduler::imported`] and asks again, as many per step as it likes, and keeps none for later.
+    pub fn next_import(&self) -> Option<Import> {
+        let blocks = self.blocks.as_ref()?;
+        self.running.iter().find_map(|&sequence| blocks.import_of(sequence))
+    }
+
+    /// The block of [`Scheduler::next_import`] was copied, or could not be.
+    pub fn imported(&mut self, import: Import, done: bool) {
+        let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&import.sequence)) else {
+            return;
+        };
+        blocks.imported(import.sequence, &sequence.tokens, done);
+        let known = blocks.known(import.sequence);
+        let gained = known.saturating_sub(sequence.computed);
+        sequence.computed += gained;
+        if !sequence.preempted {
+            sequence.reused.disk += gained;
+        }
+    }
+
+    /// A sequence's tokens, prompt and generated.
+    pub fn tokens(&self, sequence: u64) -> &[u32] {
+        self.sequences.get(&sequence).map_or(&[], |sequence| &sequence.tokens)
+    }
+
+    /// Where a sequence's tokens lie, for the model; empty for a per-sequence model.
+    pub fn table(&self, sequence: u64) -> &[u32] {
+        self.blocks.as_ref().map_or(&[], |blocks| blocks.blocks(sequence))
+    }
+
+    /// How many of a sequence's prompt tokens were taken over instead of computed.
+    pub fn reused(&self, sequence: u64) -> Reused {
+        self.sequences.get(&sequence).map(|sequence| sequence.reused).unwrap_or_default()
+    }
+
+    /// The block table, for the disk tier and for metrics.
+    pub fn blocks(&mut self) -> Option<&mut BlockTable> {
+        self.blocks.as_mut()
+    }
+
+    /// How many sequences have been let in.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// How many sequences wait to be let in.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn expire(&mut self, now: Duration, plan: &mut Plan) {
+        let late = |(id, sequence): (&u64, &Sequence)| sequence.deadline.filter(|at| *at <= now).map(|_| *id);
+        let mut late: Vec<u64> = self.sequences.iter().filter_map(late).collect();
+        late.sort_unstable();
+        for sequence in late {
+            self.finish(sequence);
+            plan.ended.push((sequence, Ended::Deadline));
+        }
+    }
+
+    /// Lets waiting sequences in as long as there is room. Who is next holds up the others: a small request that
+    /// slipped past a large one would take the room that the large one waits for.
+    fn admit(&mut self) {
+        while self.running.len() < self.config.sequences_max {
+            let Some(id) = self.waiting.next() else { return };
+            if !self.enter(id) {
+                return;
+            }
+            self.waiting.pop();
+            let Some(sequence) = self.sequences.get_mut(&id) else { continue };
+            let age = *sequence.age.get_or_insert(self.admitted);
+            self.admitted += u64::from(age == self.admitted);
+            let older = |other: &u64| self.sequences.get(other).is_some_and(|other| other.age < Some(age));
+            self.running.insert(self.running.partition_point(older), id);
+        }
+    }
+
+    /// Opens a sequence's table, if all its tokens will fit beside what the running ones are about to need.
+    fn enter(&mut self, id: u64) -> bool {
+        let Some(blocks) = &mut self.blocks else { return true };
+        let running = self.running.iter().filter_map(|other| Some((other, self.sequences.get(other)?)));
+        let outstanding: usize = running.map(|(other, sequence)| lacks(blocks, *other, &sequence.tokens)).sum();
+        let alone = self.running.is_empty();
+        let Some(sequence) = self.sequences.get_mut(&id) else { return true };
+        if !alone && blocks.available() < sequence.lacked + outstanding {
+            return false;
+        }
+        blocks.open(id, sequence.root);
+        blocks.share(id, &sequence.tokens);
+        sequence.lacked = lacks(blocks, id, &sequence.tokens);
+        let enters = alone || blocks.available() >= sequence.lacked + outstanding;
+        if enters {
+            sequence.take_over(blocks.known(id));
+        } else {
+            blocks.close(id);
+        }
+        enters
+    }
+
+    /// A prompt has become known: who is next may have the same beginning, and lack less than it did.
+    fn look_again(&mut self) {
+        if let Some(next) = self.waiting.next().and_then(|id| self.sequences.get_mut(&id)) {
+            next.lacked = 0;
+        }
+    }
+
+    /// How many tokens each running sequence computes in this step.
+    fn lengths(&mut self) -> Vec<usize> {
+        let mut lengths = vec![0; self.running.len()];
+        let mut prompts = Vec::new();
+        let mut claimed = Vec::new();
+        for (i, length) in lengths.iter_mut().enumerate() {
+            let id = self.running[i];
+            let ready = self.sequences[&id].left() <= 1 || self.look_ahead(id, &mut claimed);
+            match self.sequences[&id].left() {
+                left @ 0..=1 => *length = left,
+                left if ready => prompts.push((i, left)),
+                _ => {}
+            }
+        }
+        let decodes = lengths.iter().sum();
+        if !prompts.is_empty() {
+            let chunk = self.pace.chunk(decodes).min(self.config.step_tokens_max - decodes);
+            split(chunk, &prompts, &mut lengths);
+        }
+        lengths
+    }
+
+    /// Takes over what has become known of a prompt since the last step. False if its next block is already on the way:
+    /// from disk, or because an older sequence with the same text is computing it.
+    fn look_ahead(&mut self, id: u64, claimed: &mut Vec<Key>) -> bool {
+        let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return true };
+        let importing = blocks.import_of(id).is_some();
+        if !importing && blocks.share(id, &sequence.tokens) > 0 {
+            sequence.take_over(blocks.known(id));
+        }
+        let Some(next) = blocks.next_key(id, &sequence.tokens) else { return true };
+        if claimed.contains(&next) {
+            return false;
+        }
+        claimed.push(next);
+        !importing && !blocks.recall(id, &sequence.tokens)
+    }
+
+    /// Makes room for what is to be computed, from the oldest sequence to the newest, and at the expense of the newest.
+    fn take_blocks(&mut self, lengths: &[usize], plan: &mut Plan) {
+        let mut place = 0;
+        while let Some(&id) = self.running.get(place) {
+            let Some(sequence) = self.sequences.get(&id) else { return };
+            let tokens = sequence.computed..sequence.computed + lengths[place];
+            let logits = tokens.end == sequence.tokens.len();
+            if !tokens.is_empty() {
+                if !self.make_room(place, tokens.end, plan) {
+                    return;
+                }
+                plan.spans.push(Span { sequence: id, tokens, logits });
+            }
+            place += 1;
+        }
+    }
+
+    /// Room for the first `end` tokens of a running sequence. If there is none even without all newer ones, it gives up
+    /// its own and is the last.
+    fn make_room(&mut self, place: usize, end: usize, plan: &mut Plan) -> bool {
+        let id = self.running[place];
+        while self.blocks.as_mut().is_some_and(|blocks| blocks.extend(id, end).is_err()) {
+            let newest = self.running.len() - 1;
+            if newest == 0 {
+                self.finish(id);
+                plan.ended.push((id, Ended::NoRoom));
+            } else {
+                self.preempt(newest, plan);
+            }
+            if newest == place {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn preempt(&mut self, place: usize, plan: &mut Plan) {
+        let id = self.running.remove(place);
+        let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return };
+        blocks.close(id);
+        (sequence.computed, sequence.lacked, sequence.preempted) = (0, 0, true);
+        self.waiting.push_preempted(sequence.age.unwrap_or(u64::MAX), id);
+        plan.preempted.push(id);
+    }
+}
+
+impl Sequence {
+    fn left(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Its first tokens, up to there, lie in blocks that others have computed.
+    fn take_over(&mut self, known: usize) {
+        let gained = known.saturating_sub(self.computed);
+        self.computed += gained;
+        if !self.preempted {
+            self.reused.memory += gained;
+        }
+    }
+}
+
+/// How many blocks a sequence lacks for its tokens and one block more.
+fn lacks(blocks: &BlockTable, id: u64, text: &[u32]) -> usize {
+    let all = blocks.blocks_for(text.len() + blocks.layout().block_tokens);
+    all.saturating_sub(blocks.blocks(id).len())
+}
+
+/// Deals the tokens of a chunk out to prompts, which are (place, tokens left), oldest first.
+fn split(chunk: usize, prompts: &[(usize, usize)], lengths: &mut [usize]) {
+    let Some(&oldest) = prompts.first() else { return };
+    let mut by_left = prompts.to_vec();
+    by_left.sort_by_key(|(_, left)| *left);
+    let mut rest = chunk;
+    let mut give = |(place, left): (usize, usize), most: usize| {
+        let tokens = most.min(rest).min(left - lengths[place]);
+        lengths[place] += tokens;
+        rest -= tokens;
+    };
+    give(oldest, chunk.div_ceil(2));
+    for prompt in by_left {
+        give(prompt, chunk);
+    }
+}

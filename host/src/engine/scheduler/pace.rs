@@ -1,0 +1,206 @@
+//! How many prompt tokens a step may compute. Streams feel a prompt as a pause: a step that also computes a chunk of it
+//! takes longer than one without. So the chunk is what keeps the step below a multiple of a decode-only step with the
+//! same number of streams, by what steps have been measured to take. Both figures are learnt while serving: the first
+//! mixed step is put off to measure a step without a chunk, and every so often one is left without, as contexts grow
+//! and machines get busy. A single slow step moves the figures little; a lasting change moves them within a few steps.
+
+use std::time::Duration;
+
+use super::Config;
+
+/// How much a new measurement counts.
+const FRESH: f64 = 0.2;
+/// A measurement counts at most as this multiple of what was expected.
+const ODD: f64 = 2.0;
+/// After so many mixed steps one is left without a chunk.
+const PROBE_INTERVAL: u32 = 32;
+
+#[derive(Debug)]
+pub(super) struct Pace {
+    chunk_min: usize,
+    chunk_max: usize,
+    stretch: f64,
+    prefill_seconds: f64,
+    /// Seconds of a step of nothing but decodes, by their number; 0 is never measured.
+    decode: Vec<Option<f64>>,
+    /// Sums over chunks of what they cost and of their tokens; old ones count ever less.
+    chunks: Option<(f64, f64)>,
+    mixed_steps: u32,
+}
+
+impl Pace {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            chunk_min: config.chunk_min,
+            chunk_max: config.chunk_max,
+            stretch: config.stretch,
+            prefill_seconds: config.prefill_step.as_secs_f64(),
+            decode: Vec::new(),
+            chunks: None,
+            mixed_steps: 0,
+        }
+    }
+
+    /// How many prompt tokens the next step may compute beside so many decodes; none when it is to be measured without.
+    pub(super) fn chunk(&self, decodes: usize) -> usize {
+        let seconds = match decodes {
+            0 => self.prefill_seconds,
+            _ if self.mixed_steps >= PROBE_INTERVAL => return 0,
+            _ => match self.decode_step(decodes) {
+                None => return 0,
+                Some(alone) => (self.stretch - 1.0) * alone,
+            },
+        };
+        let tokens = self.token_seconds().map_or(0.0, |each| seconds / each);
+        (tokens as usize).clamp(self.chunk_min, self.chunk_max)
+    }
+
+    /// A step of so many decodes and prompt tokens took that long.
+    pub(super) fn record(&mut self, decodes: usize, prompt_tokens: usize, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64().max(1e-6);
+        if prompt_tokens == 0 {
+            self.mixed_steps = 0;
+            self.record_decodes(decodes, seconds);
+            return;
+        }
+        let alone = self.decode_step(decodes).unwrap_or(0.0);
+        if decodes > 0 {
+            self.mixed_steps += 1;
+            if seconds < alone {
+                self.record_decodes(decodes, seconds);
+            }
+        }
+        let tokens = prompt_tokens as f64;
+        let most = self.token_seconds().map_or(f64::MAX, |each| each * tokens * ODD);
+        let cost = (seconds - alone).clamp(1e-7 * tokens, most);
+        let (costs, all) = self.chunks.unwrap_or((0.0, 0.0));
+        self.chunks = Some((costs * (1.0 - FRESH) + cost, all * (1.0 - FRESH) + tokens));
+    }
+
+    /// Anything can slow a step down, nothing can speed it up: what is far below the estimate takes its place.
+    fn record_decodes(&mut self, decodes: usize, seconds: f64) {
+        if self.decode.len() <= decodes {
+            self.decode.resize(decodes + 1, None);
+        }
+        let known = &mut self.decode[decodes];
+        *known = Some(match *known {
+            Some(old) if seconds > old / ODD => old + FRESH * (seconds.min(old * ODD) - old),
+            _ => seconds,
+        });
+    }
+
+    /// What a step of so many decodes takes alone. Where that number was not measured, a lower bound: more streams
+    /// never take less time in all, nor more time each.
+    fn decode_step(&self, decodes: usize) -> Option<f64> {
+        if let Some(&Some(known)) = self.decode.get(decodes) {
+            return Some(known);
+        }
+        let bound =
+            |(n, seconds): (usize, f64)| if n < decodes { seconds } else { seconds * decodes as f64 / n as f64 };
+        let measured = self.decode.iter().enumerate().filter_map(|(n, seconds)| Some((n, (*seconds)?)));
+        measured.map(bound).filter(|_| decodes > 0).reduce(f64::max)
+    }
+
+    fn token_seconds(&self) -> Option<f64> {
+        self.chunks.map(|(costs, tokens)| costs / tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace() -> Pace {
+        let (chunk_min, chunk_max, stretch, prefill_step) = (16, 512, 2.0, Duration::from_millis(500));
+        Pace::new(&Config { chunk_min, chunk_max, stretch, prefill_step, ..Config::default() })
+    }
+
+    fn ms(milliseconds: f64) -> Duration {
+        Duration::from_secs_f64(milliseconds / 1000.0)
+    }
+
+    #[test]
+    fn a_prompt_alone_starts_small_and_grows_to_what_the_step_time_allows() {
+        let mut pace = pace();
+        assert_eq!(pace.chunk(0), 16);
+        pace.record(0, 16, ms(16.0));
+        assert_eq!(pace.chunk(0), 500);
+        pace.record(0, 500, ms(250.0));
+        assert_eq!(pace.chunk(0), 512, "the configured most");
+    }
+
+    #[test]
+    fn a_chunk_beside_streams_fits_between_the_measured_step_and_its_multiple() {
+        let mut pace = pace();
+        pace.record(4, 0, ms(40.0));
+        pace.record(4, 32, ms(72.0));
+        assert_eq!(pace.chunk(4), 40);
+    }
+
+    #[test]
+    fn the_first_step_beside_streams_is_measured_without_a_chunk() {
+        let mut pace = pace();
+        assert_eq!(pace.chunk(3), 0);
+        pace.record(3, 0, ms(30.0));
+        assert_eq!(pace.chunk(3), 16, "what a token costs is not known yet");
+    }
+
+    #[test]
+    fn after_many_mixed_steps_one_is_measured_without_a_chunk() {
+        let mut pace = pace();
+        pace.record(2, 0, ms(30.0));
+        for _ in 0..PROBE_INTERVAL {
+            assert_ne!(pace.chunk(2), 0);
+            pace.record(2, 16, ms(40.0));
+        }
+        assert_eq!(pace.chunk(2), 0);
+        pace.record(2, 0, ms(30.0));
+        assert_ne!(pace.chunk(2), 0);
+    }
+
+    #[test]
+    fn the_smallest_chunk_is_computed_even_if_it_takes_too_long() {
+        let mut pace = pace();
+        pace.record(1, 0, ms(10.0));
+        pace.record(1, 16, ms(500.0));
+        assert_eq!(pace.chunk(1), 16);
+    }
+
+    #[test]
+    fn an_unmeasured_number_of_streams_is_never_thought_slower_than_it_can_be() {
+        let mut pace = pace();
+        pace.record(2, 0, ms(30.0));
+        pace.record(8, 0, ms(40.0));
+        for (decodes, milliseconds) in [(1, 15.0), (2, 30.0), (4, 30.0), (7, 35.0), (8, 40.0), (20, 40.0)] {
+            let step = pace.decode_step(decodes).map(|seconds| (seconds * 1e6).round());
+            assert_eq!(step, Some(milliseconds * 1e3), "{decodes} decodes");
+        }
+        assert_eq!(pace.decode_step(0), None);
+    }
+
+    #[test]
+    fn one_odd_measurement_moves_the_chunk_little_and_a_lasting_change_moves_it_soon() {
+        let mut pace = pace();
+        pace.record(4, 0, ms(100.0));
+        pace.record(4, 100, ms(200.0));
+        pace.record(4, 0, ms(10_000.0));
+        assert!((100..=120).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        for _ in 0..20 {
+            pace.record(4, 0, ms(300.0));
+        }
+        assert!((280..=310).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+        for _ in 0..20 {
+            pace.record(4, 100, ms(700.0));
+        }
+        assert!((70..=80).contains(&pace.chunk(4)), "{}", pace.chunk(4));
+    }
+
+    #[test]
+    fn a_slow_first_measurement_is_forgotten_at_the_first_faster_one() {
+        let mut pace = pace();
+        pace.record(4, 0, ms(1000.0));
+        pace.record(4, 16, ms(66.0));
+        pace.record(4, 0, ms(50.0));
+        assert!(pace.decode_step(4).is_some_and(|seconds| (0.05..0.07).contains(&seconds)));
+    }
+}

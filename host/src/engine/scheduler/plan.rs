@@ -1,0 +1,132 @@
+//! What goes into the scheduler and what comes out: its limits, requests and why one is refused, plans and why a
+//! sequence ended. All of it is plain data, so that a test writes down what it expects.
+
+use std::{fmt, ops::Range, time::Duration};
+
+/// The limits that a scheduler keeps to.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The most sequences that run at once. For a per-sequence model, no more than its states.
+    pub sequences_max: usize,
+    /// The most sequences that wait; more are refused.
+    pub waiting_max: usize,
+    /// The most tokens in a step; at least `sequences_max + chunk_min`.
+    pub step_tokens_max: usize,
+    /// The fewest prompt tokens in a step that has any, however slow the machine: prompts must get done. Above 1 it may
+    /// break `stretch`: on two CPU cores a prompt token takes about a third of a single stream's step.
+    pub chunk_min: usize,
+    /// The most prompt tokens in a step.
+    pub chunk_max: usize,
+    /// How many times longer than without it a prompt may make a step beside streams.
+    pub stretch: f64,
+    /// How long a step may take that serves only prompts: a cancellation waits for it.
+    pub prefill_step: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            sequences_max: 64,
+            waiting_max: 1024,
+            step_tokens_max: 1024,
+            chunk_min: 4,
+            chunk_max: 512,
+            stretch: 2.25,
+            prefill_step: Duration::from_millis(500),
+        }
+    }
+}
+
+/// A sequence that asks to be run.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Its id, which no other sequence here has.
+    pub sequence: u64,
+    /// Who asks; clients take turns.
+    pub client: u64,
+    /// What besides tokens its keys and values depend on: see [`root`](crate::engine::blocks::BlockTable::root).
+    pub salt: Vec<u8>,
+    /// The prompt, at least one token.
+    pub prompt: Vec<u32>,
+    /// When to give up on it, on the clock of [`plan`](super::Scheduler::plan).
+    pub deadline: Option<Duration>,
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// There is no token to start from.
+    Empty,
+    /// Its id is in use.
+    Duplicate,
+    /// Too many others wait.
+    Busy {
+        /// How many.
+        waiting: usize,
+    },
+    /// It would not fit even alone.
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens that all blocks together hold.
+        room: usize,
+    },
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => write!(f, "the prompt has no tokens; send at least one"),
+            Self::Duplicate => write!(f, "a sequence with this id is already running"),
+            Self::Busy { waiting } => {
+                write!(f, "{waiting} requests are already waiting for this model; try again later")
+            }
+            Self::TooLong { prompt, room } => {
+                write!(f, "the prompt has {prompt} tokens, this model's memory holds {room}; ")?;
+                write!(f, "shorten the prompt, or raise the model's kv_budget")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Why the scheduler ended a sequence on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Its deadline came.
+    Deadline,
+    /// It has grown beyond what all blocks together hold.
+    NoRoom,
+}
+
+/// Some tokens of one sequence to compute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Which sequence.
+    pub sequence: u64,
+    /// Which of its tokens; those before are computed.
+    pub tokens: Range<usize>,
+    /// Whether they end where the next token is to be sampled.
+    pub logits: bool,
+}
+
+/// What to do in one step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What to compute; empty if nothing can be before imports are done.
+    pub spans: Vec<Span>,
+    /// Who gave its blocks up; it goes on later without anyone's help.
+    pub preempted: Vec<u64>,
+    /// Who is over, and why.
+    pub ended: Vec<(u64, Ended)>,
+}
+
+/// How many prompt tokens a sequence did not have to compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reused {
+    /// They were in memory.
+    pub memory: usize,
+    /// They came from disk.
+    pub disk: usize,
+}

@@ -1,0 +1,125 @@
+//! A worker without a model: random clients, a random disk and a "model" whose keys and values are fingerprints of all
+//! the tokens up to a place. Whatever the scheduler has computed, shared, evicted, spilled and imported, a span must
+//! find the fingerprints of exactly its own text before it, or something was reused that was not the same. Every run is
+//! a seed.
+
+mod timing;
+mod world;
+
+use std::time::Duration;
+
+use crate::engine::{blocks::Layout, scheduler::Config};
+use world::{Odds, World};
+
+/// One kind of worker and of clients; differs from `USUAL` in what its test is about.
+#[derive(Clone)]
+struct Scenario {
+    seed: u64,
+    steps: u64,
+    layout: Option<Layout>,
+    config: Config,
+    odds: Odds,
+    /// Tokens that a prompt takes over from an earlier text, and tokens of an answer: fewer than these.
+    beginning_max: usize,
+    answer_max: usize,
+    /// How many steps a sequence may take from its arrival to its end.
+    patience: u64,
+    key_bits: Option<u32>,
+    /// How many different tokens there are.
+    alphabet: u32,
+}
+
+fn usual(seed: u64) -> Scenario {
+    let config = Config {
+        sequences_max: 6,
+        waiting_max: 24,
+        step_tokens_max: 40,
+        chunk_min: 3,
+        chunk_max: 24,
+        prefill_step: Duration::from_millis(60),
+        ..Config::default()
+    };
+    Scenario {
+        seed,
+        steps: 150_000,
+        layout: Some(Layout { blocks: 48, block_tokens: 4, disk_blocks: 0 }),
+        config,
+        odds: Odds::default(),
+        beginning_max: 80,
+        answer_max: 30,
+        patience: 2_500,
+        key_bits: None,
+        alphabet: 50,
+    }
+}
+
+fn run(scenario: &Scenario) -> world::Totals {
+    let mut world = World::new(scenario);
+    while world.totals.steps < scenario.steps {
+        world.step();
+    }
+    world.drain();
+    println!("{:?}", world.totals);
+    world.totals
+}
+
+#[test]
+fn a_roomy_pool_serves_everyone_and_reuses_prompts_and_answers() {
+    let layout = Layout { blocks: 200, block_tokens: 4, disk_blocks: 0 };
+    let totals = run(&Scenario { layout: Some(layout), ..usual(1) });
+    assert!(totals.reused > totals.computed / 4, "conversations go on where they were");
+    assert_eq!(totals.preempted, 0);
+}
+
+#[test]
+fn a_tiny_pool_preempts_and_still_serves_everyone() {
+    let layout = Layout { blocks: 20, block_tokens: 4, disk_blocks: 0 };
+    let totals = run(&Scenario { layout: Some(layout), beginning_max: 20, answer_max: 60, ..usual(2) });
+    assert!(totals.preempted > 5_000 && totals.finished > 1_000 && totals.outgrown > 100, "{totals:?}");
+}
+
+#[test]
+fn blocks_of_16_tokens_behave_as_small_ones_do() {
+    let layout = Layout { blocks: 16, block_tokens: 16, disk_blocks: 12 };
+    let totals = run(&Scenario { layout: Some(layout), answer_max: 90, ..usual(3) });
+    assert!(totals.preempted > 500 && totals.imported > 1_000, "{totals:?}");
+}
+
+#[test]
+fn clients_that_go_away_and_deadlines_leave_nothing_behind() {
+    let odds = Odds { cancel: 0.1, deadline: 0.3, broken_step: 0.02, ..Odds::default() };
+    let totals = run(&Scenario { odds, ..usual(4) });
+    assert!(totals.cancelled > 1_000 && totals.expired > 1_000);
+}
+
+#[test]
+fn a_disk_that_fails_at_times_never_serves_what_was_not_asked_for() {
+    let odds = Odds { spill: 0.5, failed_import: 0.05, lost: 0.002, restart: 0.0005, cancel: 0.02, ..Odds::default() };
+    let layout = Layout { blocks: 24, block_tokens: 4, disk_blocks: 60 };
+    let totals = run(&Scenario { layout: Some(layout), odds, ..usual(5) });
+    assert!(totals.imported > 10_000 && totals.failed_imports > 500 && totals.restarts > 20);
+}
+
+#[test]
+fn a_disk_smaller_than_memory_keeps_to_its_budget() {
+    let odds = Odds { spill: 0.8, ..Odds::default() };
+    let layout = Layout { blocks: 32, block_tokens: 4, disk_blocks: 5 };
+    let totals = run(&Scenario { layout: Some(layout), odds, ..usual(6) });
+    assert!(totals.imported > 100);
+}
+
+#[test]
+fn keys_that_collide_never_serve_another_text() {
+    let odds = Odds { spill: 0.3, failed_import: 0.02, restart: 0.0002, ..Odds::default() };
+    let layout = Layout { blocks: 40, block_tokens: 4, disk_blocks: 30 };
+    let totals = run(&Scenario { layout: Some(layout), odds, key_bits: Some(6), alphabet: 2, ..usual(7) });
+    assert!(totals.reused > 10_000);
+}
+
+#[test]
+fn a_per_sequence_model_is_served_within_its_number_of_states() {
+    let config = Config { sequences_max: 3, ..usual(8).config };
+    let totals = run(&Scenario { layout: None, config, ..usual(8) });
+    assert!(totals.finished > 1_000);
+    assert_eq!((totals.reused, totals.preempted), (0, 0));
+}

@@ -1,0 +1,399 @@
+//! The random clients, disk and model, and what is asserted of every step.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::Scenario;
+use crate::engine::{
+    blocks::{BlockTable, Key, Record},
+    scheduler::{Ended, Plan, Refused, Request, Scheduler, Span},
+};
+
+const SECRET: [u8; 16] = *b"a secret of test";
+const LIVE_MAX: usize = 30;
+
+/// How often things happen, per step or per request.
+#[derive(Clone)]
+pub(super) struct Odds {
+    pub(super) arrival: f64,
+    pub(super) cancel: f64,
+    pub(super) deadline: f64,
+    /// The model fails, and with it every sequence of the step.
+    pub(super) broken_step: f64,
+    pub(super) spill: f64,
+    pub(super) failed_import: f64,
+    /// A block on disk turns out to be unreadable.
+    pub(super) lost: f64,
+    pub(super) restart: f64,
+}
+
+impl Default for Odds {
+    fn default() -> Self {
+        Self {
+            arrival: 0.3,
+            cancel: 0.005,
+            deadline: 0.02,
+            broken_step: 0.0,
+            spill: 0.2,
+            failed_import: 0.0,
+            lost: 0.0,
+            restart: 0.0,
+        }
+    }
+}
+
+/// What has happened.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    pub(super) steps: u64,
+    pub(super) computed: usize,
+    pub(super) reused: usize,
+    pub(super) finished: u64,
+    pub(super) cancelled: u64,
+    pub(super) expired: u64,
+    pub(super) outgrown: u64,
+    pub(super) preempted: u64,
+    pub(super) imported: u64,
+    pub(super) failed_imports: u64,
+    pub(super) restarts: u64,
+    pub(super) longest_life: u64,
+}
+
+struct Live {
+    client: u64,
+    salt: u8,
+    /// `prints[i]` stands for the salt and the tokens up to and with `i`.
+    prints: Vec<u64>,
+    goal: usize,
+    born: u64,
+    deadline: Option<Duration>,
+    computed: usize,
+    started: bool,
+    /// Per client, how many of its sequences got in while this one was the head of its own client's queue.
+    passed_by: BTreeMap<u64, u32>,
+}
+
+pub(super) struct World {
+    pub(super) totals: Totals,
+    scenario: Scenario,
+    rng: Rng,
+    scheduler: Scheduler,
+    now: Duration,
+    next_id: u64,
+    live: BTreeMap<u64, Live>,
+    /// Texts that a prompt may start with.
+    beginnings: Vec<(u8, Vec<u32>)>,
+    memory: Vec<Vec<u64>>,
+    disk: HashMap<Key, (Record, Vec<u64>)>,
+}
+
+impl World {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let (mut rng, alphabet) = (Rng::with_seed(scenario.seed), scenario.alphabet);
+        let beginnings =
+            (0..12).map(|i| (i % 3, (0..rng.usize(0..30)).map(|_| rng.u32(0..alphabet)).collect())).collect();
+        let scheduler = Scheduler::new(scenario.config, None);
+        let mut world = Self {
+            totals: Totals::default(),
+            scenario: scenario.clone(),
+            rng,
+            scheduler,
+            now: Duration::ZERO,
+            next_id: 1,
+            live: BTreeMap::new(),
+            beginnings,
+            memory: Vec::new(),
+            disk: HashMap::new(),
+        };
+        world.start();
+        world
+    }
+
+    pub(super) fn step(&mut self) {
+        for _ in 0..2 {
+            if self.live.len() < LIVE_MAX && self.chance(self.scenario.odds.arrival) {
+                self.arrive();
+            }
+        }
+        self.turn();
+        if self.chance(self.scenario.odds.restart) {
+            self.totals.restarts += 1;
+            self.live.clear();
+            self.start();
+        }
+    }
+
+    /// Lets everyone who is left finish, and looks for what they leave behind.
+    pub(super) fn drain(&mut self) {
+        while !self.live.is_empty() {
+            self.turn();
+        }
+        assert_eq!((self.scheduler.running(), self.scheduler.waiting()), (0, 0));
+        if let Some(blocks) = self.scheduler.blocks() {
+            assert_eq!(blocks.usage().active, 0, "blocks of nobody");
+        }
+    }
+
+    fn chance(&mut self, odds: f64) -> bool {
+        self.rng.f64() < odds
+    }
+
+    /// A new process: memory is lost, the disk is found again.
+    fn start(&mut self) {
+        let blocks = self.scenario.layout.map(|layout| {
+            let mut table = BlockTable::new(layout, &SECRET);
+            if let Some(bits) = self.scenario.key_bits {
+                table.weaken_keys(bits);
+            }
+            self.memory = vec![vec![0; layout.block_tokens]; layout.blocks as usize];
+            let mut records: Vec<Record> = self.disk.values().map(|(record, _)| record.clone()).collect();
+            records.sort_by_key(|record| record.key);
+            if let Some(record) = self.rng.choice(&mut records) {
+                record.tokens[0] ^= 1;
+            }
+            table.restore(&records);
+            table
+        });
+        self.scheduler = Scheduler::new(self.scenario.config, blocks);
+        self.delete_dropped();
+    }
+
+    fn arrive(&mut self) {
+        let (salt, mut prompt) = self.rng.choice(&self.beginnings).cloned().unwrap_or_default();
+        let (tail, alphabet) = (self.rng.usize(0..20), self.scenario.alphabet);
+        prompt.extend(std::iter::repeat_with(|| self.rng.u32(0..alphabet)).take(tail));
+        let goal = prompt.len() + self.rng.usize(1..self.scenario.answer_max);
+        let siblings = if self.chance(0.1) { 3 } else { 1 };
+        for _ in 0..siblings {
+            let deadline = self
+                .chance(self.scenario.odds.deadline)
+                .then(|| self.now + Duration::from_millis(self.rng.u64(0..3_000)));
+            let (sequence, client) = (self.next_id, u64::from(salt) * 10 + self.rng.u64(0..2));
+            let request = Request { sequence, client, salt: vec![salt], prompt: prompt.clone(), deadline };
+            match self.scheduler.submit(request) {
+                Ok(()) => {}
+                Err(Refused::Empty) => return assert!(prompt.is_empty()),
+                Err(Refused::Busy { waiting }) => return assert!(waiting >= self.scenario.config.waiting_max),
+                Err(Refused::TooLong { room, .. }) => return assert!(prompt.len() >= room),
+                Err(Refused::Duplicate) => panic!("{sequence} is new"),
+            }
+            self.next_id += 1;
+            let mut prints = Vec::new();
+            prompt.iter().for_each(|token| prints.push(print_of(&prints, salt, *token)));
+            let (born, passed_by) = (self.totals.steps, BTreeMap::new());
+            let live = Live { client, salt, prints, goal, born, deadline, computed: 0, started: false, passed_by };
+            self.live.insert(sequence, live);
+        }
+    }
+
+    fn turn(&mut self) {
+        if self.chance(self.scenario.odds.cancel)
+            && let Some(&id) = self.rng.choice(self.live.keys().collect::<Vec<_>>())
+        {
+            self.totals.cancelled += 1;
+            self.forget(id);
+        }
+        self.spill();
+        let oldest = self.scheduler.running_ids().first().copied();
+        let plan = self.scheduler.plan(self.now);
+        assert!(oldest.is_none_or(|oldest| !plan.preempted.contains(&oldest)), "the oldest gave up its blocks");
+        self.totals.preempted += plan.preempted.len() as u64;
+        self.note_ended(&plan);
+        self.note_let_in(&plan);
+        let importing = self.import();
+        assert!(
+            !plan.spans.is_empty() || importing || !plan.ended.is_empty() || self.live.is_empty(),
+            "nobody gets on although {} wait",
+            self.live.len()
+        );
+        for span in &plan.spans {
+            self.compute(span);
+        }
+        if self.chance(self.scenario.odds.broken_step) {
+            for span in &plan.spans {
+                self.totals.cancelled += 1;
+                self.forget(span.sequence);
+            }
+        } else {
+            let elapsed = Duration::from_millis(self.rng.u64(5..60));
+            self.now += elapsed;
+            self.scheduler.done(&plan, elapsed);
+            self.sample(&plan);
+        }
+        self.totals.steps += u64::from(!plan.spans.is_empty());
+        if let Some(blocks) = self.scheduler.blocks() {
+            blocks.check_invariants();
+        }
+    }
+
+    fn forget(&mut self, id: u64) {
+        self.scheduler.finish(id);
+        self.live.remove(&id);
+        assert!(self.scheduler.table(id).is_empty());
+    }
+
+    fn note_ended(&mut self, plan: &Plan) {
+        for (id, reason) in &plan.ended {
+            let Some(live) = self.live.remove(id) else { panic!("{id} ended twice") };
+            match reason {
+                Ended::Deadline => {
+                    self.totals.expired += 1;
+                    assert!(live.deadline.is_some_and(|at| at <= self.now));
+                }
+                Ended::NoRoom => {
+                    self.totals.outgrown += 1;
+                    let room = self.scenario.layout.map_or(0, |layout| layout.blocks as usize * layout.block_tokens);
+                    assert!(live.prints.len() > room, "{} tokens fit into {room}", live.prints.len());
+                }
+            }
+        }
+        let late = |live: &Live| live.deadline.is_some_and(|at| at <= self.now);
+        assert!(!self.live.values().any(late), "a deadline was passed over");
+    }
+
+    /// Who was let in for the first time must have been the head of its client's queue, and no client gets in twice
+    /// before the head of another's queue.
+    fn note_let_in(&mut self, plan: &Plan) {
+        let let_in = |live: &BTreeMap<u64, Live>, id: &u64| live.get(id).is_some_and(|live| !live.started);
+        let oldest_first = self.scheduler.running_ids().iter().chain(plan.preempted.iter().rev());
+        let new: Vec<u64> = oldest_first.copied().filter(|id| let_in(&self.live, id)).collect();
+        for id in new {
+            let client = self.live[&id].client;
+            let mut heads = BTreeMap::new();
+            for (other, live) in self.live.iter().filter(|(_, live)| !live.started) {
+                heads.entry(live.client).or_insert(*other);
+            }
+            assert_eq!(heads.remove(&client), Some(id), "requests of client {client} keep their order");
+            for head in heads.values() {
+                let Some(head) = self.live.get_mut(head) else { continue };
+                *head.passed_by.entry(client).or_insert(0) += 1;
+            }
+            let Some(live) = self.live.get_mut(&id) else { continue };
+            live.started = true;
+            assert!(live.passed_by.values().all(|times| *times <= 1), "{id} was passed by: {:?}", live.passed_by);
+        }
+        for id in &plan.preempted {
+            self.live.entry(*id).and_modify(|live| live.computed = 0);
+        }
+    }
+
+    /// Copies some of the blocks that sequences wait for; true if any waits.
+    fn import(&mut self) -> bool {
+        let waits = self.scheduler.next_import().is_some();
+        for _ in 0..self.rng.usize(1..6) {
+            let Some(import) = self.scheduler.next_import() else { break };
+            let found = self.disk.get(&import.key).map(|(_, bytes)| bytes.clone());
+            let done = found.is_some() && !self.chance(self.scenario.odds.failed_import);
+            if let (true, Some(bytes)) = (done, found) {
+                let private = self.scheduler.blocks().is_some_and(|blocks| blocks.is_private(import.block));
+                assert!(private, "an import would overwrite block {}", import.block);
+                self.memory[import.block as usize] = bytes;
+                self.totals.imported += 1;
+            } else {
+                self.totals.failed_imports += 1;
+            }
+            self.scheduler.imported(import, done);
+            self.delete_dropped();
+        }
+        waits
+    }
+
+    /// The model: finds the past as it must be, and adds to it.
+    fn compute(&mut self, span: &Span) {
+        let Some(live) = self.live.get_mut(&span.sequence) else { panic!("{} is not alive", span.sequence) };
+        let Some(layout) = self.scenario.layout else {
+            assert_eq!(span.tokens.start, live.computed, "a state holds every token once");
+            live.computed = span.tokens.end;
+            self.totals.computed += span.tokens.len();
+            return;
+        };
+        let table = self.scheduler.table(span.sequence).to_vec();
+        let place = |i: usize| (table[i / layout.block_tokens] as usize, i % layout.block_tokens);
+        assert!(span.tokens.start >= live.computed, "a token is computed twice");
+        // What was taken over is compared as a whole; the rest was compared before, and is looked at here and there.
+        let all = span.tokens.start != live.computed || self.rng.u8(0..16) == 0;
+        let from = if all { 0 } else { span.tokens.start - span.tokens.start.min(layout.block_tokens) };
+        for i in from..span.tokens.start {
+            let (block, slot) = place(i);
+            assert_eq!(self.memory[block][slot], live.prints[i], "token {i} of {} in block {block}", span.sequence);
+        }
+        self.totals.reused += span.tokens.start - live.computed;
+        self.totals.computed += span.tokens.len();
+        for i in span.tokens.clone() {
+            let (block, slot) = place(i);
+            self.memory[block][slot] = live.prints[i];
+        }
+        live.computed = span.tokens.end;
+        let Some(blocks) = self.scheduler.blocks() else { return };
+        let written = &table[span.tokens.start / layout.block_tokens..=(span.tokens.end - 1) / layout.block_tokens];
+        assert!(written.iter().all(|block| blocks.is_private(*block)), "a shared block was written to");
+    }
+
+    /// The next token depends on all that came before, as a greedy model's does.
+    fn sample(&mut self, plan: &Plan) {
+        for span in &plan.spans {
+            let Some(live) = self.live.get_mut(&span.sequence) else { continue };
+            assert_eq!(span.logits, span.tokens.end == live.prints.len());
+            if !span.logits {
+                continue;
+            }
+            let token = (live.prints[live.prints.len() - 1] >> 20) as u32 % self.scenario.alphabet;
+            live.prints.push(print_of(&live.prints, live.salt, token));
+            self.scheduler.push(span.sequence, token);
+            if live.prints.len() < live.goal {
+                continue;
+            }
+            let life = self.totals.steps - live.born;
+            self.totals.longest_life = self.totals.longest_life.max(life);
+            assert!(life <= self.scenario.patience, "{} took {life} steps", span.sequence);
+            self.totals.finished += 1;
+            if self.rng.u8(0..3) == 0 {
+                let text = self.scheduler.tokens(span.sequence).to_vec();
+                let place = self.rng.usize(0..self.beginnings.len());
+                let most = self.scenario.beginning_max;
+                let text = if text.len() < most { text } else { text[..self.rng.usize(0..most)].to_vec() };
+                self.beginnings[place] = (live.salt, text);
+            }
+            self.forget(span.sequence);
+        }
+        let patience = self.scenario.patience;
+        assert!(self.live.values().all(|live| self.totals.steps - live.born <= patience), "somebody starves");
+    }
+
+    fn spill(&mut self) {
+        let (spills, loses) = (self.chance(self.scenario.odds.spill), self.chance(self.scenario.odds.lost));
+        let (window, count) = (self.rng.usize(0..40), self.rng.usize(0..12));
+        let Some(blocks) = self.scheduler.blocks() else { return };
+        let lost = self.disk.keys().min().copied();
+        if let Some(lost) = lost.filter(|_| loses) {
+            blocks.lost(lost);
+        }
+        self.delete_dropped();
+        let Some(blocks) = self.scheduler.blocks().filter(|_| spills) else { return };
+        for spill in blocks.to_spill(window, count) {
+            let bytes = self.memory[spill.block as usize].clone();
+            blocks.spilled(spill.record.key);
+            assert!(self.disk.insert(spill.record.key, (spill.record, bytes)).is_none(), "it was on disk already");
+        }
+        self.delete_dropped();
+    }
+
+    fn delete_dropped(&mut self) {
+        let Some(blocks) = self.scheduler.blocks() else { return };
+        for key in blocks.take_dropped() {
+            assert!(self.disk.remove(&key).is_some(), "{key:?} is to be deleted, but is not there");
+        }
+        assert_eq!(self.disk.len(), blocks.usage().disk);
+        assert!(blocks.on_disk().all(|key| self.disk.contains_key(&key)));
+    }
+}
+
+/// Stands for a text: the fingerprint of what came before, and a token.
+fn print_of(before: &[u64], salt: u8, token: u32) -> u64 {
+    let mixed = before.last().map_or(u64::from(salt), |last| *last) ^ (u64::from(token) << 32 | before.len() as u64);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
