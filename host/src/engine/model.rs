@@ -6,7 +6,7 @@ use std::{collections::HashMap, path::Path, time::Duration};
 
 use pensieve_plugin_api::{
     self as api, AdapterData, Batch, Card, LoadRequest, ModelBox, NO_ADAPTER, Resident, Source, StateKind, Want,
-    ext::kv_transfer::KvTransfer,
+    ext::{Offered, kv_transfer::KvTransfer},
 };
 
 use super::scheduler::{Plan, Scheduler};
@@ -30,15 +30,9 @@ pub struct Model {
     pub resident: Resident,
     /// Everything that an exported block depends on besides its text.
     pub identity: String,
-    transfer: Option<Transfer>,
+    /// The length of an exported block, of a model that can export its blocks.
+    block_bytes: Option<usize>,
     batch: Scratch,
-}
-
-/// The ability to copy blocks.
-#[derive(Clone, Copy)]
-struct Transfer {
-    table: &'static KvTransfer,
-    block_bytes: usize,
 }
 
 /// What a batch is made of; kept from step to step.
@@ -81,8 +75,8 @@ impl Model {
             &load.options,
         ]
         .join("\0");
-        let mut model = Self { model, card, resident, identity, transfer: None, batch: Scratch::default() };
-        model.transfer = model.find_transfer()?;
+        let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
+        model.block_bytes = model.find_block_bytes()?;
         Ok(model)
     }
 
@@ -98,7 +92,7 @@ impl Model {
 
     /// Bytes of an exported block; none if it exports none.
     pub fn block_bytes(&self) -> Option<usize> {
-        self.transfer.map(|transfer| transfer.block_bytes)
+        self.block_bytes
     }
 
     /// Computes a plan's spans. Answers one row of logits per span that asks for them, in order.
@@ -161,25 +155,26 @@ impl Model {
 
     /// Copies a block out.
     pub fn export(&mut self, block: u32, bytes: &mut [u8]) -> Result<(), Failure> {
-        let Some(transfer) = self.transfer else { return Err(no_transfer()) };
-        (transfer.table.export)(self.model.obj.sabi_as_rmut(), block, bytes.into()).into_result().map_err(of_plugin)
+        self.transfer()?.export(block, bytes).map_err(of_plugin)
     }
 
     /// Overwrites a block.
     pub fn import(&mut self, block: u32, bytes: &[u8]) -> Result<(), Failure> {
-        let Some(transfer) = self.transfer else { return Err(no_transfer()) };
-        (transfer.table.import)(self.model.obj.sabi_as_rmut(), block, bytes.into()).into_result().map_err(of_plugin)
+        self.transfer()?.import(block, bytes).map_err(of_plugin)
     }
 
-    fn find_transfer(&mut self) -> Result<Option<Transfer>, Failure> {
+    fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
+        KvTransfer::of(&mut self.model).ok_or_else(no_transfer)?.map_err(of_plugin)
+    }
+
+    /// The length of an exported block, of a model that can export its blocks.
+    fn find_block_bytes(&mut self) -> Result<Option<usize>, Failure> {
         if !self.is_paged() {
             return Ok(None);
         }
-        let Some(table) = KvTransfer::of(&self.model) else { return Ok(None) };
-        let table = table.map_err(of_plugin)?;
-        let bytes = (table.block_bytes)(self.model.obj.sabi_as_rmut());
-        let possible = usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes));
-        Ok(possible.map(|block_bytes| Transfer { table, block_bytes }))
+        let Some(blocks) = KvTransfer::of(&mut self.model) else { return Ok(None) };
+        let bytes = blocks.map_err(of_plugin)?.block_bytes();
+        Ok(usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes)))
     }
 }
 
