@@ -165,6 +165,14 @@ fn a_budget_without_room_for_a_block_is_refused() {
 }
 
 #[test]
+fn a_wish_for_countless_threads_is_bounded() {
+    let options = Options { threads: u32::MAX, ..Options::default() };
+    let mut driver = Driver::load(&plugin("pensieve-llama"), &fixture("llama/mha"), &options).unwrap();
+    assert!(driver.resident.note.contains("256 threads"), "{}", driver.resident.note);
+    driver.generate(&[5, 6], 2).unwrap();
+}
+
+#[test]
 fn settings_and_devices_that_are_unknown_are_refused() {
     let load = |settings: &str, device| {
         let options = Options { settings: settings.to_owned(), device, ..Options::default() };

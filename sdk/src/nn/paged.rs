@@ -13,7 +13,7 @@ use super::{
     ops::Kernels,
 };
 use crate::{
-    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Resident, Result,
+    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, Level, LoadRequest, Model, Resident, Result,
     Services, Source, StateKind,
     weights::{Checkpoint, Dtype},
 };
@@ -169,6 +169,12 @@ impl<D: Decoder> Architecture for Paged<D> {
         let ops = Ops::new(&chosen, request.threads as usize, opened.kernels);
         let (shape, asked) = (opened.shape, request.context as usize);
         let context = if asked == 0 { shape.context } else { asked.min(shape.context) };
+        if asked > context {
+            services.log(
+                Level::Warn,
+                format!("the model was made for {context} tokens, not for {asked}: taking {context}"),
+            );
+        }
         let shared = Shared::new(&opened.checkpoint, services, &ops, context);
         let decoder = D::load(&shared.root(), &opened.config)?;
         let registry = shared.into_registry();

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use super::simd::Level;
 
 const SPIN: Duration = Duration::from_micros(40);
+const THREADS_MAX: usize = 256;
 
 /// Threads that work on one loop at a time.
 pub struct Pool {
@@ -30,7 +31,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller of [`run`](Self::run) counted; 0 takes as many as the machine offers.
+    /// A pool of `threads` threads, the caller of [`run`](Self::run) counted; 0 takes as many as the machine offers, and
+    /// never more than 256.
     pub fn new(threads: usize) -> Self {
         Self::with_level(threads, Level::best())
     }
@@ -38,6 +40,7 @@ impl Pool {
     /// The same with an instruction set of the caller's choice.
     pub fn with_level(threads: usize, level: Level) -> Self {
         let threads = if threads == 0 { thread::available_parallelism().map_or(1, usize::from) } else { threads };
+        let threads = threads.min(THREADS_MAX);
         let shared = Arc::new(Shared::default());
         // A thread that cannot be started only makes the pool smaller.
         let workers = (1..threads)
