@@ -6,7 +6,7 @@
 
 mod candidates;
 
-pub use candidates::{Candidates, rank};
+pub use candidates::{Candidates, rank, unrank};
 
 use crate::error::Result;
 

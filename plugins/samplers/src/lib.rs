@@ -6,14 +6,15 @@
 //! the exponential and the random generator are our own, so that one seed gives the same tokens on every platform.
 
 mod dry;
-mod mass;
 mod narrow;
+mod nucleus;
 mod parameters;
 mod pick;
 mod random;
 mod reweigh;
 mod softmax;
 mod tally;
+mod wide;
 mod xtc;
 
 use parameters::Parameters;

@@ -4,15 +4,14 @@
 //! to keep, and drops what is below. All but `top_k` leave the order as it is, and where no candidate is above −inf all
 //! leave the refusal to the stage that picks.
 
-use std::cell::Cell;
-
 use pensieve_sdk::Result;
-use pensieve_sdk::sampler::{Candidates, History, Stage, rank};
+use pensieve_sdk::sampler::{Candidates, History, Stage, unrank};
 
 use crate::Sequence;
-use crate::mass::lowest_of_mass;
+use crate::nucleus::lowest_of_mass;
 use crate::parameters::Parameters;
 use crate::softmax::Softmax;
+use crate::wide::widest;
 
 /// `top_k`: keeps the `k` best and sorts them (Fan et al. 2018). 0, or a `k` of the whole vocabulary, turns it off.
 pub(crate) fn top_k(parameters: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
@@ -60,14 +59,11 @@ impl Stage for TopP {
         if self.p >= 1.0 {
             return Ok(None);
         }
-        let mut scratch = SCRATCH.take();
-        if let Some(softmax) = Softmax::with_weights(candidates, &mut scratch.weights) {
-            let mass = self.p * softmax.total;
-            let floor = softmax.logit_of(negligible(self.p, candidates.len()));
-            let (ids, logits) = (candidates.ids(), candidates.logits());
-            candidates.keep_ranked(lowest_of_mass(ids, logits, &scratch.weights, mass, floor..=softmax.max));
+        let max = candidates.maximum();
+        let lowest = lowest_of_mass(candidates, max, self.p, max, |logit| logit);
+        if let Some(lowest) = lowest {
+            keep_ranked(candidates, lowest, |logit| logit);
         }
-        SCRATCH.set(scratch);
         Ok(None)
     }
 }
@@ -96,43 +92,22 @@ impl Stage for Typical {
         if self.p >= 1.0 {
             return Ok(None);
         }
-        let mut scratch = SCRATCH.take();
-        if let Some(softmax) = Softmax::with_weights(candidates, &mut scratch.weights) {
-            let Scratch { weights, typicalities } = &mut scratch;
-            // With m the expected distance from the best, −ln p of a candidate differs from the entropy by |distance − m|.
-            let logits = candidates.logits();
-            let mean = softmax.mean_distance(logits, weights);
-            let typicality = |logit| -(softmax.distance(logit) - mean).abs();
-            typicalities.clear();
-            typicalities.extend(logits.iter().map(|&logit| typicality(logit)));
-            // The best differs by −m, so a floor below 2m excludes only what differs more than all above it.
-            let negligible = softmax.distance(softmax.logit_of(negligible(self.p, logits.len())));
-            let floor = negligible.min(2.0 * mean) - SLACK - mean;
-            let mass = self.p * softmax.total;
-            let lowest = lowest_of_mass(candidates.ids(), typicalities, weights, mass, floor..=0.0);
-            candidates.retain(|id, logit| rank(id, typicality(logit)) >= lowest);
+        let Some(softmax) = Softmax::of(candidates) else { return Ok(None) };
+        // With m the expected distance from the best, −ln p of a candidate differs from the entropy by |distance − m|.
+        let typicality = |logit| -(softmax.distance(logit) - softmax.mean_distance).abs();
+        if let Some(lowest) = lowest_of_mass(candidates, softmax.max, self.p, 0.0, typicality) {
+            keep_ranked(candidates, lowest, typicality);
         }
-        SCRATCH.set(scratch);
         Ok(None)
     }
 }
 
-thread_local! {
-    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch { weights: Vec::new(), typicalities: Vec::new() }) };
-}
-
-/// Room for a number per candidate. The page faults of fresh memory for a vocabulary cost as much as the arithmetic, and
-/// room in every stage of every sequence would be megabytes, so each thread has one.
-#[derive(Default)]
-struct Scratch {
-    weights: Vec<f32>,
-    typicalities: Vec<f32>,
-}
-
-/// Room for the rounding of a logit that was computed from a probability.
-const SLACK: f32 = 1e-3;
-
-/// A probability so small that all `count` candidates below it together weigh less than 1 − p.
-fn negligible(p: f64, count: usize) -> f64 {
-    (1.0 - p) / count as f64 * 0.999
+/// Keeps the candidates whose rank, of this key and the id, is at least `lowest`, which is that of a number.
+fn keep_ranked(candidates: &mut Candidates<'_>, lowest: u64, key: impl Fn(f32) -> f32) {
+    let (last, lowest) = unrank(lowest);
+    let keeps = |id, key| (key > lowest) | ((key == lowest) & (id <= last));
+    widest(
+        #[inline(always)]
+        || candidates.retain(|id, logit| keeps(id, key(logit))),
+    );
 }

@@ -7,8 +7,16 @@
 
 use pensieve_sdk::sampler::Candidates;
 
+use crate::wide::widest;
+
 /// How many logits are weighed at a time.
-const BLOCK: usize = 64;
+pub(crate) const BLOCK: usize = 64;
+
+/// How many sums run next to each other: a few vector registers.
+const LANES: usize = BLOCK / 4;
+
+/// How many logits at a time a draw passes over.
+const STRIDE: usize = 1024;
 
 /// Weights below exp(−87) count as zero: f32 would go subnormal, and no sum would feel them.
 const DISTANCE_MIN: f32 = -87.0;
@@ -17,38 +25,25 @@ const DISTANCE_MIN: f32 = -87.0;
 pub(crate) struct Softmax {
     pub(crate) max: f32,
     pub(crate) total: f64,
+    /// The expected distance from the highest logit, which is ln total minus the entropy.
+    pub(crate) mean_distance: f32,
 }
 
 impl Softmax {
     /// The softmax of what is left; none if no logit is above −inf. Where logits are +inf, they share the whole mass.
     pub(crate) fn of(candidates: &Candidates<'_>) -> Option<Self> {
-        Self::measure(candidates, |_| {})
-    }
-
-    /// The softmax of what is left, and everyone's weight in place of what `weights` held.
-    pub(crate) fn with_weights(candidates: &Candidates<'_>, weights: &mut Vec<f32>) -> Option<Self> {
-        weights.clear();
-        weights.reserve(candidates.len() + BLOCK);
-        let softmax = Self::measure(candidates, |block| weights.extend_from_slice(block));
-        weights.truncate(candidates.len());
-        softmax
-    }
-
-    fn measure(candidates: &Candidates<'_>, mut visit: impl FnMut(&[f32; BLOCK])) -> Option<Self> {
         let max = candidates.maximum();
         if max == f32::NEG_INFINITY {
             return None;
         }
-        let mut total = 0.0;
-        for block in candidates.logits().chunks(BLOCK) {
-            let weights = weights(block, max);
-            total += sum(&weights);
-            visit(&weights);
-        }
-        Some(Self { max, total })
+        let (total, product) = widest(
+            #[inline(always)]
+            || weigh_all(candidates.logits(), max),
+        );
+        Some(Self { max, total, mean_distance: (product / total) as f32 })
     }
 
-    /// How far a logit is below the highest; never above 0, and −inf for NaN.
+    /// How far a logit is below the highest; never above 0, unless it is NaN.
     pub(crate) fn distance(&self, logit: f32) -> f32 {
         distance(logit, self.max)
     }
@@ -64,34 +59,29 @@ impl Softmax {
         self.total.ln() - f64::from(self.distance(logit))
     }
 
-    /// The expected distance, which is ln total minus the entropy.
-    pub(crate) fn mean_distance(&self, logits: &[f32], weights: &[f32]) -> f32 {
-        let mut product = 0.0;
-        for (logits, block) in logits.chunks(BLOCK).zip(weights.chunks(BLOCK)) {
-            let mut products = [0.0; BLOCK];
-            products[..block.len()].copy_from_slice(block);
-            for (product, &logit) in products.iter_mut().zip(logits) {
-                *product *= self.distance(logit).max(DISTANCE_MIN);
-            }
-            product += sum(&products);
-        }
-        (product / self.total) as f32
-    }
-
     /// The position at which the mass, summed in order, passes this fraction (below 1) of the total; never one of weight
     /// zero.
     pub(crate) fn at(&self, logits: &[f32], fraction: f64) -> Option<usize> {
-        let target = fraction * self.total;
+        widest(
+            #[inline(always)]
+            || self.position(logits, fraction * self.total),
+        )
+    }
+
+    #[inline(always)]
+    fn position(&self, logits: &[f32], target: f64) -> Option<usize> {
         let mut reached = 0.0;
         let mut last = None;
-        for (block, start) in logits.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
-            let weights = weights(block, self.max);
-            let mass = sum(&weights);
+        for (stride, start) in logits.chunks(STRIDE).zip((0..).step_by(STRIDE)) {
+            let (mass, _) = weigh_all(stride, self.max);
             if reached + mass > target {
                 let mut within = reached;
-                for (index, &weight) in weights.iter().enumerate().filter(|&(_, &weight)| weight > 0.0) {
-                    within += f64::from(weight);
-                    last = Some(start + index);
+                for (index, &logit) in stride.iter().enumerate() {
+                    let weight = weigh(logit, self.max);
+                    if weight > 0.0 {
+                        within += f64::from(weight);
+                        last = Some(start + index);
+                    }
                     if within > target {
                         return last;
                     }
@@ -104,41 +94,50 @@ impl Softmax {
     }
 }
 
-fn distance(logit: f32, max: f32) -> f32 {
-    // The first case is for +inf, whose difference from itself is NaN; the comparison below takes NaN for −inf.
-    let distance = if logit == max { 0.0 } else { logit - max };
-    if distance <= 0.0 { distance } else { f32::NEG_INFINITY }
+/// Logits in blocks, the last one filled up with −inf.
+#[inline(always)]
+pub(crate) fn blocks(logits: &[f32]) -> impl Iterator<Item = [f32; BLOCK]> {
+    let (blocks, rest) = logits.as_chunks();
+    let mut last = [f32::NEG_INFINITY; BLOCK];
+    last[..rest.len()].copy_from_slice(rest);
+    blocks.iter().copied().chain((!rest.is_empty()).then_some(last))
 }
 
-/// The weights of at most a block of logits, and zeros behind them.
+/// The sum of the weights, and that of every weight times its distance.
 #[inline(always)]
-fn weights(logits: &[f32], max: f32) -> [f32; BLOCK] {
-    let mut weights = [0.0; BLOCK];
-    if max == f32::INFINITY {
-        weights.iter_mut().zip(logits).for_each(|(weight, &logit)| *weight = exp(distance(logit, max)));
-    } else if let Some(logits) = logits.as_array::<BLOCK>() {
-        // The same as below, but a known length vectorises.
-        weights.iter_mut().zip(logits).for_each(|(weight, &logit)| *weight = exp(logit - max));
-    } else {
-        weights.iter_mut().zip(logits).for_each(|(weight, &logit)| *weight = exp(logit - max));
-    }
-    weights
-}
-
-#[inline(always)]
-fn sum(block: &[f32; BLOCK]) -> f64 {
-    let mut lanes = [0.0f32; 16];
-    let (chunks, _) = block.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, &value) in lanes.iter_mut().zip(chunk) {
-            *lane += value;
+pub(crate) fn weigh_all(logits: &[f32], max: f32) -> (f64, f64) {
+    let (mut totals, mut products) = ([0.0; LANES], [0.0; LANES]);
+    for block in blocks(logits) {
+        let (mut weights, mut block_products) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for index in 0..BLOCK {
+            let distance = distance(block[index], max);
+            weights[index] = exp(distance);
+            block_products[index] = weights[index] * distance.max(DISTANCE_MIN);
+        }
+        for lane in 0..LANES {
+            let sum =
+                |values: &[f32; BLOCK]| (values[lane] + values[lane + 16]) + (values[lane + 32] + values[lane + 48]);
+            totals[lane] += f64::from(sum(&weights));
+            products[lane] += f64::from(sum(&block_products));
         }
     }
-    f64::from(lanes.iter().sum::<f32>())
+    (totals.iter().sum(), products.iter().sum())
+}
+
+/// The weight of a logit; 0 for NaN.
+#[inline(always)]
+pub(crate) fn weigh(logit: f32, max: f32) -> f32 {
+    exp(distance(logit, max))
+}
+
+#[inline(always)]
+fn distance(logit: f32, max: f32) -> f32 {
+    // The first case is for +inf, whose difference from itself is NaN.
+    if logit == max { 0.0 } else { logit - max }
 }
 
 /// exp(x) for x ≤ 0 to within 2 units in the last place, and 0 below [`DISTANCE_MIN`]: x = n·ln 2 + r with |r| ≤ ln 2 / 2,
-/// a Taylor polynomial for exp(r), and n added to the exponent.
+/// a polynomial for exp(r) with the least relative error, and n added to the exponent.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // Adding 1.5·2²³ rounds to the nearest integer and leaves it in the low bits.
@@ -150,10 +149,9 @@ fn exp(x: f32) -> f32 {
     let rounded = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = rounded - ROUND;
     let r = clamped - n * LN_2_HIGH - n * LN_2_LOW;
-    let mut power = 1.0 / 5040.0;
-    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        power = power * r + coefficient;
-    }
+    let square = r * r;
+    let high = (0.041_668_39 + 0.008_368_745 * r) + 0.001_381_454 * square;
+    let power = (1.0 + r) + square * ((0.499_999_94 + 0.166_665_21 * r) + square * high);
     let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127);
     let result = power * f32::from_bits(exponent << 23);
     if x > DISTANCE_MIN { result } else { 0.0 }

@@ -6,7 +6,7 @@
 //! the stage off. The coin is tossed for every token, needed or not, so that later tokens do not depend on it.
 
 use pensieve_sdk::Result;
-use pensieve_sdk::sampler::{Candidates, History, Stage, rank};
+use pensieve_sdk::sampler::{Candidates, History, Stage, rank, unrank};
 
 use crate::Sequence;
 use crate::parameters::Parameters;
@@ -37,7 +37,8 @@ impl Stage for Xtc {
         let floor = softmax.logit_of(self.threshold);
         let likely = candidates.ids().iter().zip(candidates.logits()).filter(|&(_, &logit)| logit >= floor);
         if let Some(least) = likely.map(|(&id, &logit)| rank(id, logit)).min() {
-            candidates.retain(|id, logit| rank(id, logit) <= least);
+            let (least, lowest) = unrank(least);
+            candidates.retain(|id, logit| !((logit > lowest) | ((logit == lowest) & (id < least))));
         }
         Ok(None)
     }

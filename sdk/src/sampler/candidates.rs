@@ -94,13 +94,31 @@ impl<'a> Candidates<'a> {
     }
 
     /// Keeps the candidates that `keep` wants, in their order.
+    #[inline(always)]
     pub fn retain(&mut self, mut keep: impl FnMut(u32, f32) -> bool) {
         let mut kept = 0;
-        for index in 0..self.len {
-            let (id, logit) = (self.ids[index], self.logits[index]);
-            self.ids[kept] = id;
-            self.logits[kept] = logit;
-            kept += usize::from(keep(id, logit));
+        for start in (0..self.len).step_by(BLOCK) {
+            let block = start..self.len.min(start + BLOCK);
+            let mut wanted = [0; BLOCK];
+            let members = self.ids[block.clone()].iter().zip(&self.logits[block.clone()]);
+            // A plain condition is one on vectors here, and what it says of eight candidates, a byte each, is one number.
+            wanted.iter_mut().zip(members).for_each(|(wanted, (&id, &logit))| *wanted = u8::from(keep(id, logit)));
+            for (&wanted, start) in wanted.as_chunks().0.iter().zip(block.step_by(8)) {
+                let mut wanted = u64::from_le_bytes(wanted);
+                if wanted == u64::from_le_bytes([1; 8]) {
+                    self.ids.copy_within(start..start + 8, kept);
+                    self.logits.copy_within(start..start + 8, kept);
+                    kept += 8;
+                    continue;
+                }
+                while wanted != 0 {
+                    let index = start + wanted.trailing_zeros() as usize / 8;
+                    self.ids[kept] = self.ids[index];
+                    self.logits[kept] = self.logits[index];
+                    kept += 1;
+                    wanted &= wanted - 1;
+                }
+            }
         }
         self.len = kept;
     }
@@ -112,22 +130,12 @@ impl<'a> Candidates<'a> {
             self.len = ranks.take_while(|&rank| rank >= lowest).count();
             return;
         }
-        let (_, floor) = unrank(lowest);
-        let mut kept = 0;
-        for start in (0..self.len).step_by(LANES) {
-            let end = self.len.min(start + LANES);
-            // Without a branch per logit this is one comparison of vectors, and most chunks end here.
-            if self.logits[start..end].iter().fold(true, |all, &logit| all & (logit < floor)) {
-                continue;
-            }
-            for index in start..end {
-                let (id, logit) = (self.ids[index], self.logits[index]);
-                self.ids[kept] = id;
-                self.logits[kept] = logit;
-                kept += usize::from(rank(id, logit) >= lowest);
-            }
+        let (last, floor) = unrank(lowest);
+        if floor > f32::NEG_INFINITY {
+            self.retain(|id, logit| (logit > floor) | ((logit == floor) & (id <= last)));
+        } else {
+            self.retain(|id, logit| rank(id, logit) >= lowest);
         }
-        self.len = kept;
     }
 
     /// Keeps the candidates whose logit is at least `floor`, in their order.
@@ -206,7 +214,7 @@ pub fn rank(id: u32, logit: f32) -> u64 {
 }
 
 /// The id and logit of a [`rank`].
-fn unrank(rank: u64) -> (u32, f32) {
+pub fn unrank(rank: u64) -> (u32, f32) {
     let ascending = (rank >> 32) as u32;
     let bits = if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending };
     (!(rank as u32), f32::from_bits(bits))
