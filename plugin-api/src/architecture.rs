@@ -81,7 +81,7 @@ pub struct Card {
     pub formats: RString,
     /// A JSON object of facts for people: name, parameters, quantization.
     pub facts: RString,
-    /// Equal for equal weights and tokenizer, different otherwise: names caches of their states.
+    /// Names caches of the model's states: another one for other weights or another tokenizer.
     pub fingerprint: RString,
 }
 

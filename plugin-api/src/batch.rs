@@ -51,7 +51,7 @@ pub struct Span<'a> {
     pub start: u32,
     /// How many new tokens; at least one.
     pub len: u32,
-    /// How many tokens of it the model has already seen.
+    /// How many tokens of it the model has already seen. A per-sequence model refuses a count that is not its own.
     pub past: u32,
     /// For which of its tokens logits are wanted.
     pub want: Want,

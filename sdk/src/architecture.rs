@@ -159,7 +159,7 @@ pub struct Card {
     pub formats: String,
     /// A JSON object of facts for people.
     pub facts: String,
-    /// Equal for equal weights and tokenizer.
+    /// Names caches of the model's states: another one for other weights or another tokenizer.
     pub fingerprint: String,
 }
 
@@ -238,7 +238,8 @@ pub struct Span<'a> {
     pub start: usize,
     /// How many new tokens; at least one.
     pub len: usize,
-    /// How many tokens of it the model has already seen.
+    /// How many tokens of it the model has already seen. A per-sequence model compares it with its own count and refuses
+    /// what does not follow, with [`Error::invalid`].
     pub past: usize,
     /// For which tokens logits are wanted.
     pub want: Want,

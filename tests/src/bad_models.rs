@@ -1,7 +1,7 @@
 //! Checkpoints that are not what they promise, through the plugin as it ships: each is an error that says what is wrong, and
 //! the process that asked lives on.
 
-use pensieve_plugin_api::PluginError;
+use pensieve_plugin_api::{ErrorCode, PluginError};
 use std::fs;
 
 use crate::{
@@ -99,6 +99,43 @@ fn a_missing_tensor_is_named() {
     let bytes = good();
     let at = find(&bytes, "blk.1.attn_k.weight");
     check(&put(bytes, at, *b"blk.1.attn_z"), &["model.layers.1.self_attn.k_proj.weight"]);
+}
+
+#[test]
+fn a_head_that_is_neither_there_nor_tied_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture("llama/mha").join(name), folder.path().join(name)).unwrap();
+    }
+    let mut weights = fs::read(fixture("llama/mha/model.safetensors")).unwrap();
+    let at = find(&weights, "lm_head.weight");
+    weights[at..at + 7].copy_from_slice(b"lm_tail");
+    fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+    let error = Driver::load(&plugin("pensieve-llama"), folder.path(), &Options::default()).err().unwrap();
+    assert!(error.message.contains("lm_head.weight"), "{error}");
+}
+
+#[test]
+fn a_checkpoint_of_another_architecture_is_declined() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture("llama/mha").join(name), folder.path().join(name)).unwrap();
+    }
+    let config = fs::read_to_string(fixture("llama/mha/config.json")).unwrap();
+    fs::write(folder.path().join("config.json"), config.replace("LlamaForCausalLM", "OtherForCausalLM")).unwrap();
+    let error = Driver::load(&plugin("pensieve-llama"), folder.path(), &Options::default()).err().unwrap();
+    assert_eq!(error.code, ErrorCode::DECLINED, "{error}");
+    assert!(error.message.contains("OtherForCausalLM"), "{error}");
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_on_either_path() {
+    for kernels in ["auto", "generic"] {
+        let settings = format!(r#"{{"kernels": "{kernels}"}}"#);
+        let options = Options { state_bytes: 1 << 60, ..Options::with_settings(settings) };
+        let error = Driver::load(&plugin("pensieve-llama"), &fixture("llama/mha"), &options).err().unwrap();
+        assert_eq!(error.code, ErrorCode::OUT_OF_MEMORY, "{error}");
+    }
 }
 
 #[test]

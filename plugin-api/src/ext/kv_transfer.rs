@@ -1,6 +1,6 @@
 //! `kv-transfer/1`, of a paged [`crate::Model`]: copies blocks out of the model's memory and back, so that a host can
 //! keep cold blocks on disk. The bytes mean nothing to the host; they fit any model with the same card fingerprint,
-//! device kind and options.
+//! device kind, options and context.
 
 use abi_stable::{
     StableAbi,

@@ -21,7 +21,7 @@ pub struct SequenceState {
     /// `[engine thread, loaded]` Makes `to`, a new sequence, equal to `from`.
     pub fork: unsafe extern "C" fn(model: RMut<'_, ()>, from: u64, to: u64) -> RResult<(), PluginError>,
     /// `[engine thread, loaded]` The state as bytes, which mean nothing to the host and fit any model with the same card
-    /// fingerprint, device kind and options.
+    /// fingerprint, device kind, options and context.
     pub snapshot: unsafe extern "C" fn(model: RMut<'_, ()>, sequence: u64) -> RResult<RVec<u8>, PluginError>,
     /// `[engine thread, loaded]` Makes a new sequence out of a snapshot; bytes of a wrong length or form are an error.
     pub restore:

@@ -202,8 +202,10 @@ pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut 
             Some(first) => report::skipped(format!("law '{first}' comes first")),
             None => (law.check)(&mut rig).unwrap_or_else(|outcome| outcome),
         };
-        if let Outcome::Broken { hint, .. } = &mut outcome {
-            *hint = law.hint.into();
+        if let Outcome::Broken { what, hint } = &mut outcome {
+            let refused = what.contains(rig::REFUSED);
+            *hint =
+                if refused { "the model refused a batch that is right: its error says why" } else { law.hint }.into();
         }
         report.verdicts.push(Verdict { law: law.id, says: law.says, outcome });
         rig.clear();

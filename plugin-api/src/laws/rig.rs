@@ -7,6 +7,9 @@ use std::rc::Rc;
 use super::report::{Options, Outcome, Shape, broken, skipped};
 use crate::{Batch, ModelBox, NO_ADAPTER, PluginError, Resident, Span, Want};
 
+/// How a verdict says that the model failed where it had to succeed.
+pub(super) const REFUSED: &str = "a good batch failed";
+
 /// However large a model's blocks are, no text is longer.
 const TOKENS_MAX: u32 = 4096;
 
@@ -304,7 +307,7 @@ impl<'m> Rig<'m> {
             return Ok(Vec::new());
         }
         let draft = self.draft(&feeds);
-        let logits = self.forward(&draft).map_err(|error| broken(format!("{what}: a good batch failed: {error}")))?;
+        let logits = self.forward(&draft).map_err(|error| broken(format!("{what}: {REFUSED}: {error}")))?;
         let width = self.shape.vocabulary as usize;
         let mut rows = logits.chunks_exact(width);
         for feed in feeds {

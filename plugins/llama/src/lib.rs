@@ -25,6 +25,7 @@ struct Config {
     max_position_embeddings: usize,
     rms_norm_eps: f64,
     hidden_act: Activation,
+    tie_word_embeddings: bool,
     rope: RopeConfig,
 }
 
@@ -59,6 +60,7 @@ impl Decoder for Llama {
             max_position_embeddings: config.usize_or("max_position_embeddings", 2048)?,
             rms_norm_eps: config.f64_or("rms_norm_eps", 1e-6)?,
             hidden_act: activation(config.str_or("hidden_act", "silu")?)?,
+            tie_word_embeddings: config.bool_or("tie_word_embeddings", false)?,
             rope: config.rope()?,
         })
     }
@@ -83,10 +85,10 @@ impl Decoder for Llama {
             (0..config.num_hidden_layers).map(|index| Layer::load(&model.at("layers").at(index), config, index));
         let layers = layers.collect::<Result<_>>()?;
         let norm = RmsNorm::load(&model, "norm", config.hidden_size, config.rms_norm_eps)?;
-        let lm_head = if loader.has("lm_head.weight") {
-            loader.linear("lm_head", config.hidden_size, config.vocab_size)?
+        let lm_head = if config.tie_word_embeddings && !loader.has("lm_head.weight") {
+            embed_tokens.tied(loader, "lm_head")
         } else {
-            embed_tokens.tied(loader)?
+            loader.linear("lm_head", config.hidden_size, config.vocab_size)?
         };
         let rope = Rope::new(&config.rope, config.head_dim, loader.context())?;
         Ok(Self { embed_tokens, layers, norm, lm_head, rope })

@@ -12,7 +12,7 @@ use std::path::Path;
 use super::{Exported, convert, export_model, guard::guard};
 use crate::{
     AdapterFormat, Architecture, Plugin, Services,
-    sampler::{Candidates, History, Sampler, Stage},
+    sampler::{Candidates, History, Sampler, Stage, rank},
 };
 
 /// Asks the author's providers who they are.
@@ -133,7 +133,10 @@ impl api::Stage for ExportedStage {
             let Some(stage) = &mut self.stage else { return Ok(ROption::RNone) };
             let len = candidates.len.min(candidates.ids.len()).min(candidates.logits.len());
             let (ids, logits) = (&mut candidates.ids[..len], &mut candidates.logits[..len]);
-            let mut ours = Candidates::new(ids, logits, candidates.sorted)?;
+            // The contract's order leaves equal logits open; the SDK's puts the lower id first.
+            let ranks = ids.iter().zip(&*logits).map(|(&id, &logit)| rank(id, logit));
+            let sorted = candidates.sorted && ranks.is_sorted_by(|a, b| a > b);
+            let mut ours = Candidates::new(ids, logits, sorted)?;
             let history = History { tokens: history.tokens.as_slice(), prompt: history.prompt };
             let pick = stage.sample(&mut ours, history);
             let (len, sorted) = (ours.len(), ours.is_sorted());

@@ -10,6 +10,16 @@ use super::{
 };
 use crate::{Error, Result, Span};
 
+/// Scores that the generic path holds at once: 64 MB.
+const SCORES_MAX: usize = 16 << 20;
+
+/// Some rows of a span.
+#[derive(Clone, Copy)]
+struct Rows {
+    start: usize,
+    len: usize,
+}
+
 /// One layer's attention. It owns no weights: projections are linear layers of the model's own.
 #[derive(Clone, Debug)]
 pub struct Attention {
@@ -124,49 +134,75 @@ impl Attention {
 
     /// One sequence's new tokens over all of its tokens. The query heads of a group become rows of one product.
     fn attend(&self, q: &Tensor, index: usize, span: &Span<'_>, step: &mut Step<'_>) -> Result<Tensor> {
-        let (ops, len, group) = (step.ops(), span.len, self.heads / self.kv_heads);
         let slots = slots(index, span, step)?;
-        let mask = self.mask(index, span, step)?;
         let [keys, values] = step.kv.layer(self.layer)?;
         let gather =
             |store: &Store| -> Result<Tensor> { Ok(store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?) };
         let (keys, values) = (gather(keys)?, gather(values)?);
-        let rows = ops.rows(q, span.start, len)?;
+        // Scores of all rows at once would take memory with the square of a prompt's length.
+        let rows_at_once = (SCORES_MAX / (self.heads * (span.past + span.len))).max(1);
+        let mut parts = Vec::new();
+        for start in (0..span.len).step_by(rows_at_once) {
+            let rows = Rows { start, len: rows_at_once.min(span.len - start) };
+            let mask = self.mask((index, rows), span, step)?;
+            parts.push(self.attend_rows(
+                &step.ops().rows(q, span.start + start, rows.len)?,
+                &keys,
+                &values,
+                mask,
+                step,
+            )?);
+        }
+        if let [only] = parts.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&parts, 0)?) }
+    }
+
+    fn attend_rows(
+        &self,
+        rows: &Tensor,
+        keys: &Tensor,
+        values: &Tensor,
+        mask: Option<Tensor>,
+        step: &Step<'_>,
+    ) -> Result<Tensor> {
+        let (ops, len, all, group) = (step.ops(), rows.dim(0)?, keys.dim(1)?, self.heads / self.kv_heads);
         let rows = rows.reshape((len, self.heads, self.head_dim))?.transpose(0, 1)?.contiguous()?;
         let rows = rows.reshape((self.kv_heads, group * len, self.head_dim))?;
-        let mut scores = (ops.matmul_transposed(&rows, &keys)? * f64::from(self.scale))?;
+        let mut scores = (ops.matmul_transposed(&rows, keys)? * f64::from(self.scale))?;
         if let Some(cap) = self.softcap {
             scores = ((scores / f64::from(cap))?.tanh()? * f64::from(cap))?;
         }
         if let Some(mask) = mask {
-            let mask = mask.broadcast_as((group, len, span.past + len))?.contiguous()?;
-            scores = scores.broadcast_add(&mask.reshape((1, group * len, span.past + len))?)?;
+            let mask = mask.broadcast_as((group, len, all))?.contiguous()?;
+            scores = scores.broadcast_add(&mask.reshape((1, group * len, all))?)?;
         }
-        let out = ops.matmul(&ops.softmax(&scores)?, &values)?;
+        let out = ops.matmul(&ops.softmax(&scores)?, values)?;
         let out = out.reshape((self.heads, len, self.head_dim))?.transpose(0, 1)?.contiguous()?;
         Ok(out.reshape((len, self.heads * self.head_dim))?)
     }
 
-    /// What is added to a span's scores, `[1, len, past + len]`: −∞ where a token may not look.
-    fn mask(&self, index: usize, span: &Span<'_>, step: &mut Step<'_>) -> Result<Option<Tensor>> {
-        let all = span.past + span.len;
+    /// What is added to the scores of some rows of a span, `[1, rows, past + len]`: −∞ where a token may not look.
+    fn mask(&self, key: (usize, Rows), span: &Span<'_>, step: &Step<'_>) -> Result<Option<Tensor>> {
+        let (rows, all) = (key.1, span.past + span.len);
         let window = self.window.filter(|&window| window < all);
         if span.len == 1 && window.is_none() {
             return Ok(None);
         }
-        let key = (index, window);
+        let key = (key.0, rows.start, window);
         if let Some(mask) = step.prepared.borrow().masks.get(&key) {
             return Ok(Some(mask.clone()));
         }
         let visible = |row: usize, column: usize| {
-            let position = span.past + row;
+            let position = span.past + rows.start + row;
             column <= position && window.is_none_or(|window| position - column < window)
         };
-        let mask: Vec<f32> = (0..span.len)
+        let mask: Vec<f32> = (0..rows.len)
             .flat_map(|row| (0..all).map(move |column| if visible(row, column) { 0.0 } else { f32::NEG_INFINITY }))
             .collect();
-        let mask = Tensor::from_vec(mask, (1, span.len, all), step.ops().device())?;
-        step.prepared.borrow_mut().masks.insert(key, mask.clone());
+        let mask = Tensor::from_vec(mask, (1, rows.len, all), step.ops().device())?;
+        // Masks of a prompt in many parts would take the memory that the parts save.
+        if rows.len == span.len {
+            step.prepared.borrow_mut().masks.insert(key, mask.clone());
+        }
         Ok(Some(mask))
     }
 }

@@ -82,6 +82,10 @@ impl KvCache {
             if ops.pool().is_some() {
                 return Ok(Store::Mapped(MmapMut::map_anon(values * kind.bytes()).map_err(|e| full(&e))?));
             }
+            if ops.device().is_cpu() {
+                // candle would end the process where there is no memory.
+                Vec::<u8>::new().try_reserve_exact(values * kind.bytes()).map_err(|e| full(&e))?;
+            }
             let dims = (shape.kv_heads, blocks * BLOCK_TOKENS, shape.head_dim);
             let dtype = match kind {
                 KvType::F32 => DType::F32,

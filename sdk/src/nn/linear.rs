@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use std::sync::Arc;
 
 use super::{Loader, Step, loader::LayerId, ops::Matrix};
-use crate::{Error, Result};
+use crate::Result;
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
 #[derive(Clone, Debug)]
@@ -36,12 +36,11 @@ impl Linear {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Arc<Matrix>,
-    name: String,
 }
 
 impl Embedding {
-    pub(super) fn new(weight: Arc<Matrix>, name: String) -> Self {
-        Self { weight, name }
+    pub(super) fn new(weight: Arc<Matrix>) -> Self {
+        Self { weight }
     }
 
     /// The vectors of the step's tokens, of shape `[tokens, width]`.
@@ -49,11 +48,9 @@ impl Embedding {
         step.ops().embed(&self.weight, step.tokens())
     }
 
-    /// The output layer that shares this table, as in models with tied embeddings.
-    pub fn tied(&self, loader: &Loader<'_>) -> Result<Linear> {
-        if self.weight.inputs() == 0 {
-            return Err(Error::corrupt(format!("tensor '{}' is empty", self.name)));
-        }
-        Ok(Linear::new(self.weight.clone(), None, loader.register(&self.name, &self.weight)))
+    /// The output layer `name` that shares this table, as in models with tied embeddings. An adapter for `name` changes the
+    /// output alone.
+    pub fn tied(&self, loader: &Loader<'_>, name: &str) -> Linear {
+        Linear::new(self.weight.clone(), None, loader.register(loader.at(name).path(), &self.weight))
     }
 }

@@ -16,8 +16,12 @@ use super::{
 };
 use crate::{
     Result, Services,
-    weights::{Checkpoint, Format, RopeStyle},
+    weights::{Checkpoint, Format},
 };
+
+/// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
+/// which rotate together are neighbours. Others that rotate neighbours do so in Hugging Face too.
+const REORDERED: [&str; 5] = ["llama", "mistral3", "granite", "granitemoe", "minicpm"];
 
 /// Names a linear layer within its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,6 +89,11 @@ impl Loader<'_> {
         Self { shared: self.shared, prefix: self.name(part) }
     }
 
+    /// The name of this place.
+    pub fn path(&self) -> &str {
+        &self.prefix
+    }
+
     /// The longest sequence that the model is loaded for, in tokens.
     pub fn context(&self) -> usize {
         self.shared.context
@@ -112,7 +121,7 @@ impl Loader<'_> {
     /// The embedding `name.weight`, of shape `[rows, width]`.
     pub fn embedding(&self, name: &str, rows: usize, width: usize) -> Result<Embedding> {
         let here = self.at(name);
-        Ok(Embedding::new(Arc::new(here.matrix("weight", rows, width)?), here.prefix))
+        Ok(Embedding::new(Arc::new(here.matrix("weight", rows, width)?)))
     }
 
     /// A small dense tensor of one dimension, as `f32`.
@@ -141,12 +150,11 @@ impl Loader<'_> {
         LayerId(registry.layers.len() - 1)
     }
 
-    /// GGUF files of Llama and its kin have the rows of queries and keys reordered, so that values which rotate together
-    /// are neighbours.
+    /// Whether the rows of a layer are those of queries or keys whose rotating pairs were made neighbours.
     fn paired_heads(&self, name: &str, outputs: usize) -> Option<usize> {
         let config = self.shared.checkpoint.config();
         let is_rotated = ["q_proj", "k_proj"].iter().any(|projection| name.ends_with(projection));
-        let is_reordered = self.format() == Format::Gguf && config.rope().ok()?.style == RopeStyle::Interleaved;
+        let is_reordered = self.format() == Format::Gguf && REORDERED.contains(&self.shared.checkpoint.architecture());
         let per_head = || config.usize("hidden_size").ok()?.checked_div(config.usize("num_attention_heads").ok()?);
         let head_dim = config.find_usize("head_dim").ok().flatten().or_else(per_head)?;
         (is_rotated && is_reordered && head_dim > 0 && outputs.is_multiple_of(head_dim)).then_some(head_dim)

@@ -29,7 +29,7 @@ use crate::{
 
 /// A weight `[outputs, inputs]` in the form that its device computes with.
 #[derive(Clone, Debug)]
-pub struct Matrix {
+pub(super) struct Matrix {
     outputs: usize,
     inputs: usize,
     form: Form,
@@ -47,12 +47,12 @@ enum Form {
 
 impl Matrix {
     /// Rows of the weight.
-    pub fn outputs(&self) -> usize {
+    pub(super) fn outputs(&self) -> usize {
         self.outputs
     }
 
     /// Columns of the weight.
-    pub fn inputs(&self) -> usize {
+    pub(super) fn inputs(&self) -> usize {
         self.inputs
     }
 }
@@ -70,7 +70,7 @@ pub fn activation(name: &str) -> Result<Activation> {
 
 /// Which implementation computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernels {
+pub(super) enum Kernels {
     /// The fastest that gives right results.
     Auto,
     /// Plain formulas of stock candle ops.
@@ -79,7 +79,7 @@ pub enum Kernels {
 
 impl Kernels {
     /// What the environment's `PENSIEVE_KERNELS` forces, or else what was asked for.
-    pub fn choose(asked: Option<&str>) -> Result<Self> {
+    pub(super) fn choose(asked: Option<&str>) -> Result<Self> {
         let forced = env::var("PENSIEVE_KERNELS").ok().filter(|name| !name.is_empty());
         let (name, place) = match (&forced, asked) {
             (Some(name), _) => (name.as_str(), "PENSIEVE_KERNELS"),
@@ -113,7 +113,7 @@ struct Fused {
 
 impl Ops {
     /// The computations for a device, on `threads` CPU threads (0: all cores).
-    pub fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Self {
+    pub(super) fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Self {
         let generic = Self { device: chosen.device.clone(), pool: None, fused: Fused::default() };
         match kernels {
             Kernels::Generic => generic,
@@ -128,7 +128,7 @@ impl Ops {
     }
 
     /// The threads of the CPU kernels; none where candle computes.
-    pub fn pool(&self) -> Option<&Pool> {
+    pub(super) fn pool(&self) -> Option<&Pool> {
         self.pool.as_deref()
     }
 
@@ -154,11 +154,11 @@ impl Ops {
             layout.stride(),
             layout.start_offset()
         ))
-        .help("call .contiguous() on views before passing them to a layer"))
+        .help("take parts of activations by Step::columns, or call .force_contiguous(): .contiguous() keeps a one-row view as it is"))
     }
 
     /// Takes in a weight matrix.
-    pub fn matrix(&self, raw: &RawTensor) -> Result<Matrix> {
+    pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Matrix> {
         let &[outputs, inputs] = raw.shape.as_slice() else {
             return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
         };
@@ -175,7 +175,7 @@ impl Ops {
     }
 
     /// Takes in a small dense tensor, such as a norm's weight or a bias, as `f32`.
-    pub fn vector(&self, raw: &RawTensor) -> Result<Tensor> {
+    pub(super) fn vector(&self, raw: &RawTensor) -> Result<Tensor> {
         Ok(Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), &self.device)?)
     }
 
@@ -191,7 +191,7 @@ impl Ops {
     }
 
     /// `x · Wᵀ`, for `x` of shape `[rows, inputs]`.
-    pub fn linear(&self, x: &Tensor, weight: &Matrix) -> Result<Tensor> {
+    pub(super) fn linear(&self, x: &Tensor, weight: &Matrix) -> Result<Tensor> {
         self.check(x, 2)?;
         let (rows, inputs) = x.dims2()?;
         if inputs != weight.inputs {
@@ -210,7 +210,7 @@ impl Ops {
     }
 
     /// The rows `ids` of a weight. The ids are below its outputs, as the batch was checked against the vocabulary.
-    pub fn embed(&self, weight: &Matrix, ids: &[u32]) -> Result<Tensor> {
+    pub(super) fn embed(&self, weight: &Matrix, ids: &[u32]) -> Result<Tensor> {
         if let Some(id) = ids.iter().find(|&&id| id as usize >= weight.outputs) {
             return Err(Error::invalid(format!("row {id} of an embedding of {}", weight.outputs)));
         }
@@ -230,18 +230,18 @@ impl Ops {
     }
 
     /// Indices on the device.
-    pub fn ids(&self, ids: &[u32]) -> Result<Tensor> {
+    pub(super) fn ids(&self, ids: &[u32]) -> Result<Tensor> {
         Ok(Tensor::new(ids, &self.device)?)
     }
 
     /// The rows `rows` of an activation; they are below its first dimension.
-    pub fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
+    pub(super) fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.check(x, 2)?;
         Ok(x.index_select(&self.ids(rows)?, 0)?)
     }
 
     /// The rows `start..start + len` of an activation as a tensor of their own. (`contiguous` would keep the offset.)
-    pub fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+    pub(super) fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
         if (start, len) == (0, x.dim(0)?) {
             return Ok(x.clone());
         }

@@ -84,7 +84,8 @@ impl Options {
         if source.options.trim().is_empty() {
             return Ok(Self::default());
         }
-        serde_json::from_str(&source.options).map_err(|error| {
+        let object: serde_json::Result<serde_json::Map<_, _>> = serde_json::from_str(&source.options);
+        object.and_then(|object| serde_json::from_value(object.into())).map_err(|error| {
             Error::invalid(format!("the model's options: {error}"))
                 .help("known are kv (f16, f32) and kernels (auto, generic)")
         })
@@ -117,6 +118,10 @@ impl<D: Decoder> Opened<D> {
     fn open(source: &Source) -> Result<Self> {
         let options = Options::read(source)?;
         let checkpoint = Checkpoint::open(&source.path)?;
+        let architecture = checkpoint.architecture();
+        if !D::GGUF.contains(&architecture) && !D::CLASSES.contains(&architecture) {
+            return Err(Error::declined(format!("'{architecture}' is not an architecture that {} knows", D::NAME)));
+        }
         let config = D::config(&checkpoint)?;
         let shape = D::shape(&config);
         let kv = options.kv(&checkpoint)?;
@@ -144,6 +149,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let opened = Opened::<D>::open(source)?;
         let (checkpoint, shape) = (&opened.checkpoint, opened.shape);
         let tokenizer = checkpoint.tokenizer()?;
+        let fingerprint = checkpoint.fingerprint(&tokenizer)?;
         let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         Ok(Card {
             architecture: D::NAME.into(),
@@ -159,7 +165,7 @@ impl<D: Decoder> Architecture for Paged<D> {
             eos: tokenizer.eos,
             formats: String::new(),
             facts: facts(checkpoint),
-            fingerprint: checkpoint.fingerprint()?,
+            fingerprint,
         })
     }
 
@@ -176,9 +182,9 @@ impl<D: Decoder> Architecture for Paged<D> {
             );
         }
         let shared = Shared::new(&opened.checkpoint, services, &ops, context);
+        let blocks = blocks_within(request.state_bytes, opened.block_bytes)?;
         let decoder = D::load(&shared.root(), &opened.config)?;
         let registry = shared.into_registry();
-        let blocks = blocks_within(request.state_bytes, opened.block_bytes)?;
         let kv = KvCache::new(shape.kv, opened.kv, blocks, &ops)?;
         let weight_bytes = opened.checkpoint.weights().bytes();
         Ok(Box::new(PagedModel {

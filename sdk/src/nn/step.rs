@@ -28,8 +28,8 @@ pub struct Step<'a> {
 pub(super) struct Prepared {
     /// For each span, the slots of its tokens, oldest first.
     pub(super) slots: HashMap<usize, Tensor>,
-    /// For each span and window, what its tokens may not see.
-    pub(super) masks: HashMap<(usize, Option<usize>), Tensor>,
+    /// For each span, first row and window, what the tokens may not see.
+    pub(super) masks: HashMap<(usize, usize, Option<usize>), Tensor>,
     /// Where the new tokens' keys and values go.
     pub(super) targets: Option<Tensor>,
 }
@@ -64,6 +64,11 @@ impl<'a> Step<'a> {
     /// Their positions.
     pub fn positions(&self) -> &'a [u32] {
         self.batch.positions
+    }
+
+    /// The columns `start..start + len` of `x`, such as the queries of a fused projection, as a tensor of their own.
+    pub fn columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        Ok(x.narrow(1, start, len)?.force_contiguous()?)
     }
 
     /// The rows of `x` whose logits are wanted. What follows works on them alone.

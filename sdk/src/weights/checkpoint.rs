@@ -86,9 +86,10 @@ impl Checkpoint {
         }
     }
 
-    /// What caches know the checkpoint by, in hexadecimal: its headers, sizes and configuration, and samples of every
-    /// tensor, as fine-tunes of one model differ in nothing else. Reads a few megabytes whatever the size of the model.
-    pub fn fingerprint(&self) -> Result<String> {
+    /// What caches know the checkpoint by, in hexadecimal: its headers, sizes and configuration, its tokenizer, small tensors
+    /// whole and samples of large ones, as fine-tunes of one model differ in nothing else. Reads a few megabytes whatever
+    /// the size of the model; who edits single values of a large tensor in place has to clear the caches himself.
+    pub fn fingerprint(&self, tokenizer: &Tokenizer) -> Result<String> {
         let mut hash = Sha256::new();
         hash.update(b"pensieve checkpoint 1");
         for (header, file_len) in &self.files {
@@ -97,6 +98,7 @@ impl Checkpoint {
             hash.update((*file_len as u64).to_le_bytes());
         }
         hash.update(self.config.value().to_string());
+        hash.update(&tokenizer.json);
         for tensor in self.weights.iter() {
             sample(tensor, &mut hash);
         }
@@ -145,10 +147,14 @@ fn check_architecture(name: &str) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Hashes evenly spread pieces of a tensor.
+/// Hashes a small tensor, and evenly spread pieces of a large one.
 fn sample(tensor: &RawTensor, hash: &mut Sha256) {
-    const PIECES: usize = 8;
+    const WHOLE_BYTES: usize = 1 << 16;
+    const PIECES: usize = 16;
     const PIECE_BYTES: usize = 512;
+    if tensor.data.len() <= WHOLE_BYTES {
+        return hash.update(&*tensor.data);
+    }
     let step = (tensor.data.len() / PIECES).max(PIECE_BYTES);
     for piece in tensor.data.chunks(step).take(PIECES + 1) {
         hash.update(piece.get(..PIECE_BYTES).unwrap_or(piece));
@@ -193,13 +199,23 @@ mod tests {
     fn a_fingerprint_knows_content_and_nothing_else() {
         let fingerprint = |config: &[u8], value| {
             let folder = folder(&[("config.json", config), ("model.safetensors", &weights(value))]);
-            Checkpoint::open(folder.path()).unwrap().fingerprint().unwrap()
+            Checkpoint::open(folder.path()).unwrap().fingerprint(&tokenizer("{}")).unwrap()
         };
         assert_eq!(fingerprint(CONFIG, 2.0), fingerprint(CONFIG, 2.0));
         assert_eq!(fingerprint(CONFIG, 2.0).len(), 64);
         assert_ne!(fingerprint(CONFIG, 2.0), fingerprint(CONFIG, 2.5));
         let other = br#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 4}"#;
         assert_ne!(fingerprint(CONFIG, 2.0), fingerprint(other, 2.0));
+        let folder = folder(&[("config.json", CONFIG), ("model.safetensors", &weights(2.0))]);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        assert_ne!(
+            checkpoint.fingerprint(&tokenizer("{}")).unwrap(),
+            checkpoint.fingerprint(&tokenizer("[]")).unwrap()
+        );
+    }
+
+    fn tokenizer(json: &str) -> Tokenizer {
+        Tokenizer { json: json.to_owned(), ..Tokenizer::default() }
     }
 
     #[test]

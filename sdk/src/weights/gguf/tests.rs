@@ -312,7 +312,7 @@ fn walk(checkpoint: &Checkpoint) {
         let _ = (metadata.string(key), metadata.u64(key), metadata.f32(key), metadata.bool(key));
         let _ = (metadata.strings(key), metadata.f32s(key), metadata.i32s(key), metadata.u32s(key));
     }
-    let _ = (checkpoint.config().rope(), checkpoint.fingerprint());
+    let _ = (checkpoint.config().rope(), checkpoint.fingerprint(&crate::weights::Tokenizer::default()));
 }
 
 /// A small generator, so that a failure repeats.
