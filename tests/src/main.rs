@@ -10,6 +10,7 @@ mod driver;
 mod reference;
 mod worker;
 
+mod attaching;
 mod batches;
 mod conformance;
 mod damage;
@@ -18,6 +19,7 @@ mod extensions;
 mod grammars;
 mod llama;
 mod loading;
+mod overhead;
 mod panics;
 mod reuse;
 mod samplers;

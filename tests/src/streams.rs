@@ -55,7 +55,11 @@ fn a_seed_gives_the_same_text_alone_and_in_a_batch() {
     let stage = |sampler: &str, parameters: &str| StageSpec { sampler: sampler.into(), parameters: parameters.into() };
     let jobs: Vec<Job> = (0..8)
         .map(|n| {
-            let stages = vec![stage("top_k", r#"{"k": 12}"#), stage("temperature", r#"{"temperature": 1.5}"#), stage("multinomial", "")];
+            let stages = vec![
+                stage("top_k", r#"{"k": 12}"#),
+                stage("temperature", r#"{"temperature": 1.5}"#),
+                stage("seeded", ""),
+            ];
             Job { seed: n / 2, stages, ..job(n, prompt(1, 30), 50) }
         })
         .collect();

@@ -11,8 +11,6 @@ use super::{
     store::Store,
 };
 
-/// How long blocks are brought back before a step.
-const IMPORT_TIME: Duration = Duration::from_millis(20);
 /// Below one free block in so many, cached ones are put on disk before they are needed.
 const FREE_SHARE: usize = 8;
 /// How many of the coldest blocks are looked at before a step.
@@ -66,10 +64,10 @@ impl Tier {
         std::mem::take(&mut self.troubles)
     }
 
-    /// Brings back what sequences wait for, for a while. True if any was tried.
-    pub(super) fn import(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
+    /// Brings back what sequences wait for, at least one block and for that long. True if any was tried.
+    pub(super) fn import(&mut self, scheduler: &mut Scheduler, model: &mut Model, patience: Duration) -> bool {
         let Some(store) = &self.store else { return false };
-        let until = Instant::now() + IMPORT_TIME;
+        let until = Instant::now() + patience;
         let mut tried = false;
         while let Some(import) = scheduler.next_import() {
             let read = store.read(import.key, &mut self.block);
