@@ -2,3 +2,4 @@
 //! process.
 
 pub mod engine;
+pub mod plugin;

@@ -5,9 +5,13 @@ mod architecture;
 mod error;
 #[doc(hidden)]
 pub mod export;
+#[cfg(feature = "nn")]
+pub mod nn;
 mod plugin;
 pub mod sampler;
 mod services;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "weights")]
 pub mod weights;
 

@@ -8,7 +8,9 @@
 pub mod kv_transfer;
 pub mod sequence_state;
 
-use abi_stable::{StableAbi, abi_stability::check_layout_compatibility, std_types::RResult, type_layout::TypeLayout};
+use abi_stable::{
+    StableAbi, abi_stability::check_layout_compatibility, sabi_types::RMut, std_types::RResult, type_layout::TypeLayout,
+};
 use std::fmt::Display;
 
 use crate::{ErrorCode, PluginError};
@@ -32,12 +34,12 @@ impl Extension {
         Self { layout: T::LAYOUT, table: std::ptr::from_ref(table).cast() }
     }
 
-    /// The table as a `T`, if its layout is the one that this side was compiled with. Walks both layouts (tens of
-    /// microseconds): ask once and keep the answer.
+    /// The table as a `T`, if its layout is the one that this side was compiled with. The functions of the table
+    /// want the object that offered it: an extension that this crate knows has an `of` that keeps the two together.
     pub fn table<T: StableAbi + Sync>(self, id: &str) -> Result<&'static T, PluginError> {
         if let RResult::RErr(difference) = check_layout_compatibility(T::LAYOUT, self.layout) {
             let message =
-                format!("extension '{id}' does not have the layout that its id promises: {}", brief(&difference));
+                format!("extension '{id}' does not have the layout that its id promises: {}", summary(&difference));
             return Err(PluginError::new(ErrorCode::INVALID, message)
                 .with_help("rebuild the side whose plugin-api defines this extension otherwise"));
         }
@@ -47,9 +49,39 @@ impl Extension {
     }
 }
 
-/// The first lines of a layout report, which can fill pages.
-fn brief(report: &impl Display) -> String {
-    let text = report.to_string();
-    let words = text.split_whitespace().take(40).collect::<Vec<_>>();
-    words.join(" ")
+/// A checked table together with the object that offered it. The layouts are walked at each asking, which is some tens of
+/// microseconds: little beside what such an ability does.
+pub struct Offered<'a, T: 'static> {
+    table: &'static T,
+    object: RMut<'a, ()>,
+}
+
+/// What a layout report says, on one line: abi_stable's own fills pages with the types that it walked through.
+///
+/// Each difference is a block `Error:…`, `Expected:`, `Found:`, after the fields that lead to it.
+pub fn summary(report: &impl Display) -> String {
+    const DIFFERENCES_MAX: usize = 3;
+    let report = report.to_string();
+    let lines: Vec<&str> = report.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let (mut field, mut differences) = ("", Vec::new());
+    for (index, line) in lines.iter().enumerate() {
+        if let Some(name) = line.strip_prefix("field_name:") {
+            field = name;
+        } else if let Some(error) = line.strip_prefix("Error:") {
+            let after = |heading| {
+                let place = lines[index..].iter().position(|line| *line == heading);
+                place.and_then(|place| lines.get(index + place + 1)).copied().unwrap_or("something else")
+            };
+            let place = if field.is_empty() { String::new() } else { format!("'{field}': ") };
+            differences.push(format!("{place}{error} (expected {}, found {})", after("Expected:"), after("Found:")));
+        }
+    }
+    differences.dedup();
+    match differences.len() {
+        0 => lines.join(" ").chars().take(200).collect(),
+        count if count > DIFFERENCES_MAX => {
+            format!("{}, and {} more", differences[..DIFFERENCES_MAX].join(", "), count - DIFFERENCES_MAX)
+        }
+        _ => differences.join(", "),
+    }
 }

@@ -1,1 +1,212 @@
-//! The laws that every model must obey, as code.
+//! The laws that every model must obey, as code: what a host's scheduler, block table and caches take for granted.
+//!
+//! Nothing here knows what the right logits are. The model reads a few pseudo-random texts whole and alone, and what it
+//! answers then it must answer always: in whatever chunks, company, blocks and order a host has it read them, after
+//! whatever copies, releases and refusals. That finds a cache that is off by one, positions counted from a chunk's start,
+//! a state that leaks. It cannot find what is wrong each time in the same way, such as a rotation whose pairs are not the
+//! checkpoint's; logits of another implementation ([`Options::references`]) find that.
+//!
+//! An author meets the laws as the SDK's `testing::conformance`, a user as `pensieve plugins check`. Run them where a
+//! crash costs nothing: whoever has a wrong model is here to learn so.
+
+mod memory;
+mod past;
+mod refusals;
+mod report;
+mod rig;
+mod steps;
+
+pub use report::{Options, Outcome, Reference, Report, Shape, Verdict};
+
+use crate::ModelBox;
+use rig::{Finding, Rig};
+
+struct Law {
+    id: &'static str,
+    says: &'static str,
+    /// The usual cause, for whoever broke it.
+    hint: &'static str,
+    check: fn(&mut Rig<'_>) -> Finding,
+}
+
+/// In the order in which they are tried: each takes the ones before for granted, and how strongly the model reacts to the
+/// past and to positions is measured before what relies on it.
+const LAWS: &[Law] = &[
+    Law {
+        id: "resident",
+        says: "what the model says of itself fits its card",
+        hint: "a paged model has blocks and a per-sequence model none; both have a vocabulary and a context above 0",
+        check: refusals::resident,
+    },
+    Law {
+        id: "repeatable",
+        says: "a prompt gives finite logits, the same ones each time",
+        hint: "the usual cause is memory read before it is written, a state left from the first time, or places of the \
+               logits that are never written",
+        check: steps::repeatable,
+    },
+    Law {
+        id: "past",
+        says: "how much earlier tokens matter",
+        hint: "a good prompt must give logits",
+        check: past::past,
+    },
+    Law {
+        id: "order",
+        says: "the order of earlier tokens matters",
+        hint: "the usual cause is a position encoding that is not applied, so that the past is a bag of words",
+        check: past::order,
+    },
+    Law {
+        id: "positions",
+        says: "the positions that a batch gives are the ones used",
+        hint: "the usual cause is a position encoding that is not applied, or one that counts for itself; an \
+               architecture that has none by design is checked as positionless",
+        check: past::positions,
+    },
+    Law {
+        id: "shift",
+        says: "whether only the distance of two positions counts",
+        hint: "positions up to the context's last are legal",
+        check: past::shift,
+    },
+    Law {
+        id: "garbage",
+        says: "what earlier sequences left in a block changes nothing",
+        hint: "the usual cause is an attention that reads beyond past + len, or a place that is never written",
+        check: memory::garbage,
+    },
+    Law {
+        id: "causal",
+        says: "a later token changes no earlier logits",
+        hint: "the usual cause is a missing or shifted causal mask when a prompt is read in one step",
+        check: past::causal,
+    },
+    Law {
+        id: "chunked",
+        says: "a prompt in chunks gives the logits of the whole, down to one token at a time",
+        hint: "the usual cause is a cache written or read at the token's index in the chunk instead of in the sequence \
+               (past + i), or positions counted from the chunk's start",
+        check: steps::chunked,
+    },
+    Law {
+        id: "far-positions",
+        says: "positions are those of the encoding alone, up to the context's last",
+        hint: "the usual cause is a cache addressed by the position instead of past + i, or a table of rotations that is \
+               too short",
+        check: past::far_positions,
+    },
+    Law {
+        id: "shuffled",
+        says: "any blocks in any order do",
+        hint: "the usual cause is a slot that is not blocks[i / block_tokens] * block_tokens + i % block_tokens",
+        check: memory::shuffled,
+    },
+    Law {
+        id: "batched",
+        says: "a sequence gets the same logits in company as alone, prompts and decodes mixed",
+        hint: "the usual cause is a state, mask or cache that is not kept apart by sequence, or an index or a row that \
+               counts from the batch's start instead of the span's",
+        check: steps::batched,
+    },
+    Law {
+        id: "want",
+        says: "logits of none, the last or all tokens agree, in the order of the spans",
+        hint: "the usual cause is rows gathered by the wrong index: a span's last token is start + len - 1",
+        check: steps::wanted,
+    },
+    Law {
+        id: "released",
+        says: "a release ends one sequence and no other, and what it held can be used again",
+        hint: "the usual cause is a release that drops or moves another sequence's state, or does not drop its own",
+        check: steps::released,
+    },
+    Law {
+        id: "forgets",
+        says: "after a release nothing is left of a sequence",
+        hint: "the usual cause is a release that does nothing, so that the state stays under its id",
+        check: steps::forgets,
+    },
+    Law {
+        id: "names",
+        says: "a sequence's id is only a name: any 64 bits",
+        hint: "the usual cause is an id cut to 32 bits or used as an index",
+        check: steps::names,
+    },
+    Law {
+        id: "counts",
+        says: "a step that does not follow what a sequence has seen is refused as invalid",
+        hint: "compare a span's past with the tokens that the state has seen, before anything is changed; 0 for a new one",
+        check: memory::counts,
+    },
+    Law {
+        id: "own-places",
+        says: "a step writes to its new tokens' places alone, however long its table is",
+        hint: "the usual cause is a write for padding or for one token too many, or a length taken from the table",
+        check: memory::own_places,
+    },
+    Law {
+        id: "shared-prefix",
+        says: "sequences may share the blocks of a common past and then part",
+        hint: "the usual cause is a cache that is looked up by the sequence's id instead of its block table",
+        check: memory::shared_prefix,
+    },
+    Law {
+        id: "kv-transfer",
+        says: "blocks that are copied out and in again, wherever to, continue their sequence",
+        hint: "the usual cause is a layer, or keys or values, left out of export or import, or a block's id in its bytes",
+        check: memory::kv_transfer,
+    },
+    Law {
+        id: "sequence-state",
+        says: "a fork or a restored snapshot continues its sequence, and neither touches the other",
+        hint: "the usual cause is a copy that shares its storage with the original, or bytes that are not checked",
+        check: memory::sequence_state,
+    },
+    Law {
+        id: "refuses",
+        says: "a batch that breaks a rule is refused as invalid, and changes no sequence",
+        hint: "check the whole batch before the first write; models of the SDK get this for nothing",
+        check: refusals::batches,
+    },
+    Law {
+        id: "adapters",
+        says: "an adapter that does not fit is an error that names the tensor",
+        hint: "look up every target and compare its shape before anything is attached",
+        check: refusals::adapters,
+    },
+    Law {
+        id: "recall",
+        says: "whether a text that says everything twice is foretold better the second time",
+        hint: "a good prompt must give logits",
+        check: past::recall,
+    },
+    Law {
+        id: "reference",
+        says: "logits are those that another implementation computes",
+        hint: "if no other law is broken, the usual causes are the rotation's pairing (halves or neighbours), a norm's \
+               epsilon, a scale, or two weights taken for each other",
+        check: past::reference,
+    },
+];
+
+/// Tries every law on a freshly loaded model. Before each one, `watch` is told its name, so that a model which ends the
+/// process has its crash laid to a law.
+pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut dyn FnMut(&'static str)) -> Report {
+    let mut rig = Rig::new(model, shape, options);
+    let mut report = Report::default();
+    for law in LAWS {
+        watch(law.id);
+        let first = report.broken().map(|verdict| verdict.law).find(|id| ["resident", "repeatable"].contains(id));
+        let mut outcome = match first {
+            Some(first) => report::skipped(format!("law '{first}' comes first")),
+            None => (law.check)(&mut rig).unwrap_or_else(|outcome| outcome),
+        };
+        if let Outcome::Broken { hint, .. } = &mut outcome {
+            *hint = law.hint.into();
+        }
+        report.verdicts.push(Verdict { law: law.id, says: law.says, outcome });
+        rig.clear();
+    }
+    report
+}

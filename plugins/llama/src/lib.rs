@@ -5,10 +5,9 @@
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Activation, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope, Shape, Step,
-        Tensor,
+        Activation, Angles, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope,
+        Shape, Step, Tensor, activation,
     },
-    nn::Angles,
     weights::{Checkpoint, RopeConfig},
 };
 
@@ -59,7 +58,7 @@ impl Decoder for Llama {
             head_dim: config.usize_or("head_dim", hidden_size / num_attention_heads)?,
             max_position_embeddings: config.usize_or("max_position_embeddings", 2048)?,
             rms_norm_eps: config.f64_or("rms_norm_eps", 1e-6)?,
-            hidden_act: Activation::named(config.str_or("hidden_act", "silu")?)?,
+            hidden_act: activation(config.str_or("hidden_act", "silu")?)?,
             rope: config.rope()?,
         })
     }
@@ -80,7 +79,8 @@ impl Decoder for Llama {
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
         let model = loader.at("model");
         let embed_tokens = model.embedding("embed_tokens", config.vocab_size, config.hidden_size)?;
-        let layers = (0..config.num_hidden_layers).map(|index| Layer::load(&model.at("layers").at(index), config, index));
+        let layers =
+            (0..config.num_hidden_layers).map(|index| Layer::load(&model.at("layers").at(index), config, index));
         let layers = layers.collect::<Result<_>>()?;
         let norm = RmsNorm::load(&model, "norm", config.hidden_size, config.rms_norm_eps)?;
         let lm_head = if loader.has("lm_head.weight") {

@@ -77,13 +77,25 @@ pub mod expansion {
     };
 }
 
-static EXPORTED: OnceLock<(Plugin, &'static str)> = OnceLock::new();
+/// What this library exports. The author's code that describes it has run once, so that nothing of it can panic where a
+/// host asks again.
+struct Exported {
+    plugin: Plugin,
+    manifest: api::Manifest,
+}
+
+static EXPORTED: OnceLock<Exported> = OnceLock::new();
 
 /// Builds the root module out of the author's plugin.
 pub fn construct(plugin: fn() -> Plugin, version: &'static str) -> RootModuleResult {
-    match guard("plugin construction", || Ok((plugin(), version))) {
-        ROk(plugin) => {
-            EXPORTED.get_or_init(|| plugin);
+    let exported = guard("plugin construction", || {
+        let plugin = plugin();
+        let manifest = providers::manifest(&plugin, version);
+        Ok(Exported { plugin, manifest })
+    });
+    match exported {
+        ROk(exported) => {
+            EXPORTED.get_or_init(|| exported);
             api::PluginModule { manifest, architecture, sampler, adapter_format, extension }.export()
         }
         RErr(error) => RErr(RootModuleError::Returned(RBoxError::new(error))),
@@ -92,7 +104,7 @@ pub fn construct(plugin: fn() -> Plugin, version: &'static str) -> RootModuleRes
 
 extern "C" fn manifest() -> api::Manifest {
     // The host holds a module only if `construct` has succeeded; an empty manifest is the answer to anything else.
-    providers::manifest(EXPORTED.get())
+    EXPORTED.get().map_or_else(providers::nothing, |exported| exported.manifest.clone())
 }
 
 extern "C" fn architecture(index: u32) -> RResult<api::ArchitectureBox, api::PluginError> {

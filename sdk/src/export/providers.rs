@@ -4,63 +4,76 @@ use pensieve_plugin_api::{
     self as api, ErrorCode, PluginError,
     abi_stable::{
         sabi_trait::TD_Opaque,
-        std_types::{RErr, ROk, ROption, RResult, RStr},
+        std_types::{RErr, ROk, ROption, RResult, RStr, RString, RVec},
     },
 };
 use std::path::Path;
 
-use super::{convert, export_model, guard::guard};
+use super::{Exported, convert, export_model, guard::guard};
 use crate::{
     AdapterFormat, Architecture, Plugin, Services,
     sampler::{Candidates, History, Sampler, Stage},
 };
 
-type Exported = Option<&'static (Plugin, &'static str)>;
-
-pub(super) fn manifest(exported: Exported) -> api::Manifest {
-    let plugin = exported.map(|(plugin, _)| plugin);
-    let architectures = plugin.map_or(&[][..], |plugin| &plugin.architectures);
+/// Asks the author's providers who they are.
+pub(super) fn manifest(plugin: &Plugin, version: &str) -> api::Manifest {
     let claim = |architecture: &dyn Architecture| api::Claim {
         architecture: architecture.name().into(),
         gguf: convert::names(architecture.gguf().iter().copied()),
         classes: convert::names(architecture.classes().iter().copied()),
     };
     api::Manifest {
-        id: plugin.map_or("", |plugin| plugin.id).into(),
-        version: exported.map_or("", |(_, version)| *version).into(),
-        description: plugin.map_or("", |plugin| plugin.description).into(),
-        toolchain: env!("PENSIEVE_TOOLCHAIN").into(),
-        sdk: concat!("pensieve-sdk ", env!("CARGO_PKG_VERSION")).into(),
-        architectures: architectures.iter().map(|architecture| claim(&**architecture)).collect(),
-        samplers: convert::names(plugin.iter().flat_map(|plugin| &plugin.samplers).map(|sampler| sampler.name())),
-        adapter_formats: convert::names(
-            plugin.iter().flat_map(|plugin| &plugin.adapter_formats).map(|format| format.name()),
-        ),
+        id: plugin.id.into(),
+        version: version.into(),
+        description: plugin.description.into(),
+        architectures: plugin.architectures.iter().map(|architecture| claim(&**architecture)).collect(),
+        samplers: convert::names(plugin.samplers.iter().map(|sampler| sampler.name())),
+        adapter_formats: convert::names(plugin.adapter_formats.iter().map(|format| format.name())),
+        ..nothing()
     }
 }
 
-pub(super) fn architecture(exported: Exported, index: u32) -> RResult<api::ArchitectureBox, PluginError> {
-    pick(exported, index, "architecture", |plugin| &plugin.architectures)
+/// The manifest of a library that provides nothing.
+pub(super) fn nothing() -> api::Manifest {
+    api::Manifest {
+        id: RString::new(),
+        version: RString::new(),
+        description: RString::new(),
+        toolchain: env!("PENSIEVE_TOOLCHAIN").into(),
+        sdk: concat!("pensieve-sdk ", env!("CARGO_PKG_VERSION")).into(),
+        architectures: RVec::new(),
+        samplers: RVec::new(),
+        adapter_formats: RVec::new(),
+    }
+}
+
+pub(super) fn architecture(
+    exported: Option<&'static Exported>,
+    index: u32,
+) -> RResult<api::ArchitectureBox, PluginError> {
+    pick(exported, index, "architecture", |exported| &exported.plugin.architectures)
         .map(|architecture| api::Architecture_TO::from_value(ExportedArchitecture(&**architecture), TD_Opaque))
 }
 
-pub(super) fn sampler(exported: Exported, index: u32) -> RResult<api::SamplerBox, PluginError> {
-    pick(exported, index, "sampler", |plugin| &plugin.samplers)
-        .map(|sampler| api::Sampler_TO::from_value(ExportedSampler(&**sampler), TD_Opaque))
+pub(super) fn sampler(exported: Option<&'static Exported>, index: u32) -> RResult<api::SamplerBox, PluginError> {
+    let names = exported.map_or(&[][..], |exported| &exported.manifest.samplers);
+    let name = names.get(index as usize).map_or("sampler", RString::as_str);
+    pick(exported, index, "sampler", |exported| &exported.plugin.samplers)
+        .map(|sampler| api::Sampler_TO::from_value(ExportedSampler { name, sampler: &**sampler }, TD_Opaque))
 }
 
-pub(super) fn adapter_format(exported: Exported, index: u32) -> RResult<api::AdapterBox, PluginError> {
-    pick(exported, index, "adapter format", |plugin| &plugin.adapter_formats)
+pub(super) fn adapter_format(exported: Option<&'static Exported>, index: u32) -> RResult<api::AdapterBox, PluginError> {
+    pick(exported, index, "adapter format", |exported| &exported.plugin.adapter_formats)
         .map(|format| api::AdapterFormat_TO::from_value(ExportedFormat(&**format), TD_Opaque))
 }
 
 fn pick<T>(
-    exported: Exported,
+    exported: Option<&'static Exported>,
     index: u32,
     kind: &str,
-    list: impl FnOnce(&'static Plugin) -> &'static Vec<T>,
+    list: impl FnOnce(&'static Exported) -> &'static [T],
 ) -> RResult<&'static T, PluginError> {
-    let list = exported.map_or(&[][..], |(plugin, _)| list(plugin));
+    let list = exported.map_or(&[][..], list);
     match list.get(index as usize) {
         Some(provider) => ROk(provider),
         None => {
@@ -78,7 +91,7 @@ impl api::Architecture for ExportedArchitecture {
     }
 
     fn load(&self, request: &api::LoadRequest<'_>, services: api::ServicesArc) -> RResult<api::ModelBox, PluginError> {
-        guard("load", || self.0.load(&request.into(), &Services::from_host(services)).map(export_model))
+        guard("load", || self.0.load(&request.into(), &Services::from_host(services)).and_then(export_model))
     }
 
     fn extension(&self, _id: RStr<'_>) -> ROption<api::Extension> {
@@ -86,13 +99,16 @@ impl api::Architecture for ExportedArchitecture {
     }
 }
 
-struct ExportedSampler(&'static dyn Sampler);
+struct ExportedSampler {
+    name: &'static str,
+    sampler: &'static dyn Sampler,
+}
 
 impl api::Sampler for ExportedSampler {
     fn create(&self, parameters: RStr<'_>, vocabulary: u32, seed: u64) -> RResult<api::StageBox, PluginError> {
-        guard(self.0.name(), || {
-            let stage = self.0.create(parameters.as_str(), vocabulary, seed)?;
-            Ok(api::Stage_TO::from_value(ExportedStage { name: self.0.name(), stage: Some(stage) }, TD_Opaque))
+        guard(self.name, || {
+            let stage = self.sampler.create(parameters.as_str(), vocabulary, seed)?;
+            Ok(api::Stage_TO::from_value(ExportedStage { name: self.name, stage: Some(stage) }, TD_Opaque))
         })
     }
 

@@ -44,7 +44,8 @@ impl Adapters {
     pub(super) fn attach(&mut self, adapter: &AdapterData, registry: &Registry, ops: &Ops) -> Result<u32> {
         let mut layers = HashMap::new();
         for pair in &adapter.pairs {
-            let (id, pair_on_device) = place(pair, registry, ops).map_err(|e| e.context(format!("'{}'", pair.target)))?;
+            let (id, pair_on_device) =
+                place(pair, registry, ops).map_err(|e| e.context(format!("'{}'", pair.target)))?;
             if layers.insert(id, pair_on_device).is_some() {
                 return Err(Error::invalid(format!("'{}': the adapter changes this weight twice", pair.target)));
             }
@@ -64,7 +65,14 @@ impl Adapters {
     }
 
     /// Adds the changes of each group of rows to a layer's output.
-    pub(super) fn apply(&self, layer: LayerId, x: &Tensor, out: Tensor, groups: &[AdaptedRows]) -> Result<Tensor> {
+    pub(super) fn apply(
+        &self,
+        ops: &Ops,
+        layer: LayerId,
+        x: &Tensor,
+        out: Tensor,
+        groups: &[AdaptedRows],
+    ) -> Result<Tensor> {
         let mut parts = Vec::new();
         let mut next = 0;
         for group in groups {
@@ -73,7 +81,7 @@ impl Adapters {
             if start > next {
                 parts.push(out.narrow(0, next, start - next)?);
             }
-            let change = x.narrow(0, start, end - start)?.contiguous()?.matmul(&pair.a)?.matmul(&pair.b)?;
+            let change = ops.rows(x, start, end - start)?.matmul(&pair.a)?.matmul(&pair.b)?;
             parts.push((out.narrow(0, start, end - start)? + (change * f64::from(group.scale))?)?);
             next = end;
         }

@@ -1,12 +1,12 @@
 //! Attention over the KV cache: grouped heads, causal, optionally within a sliding window.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Tensor};
 
 use super::{
     Step,
-    cpu::{self, KvSlice},
-    kv::{KvCache, KvType, Store},
-    view::{View, tensor},
+    cpu::{self, Pool},
+    kv::{KvCache, Store},
+    view::{tensor, view},
 };
 use crate::{Error, Result, Span};
 
@@ -66,6 +66,27 @@ impl Attention {
     }
 }
 
+/// The path of the CPU kernels: keys and values are read where they lie.
+impl Attention {
+    fn forward_in_place(&self, pool: &Pool, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        let spans = step.batch().spans.iter();
+        let spans: Vec<_> = spans
+            .map(|span| cpu::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks })
+            .collect();
+        let layout = step.kv.layout();
+        let kind = step.kv.kind;
+        let [keys, values] = step.kv.layer(self.layer)?;
+        cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+        cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+        let scores = cpu::Scores { scale: self.scale, window: self.window, softcap: self.softcap };
+        let q_values = view(q)?;
+        let mut out = vec![0.0; q_values.len()];
+        let (keys, values) = (keys.mapped(kind)?, values.mapped(kind)?);
+        cpu::attention(pool, layout, keys, values, &spans, scores, self.heads, &q_values, &mut out);
+        tensor(out, q.dims2()?)
+    }
+}
+
 /// The generic path: per sequence, gathered keys and values, plain products.
 impl Attention {
     fn forward_generic(&self, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
@@ -94,7 +115,7 @@ impl Attention {
             }
         };
         for (store, values) in step.kv.layer(self.layer)?.iter().zip([k, v]) {
-            let Store::Tensor(memory) = store else { return Err(mixed()) };
+            let memory = store.tensor()?;
             let heads = values.reshape((tokens, self.kv_heads, self.head_dim))?.transpose(0, 1)?.contiguous()?;
             memory.scatter_set(&targets, &heads.to_dtype(memory.dtype())?, 1)?;
         }
@@ -107,12 +128,10 @@ impl Attention {
         let slots = slots(index, span, step)?;
         let mask = self.mask(index, span, step)?;
         let [keys, values] = step.kv.layer(self.layer)?;
-        let gather = |store: &Store| -> Result<Tensor> {
-            let Store::Tensor(memory) = store else { return Err(mixed()) };
-            Ok(memory.index_select(&slots, 1)?.to_dtype(DType::F32)?)
-        };
+        let gather =
+            |store: &Store| -> Result<Tensor> { Ok(store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?) };
         let (keys, values) = (gather(keys)?, gather(values)?);
-        let rows = q.narrow(0, span.start, len)?.contiguous()?;
+        let rows = ops.rows(q, span.start, len)?;
         let rows = rows.reshape((len, self.heads, self.head_dim))?.transpose(0, 1)?.contiguous()?;
         let rows = rows.reshape((self.kv_heads, group * len, self.head_dim))?;
         let mut scores = (ops.matmul_transposed(&rows, &keys)? * f64::from(self.scale))?;
@@ -161,8 +180,4 @@ fn slots(index: usize, span: &Span<'_>, step: &Step<'_>) -> Result<Tensor> {
     let slots = step.ops().ids(&ids)?;
     step.prepared.borrow_mut().slots.insert(index, slots.clone());
     Ok(slots)
-}
-
-fn mixed() -> Error {
-    Error::invalid("the KV cache was made for other kernels")
 }

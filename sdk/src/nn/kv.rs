@@ -9,7 +9,10 @@ use half::f16;
 use memmap2::MmapMut;
 use std::ops::Range;
 
-use super::ops::Ops;
+use super::{
+    cpu::{Kv, KvLayout, KvMut},
+    ops::Ops,
+};
 use crate::{Error, KvTransfer, Result, Span};
 
 /// Tokens in a block.
@@ -94,8 +97,10 @@ impl KvCache {
         self.blocks
     }
 
-    pub(super) fn slots(&self) -> usize {
-        self.blocks * BLOCK_TOKENS
+    /// The memory's shape as the CPU kernels know it.
+    pub(super) fn layout(&self) -> KvLayout {
+        let KvShape { kv_heads, head_dim, .. } = self.shape;
+        KvLayout { kv_heads, slots: self.blocks * BLOCK_TOKENS, head_dim, block_len: BLOCK_TOKENS }
     }
 
     /// The keys and the values of a layer.
@@ -117,6 +122,38 @@ impl KvCache {
     }
 }
 
+impl Store {
+    /// The memory that the CPU kernels read.
+    pub(super) fn mapped(&self, kind: KvType) -> Result<Kv<'_>> {
+        match (self, kind) {
+            (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
+            (Self::Mapped(memory), KvType::F16) => Ok(Kv::F16(bytemuck::cast_slice(memory))),
+            (Self::Tensor(_), _) => Err(foreign()),
+        }
+    }
+
+    /// The memory that the CPU kernels write.
+    pub(super) fn mapped_mut(&mut self, kind: KvType) -> Result<KvMut<'_>> {
+        match (self, kind) {
+            (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
+            (Self::Mapped(memory), KvType::F16) => Ok(KvMut::F16(bytemuck::cast_slice_mut(memory))),
+            (Self::Tensor(_), _) => Err(foreign()),
+        }
+    }
+
+    /// The memory of the generic path.
+    pub(super) fn tensor(&self) -> Result<&Tensor> {
+        match self {
+            Self::Tensor(tensor) => Ok(tensor),
+            Self::Mapped(_) => Err(foreign()),
+        }
+    }
+}
+
+fn foreign() -> Error {
+    Error::invalid("the KV cache was made for other kernels")
+}
+
 /// An exported block holds, layer by layer, its keys and then its values, head by head, little-endian.
 impl KvTransfer for KvCache {
     fn block_bytes(&self) -> usize {
@@ -135,7 +172,8 @@ impl KvTransfer for KvCache {
                 }
                 Store::Tensor(tensor) => {
                     // A view's copy to the host would take the whole storage along.
-                    let block = tensor.narrow(1, block as usize * BLOCK_TOKENS, BLOCK_TOKENS)?.contiguous()?;
+                    let block = tensor.narrow(1, block as usize * BLOCK_TOKENS, BLOCK_TOKENS)?;
+                    let block = block.force_contiguous()?;
                     to_bytes(&block, self.kind, bytes)?;
                 }
             }

@@ -63,14 +63,7 @@ pub(super) struct Shared<'a> {
 
 impl<'a> Shared<'a> {
     pub(super) fn new(checkpoint: &'a Checkpoint, services: &'a Services, ops: &'a Ops, context: usize) -> Self {
-        Self {
-            checkpoint,
-            services,
-            ops,
-            context,
-            registry: RefCell::default(),
-            loaded_bytes: Cell::new(0),
-        }
+        Self { checkpoint, services, ops, context, registry: RefCell::default(), loaded_bytes: Cell::new(0) }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
@@ -101,7 +94,7 @@ impl Loader<'_> {
 
     /// Whether the checkpoint has a tensor of this name here.
     pub fn has(&self, name: &str) -> bool {
-        self.shared.checkpoint.weights().find(&self.name(name)).is_some()
+        self.shared.checkpoint.weights().contains(&self.name(name))
     }
 
     /// The linear layer `name.weight`, of shape `[outputs, inputs]`, with `name.bias` where the checkpoint has one.
@@ -121,8 +114,7 @@ impl Loader<'_> {
 
     /// A small dense tensor of one dimension, as `f32`.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
-        let raw = self.shared.checkpoint.weights().get(&self.name(name))?;
-        raw.expect_shape(&[len])?;
+        let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(&[len])?;
         self.count(&raw.name, raw.data.len())?;
         self.shared.ops.vector(&raw)
     }
@@ -133,19 +125,14 @@ impl Loader<'_> {
     }
 
     fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix> {
-        let raw = self.shared.checkpoint.weights().get(&self.name(name))?;
-        raw.expect_shape(&[outputs, inputs])?;
+        let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(&[outputs, inputs])?;
         self.count(&raw.name, raw.data.len())?;
         self.shared.ops.matrix(&raw).map_err(|error| error.context(format!("tensor '{}'", raw.name)))
     }
 
     pub(super) fn register(&self, name: &str, weight: &Matrix) -> LayerId {
         let mut registry = self.shared.registry.borrow_mut();
-        registry.layers.push(Registered {
-            name: name.to_owned(),
-            inputs: weight.inputs(),
-            outputs: weight.outputs(),
-        });
+        registry.layers.push(Registered { name: name.to_owned(), inputs: weight.inputs(), outputs: weight.outputs() });
         LayerId(registry.layers.len() - 1)
     }
 

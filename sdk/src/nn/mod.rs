@@ -7,7 +7,7 @@
 
 mod adapters;
 mod attention;
-pub mod cpu;
+mod cpu;
 pub mod device;
 mod kv;
 mod linear;
@@ -22,12 +22,13 @@ mod view;
 
 pub use attention::Attention;
 pub use candle_core::{self as candle, Tensor};
+pub use cpu::Activation;
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;
 pub use mlp::{GatedMlp, Mlp};
 pub use norm::{LayerNorm, RmsNorm};
-pub use ops::{Activation, Ops};
+pub use ops::{Ops, activation};
 pub use paged::{Decoder, Paged, Shape};
 pub use rope::{Angles, Rope};
 pub use step::Step;

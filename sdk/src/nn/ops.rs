@@ -10,16 +10,17 @@
 //! - a mask is added, never selected by.
 //!
 //! For each fused op there is the plain formula beside it. On a GPU the two are compared once when a model loads, and an op that
-//! differs is dropped; `PENSIEVE_KERNELS=generic` uses formulas only, on every device.
+//! differs is dropped; `PENSIEVE_KERNELS=generic` uses formulas only, on every device, so that every machine
+//! tests them.
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{D, DType, Device, Module, Tensor};
 use std::{borrow::Cow, env, sync::Arc};
 
 use super::{
-    cpu::{self, Pool},
+    cpu::{self, Activation, Pool},
     device::Chosen,
-    view::{View, tensor},
+    view::{tensor, view},
 };
 use crate::{
     Error, Result,
@@ -56,35 +57,44 @@ impl Matrix {
     }
 }
 
-/// An activation function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x · sigmoid(x)`.
-    Silu,
-    /// With the error function.
-    Gelu,
-    /// With the tanh approximation.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
+/// The activation that a config calls `name` in its `hidden_act`.
+pub fn activation(name: &str) -> Result<Activation> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu" => Ok(Activation::GeluErf),
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+        _ => Err(Error::unsupported(format!("activation '{name}' is unknown"))
+            .help("known are silu, gelu, gelu_new and gelu_pytorch_tanh")),
+    }
 }
 
-impl Activation {
-    /// By the name that `hidden_act` has in a config.
-    pub fn named(name: &str) -> Result<Self> {
+/// Which implementation computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// The fastest that gives right results.
+    Auto,
+    /// Plain formulas of stock candle ops.
+    Generic,
+}
+
+impl Kernels {
+    /// What the environment's `PENSIEVE_KERNELS` forces, or else what was asked for.
+    pub fn choose(asked: Option<&str>) -> Result<Self> {
+        let forced = env::var("PENSIEVE_KERNELS").ok().filter(|name| !name.is_empty());
+        let (name, place) = match (&forced, asked) {
+            (Some(name), _) => (name.as_str(), "PENSIEVE_KERNELS"),
+            (None, asked) => (asked.unwrap_or("auto"), "option kernels"),
+        };
         match name {
-            "silu" | "swish" => Ok(Self::Silu),
-            "gelu" => Ok(Self::Gelu),
-            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Self::GeluTanh),
-            "relu" => Ok(Self::Relu),
-            _ => Err(Error::unsupported(format!("activation '{name}' is unknown"))
-                .help("known are silu, gelu, gelu_new, gelu_pytorch_tanh and relu")),
+            "auto" => Ok(Self::Auto),
+            "generic" => Ok(Self::Generic),
+            _ => Err(Error::invalid(format!("{place} is '{name}'")).help("it is 'auto' or 'generic'")),
         }
     }
 }
 
 /// The computations of one model on its device.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Ops {
     device: Device,
     /// The CPU kernels, unless formulas were asked for.
@@ -103,17 +113,12 @@ struct Fused {
 
 impl Ops {
     /// The computations for a device, on `threads` CPU threads (0: all cores).
-    pub fn new(chosen: &Chosen, threads: usize) -> Result<Self> {
-        let device = chosen.device.clone();
-        let generic = Self { device, pool: None, fused: Fused::default() };
-        match env::var("PENSIEVE_KERNELS").as_deref() {
-            Ok("generic") => Ok(generic),
-            Ok("" | "auto") | Err(_) if generic.device.is_cpu() => {
-                Ok(Self { pool: Some(Arc::new(Pool::new(threads))), ..generic })
-            }
-            Ok("" | "auto") | Err(_) => Ok(Self { fused: generic.probe(), ..generic }),
-            Ok(other) => Err(Error::invalid(format!("PENSIEVE_KERNELS is '{other}'"))
-                .help("it is 'auto' (the default) or 'generic', which computes by plain formulas")),
+    pub fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Self {
+        let generic = Self { device: chosen.device.clone(), pool: None, fused: Fused::default() };
+        match kernels {
+            Kernels::Generic => generic,
+            Kernels::Auto if generic.device.is_cpu() => Self { pool: Some(Arc::new(Pool::new(threads))), ..generic },
+            Kernels::Auto => Self { fused: generic.probe(), ..generic },
         }
     }
 
@@ -130,7 +135,7 @@ impl Ops {
     /// Which kernels run, for a person.
     pub fn note(&self) -> String {
         match &self.pool {
-            Some(pool) => format!("{} kernels on {} threads", cpu::level(), pool.threads()),
+            Some(pool) => format!("{} kernels on {} threads", pool.level().name(), pool.threads()),
             None if self.fused == Fused::default() => "generic kernels".into(),
             None => format!("candle's kernels ({:?})", self.fused),
         }
@@ -196,7 +201,7 @@ impl Ops {
             Form::InPlace(raw) => {
                 let mut out = vec![0.0; rows * weight.outputs];
                 let matrix = cpu_matrix(raw, weight);
-                cpu::matmul(self.cpu()?, &matrix, &View::of(x)?, rows, &mut out);
+                cpu::matmul(self.cpu()?, &matrix, &view(x)?, rows, &mut out);
                 tensor(out, (rows, weight.outputs))
             }
             Form::Dense(w) => Ok(x.to_dtype(w.dtype())?.matmul(&w.t()?)?.to_dtype(DType::F32)?),
@@ -235,13 +240,21 @@ impl Ops {
         Ok(x.index_select(&self.ids(rows)?, 0)?)
     }
 
+    /// The rows `start..start + len` of an activation as a tensor of their own. (`contiguous` would keep the offset.)
+    pub fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        if (start, len) == (0, x.dim(0)?) {
+            return Ok(x.clone());
+        }
+        Ok(x.narrow(0, start, len)?.force_contiguous()?)
+    }
+
     /// Root-mean-square norm over the last dimension.
     pub fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
         self.check(x, 2)?;
         if let Some(pool) = &self.pool {
             let (rows, width) = x.dims2()?;
             let mut out = vec![0.0; rows * width];
-            cpu::rms_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, eps, &mut out);
+            cpu::rms_norm(pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
             return tensor(out, (rows, width));
         }
         if self.fused.rms_norm {
@@ -257,7 +270,7 @@ impl Ops {
         if let Some(pool) = &self.pool {
             let (rows, width) = x.dims2()?;
             let mut out = vec![0.0; rows * width];
-            cpu::layer_norm(pool, &View::of(x)?, rows, width, &View::of(weight)?, &View::of(bias)?, eps, &mut out);
+            cpu::layer_norm(pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
             return tensor(out, (rows, width));
         }
         if self.fused.layer_norm {
@@ -270,20 +283,13 @@ impl Ops {
     }
 
     /// Rotates the first `2 · cos.width` values of each head of `x`, of shape `[tokens, heads · head_dim]`.
-    pub fn rotate(
-        &self,
-        x: &Tensor,
-        head_dim: usize,
-        cos: &Tensor,
-        sin: &Tensor,
-        style: RopeStyle,
-    ) -> Result<Tensor> {
+    pub fn rotate(&self, x: &Tensor, head_dim: usize, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
         self.check(x, 2)?;
         let (tokens, width) = x.dims2()?;
         let (heads, half) = (width / head_dim, cos.dim(1)?);
         if let Some(pool) = &self.pool {
-            let mut out = View::of(x)?.to_vec();
-            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, style, &View::of(cos)?, &View::of(sin)?);
+            let mut out = view(x)?.to_vec();
+            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, style, &view(cos)?, &view(sin)?);
             return tensor(out, (tokens, width));
         }
         let x = x.reshape((tokens, heads, head_dim))?;
@@ -305,11 +311,15 @@ impl Ops {
     /// An activation function.
     pub fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(x, 2)?;
+        if let Some(pool) = &self.pool {
+            let mut out = view(x)?.to_vec();
+            cpu::activate(pool, kind, &mut out);
+            return tensor(out, x.dims2()?);
+        }
         Ok(match kind {
             Activation::Silu => x.silu()?,
-            Activation::Gelu => x.gelu_erf()?,
+            Activation::GeluErf => x.gelu_erf()?,
             Activation::GeluTanh => x.gelu()?,
-            Activation::Relu => x.relu()?,
         })
     }
 
@@ -317,9 +327,9 @@ impl Ops {
     pub fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(gate, 2)?;
         self.check(up, 2)?;
-        if let (Some(pool), Activation::Silu) = (&self.pool, kind) {
+        if let Some(pool) = &self.pool {
             let mut out = vec![0.0; gate.elem_count()];
-            cpu::silu_mul(pool, &View::of(gate)?, &View::of(up)?, &mut out);
+            cpu::activate_mul(pool, kind, &view(gate)?, &view(up)?, &mut out);
             return tensor(out, gate.dims2()?);
         }
         Ok((self.activate(gate, kind)? * up)?)

@@ -10,10 +10,11 @@ use super::{
     adapters::Adapters,
     device::{self, Chosen},
     loader::{Registry, Shared},
+    ops::Kernels,
 };
 use crate::{
-    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Resident, Result, Services,
-    Source, StateKind,
+    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Resident, Result,
+    Services, Source, StateKind,
     weights::{Checkpoint, Dtype},
 };
 
@@ -74,6 +75,8 @@ impl<D: Decoder> Paged<D> {
 struct Options {
     /// `f16` or `f32`; without it, `f32` for checkpoints in `f32` and `f16` for all others.
     kv: Option<String>,
+    /// `auto` or `generic`.
+    kernels: Option<String>,
 }
 
 impl Options {
@@ -81,8 +84,10 @@ impl Options {
         if source.options.trim().is_empty() {
             return Ok(Self::default());
         }
-        serde_json::from_str(&source.options)
-            .map_err(|error| Error::invalid(format!("the model's options: {error}")).help("known is 'kv': f16 or f32"))
+        serde_json::from_str(&source.options).map_err(|error| {
+            Error::invalid(format!("the model's options: {error}"))
+                .help("known are kv (f16, f32) and kernels (auto, generic)")
+        })
     }
 
     fn kv(&self, checkpoint: &Checkpoint) -> Result<KvType> {
@@ -91,7 +96,7 @@ impl Options {
             Some("f32") => Ok(KvType::F32),
             Some(other) => Err(Error::invalid(format!("option kv is '{other}'")).help("it is f16 or f32")),
             None => {
-                let mut matrices = checkpoint.weights().tensors().filter(|tensor| tensor.shape.len() == 2);
+                let mut matrices = checkpoint.weights().iter().filter(|tensor| tensor.shape.len() == 2);
                 Ok(if matrices.all(|tensor| tensor.dtype == Dtype::F32) { KvType::F32 } else { KvType::F16 })
             }
         }
@@ -104,6 +109,7 @@ struct Opened<D: Decoder> {
     config: D::Config,
     shape: Shape,
     kv: KvType,
+    kernels: Kernels,
     block_bytes: usize,
 }
 
@@ -114,9 +120,10 @@ impl<D: Decoder> Opened<D> {
         let config = D::config(&checkpoint)?;
         let shape = D::shape(&config);
         let kv = options.kv(&checkpoint)?;
+        let kernels = Kernels::choose(options.kernels.as_deref())?;
         let block_bytes = shape.kv.block_bytes(kv).filter(|&bytes| bytes > 0);
         let block_bytes = block_bytes.ok_or_else(|| Error::corrupt("the model's heads have no size"))?;
-        Ok(Self { checkpoint, config, shape, kv, block_bytes })
+        Ok(Self { checkpoint, config, shape, kv, kernels, block_bytes })
     }
 }
 
@@ -159,7 +166,7 @@ impl<D: Decoder> Architecture for Paged<D> {
     fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>> {
         let opened = Opened::<D>::open(&request.source)?;
         let chosen = device::choose(&request.device)?;
-        let ops = Ops::new(&chosen, request.threads as usize)?;
+        let ops = Ops::new(&chosen, request.threads as usize, opened.kernels);
         let (shape, asked) = (opened.shape, request.context as usize);
         let context = if asked == 0 { shape.context } else { asked.min(shape.context) };
         let shared = Shared::new(&opened.checkpoint, services, &ops, context);
@@ -203,7 +210,7 @@ fn resident(chosen: &Chosen, ops: &Ops, shape: Shape, context: usize, weight_byt
 
 fn facts(checkpoint: &Checkpoint) -> String {
     let (mut parameters, mut formats) = (0u64, Vec::new());
-    for tensor in checkpoint.weights().tensors() {
+    for tensor in checkpoint.weights().iter() {
         parameters = parameters.saturating_add(tensor.shape.iter().map(|&n| n as u64).product());
         if !formats.contains(&tensor.dtype.name()) {
             formats.push(tensor.dtype.name());

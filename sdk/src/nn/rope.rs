@@ -39,8 +39,7 @@ impl Rope {
     pub fn new(config: &RopeConfig, head_dim: usize, context: usize) -> Result<Self> {
         let rotary_dim = config.rotary_dim(head_dim)?;
         let half = rotary_dim / 2;
-        let plain: Vec<f64> =
-            (0..half).map(|i| config.theta.powf(-((2 * i) as f64) / rotary_dim as f64)).collect();
+        let plain: Vec<f64> = (0..half).map(|i| config.theta.powf(-((2 * i) as f64) / rotary_dim as f64)).collect();
         let divided = |divisors: &[f32]| plain.iter().zip(divisors).map(|(f, &d)| f / f64::from(d)).collect();
         let (frequencies, amplitude): (Vec<f64>, f64) = match &config.scaling {
             RopeScaling::None => (plain, 1.0),
@@ -54,7 +53,8 @@ impl Rope {
                 }
             }
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                let scale = |&f: &f64| llama3(f, *factor, *low_freq_factor, *high_freq_factor, *original_context as f64);
+                let scale =
+                    |&f: &f64| llama3(f, *factor, *low_freq_factor, *high_freq_factor, *original_context as f64);
                 (plain.iter().map(scale).collect(), 1.0)
             }
             RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor, truncate } => {

@@ -78,6 +78,6 @@ impl<'a> Step<'a> {
 
     /// A layer's output with the adapters' changes.
     pub(super) fn adapt(&self, layer: LayerId, x: &Tensor, out: Tensor) -> Result<Tensor> {
-        if self.adapted.is_empty() { Ok(out) } else { self.adapters.apply(layer, x, out, &self.adapted) }
+        if self.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &self.adapted) }
     }
 }

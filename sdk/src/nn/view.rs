@@ -1,37 +1,35 @@
 //! CPU tensors as slices, for our own kernels: they read candle's storage where it lies and hand their results back.
 
 use candle_core::{CpuStorage, Device, Shape, Storage, Tensor};
-use std::{ops::Deref, sync::RwLockReadGuard};
+use std::ops::{Deref, Range};
 
 use crate::{Error, Result};
 
 /// The values of a dense `f32` tensor in the CPU's memory.
-pub(super) struct View<'a> {
-    storage: RwLockReadGuard<'a, Storage>,
-    start: usize,
-    len: usize,
-}
-
-impl<'a> View<'a> {
-    pub(super) fn of(tensor: &'a Tensor) -> Result<Self> {
-        let (storage, layout) = tensor.storage_and_layout();
-        let Some((start, end)) = layout.contiguous_offsets() else {
-            return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
-        };
-        match &*storage {
-            Storage::Cpu(CpuStorage::F32(values)) if end <= values.len() => Ok(Self { storage, start, len: end - start }),
-            _ => Err(Error::invalid(format!("a tensor of type {:?} is not f32 in the CPU's memory", tensor.dtype()))),
-        }
+pub(super) fn view(tensor: &Tensor) -> Result<impl Deref<Target = [f32]>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
+    };
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(values)) if end <= values.len() => Ok(View { storage, range: start..end }),
+        _ => Err(Error::invalid(format!("a tensor of type {:?} is not f32 in the CPU's memory", tensor.dtype()))),
     }
 }
 
-impl Deref for View<'_> {
+/// A part of a storage that stays locked while it is read.
+struct View<S> {
+    storage: S,
+    range: Range<usize>,
+}
+
+impl<S: Deref<Target = Storage>> Deref for View<S> {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
         match &*self.storage {
-            Storage::Cpu(CpuStorage::F32(values)) => &values[self.start..self.start + self.len],
-            // `of` made sure of the kind, and nothing changes a tensor's storage into another kind.
+            Storage::Cpu(CpuStorage::F32(values)) => &values[self.range.clone()],
+            // `view` made sure of the kind, and nothing changes a tensor's storage into another kind.
             _ => &[],
         }
     }
@@ -48,7 +46,7 @@ pub(super) fn copy_to(tensor: &Tensor, out: &mut [f32]) -> Result<()> {
         return Err(Error::invalid(format!("{} values do not fill {} places", tensor.elem_count(), out.len())));
     }
     if tensor.device().is_cpu() {
-        out.copy_from_slice(&View::of(tensor)?);
+        out.copy_from_slice(&view(tensor)?);
     } else {
         out.copy_from_slice(&tensor.to_vec1::<f32>()?);
     }

@@ -22,12 +22,8 @@ impl Bytes {
     /// new one and renaming it, never in place.
     pub fn map(path: &Path) -> Result<Self> {
         let within = |error: std::io::Error| Error::from(error).context(path.display());
-        let file = File::open(path).map_err(within)?;
-        let kind = file.metadata().map_err(within)?;
-        if !kind.is_file() {
-            return Err(Error::invalid(format!("{}: is not a regular file", path.display())));
-        }
-        if kind.len() == 0 {
+        let file = open(path)?;
+        if file.metadata().map_err(within)?.len() == 0 {
             return Err(Error::corrupt(format!("{}: is empty", path.display())).help("download it again"));
         }
         // SAFETY: the map is private to this type and never written through. What the compiler must be promised beyond
@@ -55,6 +51,15 @@ impl Bytes {
         let end = self.range.start.checked_add(range.end)?;
         (start <= end && end <= self.range.end).then(|| Self { map: Arc::clone(&self.map), range: start..end })
     }
+}
+
+/// Opens a regular file; opening a pipe or a device might wait forever.
+pub(super) fn open(path: &Path) -> Result<File> {
+    let within = |error: std::io::Error| Error::from(error).context(path.display());
+    if !std::fs::metadata(path).map_err(within)?.is_file() {
+        return Err(Error::invalid(format!("{}: is not a regular file", path.display())));
+    }
+    File::open(path).map_err(within)
 }
 
 impl Deref for Bytes {

@@ -1,4 +1,7 @@
-//! Writes small model files for tests, wrong ones included: nothing here checks what it is told to write.
+//! Writes small model files for tests, wrong ones included.
+//!
+//! Real writers refuse to write what a reader must refuse to read, so tests need one that does as it is told. It knows
+//! the formats by itself, and so disagrees with the readers where these misread.
 
 use super::{Bytes, Dtype};
 
@@ -148,4 +151,31 @@ fn type_id(dtype: Dtype) -> u32 {
         Dtype::Q6K => 14,
         Dtype::BF16 => 30,
     }
+}
+
+/// A safetensors file: the header as given, then the data.
+pub(crate) fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+}
+
+/// A safetensors file of F32 tensors.
+pub(crate) fn f32_safetensors(tensors: &[(&str, &[usize], &[f32])]) -> Vec<u8> {
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
+    for (name, shape, values) in tensors {
+        let start = data.len();
+        data.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+        let info = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
+        header.insert((*name).to_owned(), info);
+    }
+    safetensors(&serde_json::Value::Object(header).to_string(), &data)
+}
+
+/// A checkpoint folder with these files.
+pub(crate) fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder for temporary files");
+    for (name, content) in files {
+        std::fs::write(folder.path().join(name), content).expect("a file in the folder");
+    }
+    folder
 }

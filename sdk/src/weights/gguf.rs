@@ -106,7 +106,7 @@ impl Entry {
 
 /// Finds the bytes of every tensor, or says why they cannot be where the header puts them.
 fn locate(file: &Bytes, data_start: usize, alignment: usize, entries: Vec<Entry>) -> Result<Vec<RawTensor>> {
-    let mut ends = Vec::with_capacity(entries.len());
+    let mut ranges = Vec::with_capacity(entries.len());
     for entry in &entries {
         if !entry.offset.is_multiple_of(alignment as u64) {
             return Err(Error::corrupt(format!(
@@ -117,15 +117,15 @@ fn locate(file: &Bytes, data_start: usize, alignment: usize, entries: Vec<Entry>
         }
         let start = usize::try_from(entry.offset).ok().and_then(|offset| data_start.checked_add(offset));
         let range = start.and_then(|start| Some((start, start.checked_add(entry.len)?)));
-        ends.push(range.ok_or_else(|| outside(entry, file))?);
+        ranges.push(range.ok_or_else(|| outside(entry, file))?);
     }
-    let by_end = entries.iter().zip(&ends).max_by_key(|(_, (_, end))| *end);
+    let by_end = entries.iter().zip(&ranges).max_by_key(|(_, (_, end))| *end);
     if let Some((last, (_, end))) = by_end.filter(|(_, (_, end))| *end > file.len()) {
         return Err(beyond_the_end(file, data_start, alignment, &entries, last, *end));
     }
-    check_overlaps(&entries, &ends)?;
+    check_overlaps(&entries, &ranges)?;
     let mut tensors = Vec::with_capacity(entries.len());
-    for (entry, (start, end)) in entries.into_iter().zip(ends) {
+    for (entry, (start, end)) in entries.into_iter().zip(ranges) {
         let data = file.slice(start..end).ok_or_else(|| outside(&entry, file))?;
         tensors.push(RawTensor { name: entry.name, dtype: entry.dtype, shape: entry.shape, data });
     }

@@ -6,24 +6,26 @@
 //! checked before it is used, and what is wrong with a file is said in terms of that file.
 
 mod bytes;
+mod checkpoint;
+mod config;
 mod dtype;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod gguf;
+mod json;
+mod names;
+mod safetensors;
+mod tensor;
+mod tokenizer;
 
-pub use self::{bytes::Bytes, dtype::Dtype};
-use crate::{Error, Result};
-
-/// A tensor as it lies in its file.
-#[derive(Clone, Debug)]
-pub struct RawTensor {
-    pub name: String,
-    pub dtype: Dtype,
-    /// The row length last: `[out, in]` for a linear layer.
-    pub shape: Vec<usize>,
-    /// Exactly as many bytes as shape and type ask for, at no particular alignment.
-    pub data: Bytes,
-}
+pub use self::{
+    bytes::Bytes,
+    checkpoint::{Checkpoint, Format},
+    config::{Config, RopeConfig, RopeScaling, RopeStyle},
+    dtype::Dtype,
+    tensor::{RawTensor, Weights},
+    tokenizer::Tokenizer,
+};
 
 /// A name out of a file, shortened and escaped so that it can stand in a message.
 pub(crate) fn quote(name: &str) -> String {

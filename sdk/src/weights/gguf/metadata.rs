@@ -159,6 +159,7 @@ impl Value {
     }
 
     /// The number of items of an array; `None` for a single value.
+    #[allow(clippy::len_without_is_empty, reason = "most values are no arrays, and an empty one is nothing special")]
     pub fn len(&self) -> Option<usize> {
         self.len
     }
@@ -224,7 +225,8 @@ impl Value {
             None => match (self.integers().and_then(|mut items| items.next()), self.text()) {
                 (Some(number), _) => format!("the {kind} {number}"),
                 (None, Some(text)) => format!("the {kind} {}", quote(text)),
-                (None, None) => kind.to_owned(),
+                (None, None) if self.kind == Kind::Text => "bytes that are not UTF-8".to_owned(),
+                (None, None) => format!("of type {kind}"),
             },
         };
         Error::corrupt(format!("metadata {} is {found}, not {what}", quote(key)))

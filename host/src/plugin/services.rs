@@ -1,0 +1,110 @@
+//! What this host does for a plugin while it loads and runs: it takes log lines and progress, and says when to stop.
+//!
+//! Where the lines go is the caller's affair. A panic in the caller's code must not reach the plugin, whose stack it would
+//! have to unwind: it is caught here, and the line is lost.
+
+use pensieve_plugin_api::{
+    self as api, LogLevel,
+    abi_stable::{
+        sabi_trait::TD_Opaque,
+        std_types::{RArc, ROption, RStr},
+    },
+};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+type Log = dyn Fn(LogLevel, &str) + Send + Sync;
+type Progress = dyn Fn(u64, u64, &str) + Send + Sync;
+
+/// The services of this host for one load and the model that comes of it. Cheap to clone.
+#[derive(Clone)]
+pub struct HostServices {
+    log: Arc<Log>,
+    progress: Arc<Progress>,
+    cancel: Cancel,
+}
+
+/// Stops a load from another thread.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Asks the plugin to give up its current load.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has asked.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl HostServices {
+    /// Services that discard lines and progress until told otherwise.
+    pub fn new() -> Self {
+        Self { log: Arc::new(|_, _| ()), progress: Arc::new(|_, _, _| ()), cancel: Cancel::default() }
+    }
+
+    /// Takes log lines, from any thread.
+    #[must_use]
+    pub fn on_log(mut self, log: impl Fn(LogLevel, &str) + Send + Sync + 'static) -> Self {
+        self.log = Arc::new(log);
+        self
+    }
+
+    /// Takes progress, from any thread: how much is done, of how much, of what.
+    #[must_use]
+    pub fn on_progress(mut self, progress: impl Fn(u64, u64, &str) + Send + Sync + 'static) -> Self {
+        self.progress = Arc::new(progress);
+        self
+    }
+
+    /// What stops the load that gets these services.
+    pub fn cancel(&self) -> Cancel {
+        self.cancel.clone()
+    }
+
+    /// The services as they cross.
+    pub fn into_abi(self) -> api::ServicesArc {
+        api::Services_TO::from_ptr(RArc::new(self), TD_Opaque)
+    }
+}
+
+impl Default for HostServices {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl api::Services for HostServices {
+    fn log(&self, level: LogLevel, message: RStr<'_>) {
+        let known = LogLevel::ERROR.0..=LogLevel::DEBUG.0;
+        let level = if known.contains(&level.0) { level } else { LogLevel::INFO };
+        contained(|| (self.log)(level, message.as_str()));
+    }
+
+    fn progress(&self, done: u64, total: u64, what: RStr<'_>) {
+        contained(|| (self.progress)(done, total, what.as_str()));
+    }
+
+    fn cancelled(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+
+    fn extension(&self, _id: RStr<'_>) -> ROption<api::Extension> {
+        ROption::RNone
+    }
+}
+
+fn contained(code: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
+        // A panic's payload may itself panic when it is dropped.
+        std::mem::forget(panic);
+    }
+}

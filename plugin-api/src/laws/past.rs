@@ -1,0 +1,172 @@
+//! Laws about what logits depend on: the tokens before, their order and their positions, never the tokens after.
+//!
+//! A bigram looks back at one token, a recurrent model counts its own positions, and both are legal. So these laws first
+//! find out what the model reacts to at all; where a reaction is missing that some architectures have, they note it. How
+//! strongly it reacts also tells how large a fault would be, and the tolerance of all later comparisons follows that.
+
+use super::{
+    report::{Outcome, broken, noted, skipped},
+    rig::{Finding, Known, Pace, Rig, Text, difference},
+};
+use crate::Want;
+use std::rc::Rc;
+
+/// A smaller change, as a part of the spread, is put down to the order of a sum.
+const SEEN: f32 = 1e-5;
+
+pub(super) fn past(rig: &mut Rig<'_>) -> Finding {
+    let middle = rig.longest() / 2;
+    let change = |place: usize| move |tokens: &mut [u32], rig: &mut Rig<'_>| tokens[place] = rig.another(tokens[place]);
+    let near = changed(rig, "a prompt with another token in the middle", middle, change(middle))?;
+    let far = changed(rig, "a prompt with another first token", 0, change(0))?;
+    rig.looks_back = near.max(far);
+    if rig.looks_back <= SEEN {
+        return Ok(noted("no token but the last matters: right for a bigram, else the cache is not read"));
+    }
+    sharpen(rig, near);
+    let (near, far) = (near * 100.0, far * 100.0);
+    Ok(noted(format!("token {middle} moves later logits by up to {near:.2} % of the spread, the first by {far:.2} %")))
+}
+
+pub(super) fn order(rig: &mut Rig<'_>) -> Finding {
+    only_looking_back(rig)?;
+    let middle = rig.longest() / 2;
+    let swap = move |tokens: &mut [u32], _: &mut Rig<'_>| tokens.swap(middle - 1, middle);
+    let swapped = changed(rig, "a prompt with two tokens swapped", middle, swap)?;
+    let what = format!("two tokens swapped move later logits by up to {:.2} % of the spread", swapped * 100.0);
+    if swapped <= SEEN && !rig.options.positionless {
+        return Err(broken(what));
+    }
+    sharpen(rig, swapped);
+    Ok(noted(what))
+}
+
+pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
+    only_looking_back(rig)?;
+    let stretched = moved(rig, "positions two apart", |_| Pace { first: 0, stride: 2 })?;
+    let what = format!("positions two apart move logits by up to {:.2} % of the spread", stretched * 100.0);
+    if stretched <= SEEN {
+        return match (rig.paged(), rig.options.positionless) {
+            (true, false) => Err(broken(format!("{what}: they are not read"))),
+            (true, true) => Ok(noted(format!("{what}, as the architecture has no use for them"))),
+            (false, _) => Ok(noted(format!("{what}: the model counts for itself, as per-sequence models may"))),
+        };
+    }
+    sharpen(rig, stretched);
+    Ok(noted(what))
+}
+
+/// Rotary encodings know distances only, learned ones know places: both are legal, and an author knows which it is.
+pub(super) fn shift(rig: &mut Rig<'_>) -> Finding {
+    only_looking_back(rig)?;
+    let shifted = moved(rig, "positions that do not begin at 0", |half| Pace { first: half, stride: 1 })?;
+    let what = format!("all positions moved by one number move logits by up to {:.2} % of the spread", shifted * 100.0);
+    let kind =
+        if shifted <= rig.options.finest { "only distances count" } else { "right unless only distances should count" };
+    Ok(noted(format!("{what}: {kind}")))
+}
+
+/// A text whose positions end at the context's last must read the same in any chunks.
+pub(super) fn far_positions(rig: &mut Rig<'_>) -> Finding {
+    let tokens = rig.text(Known::Long).tokens.clone();
+    let first = rig.resident.context - tokens.len() as u32;
+    if first == 0 {
+        return Err(skipped(format!("a context of {} leaves no room to move a text", rig.resident.context)));
+    }
+    let pace = Pace { first, stride: 1 };
+    let what = format!("positions from {first} on");
+    let rows = rig.whole(&what, tokens.clone(), pace, Want::ALL)?;
+    let mut sequence = rig.start_with(Rc::new(Text { tokens, rows }), pace)?;
+    rig.read(&format!("{what}, in chunks of 7"), &mut sequence, 7)?;
+    Ok(rig.agreement())
+}
+
+/// Both texts were read whole: until they part, their rows must be the same.
+pub(super) fn causal(rig: &mut Rig<'_>) -> Finding {
+    let (long, twin, width) = (rig.text(Known::Long), rig.text(Known::Twin), rig.shape.vocabulary as usize);
+    let rows = long.rows.chunks_exact(width).zip(twin.rows.chunks_exact(width)).take(rig.fork());
+    for (token, (right, row)) in rows.enumerate() {
+        rig.compare(&format!("other tokens from {} on", rig.fork()), token, Some(right), row)?;
+    }
+    Ok(rig.agreement())
+}
+
+/// A trained model that attends foretells a text better when it reads it a second time. Untrained ones do not, so this is
+/// only noted; it is the one sign of wrong wiring that a checkpoint shows without another implementation.
+pub(super) fn recall(rig: &mut Rig<'_>) -> Finding {
+    only_looking_back(rig)?;
+    let half = rig.longest() / 2;
+    let mut tokens = rig.tokens(half);
+    tokens.extend_from_within(..);
+    let rows = rig.whole("a text that says everything twice", tokens.clone(), Pace::PLAIN, Want::ALL)?;
+    let mut surprise = [0.0, 0.0];
+    for (place, row) in rows.chunks_exact(rig.shape.vocabulary as usize).take(2 * half - 1).enumerate() {
+        let largest = row.iter().copied().fold(f32::MIN, f32::max);
+        let sum: f32 = row.iter().map(|logit| (logit - largest).exp()).sum();
+        surprise[place / half] += largest + sum.ln() - row[tokens[place + 1] as usize];
+    }
+    let (once, twice) = (surprise[0] / half as f32, surprise[1] / (half as f32 - 1.0).max(1.0));
+    let judged = if twice < once - 1.0 { "as trained models do" } else { "right for untrained weights only" };
+    Ok(noted(format!("random tokens cost {once:.2} nats each, and {twice:.2} when repeated: {judged}")))
+}
+
+pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
+    let options = rig.options;
+    if options.references.is_empty() {
+        return Err(skipped("no logits of another implementation were given"));
+    }
+    let (width, mut worst) = (rig.shape.vocabulary as usize, 0_f32);
+    for (number, reference) in options.references.iter().enumerate() {
+        if reference.tokens.len() > rig.resident.context as usize {
+            return Err(skipped(format!("reference {number} is longer than the context of {}", rig.resident.context)));
+        }
+        if reference.logits.len() != reference.tokens.len() * width {
+            let (have, tokens) = (reference.logits.len(), reference.tokens.len());
+            return Err(broken(format!("reference {number} has {have} logits for {tokens} rows of {width}")));
+        }
+        let rows = rig.whole("a reference text", reference.tokens.clone(), Pace::PLAIN, Want::ALL)?;
+        for (place, (ours, theirs)) in rows.iter().zip(&reference.logits).enumerate() {
+            let apart = (ours - theirs).abs();
+            if apart.is_nan() || apart > reference.tolerance {
+                let at = format!("text {number}, token {}, logit {}", place / width, place % width);
+                return Err(broken(format!("{at}: {ours} where the reference says {theirs}")));
+            }
+            worst = worst.max(apart);
+        }
+    }
+    Ok(if worst == 0.0 { Outcome::Exact } else { noted(format!("the largest difference is {worst:.1e}")) })
+}
+
+/// How far the rows after token `place` of the long text move at most when its tokens up to there are changed.
+fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut [u32], &mut Rig<'_>)) -> Finding<f32> {
+    let long = rig.text(Known::Long);
+    let mut tokens = long.tokens.clone();
+    change(&mut tokens, rig);
+    let rows = rig.whole(what, tokens, Pace::PLAIN, Want::ALL)?;
+    Ok(largest(rig, &long.rows, &rows, place + 1))
+}
+
+/// How far the rows of half the long text move at most when it stands at other positions.
+fn moved(rig: &mut Rig<'_>, what: &str, pace: fn(u32) -> Pace) -> Finding<f32> {
+    let long = rig.text(Known::Long);
+    let half = long.tokens.len() / 2;
+    let rows = rig.whole(what, long.tokens[..half].to_vec(), pace(half as u32), Want::ALL)?;
+    Ok(largest(rig, &long.rows, &rows, 0))
+}
+
+fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
+    let width = rig.shape.vocabulary as usize;
+    let pairs = right.chunks_exact(width).zip(rows.chunks_exact(width)).skip(from);
+    pairs.map(|(right, row)| difference(right, row).part()).fold(0.0, f32::max)
+}
+
+fn only_looking_back(rig: &Rig<'_>) -> Finding<()> {
+    if rig.looks_back > SEEN { Ok(()) } else { Err(skipped("the model does not look back")) }
+}
+
+/// A fault moves logits about as much as a real change does, so what is put down to rounding must be smaller.
+fn sharpen(rig: &mut Rig<'_>, change: f32) {
+    if change > SEEN {
+        rig.tolerance = rig.tolerance.min((change / 4.0).max(rig.options.finest));
+    }
+}

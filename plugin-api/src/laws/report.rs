@@ -1,0 +1,170 @@
+//! What a check is asked and what it answers: plain Rust types, as an author's test, the host's command line and our own
+//! tests all read them.
+
+use std::fmt;
+
+use crate::Card;
+
+/// What a model cannot say of itself and must be known to address it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The length of a row of logits.
+    pub vocabulary: u32,
+    /// Tokens in a block; 0 for a per-sequence model.
+    pub block_tokens: u32,
+}
+
+impl From<&Card> for Shape {
+    fn from(card: &Card) -> Self {
+        Self { vocabulary: card.vocabulary, block_tokens: card.block_tokens }
+    }
+}
+
+/// How a model is checked. The defaults suit every model.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The longest text that is tried, in tokens; it grows where it would not leave the first block, and shrinks where the
+    /// context or the blocks are few.
+    pub longest: u32,
+    /// The seed of the texts.
+    pub seed: u64,
+    /// How far two logits that ought to be equal may lie apart, as a part of the spread (largest less smallest) of their
+    /// row. 2 % leaves room for quantized activations, where the order of a sum decides whether a value rounds up or
+    /// down, and for sums in bf16.
+    pub tolerance: f32,
+    /// Models with small weights hardly react to anything, and 2 % would hide a fault. So the tolerance sinks to a quarter
+    /// of the change that the model shows when the past or the positions change, though never below this.
+    pub finest: f32,
+    /// The architecture has no use for positions by design, so that ignoring them is no fault.
+    pub positionless: bool,
+    /// What another implementation computed of the same weights.
+    pub references: Vec<Reference>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (longest, seed, positionless) = (40, 1, false);
+        Self { longest, seed, tolerance: 0.02, finest: 1e-4, positionless, references: Vec::new() }
+    }
+}
+
+/// Logits that another implementation, which is trusted, computed of the same weights.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// A text, from its first token on.
+    pub tokens: Vec<u32>,
+    /// A row of logits for each token.
+    pub logits: Vec<f32>,
+    /// How far they may lie apart, as an absolute number.
+    pub tolerance: f32,
+}
+
+/// What came of every law.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// One for each law, in the order in which they were tried.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// What came of one law.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// The law's name: `chunked`.
+    pub law: &'static str,
+    /// The law in one sentence.
+    pub says: &'static str,
+    /// Whether the model obeys it.
+    pub outcome: Outcome,
+}
+
+/// Whether a model obeys a law.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// To the last bit.
+    Exact,
+    /// Up to `worst` of the spread of a row of logits, which is within the tolerance.
+    WithinRounding {
+        /// The largest difference.
+        worst: f32,
+    },
+    /// The law asks for nothing; this was seen, for a person to judge.
+    Noted {
+        /// What was seen.
+        what: String,
+    },
+    /// The law does not concern this model, or could not be tried.
+    NotApplicable {
+        /// Why.
+        why: String,
+    },
+    /// It does not.
+    Broken {
+        /// What was seen.
+        what: String,
+        /// Where to look for the cause.
+        hint: String,
+    },
+}
+
+impl Report {
+    /// Whether no law is broken.
+    pub fn passed(&self) -> bool {
+        self.broken().next().is_none()
+    }
+
+    /// The verdicts on broken laws. The first tells most: later ones often follow from it.
+    pub fn broken(&self) -> impl Iterator<Item = &Verdict> {
+        self.verdicts.iter().filter(|verdict| matches!(verdict.outcome, Outcome::Broken { .. }))
+    }
+
+    /// What came of the law of this name.
+    pub fn outcome(&self, law: &str) -> Option<&Outcome> {
+        self.verdicts.iter().find(|verdict| verdict.law == law).map(|verdict| &verdict.outcome)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.verdicts.iter().try_for_each(|verdict| writeln!(f, "{verdict}"))?;
+        match self.broken().count() {
+            0 => write!(f, "no law is broken"),
+            1 => write!(f, "1 law is broken"),
+            count => write!(f, "{count} laws are broken; begin with the first"),
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = match &self.outcome {
+            Outcome::Exact | Outcome::WithinRounding { .. } => "ok",
+            Outcome::Noted { .. } => "note",
+            Outcome::NotApplicable { .. } => "-",
+            Outcome::Broken { .. } => "BROKEN",
+        };
+        write!(f, "{mark:<6} {:<14} {}", self.law, self.says)?;
+        let under = |f: &mut fmt::Formatter<'_>, text: &str| write!(f, "\n{:22}{text}", "");
+        match &self.outcome {
+            Outcome::Exact => Ok(()),
+            Outcome::WithinRounding { worst } => under(f, &format!("up to {:.2} % of the spread", worst * 100.0)),
+            Outcome::Noted { what } => under(f, what),
+            Outcome::NotApplicable { why } => under(f, &format!("not tried: {why}")),
+            Outcome::Broken { what, hint } => under(f, what).and_then(|()| under(f, hint)),
+        }
+    }
+}
+
+/// A law that could not be tried.
+pub(super) fn skipped(why: impl Into<String>) -> Outcome {
+    Outcome::NotApplicable { why: why.into() }
+}
+
+/// A law that does not hold; the hint is the law's own unless it is set.
+pub(super) fn broken(what: impl Into<String>) -> Outcome {
+    Outcome::Broken { what: what.into(), hint: String::new() }
+}
+
+/// Something that a person should know.
+pub(super) fn noted(what: impl Into<String>) -> Outcome {
+    Outcome::Noted { what: what.into() }
+}

@@ -1,0 +1,394 @@
+//! The bench that laws are tried on: it deals out blocks, makes texts and sequences, runs steps, and compares every row of
+//! logits with the one that the model gave when it read the same text whole and alone. So a law only says in which
+//! pieces, in which company and in which blocks texts are read; that the numbers stay the same is checked here.
+
+use std::rc::Rc;
+
+use super::report::{Options, Outcome, Shape, broken, skipped};
+use crate::{Batch, ModelBox, NO_ADAPTER, PluginError, Resident, Span, Want};
+
+/// However large a model's blocks are, no text is longer.
+const TOKENS_MAX: u32 = 4096;
+
+/// What a law finds; `?` ends it early with what it could not do or saw broken.
+pub(super) type Finding<T = Outcome> = Result<T, Outcome>;
+
+/// A model on the bench.
+pub(super) struct Rig<'m> {
+    pub(super) model: &'m mut ModelBox,
+    pub(super) options: &'m Options,
+    pub(super) resident: Resident,
+    pub(super) shape: Shape,
+    /// How far rows may lie apart, as a part of their spread.
+    pub(super) tolerance: f32,
+    /// The change that the model shows when a past token changes, once known: 0 for one that does not look back.
+    pub(super) looks_back: f32,
+    texts: Vec<Rc<Text>>,
+    /// Block ids that nobody holds. The first in are the first out, so that a text seldom finds in its blocks what it left
+    /// there itself, which would hide that something is not written.
+    free: Vec<u32>,
+    laws_tried: usize,
+    alive: Vec<u64>,
+    next_id: u64,
+    random: u64,
+    worst: f32,
+}
+
+/// Texts that every law may read; [`Rig::learn`] has the model read each of them whole first.
+#[derive(Clone, Copy)]
+pub(super) enum Known {
+    Long,
+    /// Begins as `Long` does and goes on otherwise after [`Rig::fork`] tokens.
+    Twin,
+    Middle,
+    Short,
+}
+
+impl Known {
+    pub(super) const ALL: [Self; 4] = [Self::Long, Self::Middle, Self::Short, Self::Twin];
+}
+
+/// Tokens, and the logits that are right for them; no rows where these are not known.
+#[derive(Default)]
+pub(super) struct Text {
+    pub(super) tokens: Vec<u32>,
+    pub(super) rows: Vec<f32>,
+}
+
+/// A sequence that reads a text, some tokens at a time.
+pub(super) struct Sequence {
+    pub(super) id: u64,
+    pub(super) text: Rc<Text>,
+    pub(super) seen: usize,
+    pub(super) blocks: Vec<u32>,
+    pub(super) pace: Pace,
+}
+
+/// The positions of a sequence's tokens.
+#[derive(Clone, Copy)]
+pub(super) struct Pace {
+    pub(super) first: u32,
+    pub(super) stride: u32,
+}
+
+impl Pace {
+    pub(super) const PLAIN: Self = Self { first: 0, stride: 1 };
+}
+
+/// The next `count` tokens of a sequence.
+pub(super) struct Feed<'a> {
+    sequence: &'a mut Sequence,
+    count: usize,
+    want: Want,
+}
+
+/// A batch that can still be changed.
+#[derive(Clone)]
+pub(super) struct Draft {
+    pub(super) tokens: Vec<u32>,
+    pub(super) positions: Vec<u32>,
+    /// Their blocks stand in `tables`.
+    pub(super) spans: Vec<Span<'static>>,
+    pub(super) tables: Vec<Vec<u32>>,
+    pub(super) logits: usize,
+}
+
+impl Sequence {
+    pub(super) fn left(&self) -> usize {
+        self.text.tokens.len() - self.seen
+    }
+
+    pub(super) fn feed(&mut self, count: usize, want: Want) -> Feed<'_> {
+        let count = count.min(self.left());
+        Feed { sequence: self, count, want }
+    }
+}
+
+impl<'m> Rig<'m> {
+    pub(super) fn new(model: &'m mut ModelBox, shape: Shape, options: &'m Options) -> Self {
+        let resident = model.resident();
+        let (random, tolerance) = (options.seed, options.tolerance);
+        let mut rig = Self {
+            model,
+            options,
+            resident,
+            shape,
+            tolerance,
+            looks_back: 0.0,
+            texts: Vec::new(),
+            free: Vec::new(),
+            laws_tried: 0,
+            alive: Vec::new(),
+            next_id: 1,
+            random,
+            worst: 0.0,
+        };
+        rig.texts = rig.write_texts();
+        rig.clear();
+        rig
+    }
+
+    pub(super) fn paged(&self) -> bool {
+        self.shape.block_tokens > 0
+    }
+
+    /// Releases every sequence, takes back every block and forgets what was compared.
+    pub(super) fn clear(&mut self) {
+        for id in std::mem::take(&mut self.alive) {
+            self.model.release(id);
+        }
+        // A few more than laws ever hold at once; the last ones there are among them.
+        let reference = self.options.references.iter().map(|reference| reference.tokens.len()).max().unwrap_or(0);
+        let many = (5 * self.blocks_for(self.longest()) + 4).max(self.blocks_for(reference));
+        let blocks = self.resident.blocks;
+        let low = blocks.min(u32::try_from(many).unwrap_or(u32::MAX));
+        self.free = (0..low).chain(blocks.saturating_sub(2).max(low)..blocks).collect();
+        if !self.free.is_empty() {
+            let turn = self.laws_tried % self.free.len();
+            self.free.rotate_left(turn);
+        }
+        self.laws_tried += 1;
+        self.worst = 0.0;
+    }
+
+    /// What the comparisons since [`Rig::clear`] amount to.
+    pub(super) fn agreement(&self) -> Outcome {
+        if self.worst == 0.0 { Outcome::Exact } else { Outcome::WithinRounding { worst: self.worst } }
+    }
+
+    /// The length of [`Known::Long`].
+    pub(super) fn longest(&self) -> usize {
+        let block = self.shape.block_tokens;
+        let room = if block == 0 { u32::MAX } else { (self.resident.blocks / 2).max(1).saturating_mul(block) };
+        let wish = self.options.longest.max(block.saturating_add(block / 4 + 2)).max(4);
+        wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
+    }
+
+    /// How many tokens of [`Known::Twin`] are those of [`Known::Long`].
+    pub(super) fn fork(&self) -> usize {
+        let (longest, block) = (self.longest(), self.shape.block_tokens as usize);
+        if block + 2 < longest { block.max(longest / 2) } else { longest / 2 }
+    }
+
+    fn write_texts(&mut self) -> Vec<Rc<Text>> {
+        let (longest, fork) = (self.longest(), self.fork());
+        let long = self.tokens(longest);
+        let mut twin = long[..fork].to_vec();
+        twin.extend(long[fork..].iter().map(|&token| self.another(token)));
+        let middle = self.tokens((longest * 3 / 5).max(2));
+        let short = self.tokens((longest / 5 + 1).max(2));
+        [long, twin, middle, short].map(|tokens| Rc::new(Text { tokens, rows: Vec::new() })).into()
+    }
+
+    /// Has the model read every known text whole and alone: what it answers now is what it must answer always.
+    pub(super) fn learn(&mut self) -> Finding<()> {
+        for place in 0..self.texts.len() {
+            let tokens = self.texts[place].tokens.clone();
+            let rows = self.whole("a prompt, read whole", tokens.clone(), Pace::PLAIN, Want::ALL)?;
+            self.texts[place] = Rc::new(Text { tokens, rows });
+        }
+        Ok(())
+    }
+
+    pub(super) fn text(&self, known: Known) -> Rc<Text> {
+        Rc::clone(&self.texts[known as usize])
+    }
+
+    /// `count` pseudo-random tokens (splitmix64), no two neighbours equal.
+    pub(super) fn tokens(&mut self, count: usize) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(count);
+        for place in 0..count {
+            let token = (self.draw() % u64::from(self.shape.vocabulary.max(1))) as u32;
+            let repeats = place > 0 && tokens[place - 1] == token;
+            tokens.push(if repeats { self.another(token) } else { token });
+        }
+        tokens
+    }
+
+    /// A token other than this one, if there is one.
+    pub(super) fn another(&mut self, token: u32) -> u32 {
+        let vocabulary = u64::from(self.shape.vocabulary.max(1));
+        let step = 1 + self.draw() % vocabulary.saturating_sub(1).max(1);
+        ((u64::from(token) + step) % vocabulary) as u32
+    }
+
+    pub(super) fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// How many blocks hold this many tokens.
+    pub(super) fn blocks_for(&self, tokens: usize) -> usize {
+        if self.paged() { tokens.div_ceil(self.shape.block_tokens as usize) } else { 0 }
+    }
+
+    /// Takes blocks out of the pool.
+    pub(super) fn take_blocks(&mut self, count: usize) -> Finding<Vec<u32>> {
+        if count > self.free.len() {
+            let have = self.resident.blocks;
+            return Err(skipped(format!("it needs more blocks than the {have} that the model was loaded with")));
+        }
+        Ok(self.free.drain(..count).collect())
+    }
+
+    /// The same, lowest ids first, so that most follow one another in the model's memory.
+    pub(super) fn take_neighbours(&mut self, count: usize) -> Finding<Vec<u32>> {
+        self.free.sort_unstable();
+        self.take_blocks(count)
+    }
+
+    pub(super) fn start(&mut self, known: Known) -> Finding<Sequence> {
+        self.start_with(self.text(known), Pace::PLAIN)
+    }
+
+    pub(super) fn start_with(&mut self, text: Rc<Text>, pace: Pace) -> Finding<Sequence> {
+        let blocks = self.take_blocks(self.blocks_for(text.tokens.len()))?;
+        self.start_in(text, blocks, pace)
+    }
+
+    /// A sequence in blocks of the law's choice.
+    pub(super) fn start_in(&mut self, text: Rc<Text>, blocks: Vec<u32>, pace: Pace) -> Finding<Sequence> {
+        let most = self.resident.sequences;
+        if most > 0 && self.alive.len() >= most as usize {
+            return Err(skipped(format!("it needs more sequences at once than the {most} that the model takes")));
+        }
+        let id = self.new_id();
+        Ok(Sequence { id, text, seen: 0, blocks, pace })
+    }
+
+    /// The name of a sequence to come, which [`Rig::clear`] will release.
+    pub(super) fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.alive.push(self.next_id);
+        self.next_id
+    }
+
+    /// Gives a sequence another name.
+    pub(super) fn rename(&mut self, sequence: &mut Sequence, id: u64) {
+        self.alive.retain(|&alive| alive != sequence.id);
+        self.alive.push(id);
+        sequence.id = id;
+    }
+
+    /// Releases a sequence and frees its blocks.
+    pub(super) fn end(&mut self, sequence: Sequence) {
+        self.model.release(sequence.id);
+        self.alive.retain(|&id| id != sequence.id);
+        self.free.extend(sequence.blocks);
+    }
+
+    /// The logits of a text that is read in one step by a sequence of its own.
+    pub(super) fn whole(&mut self, what: &str, tokens: Vec<u32>, pace: Pace, want: Want) -> Finding<Vec<f32>> {
+        let count = tokens.len();
+        let mut sequence = self.start_with(Rc::new(Text { tokens, rows: Vec::new() }), pace)?;
+        let logits = self.step(what, vec![sequence.feed(count, want)])?;
+        self.end(sequence);
+        Ok(logits)
+    }
+
+    /// Reads the rest of a text in steps of this many tokens.
+    pub(super) fn read(&mut self, what: &str, sequence: &mut Sequence, size: usize) -> Finding<()> {
+        while sequence.left() > 0 {
+            self.step(what, vec![sequence.feed(size, Want::ALL)])?;
+        }
+        Ok(())
+    }
+
+    /// One step, without the sequences that are through: what is wanted must be finite, and equal to what is right for
+    /// each text.
+    pub(super) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
+        feeds.retain(|feed| feed.count > 0);
+        if feeds.is_empty() {
+            return Ok(Vec::new());
+        }
+        let draft = self.draft(&feeds);
+        let logits = self.forward(&draft).map_err(|error| broken(format!("{what}: a good batch failed: {error}")))?;
+        let width = self.shape.vocabulary as usize;
+        let mut rows = logits.chunks_exact(width);
+        for feed in feeds {
+            let end = feed.sequence.seen + feed.count;
+            let wanted = feed.want.rows(feed.count as u32).unwrap_or(0) as usize;
+            for (token, row) in (end - wanted..end).zip(&mut rows) {
+                let right = feed.sequence.text.rows.get(token * width..(token + 1) * width);
+                self.compare(what, token, right, row)?;
+            }
+            feed.sequence.seen = end;
+        }
+        Ok(logits)
+    }
+
+    pub(super) fn draft(&self, feeds: &[Feed<'_>]) -> Draft {
+        let mut draft =
+            Draft { tokens: Vec::new(), positions: Vec::new(), spans: Vec::new(), tables: Vec::new(), logits: 0 };
+        for Feed { sequence, count, want } in feeds {
+            let (start, past, len) = (draft.tokens.len() as u32, sequence.seen as u32, *count as u32);
+            draft.tokens.extend(&sequence.text.tokens[sequence.seen..sequence.seen + count]);
+            draft.positions.extend((past..past + len).map(|at| sequence.pace.first + at * sequence.pace.stride));
+            let (sequence_id, blocks) = (sequence.id, [][..].into());
+            let (adapter, adapter_scale) = (NO_ADAPTER, 1.0);
+            draft.spans.push(Span {
+                sequence: sequence_id,
+                start,
+                len,
+                past,
+                want: *want,
+                adapter,
+                adapter_scale,
+                blocks,
+            });
+            draft.tables.push(sequence.blocks.clone());
+            draft.logits += want.rows(len).unwrap_or(0) as usize * self.shape.vocabulary as usize;
+        }
+        draft
+    }
+
+    /// Runs a draft as it is. Places that the model leaves unwritten stay NaN.
+    pub(super) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
+        let mut logits = vec![f32::NAN; draft.logits];
+        let spans = draft.spans.iter().zip(&draft.tables);
+        let spans: Vec<Span<'_>> = spans.map(|(span, table)| Span { blocks: table[..].into(), ..*span }).collect();
+        let (tokens, positions) = (draft.tokens[..].into(), draft.positions[..].into());
+        let batch = Batch { tokens, positions, spans: spans[..].into() };
+        self.model.forward(&batch, (&mut logits[..]).into()).into_result()?;
+        Ok(logits)
+    }
+
+    /// Compares a row of logits with the right one, if that is known.
+    pub(super) fn compare(&mut self, what: &str, token: usize, right: Option<&[f32]>, row: &[f32]) -> Finding<()> {
+        if let Some(place) = row.iter().position(|logit| !logit.is_finite()) {
+            let value = row[place];
+            return Err(broken(format!("{what}: of the logits at token {token}, number {place} is {value}")));
+        }
+        let Some(right) = right else { return Ok(()) };
+        let apart = difference(right, row);
+        if apart.part() > self.tolerance {
+            let Difference { largest, spread } = apart;
+            let numbers = format!("differ by {largest:.3} where they spread over {spread:.3}");
+            return Err(broken(format!("{what}: the logits at token {token} {numbers}")));
+        }
+        self.worst = self.worst.max(apart.part());
+        Ok(())
+    }
+}
+
+/// How far two rows of logits lie apart.
+pub(super) struct Difference {
+    largest: f32,
+    spread: f32,
+}
+
+impl Difference {
+    /// As a part of the spread.
+    pub(super) fn part(&self) -> f32 {
+        if self.largest == 0.0 { 0.0 } else { self.largest / self.spread.max(f32::MIN_POSITIVE) }
+    }
+}
+
+/// Compares finite rows.
+pub(super) fn difference(right: &[f32], row: &[f32]) -> Difference {
+    let largest = right.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let (low, high) = right.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
+    Difference { largest, spread: high - low }
+}

@@ -1,0 +1,93 @@
+//! A stage's parameters: one JSON object, read key by key.
+//!
+//! The text comes from a request, so every value is checked and every error names the stage, the key, the value and what
+//! would be right. A derived deserializer knows neither the stage nor the range, hence this small reader; it also learns
+//! the known keys by being asked for them, so that they are written down once.
+
+use std::ops::RangeInclusive;
+
+use pensieve_sdk::{Error, Result};
+use serde_json::{Map, Value};
+
+/// The most tokens that a list may name.
+const TOKENS_MAX: usize = 4096;
+
+/// How much of a wrong value an error repeats, in characters.
+const QUOTE_MAX: usize = 60;
+
+/// The parameters of one stage.
+pub(crate) struct Parameters {
+    stage: &'static str,
+    given: Map<String, Value>,
+    known: Vec<&'static str>,
+}
+
+impl Parameters {
+    /// Reads the object; empty text is an empty one.
+    pub(crate) fn parse(stage: &'static str, text: &str) -> Result<Self> {
+        let text = if text.trim().is_empty() { "{}" } else { text };
+        let given = serde_json::from_str(text).map_err(|error| {
+            Error::invalid(format!("{stage}: the parameters are not a JSON object: {error}"))
+                .help("pass an object, such as {}")
+        })?;
+        Ok(Self { stage, given, known: Vec::new() })
+    }
+
+    /// A number within the range.
+    pub(crate) fn number(&mut self, key: &'static str, default: f64, range: RangeInclusive<f64>) -> Result<f64> {
+        let Some(value) = self.take(key) else { return Ok(default) };
+        match value.as_f64() {
+            Some(number) if range.contains(&number) => Ok(number),
+            _ => Err(self.wrong(key, &value, &format!("a number from {} to {}", range.start(), range.end()))),
+        }
+    }
+
+    /// An integer within the range; `40.0` is one too, as some clients write every number that way.
+    pub(crate) fn integer(&mut self, key: &'static str, default: i64, range: RangeInclusive<i64>) -> Result<i64> {
+        let Some(value) = self.take(key) else { return Ok(default) };
+        let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2e15).then_some(number as i64);
+        match value.as_i64().or_else(|| value.as_f64().and_then(whole)) {
+            Some(number) if range.contains(&number) => Ok(number),
+            _ => Err(self.wrong(key, &value, &format!("an integer from {} to {}", range.start(), range.end()))),
+        }
+    }
+
+    /// A list of token ids; none if the key is absent.
+    pub(crate) fn tokens(&mut self, key: &'static str, vocabulary: u32) -> Result<Vec<u32>> {
+        let Some(value) = self.take(key) else { return Ok(Vec::new()) };
+        let token = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < vocabulary);
+        let list = value.as_array().filter(|list| list.len() <= TOKENS_MAX);
+        list.and_then(|list| list.iter().map(token).collect()).ok_or_else(|| {
+            self.wrong(key, &value, &format!("a list of at most {TOKENS_MAX} token ids below {vocabulary}"))
+        })
+    }
+
+    /// Refuses keys that nobody asked for.
+    pub(crate) fn finish(self) -> Result<()> {
+        let Some((key, value)) = self.given.iter().next() else { return Ok(()) };
+        let known = if self.known.is_empty() { "none".into() } else { self.known.join(", ") };
+        let (key, value) = (quote(key), quote(&value.to_string()));
+        Err(Error::invalid(format!("{}: unknown parameter '{key}' = {value}", self.stage))
+            .help(format!("parameters of this stage: {known}")))
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Value> {
+        self.known.push(key);
+        self.given.remove(key)
+    }
+
+    fn wrong(&self, key: &str, value: &Value, wanted: &str) -> Error {
+        let value = quote(&value.to_string());
+        Error::invalid(format!("{}: parameter '{key}' = {value} is not {wanted}", self.stage))
+    }
+}
+
+/// The beginning of a text that may be long.
+fn quote(text: &str) -> String {
+    let mut characters = text.chars();
+    let mut quote: String = characters.by_ref().take(QUOTE_MAX).collect();
+    if characters.next().is_some() {
+        quote.push('…');
+    }
+    quote
+}

@@ -1,0 +1,330 @@
+//! Causal attention over a paged cache.
+//!
+//! Positions are taken in tiles of 64 that begin at multiples of 64, whatever the batch, the chunk of the prompt or the
+//! order of the blocks; a row of the result goes through the tiles that it sees, in order, with a running maximum and
+//! sum. That is what makes it the same bit for bit however the prompt was cut. Keys are transposed and both keys and
+//! values widened once per tile, for all the heads that share them and for a number of rows; scores and outputs are
+//! then two products with panels, as any other matrix product here.
+
+#[cfg(test)]
+mod tests;
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::float::{F16, F32, Float, fill};
+use super::kv::{Kv, KvLayout, Span};
+use super::pool::{Disjoint, Pool};
+use super::simd::{Kernel, Rows, Simd, exp, tanh};
+use super::tile::{PAIR, TILE, in_tiles, tile};
+
+/// Positions that are taken together.
+const POSITIONS: usize = 64;
+/// Rows that are taken together, about.
+const ROWS: usize = 64;
+
+/// How scores are made out of products of queries and keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Scores {
+    pub scale: f32,
+    /// A row sees that many positions at most, its own counted.
+    pub window: Option<usize>,
+    /// Scores are bent to stay within ± this.
+    pub softcap: Option<f32>,
+}
+
+/// Attention of the rows of some spans, `q[n, heads, head_dim]`, to the positions of their sequences up to their own,
+/// whose keys and values are in the caches already. Query heads share the heads of the caches in order. Rows of `out`
+/// that belong to no span stay as they are; spans may not overlap.
+#[allow(clippy::too_many_arguments)]
+pub fn attention(
+    pool: &Pool,
+    layout: KvLayout,
+    keys: Kv<'_>,
+    values: Kv<'_>,
+    spans: &[Span<'_>],
+    scores: Scores,
+    heads: usize,
+    q: &[f32],
+    out: &mut [f32],
+) {
+    let width = heads * layout.head_dim;
+    assert!(width > 0 && heads.is_multiple_of(layout.kv_heads), "{heads} heads over {layout:?}");
+    assert!(q.len() == out.len() && q.len().is_multiple_of(width), "{} queries, {} outputs", q.len(), out.len());
+    assert!(layout.holds(keys) && layout.holds(values), "caches of {layout:?}");
+    assert!(scores.window != Some(0), "a window of no positions");
+    let half = matches!(keys, Kv::F16(_));
+    assert_eq!(half, matches!(values, Kv::F16(_)), "keys and values are of one kind");
+    layout.check(q.len() / width, spans);
+    let mut starts: Vec<_> = spans.iter().map(|span| (span.start, span.start + span.len)).collect();
+    starts.sort_unstable();
+    assert!(starts.is_sorted_by(|a, b| a.1 <= b.0), "spans overlap");
+
+    // As many rows to a task as make good use of a tile of keys, all heads of a group counted.
+    let tokens = (ROWS * layout.kv_heads / heads).max(1);
+    let mut parts: Vec<_> = (spans.iter())
+        .flat_map(|span| (0..span.len).step_by(tokens).map(move |at| (span, at, tokens.min(span.len - at))))
+        .collect();
+    // The longest first, so that threads end together.
+    parts.sort_by_key(|(span, at, len)| std::cmp::Reverse((span.past + at) * len));
+    let out = Disjoint::new(out);
+    pool.run(parts.len() * layout.kv_heads, |index| {
+        let (span, at, len) = parts[index / layout.kv_heads];
+        let part = Part { span, at, len, kv_head: index % layout.kv_heads };
+        let (keys, values) = (keys.bytes(), values.bytes());
+        if half {
+            pool.level().run(Attend::<F16> {
+                layout,
+                keys,
+                values,
+                scores,
+                heads,
+                q,
+                out: &out,
+                part,
+                format: PhantomData,
+            });
+        } else {
+            pool.level().run(Attend::<F32> {
+                layout,
+                keys,
+                values,
+                scores,
+                heads,
+                q,
+                out: &out,
+                part,
+                format: PhantomData,
+            });
+        }
+    });
+}
+
+/// Some rows of a span, for the heads that share one head of the caches.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    span: &'a Span<'a>,
+    at: usize,
+    len: usize,
+    kv_head: usize,
+}
+
+struct Attend<'a, F> {
+    layout: KvLayout,
+    keys: &'a [u8],
+    values: &'a [u8],
+    scores: Scores,
+    heads: usize,
+    q: &'a [f32],
+    out: &'a Disjoint<'a, f32>,
+    part: Part<'a>,
+    format: PhantomData<F>,
+}
+
+impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Part { span, at, len, .. } = self.part;
+        let group = self.heads / self.layout.kv_heads;
+        let mut work = Work::new(simd, &self, len * group);
+        let first = span.past + at;
+        let end = first + len;
+        let window = self.scores.window.unwrap_or(usize::MAX);
+        let seen_from = |position: usize| (position + 1).saturating_sub(window);
+        for start in (seen_from(first) / POSITIONS * POSITIONS..end).step_by(POSITIONS) {
+            let seen = POSITIONS.min(end - start);
+            // Rows before the tile do not see it, nor do rows whose window has passed it.
+            let tokens = start.max(first)..end.min((start + POSITIONS - 1).saturating_add(window));
+            let rows = (tokens.start - first) * group..(tokens.end - first) * group;
+            work.fetch::<F>(simd, &self, start, seen);
+            work.score(simd, self.layout.head_dim, rows.clone(), seen);
+            for row in rows.clone() {
+                let position = first + row / group;
+                let visible = seen_from(position).saturating_sub(start)..seen.min(position + 1 - start);
+                work.weigh(simd, row, visible, self.scores.softcap);
+            }
+            work.gather(simd, rows, seen);
+        }
+        work.finish(simd, &self);
+    }
+}
+
+impl<F: Float> Attend<'_, F> {
+    /// The bytes of a cache from a position's slot on.
+    #[inline(always)]
+    fn slot<'a>(&self, cache: &'a [u8], position: usize) -> &'a [u8] {
+        let slot = self.part.kv_head * self.layout.slots + self.layout.slot(self.part.span.blocks, position);
+        &cache[slot * self.layout.head_dim * F::BYTES..]
+    }
+
+    /// Where the values of a row of the part begin in queries and outputs.
+    #[inline(always)]
+    fn offset(&self, row: usize) -> usize {
+        let group = self.heads / self.layout.kv_heads;
+        let token = self.part.span.start + self.part.at + row / group;
+        (token * self.heads + self.part.kv_head * group + row % group) * self.layout.head_dim
+    }
+}
+
+/// What a part needs while it goes through its tiles.
+struct Work<S: Simd> {
+    rows: usize,
+    /// `[rows, head_dim]`, scaled.
+    queries: Vec<f32>,
+    /// Panels of positions, a vector for each dimension.
+    keys: Vec<S::F>,
+    /// Panels of dimensions, a vector for each position.
+    values: Vec<S::F>,
+    /// `[rows, POSITIONS]`: scores, and then their share of the sum.
+    weights: Vec<f32>,
+    /// The products of rows with a pair of key panels.
+    products: Vec<[S::F; PAIR]>,
+    /// The running maximum and sum of each row.
+    state: Vec<(f32, f32)>,
+    /// For each pair of value panels and each row, the sum so far.
+    sums: Vec<[S::F; PAIR]>,
+}
+
+impl<S: Simd> Work<S> {
+    #[inline(always)]
+    fn new<F: Float>(simd: S, of: &Attend<'_, F>, rows: usize) -> Self {
+        let dim = of.layout.head_dim;
+        let pairs = dim.div_ceil(PAIR * S::LANES);
+        let mut queries = Vec::with_capacity(rows * dim);
+        for row in 0..rows {
+            queries.extend(of.q[of.offset(row)..][..dim].iter().map(|q| q * of.scores.scale));
+        }
+        let zero = simd.splat(0.0);
+        Self {
+            rows,
+            queries,
+            keys: vec![zero; POSITIONS / S::LANES * dim],
+            values: vec![zero; pairs * PAIR * POSITIONS],
+            weights: vec![0.0; rows * POSITIONS],
+            products: vec![[zero; PAIR]; rows],
+            state: vec![(f32::NEG_INFINITY, 0.0); rows],
+            sums: vec![[zero; PAIR]; pairs * rows],
+        }
+    }
+
+    /// Widens the keys and values of a tile.
+    #[inline(always)]
+    fn fetch<F: Float>(&mut self, simd: S, of: &Attend<'_, F>, start: usize, seen: usize) {
+        let dim = of.layout.head_dim;
+        for (panel, keys) in self.keys.chunks_exact_mut(dim).enumerate().take(seen.div_ceil(S::LANES)) {
+            let first = panel * S::LANES;
+            if of.layout.block_len.is_multiple_of(S::LANES) {
+                let bytes = of.slot(of.keys, start + first);
+                fill::<S, F>(simd, Rows { bytes, stride: dim * F::BYTES }, keys);
+            } else {
+                for (d, key) in keys.iter_mut().enumerate() {
+                    let mut lanes = [0.0; 64];
+                    for (lane, position) in lanes.iter_mut().zip(first..seen.min(first + S::LANES)) {
+                        *lane = F::widen(&of.slot(of.keys, start + position)[d * F::BYTES..]);
+                    }
+                    *key = simd.load(&lanes);
+                }
+            }
+        }
+        for position in 0..seen {
+            let bytes = &of.slot(of.values, start + position)[..dim * F::BYTES];
+            for (panel, bytes) in bytes.chunks(S::LANES * F::BYTES).enumerate() {
+                self.values[panel * POSITIONS + position] = if bytes.len() == S::LANES * F::BYTES {
+                    F::load(simd, bytes)
+                } else {
+                    let mut lanes = [0.0; 64];
+                    for (lane, bytes) in lanes.iter_mut().zip(bytes.chunks_exact(F::BYTES)) {
+                        *lane = F::widen(bytes);
+                    }
+                    simd.load(&lanes)
+                };
+            }
+        }
+    }
+
+    /// Products of some rows with the keys of a tile.
+    #[inline(always)]
+    fn score(&mut self, simd: S, dim: usize, rows: Range<usize>, seen: usize) {
+        for pair in 0..seen.div_ceil(PAIR * S::LANES) {
+            let (first, second) = self.keys[pair * PAIR * dim..][..PAIR * dim].split_at(dim);
+            let products = &mut self.products[rows.clone()];
+            products.fill([simd.splat(0.0); PAIR]);
+            let queries = &self.queries[rows.start * dim..];
+            in_tiles!(products.len(), TILE, |some| {
+                tile(simd, [first, second], &queries[some.start * dim..], dim, &mut products[some]);
+            });
+            let weights = self.weights[rows.start * POSITIONS..].chunks_exact_mut(POSITIONS);
+            for (products, weights) in products.iter().zip(weights) {
+                for (p, product) in products.iter().enumerate() {
+                    simd.store(*product, &mut weights[(pair * PAIR + p) * S::LANES..]);
+                }
+            }
+        }
+    }
+
+    /// Turns the scores of a row into weights, against a maximum that may grow, and scales down what it has summed so far.
+    #[inline(always)]
+    fn weigh(&mut self, simd: S, row: usize, visible: Range<usize>, softcap: Option<f32>) {
+        let weights = &mut self.weights[row * POSITIONS..][..POSITIONS];
+        weights[..visible.start].fill(f32::NEG_INFINITY);
+        weights[visible.end..].fill(f32::NEG_INFINITY);
+        if let Some(cap) = softcap {
+            for weights in weights.chunks_exact_mut(S::LANES) {
+                let bent = tanh(simd, simd.div(simd.load(weights), simd.splat(cap)));
+                simd.store(simd.mul(bent, simd.splat(cap)), weights);
+            }
+            weights[..visible.start].fill(f32::NEG_INFINITY);
+            weights[visible.end..].fill(f32::NEG_INFINITY);
+        }
+        let (before, sum) = self.state[row];
+        let mut top = simd.splat(before);
+        for weights in weights.chunks_exact(S::LANES) {
+            top = simd.max(top, simd.load(weights));
+        }
+        let top = simd.top(top);
+        let mut added = simd.splat(0.0);
+        for weights in weights.chunks_exact_mut(S::LANES) {
+            let weight = exp(simd, simd.sub(simd.load(weights), simd.splat(top)));
+            simd.store(weight, weights);
+            added = simd.add(added, weight);
+        }
+        let shrink = exp(simd, simd.splat(before - top));
+        for sums in self.sums.chunks_exact_mut(self.rows) {
+            sums[row] = sums[row].map(|sum| simd.mul(sum, shrink));
+        }
+        let mut lanes = [0.0; 64];
+        simd.store(shrink, &mut lanes);
+        self.state[row] = (top, sum * lanes[0] + simd.sum(added));
+    }
+
+    /// Adds the weighted values of a tile.
+    #[inline(always)]
+    fn gather(&mut self, simd: S, rows: Range<usize>, seen: usize) {
+        let pairs = self.values.chunks_exact(PAIR * POSITIONS);
+        for (values, sums) in pairs.zip(self.sums.chunks_exact_mut(self.rows)) {
+            let (first, second) = values.split_at(POSITIONS);
+            let (sums, weights) = (&mut sums[rows.clone()], &self.weights[rows.start * POSITIONS..]);
+            in_tiles!(sums.len(), TILE, |some| {
+                let weights = &weights[some.start * POSITIONS..];
+                tile(simd, [&first[..seen], &second[..seen]], weights, POSITIONS, &mut sums[some]);
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn finish<F: Float>(&self, simd: S, of: &Attend<'_, F>) {
+        let dim = of.layout.head_dim;
+        for row in 0..self.rows {
+            let offset = of.offset(row);
+            // SAFETY: a row and a head belong to one part of one span, as spans do not overlap.
+            let out = unsafe { of.out.range(offset..offset + dim) };
+            let total = simd.splat(self.state[row].1);
+            let panels = self.sums.chunks_exact(self.rows).flat_map(|sums| sums[row]);
+            for (out, sum) in out.chunks_mut(S::LANES).zip(panels) {
+                let mut lanes = [0.0; 64];
+                simd.store(simd.div(sum, total), &mut lanes);
+                out.copy_from_slice(&lanes[..out.len()]);
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Where keys and values lie: blocks of slots that belong to sequences by way of tables.
+//!
+//! A cache is `[kv_heads, slots, head_dim]`; slot `b · block_len + i` is place `i` of block `b`. Tables come from outside
+//! the process of thought that made the cache, so every table is checked in full before anything is read or written.
+
+use half::f16;
+
+/// The shape of a cache of keys or of values.
+#[derive(Clone, Copy, Debug)]
+pub struct KvLayout {
+    pub kv_heads: usize,
+    pub slots: usize,
+    pub head_dim: usize,
+    pub block_len: usize,
+}
+
+/// New rows of one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    /// Where they begin in the batch, and how many they are.
+    pub start: usize,
+    pub len: usize,
+    /// How many positions the sequence had before.
+    pub past: usize,
+    /// The sequence's blocks, for `past + len` positions at least.
+    pub blocks: &'a [u32],
+}
+
+/// A cache to read.
+#[derive(Clone, Copy, Debug)]
+pub enum Kv<'a> {
+    F32(&'a [f32]),
+    F16(&'a [f16]),
+}
+
+impl<'a> Kv<'a> {
+    pub(super) fn bytes(self) -> &'a [u8] {
+        let (start, len) = match self {
+            Kv::F32(cache) => (cache.as_ptr().cast(), size_of_val(cache)),
+            Kv::F16(cache) => (cache.as_ptr().cast(), size_of_val(cache)),
+        };
+        // SAFETY: these are the bytes of the slice, whose elements have no padding.
+        unsafe { std::slice::from_raw_parts(start, len) }
+    }
+}
+
+/// A cache to write.
+#[derive(Debug)]
+pub enum KvMut<'a> {
+    F32(&'a mut [f32]),
+    F16(&'a mut [f16]),
+}
+
+/// Writes `rows[n, kv_heads, head_dim]` to the slots of their positions.
+pub fn store_kv(layout: KvLayout, cache: KvMut<'_>, rows: &[f32], spans: &[Span<'_>]) {
+    let width = layout.kv_heads * layout.head_dim;
+    assert!(width > 0 && rows.len().is_multiple_of(width), "{} values for rows of {width}", rows.len());
+    layout.check(rows.len() / width, spans);
+    match cache {
+        KvMut::F32(cache) => store(layout, cache, rows, spans, |to, from| to.copy_from_slice(from)),
+        KvMut::F16(cache) => store(layout, cache, rows, spans, |to, from| {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = f16::from_f32(*from);
+            }
+        }),
+    }
+}
+
+fn store<T>(layout: KvLayout, cache: &mut [T], rows: &[f32], spans: &[Span<'_>], copy: impl Fn(&mut [T], &[f32])) {
+    assert_eq!(cache.len(), layout.elements(), "a cache of {layout:?}");
+    let dim = layout.head_dim;
+    for span in spans {
+        for i in 0..span.len {
+            let slot = layout.slot(span.blocks, span.past + i);
+            let row = &rows[(span.start + i) * layout.kv_heads * dim..][..layout.kv_heads * dim];
+            for (head, row) in row.chunks_exact(dim).enumerate() {
+                copy(&mut cache[(head * layout.slots + slot) * dim..][..dim], row);
+            }
+        }
+    }
+}
+
+impl KvLayout {
+    /// Elements of a cache.
+    pub fn elements(self) -> usize {
+        self.kv_heads * self.slots * self.head_dim
+    }
+
+    pub(super) fn holds(self, cache: Kv<'_>) -> bool {
+        let elements = match cache {
+            Kv::F32(cache) => cache.len(),
+            Kv::F16(cache) => cache.len(),
+        };
+        elements == self.elements()
+    }
+
+    /// Panics unless every span lies within `n` rows and its table has blocks of this cache for all its positions.
+    pub(super) fn check(self, n: usize, spans: &[Span<'_>]) {
+        assert!(self.block_len > 0, "blocks of no slots");
+        let blocks = self.slots / self.block_len;
+        for span in spans {
+            let within = span.start.checked_add(span.len).is_some_and(|end| end <= n);
+            assert!(within, "a span of {} rows at {} in a batch of {n}", span.len, span.start);
+            let positions = span.past.checked_add(span.len);
+            let needed = positions.map_or(usize::MAX, |positions| positions.div_ceil(self.block_len));
+            assert!(needed <= span.blocks.len(), "{} blocks where {needed} are needed", span.blocks.len());
+            let wrong = span.blocks[..needed].iter().find(|block| **block as usize >= blocks);
+            assert!(wrong.is_none(), "block {wrong:?} of {blocks}");
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn slot(self, blocks: &[u32], position: usize) -> usize {
+        blocks[position / self.block_len] as usize * self.block_len + position % self.block_len
+    }
+}

@@ -1,0 +1,79 @@
+//! Products with weights in `f32`, `f16` and `bf16`.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::super::float::{BF16, F16, F32, Float, fill};
+use super::super::pool::{Disjoint, Pool};
+use super::super::simd::{Kernel, Simd};
+use super::super::tile::{PAIR, TILE, in_tiles, tile};
+use super::Matrix;
+use super::panels::Panels;
+use crate::weights::Dtype;
+
+/// Columns at a time: a pair of panels of them leaves room in the first-level cache.
+const SEGMENT: usize = 128;
+
+pub(super) fn multiply(pool: &Pool, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
+    match w.dtype {
+        Dtype::F16 => pool.level().run(Multiply::<F16> { pool, w, x, out, format: PhantomData }),
+        Dtype::BF16 => pool.level().run(Multiply::<BF16> { pool, w, x, out, format: PhantomData }),
+        _ => pool.level().run(Multiply::<F32> { pool, w, x, out, format: PhantomData }),
+    }
+}
+
+struct Multiply<'a, F> {
+    pool: &'a Pool,
+    w: &'a Matrix<'a>,
+    x: &'a [f32],
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<S: Simd, F: Float> Kernel<S> for Multiply<'_, F> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let panels = Panels::new(self.w, S::LANES);
+        let out = Disjoint::new(self.out);
+        let (x, cols) = (self.x, self.w.cols);
+        panels.share(self.pool, |pairs| {
+            simd.enter(Stretch::<F> { panels: &panels, pairs, cols, x, out: &out, format: PhantomData });
+        });
+    }
+}
+
+/// Some pairs of panels times the whole batch.
+struct Stretch<'a, F> {
+    panels: &'a Panels<'a>,
+    pairs: Range<usize>,
+    cols: usize,
+    x: &'a [f32],
+    out: &'a Disjoint<'a, f32>,
+    format: PhantomData<F>,
+}
+
+impl<S: Simd, F: Float> Kernel<S> for Stretch<'_, F> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let (n, zero) = (self.x.len() / self.cols, simd.splat(0.0));
+        let mut pair = [[zero; SEGMENT]; PAIR];
+        let mut sums = vec![[zero; PAIR]; n];
+        for index in self.pairs {
+            sums.fill([zero; PAIR]);
+            for start in (0..self.cols).step_by(SEGMENT) {
+                let values = SEGMENT.min(self.cols - start);
+                for (panel, unpacked) in pair.iter_mut().enumerate() {
+                    self.panels.prefetch(index, start / SEGMENT, panel, SEGMENT * F::BYTES);
+                    let rows = self.panels.rows(index, panel).skip(start * F::BYTES);
+                    fill::<S, F>(simd, rows, &mut unpacked[..values]);
+                }
+                let x = &self.x[start..];
+                let pair = [&pair[0][..values], &pair[1][..values]];
+                in_tiles!(n, TILE, |rows| {
+                    tile(simd, pair, &x[rows.start * self.cols..], self.cols, &mut sums[rows]);
+                });
+            }
+            self.panels.write(simd, index, &sums, self.out);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Products of activations with weights that stay in the checkpoint's own format.
+//!
+//! Weights are unpacked on the way, a panel of rows and a segment of columns at a time: into bytes with a scale for each
+//! group if they are quantized, into `f32` if they are not. The panel stays in the first-level cache while all rows of
+//! the batch pass over it. With one row this reads the weights at the speed of memory, with many it runs at the speed
+//! of the multipliers, and either way an output is summed in the same order: by group, block, segment.
+
+mod activations;
+mod dense;
+mod panels;
+mod quantized;
+#[cfg(test)]
+mod tests;
+
+use super::float::{BF16, F16, F32, Float};
+use super::pool::Pool;
+use super::quant::{Expanded, Format, with_format};
+use crate::weights::Dtype;
+
+/// Rows of the batch that pass over a panel together; what they need beside the panel fits the second-level cache.
+const BATCH: usize = 512;
+
+/// A matrix as a checkpoint stores it: `rows` rows of `cols` values, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    pub dtype: Dtype,
+    pub data: &'a [u8],
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// `out[n, rows] = x[n, cols] · wᵀ`. Each row of the result is the same, bit for bit, whatever the other rows are.
+///
+/// Over quantized weights the activations are rounded to 8 bits with one scale for as many values as a block has. A row
+/// of activations that holds an infinity or a not-a-number gives a row of not-a-numbers.
+pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32]) {
+    let row_bytes = w.row_bytes();
+    assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "a matrix of {} × {} {:?}", w.rows, w.cols, w.dtype);
+    assert_eq!(Some(x.len()), n.checked_mul(w.cols), "activations for {n} rows of {}", w.cols);
+    assert_eq!(Some(out.len()), n.checked_mul(w.rows), "outputs for {n} rows of {}", w.rows);
+    if w.rows == 0 || n == 0 {
+        return;
+    }
+    if w.cols == 0 {
+        return out.fill(0.0);
+    }
+    for (x, out) in x.chunks(BATCH * w.cols).zip(out.chunks_mut(BATCH * w.rows)) {
+        with_format!(w.dtype, F => quantized::multiply::<F>(pool, w, x, out), dense::multiply(pool, w, x, out));
+    }
+}
+
+/// One row as `f32`.
+pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(Some(bytes.len()), dtype.row_bytes(out.len()), "{dtype:?} bytes for {} values", out.len());
+    with_format!(
+        dtype,
+        F => dequantize::<F>(bytes, out),
+        match dtype {
+            Dtype::F16 => widen::<F16>(bytes, out),
+            Dtype::BF16 => widen::<BF16>(bytes, out),
+            _ => widen::<F32>(bytes, out),
+        }
+    );
+}
+
+impl Matrix<'_> {
+    fn row_bytes(&self) -> usize {
+        let bytes = self.dtype.row_bytes(self.cols);
+        assert!(bytes.is_some(), "rows of {} values cannot be {:?}", self.cols, self.dtype);
+        bytes.unwrap_or_default()
+    }
+}
+
+fn dequantize<F: Format>(bytes: &[u8], out: &mut [f32]) {
+    let mut expanded = Expanded::default();
+    for (block, out) in bytes.chunks_exact(F::BYTES).zip(out.chunks_exact_mut(F::BLOCK)) {
+        F::expand(block, &mut expanded);
+        for (group, out) in out.chunks_exact_mut(F::GROUP).enumerate() {
+            let minimum = if F::MINIMUMS { expanded.minimums[group] } else { 0.0 };
+            for (code, out) in expanded.codes[group * F::GROUP..].iter().zip(out) {
+                *out = expanded.scales[group] * (f32::from(*code) - f32::from(F::OFFSET)) - minimum;
+            }
+        }
+    }
+}
+
+fn widen<F: Float>(bytes: &[u8], out: &mut [f32]) {
+    for (bytes, out) in bytes.chunks_exact(F::BYTES).zip(out) {
+        *out = F::widen(bytes);
+    }
+}

@@ -1,0 +1,89 @@
+//! How a matrix is cut into panels, and where their results are summed.
+//!
+//! A panel is as many rows as a vector has lanes; two stand side by side, so that each activation that is fetched is
+//! used twice. The last pair of a matrix ends with its last row, and so may begin inside the pair before: rows of both
+//! are computed twice and written once. A matrix of fewer rows than a pair is copied with empty rows below.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::super::pool::{Disjoint, Pool};
+use super::super::simd::{Rows, Simd, prefetch};
+use super::super::tile::PAIR;
+use super::Matrix;
+
+/// Steps between asking for memory and using it: a few microseconds.
+const AHEAD: usize = 8;
+
+/// A matrix that has at least the rows of one pair.
+pub(super) struct Panels<'a> {
+    data: Cow<'a, [u8]>,
+    row_bytes: usize,
+    /// As many as the matrix has, before empty ones were added.
+    rows: usize,
+    pair_rows: usize,
+}
+
+impl<'a> Panels<'a> {
+    pub(super) fn new(w: &Matrix<'a>, lanes: usize) -> Self {
+        let pair_rows = PAIR * lanes;
+        let row_bytes = w.data.len() / w.rows;
+        let mut data = Cow::Borrowed(w.data);
+        if w.rows < pair_rows {
+            data.to_mut().resize(pair_rows * row_bytes, 0);
+        }
+        Self { data, row_bytes, rows: w.rows, pair_rows }
+    }
+
+    /// Calls `task` with stretches of pairs that together are all, each long enough to read memory in order and short
+    /// enough that threads finish together.
+    pub(super) fn share(&self, pool: &Pool, task: impl Fn(Range<usize>) + Sync) {
+        let pairs = self.rows.div_ceil(self.pair_rows);
+        let stretch = pairs.div_ceil(8 * pool.threads());
+        pool.run(pairs.div_ceil(stretch), |index| task(index * stretch..pairs.min((index + 1) * stretch)));
+    }
+
+    /// The rows of one panel, and of what follows it in the matrix.
+    #[inline(always)]
+    pub(super) fn rows(&self, pair: usize, panel: usize) -> Rows<'_> {
+        let first = self.first(pair) + panel * self.pair_rows / PAIR;
+        Rows { bytes: &self.data[first * self.row_bytes..], stride: self.row_bytes }
+    }
+
+    /// Asks for what will be needed some steps from now, a step being one panel of one segment: the bytes of a row in a
+    /// segment are `segment_bytes`. Panels are read across their rows, which the processor does not foresee by itself.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, pair: usize, segment: usize, panel: usize, segment_bytes: usize) {
+        let segments = self.row_bytes.div_ceil(segment_bytes);
+        let step = pair * segments * PAIR + segment * PAIR + panel + AHEAD;
+        let (pair, segment, panel) = (step / PAIR / segments, step / PAIR % segments, step % PAIR);
+        let lanes = self.pair_rows / PAIR;
+        let start = (pair * self.pair_rows + panel * lanes) * self.row_bytes + segment * segment_bytes;
+        for row in 0..lanes {
+            for offset in (0..segment_bytes).step_by(64) {
+                prefetch(&self.data, start + row * self.row_bytes + offset);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn first(&self, pair: usize) -> usize {
+        (pair * self.pair_rows).min(self.rows.max(self.pair_rows) - self.pair_rows)
+    }
+
+    /// Writes what a pair has summed for each row of the batch.
+    #[inline(always)]
+    pub(super) fn write<S: Simd>(&self, simd: S, pair: usize, sums: &[[S::F; PAIR]], out: &Disjoint<'_, f32>) {
+        let mut lanes = [0.0; 64];
+        let wanted = pair * self.pair_rows..self.rows.min((pair + 1) * self.pair_rows);
+        let skipped = wanted.start - self.first(pair);
+        for (i, sums) in sums.iter().enumerate() {
+            for (panel, sum) in sums.iter().enumerate() {
+                simd.store(*sum, &mut lanes[panel * S::LANES..]);
+            }
+            // SAFETY: each row's columns of a pair belong to that pair, and a pair to one task.
+            let out = unsafe { out.range(i * self.rows + wanted.start..i * self.rows + wanted.end) };
+            out.copy_from_slice(&lanes[skipped..skipped + wanted.len()]);
+        }
+    }
+}

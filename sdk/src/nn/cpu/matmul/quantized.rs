@@ -1,0 +1,194 @@
+//! Products with quantized weights: bytes times bytes, summed as integers within a group.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::super::pool::{Disjoint, Pool};
+use super::super::quant::{Format, GROUPS, SEGMENT, Unpacked};
+use super::super::simd::{Kernel, Rows, Simd};
+use super::super::tile::{PAIR, TILE, in_tiles};
+use super::Matrix;
+use super::activations::{Activations, Piece};
+use super::panels::Panels;
+
+pub(super) fn multiply<F: Format>(pool: &Pool, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
+    pool.level().run(Multiply::<F> { pool, w, x, out, format: PhantomData });
+}
+
+struct Multiply<'a, F> {
+    pool: &'a Pool,
+    w: &'a Matrix<'a>,
+    x: &'a [f32],
+    out: &'a mut [f32],
+    format: PhantomData<F>,
+}
+
+impl<S: Simd, F: Format> Kernel<S> for Multiply<'_, F> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let offset = if S::WIDE_IS_SIGNED && F::CODE_MAX > 127 { 0 } else { i32::from(F::OFFSET) };
+        let x = Activations::quantize::<F>(self.pool, self.x, self.w.cols, offset);
+        let panels = Panels::new(self.w, S::LANES);
+        let out = Disjoint::new(self.out);
+        let cols = self.w.cols;
+        panels.share(self.pool, |pairs| {
+            simd.enter(Stretch::<F> { panels: &panels, pairs, cols, x: &x, out: &out, format: PhantomData });
+        });
+    }
+}
+
+/// A segment of a panel, unpacked.
+#[derive(Clone, Copy)]
+struct Panel<S: Simd> {
+    codes: [S::U; SEGMENT / 4],
+    scales: [S::F; GROUPS],
+    minimums: [S::F; GROUPS],
+}
+
+/// Some pairs of panels times the whole batch.
+struct Stretch<'a, F> {
+    panels: &'a Panels<'a>,
+    pairs: Range<usize>,
+    cols: usize,
+    x: &'a Activations,
+    out: &'a Disjoint<'a, f32>,
+    format: PhantomData<F>,
+}
+
+impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let zero = simd.splat(0.0);
+        let codes = [simd.splat_bits(0); SEGMENT / 4];
+        let mut pair = [Panel::<S> { codes, scales: [zero; GROUPS], minimums: [zero; GROUPS] }; PAIR];
+        let mut sums = vec![[zero; PAIR]; self.x.n];
+        for index in self.pairs {
+            sums.fill([zero; PAIR]);
+            for segment in 0..self.cols.div_ceil(SEGMENT) {
+                let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
+                for (panel, unpacked) in pair.iter_mut().enumerate() {
+                    let bytes = SEGMENT / F::BLOCK * F::BYTES;
+                    self.panels.prefetch(index, segment, panel, bytes);
+                    let rows = self.panels.rows(index, panel).skip(segment * bytes);
+                    unpacked.fill::<F>(simd, rows, blocks);
+                }
+                let x = self.x.segment(segment);
+                in_tiles!(x.len(), TILE, |rows| tile::<S, F>(simd, &pair, blocks, &x[rows.clone()], &mut sums[rows]));
+            }
+            self.panels.write(simd, index, &sums, self.out);
+        }
+    }
+}
+
+impl<S: Simd> Panel<S> {
+    #[inline(always)]
+    fn fill<F: Format>(&mut self, simd: S, rows: Rows<'_>, blocks: usize) {
+        let (words, groups) = (F::BLOCK / 4, F::BLOCK / F::GROUP);
+        for block in 0..blocks {
+            let out = &mut Unpacked {
+                codes: &mut self.codes[block * words..][..words],
+                scales: &mut self.scales[block * groups..][..groups],
+                minimums: &mut self.minimums[block * groups..][..groups],
+            };
+            F::unpack(simd, rows.skip(block * F::BYTES), out);
+        }
+    }
+}
+
+#[inline(always)]
+fn tile<S: Simd, F: Format>(simd: S, pair: &[Panel<S>; PAIR], blocks: usize, x: &[Piece], sums: &mut [[S::F; PAIR]]) {
+    macro_rules! of {
+        ($n:literal) => {
+            if let (Ok(x), Ok(sums)) = (x.try_into(), sums.try_into()) {
+                simd.enter(Tile::<S, F, $n> { pair, blocks, x, sums, format: PhantomData });
+            }
+        };
+    }
+    match x.len() {
+        1 => of!(1),
+        2 => of!(2),
+        3 => of!(3),
+        4 => of!(4),
+        5 => of!(5),
+        TILE => of!(6),
+        _ => unreachable!("tiles have 1 to {TILE} rows"),
+    }
+}
+
+/// One segment of a pair of panels times some rows.
+struct Tile<'a, S: Simd, F, const N: usize> {
+    pair: &'a [Panel<S>; PAIR],
+    blocks: usize,
+    x: &'a [Piece; N],
+    sums: &'a mut [[S::F; PAIR]; N],
+    format: PhantomData<F>,
+}
+
+impl<S: Simd, F: Format, const N: usize> Kernel<S> for Tile<'_, S, F, N> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Self { pair, blocks, x, sums, .. } = self;
+        let groups = F::BLOCK / F::GROUP;
+        for block in 0..blocks {
+            let mut of_block = [[simd.splat(0.0); PAIR]; N];
+            for group in block * groups..(block + 1) * groups {
+                let dots = dots::<S, F, N>(simd, pair, group, x);
+                for i in 0..N {
+                    let sum = simd.splat(x[i].sums[group]);
+                    for p in 0..PAIR {
+                        let dot = simd.integers_to_f32(dots[i][p]);
+                        of_block[i][p] = simd.fma(pair[p].scales[group], dot, of_block[i][p]);
+                        if F::MINIMUMS {
+                            of_block[i][p] = simd.fnma(pair[p].minimums[group], sum, of_block[i][p]);
+                        }
+                    }
+                }
+            }
+            for i in 0..N {
+                let scale = simd.splat(x[i].scales[block]);
+                for p in 0..PAIR {
+                    sums[i][p] = simd.fma(of_block[i][p], scale, sums[i][p]);
+                }
+            }
+        }
+    }
+}
+
+/// Dot products of one group.
+#[inline(always)]
+fn dots<S: Simd, F: Format, const N: usize>(
+    simd: S,
+    pair: &[Panel<S>; PAIR],
+    group: usize,
+    x: &[Piece; N],
+) -> [[S::U; PAIR]; N] {
+    let words = F::GROUP / 4;
+    let run_steps = words.min(S::run_steps(F::CODE_MAX));
+    let mut dots = [[simd.splat_bits(0); PAIR]; N];
+    for run in 0..words / run_steps {
+        let mut runs = [[simd.start(); PAIR]; N];
+        for step in 0..run_steps {
+            let word = group * words + run * run_steps + step;
+            let codes = [pair[0].codes[word], pair[1].codes[word]];
+            for i in 0..N {
+                let four = simd.splat_bits(x[i].word(word));
+                for p in 0..PAIR {
+                    runs[i][p] = if F::CODE_MAX > 127 {
+                        simd.step::<true>(runs[i][p], codes[p], four)
+                    } else {
+                        simd.step::<false>(runs[i][p], codes[p], four)
+                    };
+                }
+            }
+        }
+        for i in 0..N {
+            if run == 0 && F::OFFSET != 0 {
+                dots[i] = [simd.splat_bits(x[i].bias[group].cast_unsigned()); PAIR];
+            }
+            for p in 0..PAIR {
+                dots[i][p] = simd.finish(runs[i][p], dots[i][p]);
+            }
+        }
+    }
+    dots
+}

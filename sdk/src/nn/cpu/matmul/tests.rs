@@ -1,0 +1,244 @@
+//! Products against sums in `f64`, for every dtype, instruction set and shape of batch.
+
+use super::*;
+use crate::nn::cpu::simd::Level;
+
+const DTYPES: [Dtype; 13] = [
+    Dtype::F32,
+    Dtype::F16,
+    Dtype::BF16,
+    Dtype::Q4_0,
+    Dtype::Q4_1,
+    Dtype::Q5_0,
+    Dtype::Q5_1,
+    Dtype::Q8_0,
+    Dtype::Q2K,
+    Dtype::Q3K,
+    Dtype::Q4K,
+    Dtype::Q5K,
+    Dtype::Q6K,
+];
+
+/// A small generator, so that failures repeat.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    /// In -1..1.
+    fn number(&mut self) -> f32 {
+        self.next() as f32 / (1_u64 << 30) as f32 - 1.0
+    }
+
+    /// Rows of random bytes whose floating-point parts are of moderate size.
+    fn weights(&mut self, dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..rows * dtype.row_bytes(cols).unwrap()).map(|_| self.next() as u8).collect();
+        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            match dtype {
+                Dtype::F32 => block.copy_from_slice(&self.number().to_le_bytes()),
+                Dtype::F16 => block.copy_from_slice(&half::f16::from_f32(self.number()).to_le_bytes()),
+                Dtype::BF16 => block.copy_from_slice(&half::bf16::from_f32(self.number()).to_le_bytes()),
+                _ => {
+                    for at in halves(dtype) {
+                        let scale = half::f16::from_f32(self.number() * 0.1);
+                        block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                    }
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Where a block holds half-precision numbers.
+fn halves(dtype: Dtype) -> &'static [usize] {
+    match dtype {
+        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => &[0],
+        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
+        Dtype::Q2K => &[80, 82],
+        Dtype::Q3K => &[108],
+        Dtype::Q6K => &[208],
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 => &[],
+    }
+}
+
+fn run(level: Level, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
+    let n = x.len() / w.cols;
+    let mut out = vec![f32::NAN; n * w.rows];
+    matmul(&Pool::with_level(3, level), w, x, n, &mut out);
+    out
+}
+
+/// What quantization to 8 bits makes of a block.
+fn rounded(block: &[f32]) -> impl Iterator<Item = f64> + '_ {
+    let largest = block.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    block.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(largest / 127.0))
+}
+
+fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
+    let mut random = Random((rows * 31 + cols * 7 + n) as u64);
+    // An odd address, as maps of files may have.
+    let bytes = [vec![0], random.weights(dtype, rows, cols)].concat();
+    let w = Matrix { dtype, data: &bytes[1..], rows, cols };
+    let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+    let out = run(level, &w, &x);
+    let rounded: Vec<f64> = match dtype.is_quantized() {
+        true => x.chunks(dtype.block_len()).flat_map(rounded).collect(),
+        false => x.iter().map(|x| f64::from(*x)).collect(),
+    };
+    let mut row = vec![0.0; cols];
+    for (r, bytes) in w.data.chunks(dtype.row_bytes(cols).unwrap()).enumerate() {
+        dequantize_row(dtype, bytes, &mut row);
+        for i in 0..n {
+            let (mut expected, mut size) = (0.0, 0.0);
+            for (w, x) in row.iter().zip(&rounded[i * cols..]) {
+                expected += f64::from(*w) * x;
+                size += (f64::from(*w) * x).abs();
+            }
+            // A scale and a minimum that nearly cancel may each be some times larger than their difference.
+            let (got, allowed) = (f64::from(out[i * rows + r]), 1e-5 * size + 1e-4);
+            let what = format!("{} {dtype:?} {rows} × {cols}, row {i} of {n}, output {r}", level.name());
+            assert!((got - expected).abs() <= allowed, "{what}: {got} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn agrees_with_exact_sums_for_every_dtype_and_batch() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let block = dtype.block_len();
+            for n in [1, 2, 3, 5, 8, 9, 17, 64] {
+                check(level, dtype, 37, 3 * block, n);
+            }
+            for (rows, cols) in [(1, block), (15, 2 * block), (32, 11 * block), (33, 5 * block), (101, 7 * block)] {
+                check(level, dtype, rows, cols, 4);
+            }
+        }
+        for cols in [1, 3, 127, 129, 300] {
+            check(level, Dtype::F16, 35, cols, 3);
+            check(level, Dtype::F32, 35, cols, 3);
+        }
+        check(level, Dtype::Q8_0, 40, 64, 2 * BATCH + 3);
+    }
+}
+
+#[test]
+fn a_row_alone_is_the_same_as_in_a_batch() {
+    let (rows, cols, n) = (69, 1024, 23);
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let mut random = Random(5);
+            let bytes = random.weights(dtype, rows, cols);
+            let w = Matrix { dtype, data: &bytes, rows, cols };
+            let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+            let all = run(level, &w, &x);
+            for some in [1, 2, 5, 7] {
+                for (x, all) in x.chunks(some * cols).zip(all.chunks(some * rows)) {
+                    assert_eq!(run(level, &w, x), all, "{} {dtype:?}, {some} at a time", level.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_codes_do_not_overflow() {
+    for level in Level::available() {
+        for dtype in DTYPES.into_iter().filter(|dtype| dtype.is_quantized()) {
+            for (code, sign) in [(0x00, 1.0), (0xff, 1.0), (0x80, -1.0), (0x7f, 1.0)] {
+                let mut bytes = vec![code; 32 * dtype.row_bytes(512).unwrap()];
+                for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                    halves(dtype).iter().for_each(|at| block[*at..at + 2].copy_from_slice(&[0, 0x3c]));
+                }
+                let w = Matrix { dtype, data: &bytes, rows: 32, cols: 512 };
+                let mut row = vec![0.0; 512];
+                dequantize_row(dtype, &bytes[..bytes.len() / 32], &mut row);
+                let expected: f32 = row.iter().map(|w| w * sign).sum();
+                for out in run(level, &w, &[sign; 2 * 512]) {
+                    let error = (out - expected).abs();
+                    assert!(
+                        error <= 1e-5 * expected.abs(),
+                        "{} {dtype:?} {code:#x}: {out} for {expected}",
+                        level.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_with_a_value_that_is_no_number_spoils_only_itself() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            for bad in [f32::NAN, f32::INFINITY] {
+                let bytes = Random(9).weights(dtype, 20, 256);
+                let w = Matrix { dtype, data: &bytes, rows: 20, cols: 256 };
+                let mut x = vec![0.5; 3 * 256];
+                let good = run(level, &w, &x[..256]);
+                x[256 + 77] = bad;
+                let out = run(level, &w, &x);
+                assert!(out[20..40].iter().all(|out| !out.is_finite()), "{} {dtype:?}", level.name());
+                assert!(out[..20] == good && out[40..] == good, "{} {dtype:?}", level.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_zeros_and_empty_shapes_give_zeros() {
+    for level in Level::available() {
+        let bytes = Random(3).weights(Dtype::Q4K, 5, 256);
+        let w = Matrix { dtype: Dtype::Q4K, data: &bytes, rows: 5, cols: 256 };
+        assert_eq!(run(level, &w, &[0.0; 256]), [0.0; 5]);
+        let pool = Pool::with_level(1, level);
+        matmul(&pool, &w, &[], 0, &mut []);
+        let mut out = [1.0; 6];
+        matmul(&pool, &Matrix { dtype: Dtype::F32, data: &[], rows: 2, cols: 0 }, &[], 3, &mut out);
+        assert_eq!(out, [0.0; 6]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "a matrix of 5 × 256 Q4K")]
+fn refuses_data_of_another_length() {
+    let w = Matrix { dtype: Dtype::Q4K, data: &[0; 5 * 144 - 1], rows: 5, cols: 256 };
+    run(Level::PORTABLE, &w, &[0.0; 256]);
+}
+
+/// Eight values of a block of known bytes, as the Python package `gguf` 0.19 reads them.
+#[test]
+fn blocks_mean_what_gguf_says() {
+    #[rustfmt::skip]
+    let known: [(Dtype, [f64; 8]); 10] = [
+        (Dtype::Q4_0, [-0.31768798828125, -0.3812255859375, 0.1270751953125, -0.31768798828125, -0.06353759765625, 0.19061279296875, -0.44476318359375, -0.254150390625]),
+        (Dtype::Q4_1, [0.91033935546875, 0.5926513671875, 0.14788818359375, 0.8468017578125, 0.465576171875, 0.21142578125, 0.27496337890625, 0.21142578125]),
+        (Dtype::Q5_0, [-0.762451171875, 0.3812255859375, -0.31768798828125, -0.69891357421875, -0.6353759765625, -0.57183837890625, -0.19061279296875, -0.50830078125]),
+        (Dtype::Q5_1, [1.990478515625, 1.16448974609375, 1.92694091796875, 0.91033935546875, 1.3551025390625, 0.91033935546875, 1.3551025390625, 0.465576171875]),
+        (Dtype::Q8_0, [6.29022216796875, -2.9227294921875, 4.7017822265625, -2.73211669921875, 6.9891357421875, 1.0166015625, 5.14654541015625, 5.337158203125]),
+        (Dtype::Q2K, [1.33428955078125, 0.10955810546875, 0.44586181640625, 0.31988525390625, -0.3363037109375, -0.506103515625, -0.9278564453125, 1.33428955078125]),
+        (Dtype::Q3K, [-1.84259033203125, -0.1270751953125, 4.76531982421875, 0.0, 0.95306396484375, -2.795654296875, -7.62451171875, -1.84259033203125]),
+        (Dtype::Q4K, [39.54888916015625, 8.9566650390625, 6.4874267578125, -3.880126953125, 2.8876953125, 12.376708984375, -1.68701171875, 9.55914306640625]),
+        (Dtype::Q5K, [114.52325439453125, 53.4329833984375, -0.3746337890625, 76.17724609375, 4.9208984375, 15.426513671875, -1.68701171875, 84.53350830078125]),
+        (Dtype::Q6K, [-60.04302978515625, 17.79052734375, 160.7501220703125, -30.56158447265625, 86.665283203125, -4.828857421875, -19.4425048828125, -28.02008056640625]),
+    ];
+    for (dtype, expected) in known {
+        let mut block: Vec<u8> =
+            (0..dtype.block_bytes()).map(|i| (i * i * 31 + i * 17 + (i >> 3) * 5 + 7) as u8).collect();
+        for (i, at) in halves(dtype).iter().enumerate() {
+            block[*at..at + 2].copy_from_slice(&(0x2c11 + 0x155 * i as u16).to_le_bytes());
+        }
+        let mut values = vec![0.0; dtype.block_len()];
+        dequantize_row(dtype, &block, &mut values);
+        let step = if dtype.block_len() == 256 { 37 } else { 5 };
+        for (i, expected) in expected.into_iter().enumerate() {
+            let got = f64::from(values[(i * step + 3) % values.len()]);
+            assert!((got - expected).abs() <= 1e-6 * expected.abs(), "{dtype:?}: {got} for {expected}");
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! A small fork-join pool.
+//!
+//! A decode step is some two hundred short parallel loops with almost nothing between them, so what counts is how fast
+//! workers start and how little they disturb when there is nothing to do: they spin for some tens of microseconds
+//! after a loop and then sleep. The caller works too and never waits for a worker that has not started: it closes the
+//! gate when the tasks are gone, and only those already inside have to be waited for. The pool also carries the
+//! instruction set that its kernels use, because every kernel has a pool at hand and tests want to choose.
+
+use std::any::Any;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::simd::Level;
+
+const SPIN: Duration = Duration::from_micros(40);
+
+/// Threads that work on one loop at a time.
+pub struct Pool {
+    shared: Arc<Shared>,
+    /// Held while a loop runs: loops of different callers take turns.
+    turn: Mutex<()>,
+    workers: Vec<JoinHandle<()>>,
+    level: Level,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller of [`run`](Self::run) counted; 0 takes as many as the machine offers.
+    pub fn new(threads: usize) -> Self {
+        Self::with_level(threads, Level::best())
+    }
+
+    /// The same with an instruction set of the caller's choice.
+    pub fn with_level(threads: usize, level: Level) -> Self {
+        let threads = if threads == 0 { thread::available_parallelism().map_or(1, usize::from) } else { threads };
+        let shared = Arc::new(Shared::default());
+        // A thread that cannot be started only makes the pool smaller.
+        let workers = (1..threads)
+            .filter_map(|index| {
+                let shared = Arc::clone(&shared);
+                thread::Builder::new().name(format!("kernels-{index}")).spawn(move || shared.work()).ok()
+            })
+            .collect();
+        Self { shared, turn: Mutex::new(()), workers, level }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Calls `task` once with every number below `tasks`, on any thread and in any order, and returns when all have
+    /// returned. A panic in a task ends the loop early and is raised here. A loop inside a task runs on its own thread.
+    pub fn run(&self, tasks: usize, task: impl Fn(usize) + Sync) {
+        if tasks <= 1 || self.workers.is_empty() || INSIDE.get() {
+            (0..tasks).for_each(task);
+            return;
+        }
+        let _turn = lock(&self.turn);
+        let task: &(dyn Fn(usize) + Sync) = &task;
+        // SAFETY: only the lifetime changes. The reference is used by workers inside the gate, and this function does
+        // not return before the gate is closed and empty.
+        let task: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(task) };
+        self.shared.run(Job { task, tasks });
+    }
+
+    /// Cuts `data` into pieces of `piece` elements (the last may be shorter) and calls `task` with each and its number.
+    pub fn run_pieces<T: Send>(&self, data: &mut [T], piece: usize, task: impl Fn(usize, &mut [T]) + Sync) {
+        assert!(piece > 0, "pieces of no elements");
+        let len = data.len();
+        let shared = Disjoint::new(data);
+        self.run(len.div_ceil(piece), |index| {
+            let start = index * piece;
+            // SAFETY: pieces of different numbers do not overlap, and each number is given to one task.
+            task(index, unsafe { shared.range(start..len.min(start + piece)) });
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(lock(&self.shared.asleep));
+        self.shared.wake.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+/// A slice that tasks write in parallel, each its own part.
+pub(super) struct Disjoint<'a, T> {
+    start: *mut T,
+    len: usize,
+    owner: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for a `&mut [T]`, whose parts may be sent to other threads if `T` may.
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    pub(super) fn new(data: &'a mut [T]) -> Self {
+        Self { start: data.as_mut_ptr(), len: data.len(), owner: PhantomData }
+    }
+
+    /// # Safety
+    /// No other live slice from this value overlaps `range`.
+    #[allow(clippy::mut_from_ref)]
+    pub(super) unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
+        // SAFETY: within the slice as just checked; not aliased as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Job {
+    task: &'static (dyn Fn(usize) + Sync),
+    tasks: usize,
+}
+
+/// The gate is one word: how many workers are inside, whether it is open, and the number of the loop.
+const INSIDE_MASK: u64 = 0xffff_ffff;
+const OPEN: u64 = 1 << 32;
+const LOOP: u64 = 1 << 33;
+
+#[derive(Default)]
+struct Shared {
+    gate: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    next: AtomicUsize,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    sleepers: AtomicUsize,
+    asleep: Mutex<()>,
+    wake: Condvar,
+    stop: AtomicBool,
+}
+
+// SAFETY: everything but `job` is Sync by itself. `job` is written by the one caller that holds the turn, while the
+// gate is closed and empty, and read by workers that are inside.
+unsafe impl Sync for Shared {}
+
+thread_local! {
+    /// Whether this thread is running a task; a loop started then must not wait for the pool it is part of.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Shared {
+    fn run(&self, job: Job) {
+        // SAFETY: the caller holds the turn, and the previous loop left the gate closed and empty.
+        unsafe { *self.job.get() = Some(job) };
+        self.next.store(0, Ordering::Relaxed);
+        let gate = self.gate.load(Ordering::Relaxed);
+        self.gate.store(gate.wrapping_add(LOOP) | OPEN, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(lock(&self.asleep));
+            self.wake.notify_all();
+        }
+        self.take_tasks(job);
+        self.gate.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut turns = 0u32;
+        while self.gate.load(Ordering::Acquire) & INSIDE_MASK != 0 {
+            turns += 1;
+            if turns < 1 << 14 { std::hint::spin_loop() } else { thread::yield_now() }
+        }
+        // SAFETY: as above; the gate is closed and empty again.
+        unsafe { *self.job.get() = None };
+        if let Some(panic) = lock(&self.panic).take() {
+            resume_unwind(panic);
+        }
+    }
+
+    fn take_tasks(&self, job: Job) {
+        INSIDE.set(true);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let index = self.next.fetch_add(1, Ordering::Relaxed);
+                if index >= job.tasks {
+                    break;
+                }
+                (job.task)(index);
+            }
+        }));
+        INSIDE.set(false);
+        if let Err(panic) = result {
+            self.next.store(job.tasks, Ordering::Relaxed);
+            lock(&self.panic).get_or_insert(panic);
+        }
+    }
+
+    fn work(&self) {
+        let mut seen = 0;
+        while let Some(number) = self.enter(seen) {
+            seen = number;
+            // SAFETY: this thread is inside the gate, so the caller keeps the job as it is.
+            if let Some(job) = unsafe { *self.job.get() } {
+                self.take_tasks(job);
+            }
+            self.gate.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for a loop other than `seen` and steps inside; `None` when the pool is being dropped.
+    fn enter(&self, seen: u64) -> Option<u64> {
+        let mut since = None;
+        loop {
+            for _ in 0..64 {
+                if let Some(number) = self.try_enter(seen) {
+                    return Some(number);
+                }
+                std::hint::spin_loop();
+            }
+            if self.stop.load(Ordering::SeqCst) {
+                return None;
+            }
+            if since.get_or_insert_with(Instant::now).elapsed() > SPIN {
+                self.sleep(seen);
+                since = None;
+            }
+        }
+    }
+
+    fn try_enter(&self, seen: u64) -> Option<u64> {
+        let mut gate = self.gate.load(Ordering::SeqCst);
+        while gate & OPEN != 0 && gate / LOOP != seen {
+            match self.gate.compare_exchange_weak(gate, gate + 1, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return Some(gate / LOOP),
+                Err(now) => gate = now,
+            }
+        }
+        None
+    }
+
+    fn sleep(&self, seen: u64) {
+        let mut guard = lock(&self.asleep);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        while !self.stop.load(Ordering::SeqCst) {
+            let gate = self.gate.load(Ordering::SeqCst);
+            if gate & OPEN != 0 && gate / LOOP != seen {
+                break;
+            }
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_every_task_once_in_many_loops() {
+        let pool = Pool::new(4);
+        for tasks in [0, 1, 2, 3, 17, 1000] {
+            for _ in 0..200 {
+                let counts: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, |index| {
+                    counts[index].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn wakes_workers_that_sleep() {
+        let pool = Pool::new(3);
+        for _ in 0..5 {
+            thread::sleep(SPIN * 20);
+            let threads = Mutex::new(std::collections::HashSet::new());
+            pool.run(64, |_| {
+                thread::sleep(Duration::from_millis(1));
+                lock(&threads).insert(thread::current().id());
+            });
+            assert_eq!(lock(&threads).len(), 3);
+        }
+    }
+
+    #[test]
+    fn raises_a_panic_of_a_task_in_the_caller_and_goes_on() {
+        let pool = Pool::new(3);
+        for bad in [0, 7, 99] {
+            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(100, |index| assert_ne!(index, bad, "task fell"))));
+            let message = caught.unwrap_err();
+            assert!(message.downcast_ref::<String>().unwrap().contains("task fell"));
+        }
+        let count = AtomicUsize::new(0);
+        pool.run(100, |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 100);
+    }
+
+    #[test]
+    fn runs_a_loop_inside_a_task_and_callers_in_turn() {
+        let pool = Pool::new(2);
+        let count = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    pool.run(8, |_| {
+                        pool.run(4, |_| {
+                            count.fetch_add(1, Ordering::Relaxed);
+                        });
+                    });
+                });
+            }
+        });
+        assert_eq!(count.into_inner(), 3 * 8 * 4);
+    }
+
+    #[test]
+    fn gives_each_task_its_own_piece() {
+        let pool = Pool::new(3);
+        let mut data = vec![0; 1003];
+        pool.run_pieces(&mut data, 10, |index, piece| piece.fill(index));
+        assert!(data.iter().enumerate().all(|(at, value)| *value == at / 10));
+    }
+}

@@ -1,0 +1,262 @@
+//! One vocabulary of vectors for every instruction set.
+//!
+//! Kernels are written once, over [`Simd`], and compiled once for each instruction set that the machine may have. A
+//! value of a set's type is proof that the processor has it: such values come out of [`Level`] only, which asks the
+//! processor. So kernels stay safe code, and the unsafe intrinsics sit in one small file per set. To add a set (NEON,
+//! say) is to write one such file.
+//!
+//! Whatever the set, a vector lane never looks at its neighbours except in the `sum` and `top` of a vector, so that
+//! what a kernel computes for a row depends on that row alone.
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx2;
+#[cfg(target_arch = "x86_64")]
+mod x86_avx512;
+
+pub(super) use portable::Portable;
+use portable::half_to_f32;
+#[cfg(target_arch = "x86_64")]
+pub(super) use {x86_avx2::Avx2, x86_avx512::Avx512};
+
+/// Work that is compiled for an instruction set. Implementations of `run` are `#[inline(always)]`, so that their body
+/// becomes part of a function that has the set enabled.
+pub(super) trait Kernel<S: Simd> {
+    fn run(self, simd: S);
+}
+
+/// A kernel that is compiled for every set.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait AnyKernel: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512> {}
+#[cfg(target_arch = "x86_64")]
+impl<K: Kernel<Portable> + Kernel<Avx2> + Kernel<Avx512>> AnyKernel for K {}
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) trait AnyKernel: Kernel<Portable> {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<K: Kernel<Portable>> AnyKernel for K {}
+
+/// Vectors of `LANES` 32-bit lanes.
+pub(super) trait Simd: Copy + Send + Sync + 'static {
+    /// Lanes of `f32`.
+    type F: Copy + Send + Sync;
+    /// Lanes of 32 bits: integers, or four bytes.
+    type U: Copy + Send + Sync;
+    const LANES: usize;
+
+    /// Runs a kernel in a function of its own that has this set enabled.
+    fn enter<K: Kernel<Self>>(self, kernel: K);
+
+    fn splat(self, value: f32) -> Self::F;
+    /// The first `LANES` of a slice that has as many.
+    fn load(self, from: &[f32]) -> Self::F;
+    fn store(self, value: Self::F, to: &mut [f32]);
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once where the set can.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `c - a * b`.
+    fn fnma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `b` where either is not a number.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// 0 in the lanes where `by` is below `limit`, else `value`.
+    fn zero_below(self, value: Self::F, by: Self::F, limit: f32) -> Self::F;
+    /// The nearest integers.
+    fn round(self, value: Self::F) -> Self::F;
+    /// Two to the power of integers in -126..=127.
+    fn exp2(self, value: Self::F) -> Self::F;
+    fn sum(self, value: Self::F) -> f32;
+    fn top(self, value: Self::F) -> f32;
+
+    fn splat_bits(self, value: u32) -> Self::U;
+    fn and(self, a: Self::U, b: Self::U) -> Self::U;
+    fn or(self, a: Self::U, b: Self::U) -> Self::U;
+    fn xor(self, a: Self::U, b: Self::U) -> Self::U;
+    fn shl(self, value: Self::U, bits: u32) -> Self::U;
+    fn shr(self, value: Self::U, bits: u32) -> Self::U;
+    /// The same with the sign moving in from the left.
+    fn shr_signed(self, value: Self::U, bits: u32) -> Self::U;
+    /// Signed integers as `f32`.
+    fn integers_to_f32(self, value: Self::U) -> Self::F;
+    /// The bit pattern as `f32`.
+    fn bits_to_f32(self, value: Self::U) -> Self::F;
+    /// The half-precision number in the low 16 bits.
+    fn low_half(self, value: Self::U) -> Self::F;
+    /// The half-precision number in the high 16 bits.
+    fn high_half(self, value: Self::U) -> Self::F;
+    /// The first `LANES` numbers of 32 bits, 16 bits, and half-precision ones.
+    fn load_bits(self, from: &[u8]) -> Self::U;
+    fn load_words(self, from: &[u8]) -> Self::U;
+    fn load_halves(self, from: &[u8]) -> Self::F;
+    /// Four columns of 4 bytes: lane `r` of column `c` holds bytes `offset + 4c ..` of row `r`.
+    fn columns(self, rows: Rows<'_>, offset: usize) -> [Self::U; 4];
+
+    // Dot products of unsigned with signed bytes, four to a lane.
+
+    /// Products summed over a run of steps that is short enough not to overflow.
+    type Run: Copy;
+    /// Whether codes above 127 are taken as signed numbers with 128 added, and multiplied without that offset.
+    const WIDE_IS_SIGNED: bool;
+    /// How many steps a run may have when codes are at most `code_max`.
+    fn run_steps(code_max: u8) -> usize;
+    fn start(self) -> Self::Run;
+    /// Adds the products of the four codes in each lane with the four signed bytes of `x`.
+    fn step<const WIDE: bool>(self, run: Self::Run, codes: Self::U, x: Self::U) -> Self::Run;
+    /// Adds a finished run to a sum of 32-bit integers.
+    fn finish(self, run: Self::Run, sum: Self::U) -> Self::U;
+}
+
+/// Rows of bytes at a fixed distance from one another; a kernel reads as many of them as it has lanes.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// The same rows from byte `offset` on.
+    #[inline(always)]
+    pub(super) fn skip(self, offset: usize) -> Self {
+        Self { bytes: &self.bytes[offset..], stride: self.stride }
+    }
+
+    /// Panics unless each of the first `rows` rows has 16 bytes from `offset` on.
+    #[inline(always)]
+    fn check(self, rows: usize, offset: usize) {
+        assert!((rows - 1) * self.stride + offset + 16 <= self.bytes.len(), "rows end before byte {}", offset + 16);
+    }
+}
+
+/// The instruction set that kernels use.
+#[derive(Clone, Copy)]
+pub struct Level(pub(super) Set);
+
+/// The sets, each with the proof that this machine has it.
+#[derive(Clone, Copy)]
+pub(super) enum Set {
+    Portable(Portable),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+impl Level {
+    /// What every machine has.
+    pub const PORTABLE: Self = Self(Set::Portable(Portable));
+
+    /// The fastest that this machine has.
+    pub fn best() -> Self {
+        Self::available().next().unwrap_or(Self::PORTABLE)
+    }
+
+    /// All that this machine has, the fastest first.
+    pub fn available() -> impl Iterator<Item = Self> {
+        #[cfg(target_arch = "x86_64")]
+        let special = [Avx512::detect().map(Set::Avx512), Avx2::detect().map(Set::Avx2)];
+        #[cfg(not(target_arch = "x86_64"))]
+        let special: [Option<Set>; 0] = [];
+        special.into_iter().flatten().map(Self).chain([Self::PORTABLE])
+    }
+
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Set::Portable(_) => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(_) => "avx512",
+        }
+    }
+
+    pub(super) fn run(self, kernel: impl AnyKernel) {
+        match self.0 {
+            Set::Portable(simd) => simd.enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2(simd) => simd.enter(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512(simd) => simd.enter(kernel),
+        }
+    }
+}
+
+/// Asks for the cache line around a byte that will be needed soon. It goes to the second-level cache, which can have many
+/// more lines under way than the first. The byte need not exist; where the set has no such thing, nothing happens.
+#[inline(always)]
+pub(super) fn prefetch(bytes: &[u8], offset: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing that the program could see, and any address may be named.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(offset).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (bytes, offset);
+}
+
+/// The half-precision number at byte `offset`.
+#[inline(always)]
+pub(super) fn half(bytes: &[u8], offset: usize) -> f32 {
+    half_to_f32(u32::from(u16::from_le_bytes([bytes[offset], bytes[offset + 1]])))
+}
+
+/// e to the power of each lane, within 2 units in the last place; 0 below -87, exactly 1 at 0.
+#[inline(always)]
+pub(super) fn exp<S: Simd>(simd: S, x: S::F) -> S::F {
+    const LOWEST: f32 = -87.0;
+    let clamped = simd.min(simd.splat(88.0), simd.max(simd.splat(LOWEST), x));
+    let twos = simd.round(simd.mul(clamped, simd.splat(std::f32::consts::LOG2_E)));
+    // ln 2 in two parts, the first with few enough bits for an exact product.
+    let rest = simd.fnma(twos, simd.splat(0.693_359_4), clamped);
+    let rest = simd.fnma(twos, simd.splat(-2.121_944_4e-4), rest);
+    let mut power = simd.splat(1.0 / 5040.0);
+    for coefficient in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        power = simd.fma(power, rest, simd.splat(coefficient));
+    }
+    simd.zero_below(simd.mul(power, simd.exp2(twos)), x, LOWEST)
+}
+
+/// The hyperbolic tangent of each lane.
+#[inline(always)]
+pub(super) fn tanh<S: Simd>(simd: S, x: S::F) -> S::F {
+    let one = simd.splat(1.0);
+    let squared = exp(simd, simd.add(x, x));
+    simd.sub(one, simd.div(simd.splat(2.0), simd.add(squared, one)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Exp<'a>(&'a mut [f32]);
+
+    impl<S: Simd> Kernel<S> for Exp<'_> {
+        #[inline(always)]
+        fn run(self, simd: S) {
+            for lanes in self.0.chunks_exact_mut(S::LANES) {
+                let value = exp(simd, simd.load(lanes));
+                simd.store(value, lanes);
+            }
+        }
+    }
+
+    #[test]
+    fn exp_is_close_everywhere_and_exact_at_its_ends() {
+        for level in Level::available() {
+            let x: Vec<f32> = (0..16000).map(|i| (i as f32 - 14000.0) * 0.00625).collect();
+            let mut y = x.clone();
+            level.run(Exp(&mut y));
+            for (x, y) in x.iter().zip(&y) {
+                let expected = f64::from(*x).exp();
+                let error = (f64::from(*y) - expected).abs();
+                assert!(error <= expected * 3e-7 + 2e-38, "{}: exp({x}) gave {y}", level.name());
+            }
+            let mut ends = [0.0, f32::NEG_INFINITY, f32::NAN, -1e30, 1e30, -0.0, 88.0, 1.0].repeat(2);
+            level.run(Exp(&mut ends));
+            assert_eq!((ends[0], ends[1], ends[3], ends[5]), (1.0, 0.0, 0.0, 1.0));
+            assert!(ends[2].is_nan() && ends[4] > 1e38);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Vectors of eight lanes by AVX2.
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Rows, Simd};
+
+/// Proof that the processor has AVX2, FMA and F16C; only [`detect`](Self::detect) makes it.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(super) fn detect() -> Option<Self> {
+        let has =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        has.then_some(Self(()))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+fn enter<K: Kernel<Avx2>>(simd: Avx2, kernel: K) {
+    kernel.run(simd);
+}
+
+/// An intrinsic of the sets that the value `Avx2` proves.
+macro_rules! intrinsic {
+    ($($call:tt)*) => {
+        // SAFETY: a value of type `Avx2` exists, so the processor has the intrinsic's instruction set; the intrinsic
+        // works on registers only.
+        unsafe { $($call)* }
+    };
+}
+
+const LANES: usize = 8;
+
+impl Simd for Avx2 {
+    type F = __m256;
+    type U = __m256i;
+    const LANES: usize = LANES;
+    /// Sums of two products in 16 bits.
+    type Run = __m256i;
+    const WIDE_IS_SIGNED: bool = true;
+
+    #[inline(always)]
+    fn enter<K: Kernel<Self>>(self, kernel: K) {
+        // SAFETY: the value proves that the processor has what the function enables.
+        unsafe { enter(self, kernel) };
+    }
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m256 {
+        intrinsic!(_mm256_set1_ps(value))
+    }
+    #[inline(always)]
+    fn load(self, from: &[f32]) -> __m256 {
+        // SAFETY: the slice has as many elements as are read, and the load needs no alignment.
+        unsafe { _mm256_loadu_ps(from[..LANES].as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, value: __m256, to: &mut [f32]) {
+        // SAFETY: the slice has as many elements as are written, and the store needs no alignment.
+        unsafe { _mm256_storeu_ps(to[..LANES].as_mut_ptr(), value) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        intrinsic!(_mm256_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn fnma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        intrinsic!(_mm256_fnmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: __m256, b: __m256) -> __m256 {
+        intrinsic!(_mm256_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn zero_below(self, value: __m256, by: __m256, limit: f32) -> __m256 {
+        let keep = intrinsic!(_mm256_cmp_ps::<_CMP_NLT_UQ>(by, _mm256_set1_ps(limit)));
+        intrinsic!(_mm256_and_ps(keep, value))
+    }
+    #[inline(always)]
+    fn round(self, value: __m256) -> __m256 {
+        intrinsic!(_mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(value))
+    }
+    #[inline(always)]
+    fn exp2(self, value: __m256) -> __m256 {
+        let exponent = intrinsic!(_mm256_add_epi32(_mm256_cvtps_epi32(value), _mm256_set1_epi32(127)));
+        intrinsic!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+    }
+    #[inline(always)]
+    fn sum(self, value: __m256) -> f32 {
+        let v = intrinsic!(_mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value)));
+        let v = intrinsic!(_mm_add_ps(v, _mm_movehl_ps(v, v)));
+        intrinsic!(_mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v))))
+    }
+    #[inline(always)]
+    fn top(self, value: __m256) -> f32 {
+        let v = intrinsic!(_mm_max_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value)));
+        let v = intrinsic!(_mm_max_ps(v, _mm_movehl_ps(v, v)));
+        intrinsic!(_mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v))))
+    }
+
+    #[inline(always)]
+    fn splat_bits(self, value: u32) -> __m256i {
+        intrinsic!(_mm256_set1_epi32(value.cast_signed()))
+    }
+    #[inline(always)]
+    fn and(self, a: __m256i, b: __m256i) -> __m256i {
+        intrinsic!(_mm256_and_si256(a, b))
+    }
+    #[inline(always)]
+    fn or(self, a: __m256i, b: __m256i) -> __m256i {
+        intrinsic!(_mm256_or_si256(a, b))
+    }
+    #[inline(always)]
+    fn xor(self, a: __m256i, b: __m256i) -> __m256i {
+        intrinsic!(_mm256_xor_si256(a, b))
+    }
+    #[inline(always)]
+    fn shl(self, value: __m256i, bits: u32) -> __m256i {
+        intrinsic!(_mm256_sllv_epi32(value, _mm256_set1_epi32(bits.cast_signed())))
+    }
+    #[inline(always)]
+    fn shr(self, value: __m256i, bits: u32) -> __m256i {
+        intrinsic!(_mm256_srlv_epi32(value, _mm256_set1_epi32(bits.cast_signed())))
+    }
+    #[inline(always)]
+    fn shr_signed(self, value: __m256i, bits: u32) -> __m256i {
+        intrinsic!(_mm256_srav_epi32(value, _mm256_set1_epi32(bits.cast_signed())))
+    }
+    #[inline(always)]
+    fn integers_to_f32(self, value: __m256i) -> __m256 {
+        intrinsic!(_mm256_cvtepi32_ps(value))
+    }
+    #[inline(always)]
+    fn bits_to_f32(self, value: __m256i) -> __m256 {
+        intrinsic!(_mm256_castsi256_ps(value))
+    }
+    #[inline(always)]
+    fn low_half(self, value: __m256i) -> __m256 {
+        // The low halves of each 128-bit part move to its first 8 bytes, then the two parts together.
+        let order = intrinsic!(_mm256_set_epi8(
+            -1, -1, -1, -1, -1, -1, -1, -1, 13, 12, 9, 8, 5, 4, 1, 0, -1, -1, -1, -1, -1, -1, -1, -1, 13, 12, 9, 8, 5,
+            4, 1, 0
+        ));
+        let packed = intrinsic!(_mm256_permute4x64_epi64::<0b1000>(_mm256_shuffle_epi8(value, order)));
+        intrinsic!(_mm256_cvtph_ps(_mm256_castsi256_si128(packed)))
+    }
+    #[inline(always)]
+    fn high_half(self, value: __m256i) -> __m256 {
+        self.low_half(intrinsic!(_mm256_srli_epi32::<16>(value)))
+    }
+    #[inline(always)]
+    fn load_bits(self, from: &[u8]) -> __m256i {
+        // SAFETY: the slice has as many bytes as are read, and the load needs no alignment.
+        unsafe { _mm256_loadu_si256(from[..4 * LANES].as_ptr().cast()) }
+    }
+    #[inline(always)]
+    fn load_words(self, from: &[u8]) -> __m256i {
+        // SAFETY: the slice has as many bytes as are read, and the load needs no alignment.
+        unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(from[..2 * LANES].as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn load_halves(self, from: &[u8]) -> __m256 {
+        // SAFETY: the slice has as many bytes as are read, and the load needs no alignment.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from[..2 * LANES].as_ptr().cast())) }
+    }
+    #[inline(always)]
+    fn columns(self, rows: Rows<'_>, offset: usize) -> [__m256i; 4] {
+        let (a, b, c, d) = (
+            halves(self, rows, offset, 0),
+            halves(self, rows, offset, 1),
+            halves(self, rows, offset, 2),
+            halves(self, rows, offset, 3),
+        );
+        let (ab_low, ab_high) = intrinsic!((_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)));
+        let (cd_low, cd_high) = intrinsic!((_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d)));
+        intrinsic!([
+            _mm256_unpacklo_epi64(ab_low, cd_low),
+            _mm256_unpackhi_epi64(ab_low, cd_low),
+            _mm256_unpacklo_epi64(ab_high, cd_high),
+            _mm256_unpackhi_epi64(ab_high, cd_high),
+        ])
+    }
+
+    /// A step adds at most 2 · 127 · `code_max` to a 16-bit lane.
+    #[inline(always)]
+    fn run_steps(code_max: u8) -> usize {
+        if code_max > 127 { 1 } else { i16::MAX as usize / (2 * 127 * code_max as usize) }
+    }
+    #[inline(always)]
+    fn start(self) -> __m256i {
+        intrinsic!(_mm256_setzero_si256())
+    }
+    #[inline(always)]
+    fn step<const WIDE: bool>(self, run: __m256i, codes: __m256i, x: __m256i) -> __m256i {
+        let products = if WIDE {
+            // 255 · 127 · 2 would not fit 16 bits, 128 · 127 · 2 does: the sign of the code moves over to x.
+            let signed = intrinsic!(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)));
+            intrinsic!(_mm256_maddubs_epi16(_mm256_abs_epi8(signed), _mm256_sign_epi8(x, signed)))
+        } else {
+            intrinsic!(_mm256_maddubs_epi16(codes, x))
+        };
+        intrinsic!(_mm256_add_epi16(run, products))
+    }
+    #[inline(always)]
+    fn finish(self, run: __m256i, sum: __m256i) -> __m256i {
+        intrinsic!(_mm256_add_epi32(sum, _mm256_madd_epi16(run, _mm256_set1_epi16(1))))
+    }
+}
+
+/// 16 bytes of each of the rows `first` and `first + 4`: a transposition within the halves of four such vectors leaves the
+/// rows in order.
+#[inline(always)]
+fn halves(_proof: Avx2, rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
+    rows.check(LANES, offset);
+    let start = rows.bytes.as_ptr().wrapping_add(first * rows.stride + offset);
+    // SAFETY: each of the rows has 16 bytes at the offset, as just checked, and the loads need no alignment. The
+    // caller has a value of type `Avx2`, so the processor has the instructions.
+    unsafe {
+        let v = _mm256_castsi128_si256(_mm_loadu_si128(start.cast()));
+        _mm256_inserti128_si256::<1>(v, _mm_loadu_si128(start.add(4 * rows.stride).cast()))
+    }
+}

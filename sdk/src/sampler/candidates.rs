@@ -1,0 +1,325 @@
+//! The candidates of one token, and the one order that every stage uses for them.
+//!
+//! A vocabulary has 128k entries and a stage has a fraction of a millisecond, so nothing here sorts more than it keeps:
+//! the maximum of every block of 64 logits, which vectorises, tells most blocks apart from the head without a look at
+//! their members. Ties go to the lower id, always, so that a chain gives the same tokens on every machine; [`rank`] is
+//! that order as one integer.
+
+use crate::error::{Error, Result};
+
+/// How many logits share one maximum.
+const BLOCK: usize = 64;
+
+/// How many logits are compared at a time: a few vector registers.
+const LANES: usize = 16;
+
+/// The tokens that may still be picked, with their logits. Every id stands there once.
+#[derive(Debug)]
+pub struct Candidates<'a> {
+    ids: &'a mut [u32],
+    logits: &'a mut [f32],
+    len: usize,
+    sorted: bool,
+}
+
+impl<'a> Candidates<'a> {
+    /// Candidates over two slices of one length. `sorted` says that their [`rank`]s descend.
+    pub fn new(ids: &'a mut [u32], logits: &'a mut [f32], sorted: bool) -> Result<Self> {
+        if ids.len() != logits.len() {
+            return Err(Error::invalid(format!("{} candidate ids for {} logits", ids.len(), logits.len())));
+        }
+        let len = ids.len();
+        Ok(Self { ids, logits, len, sorted })
+    }
+
+    /// How many are left.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none are left.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The ids that are left.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids[..self.len]
+    }
+
+    /// The logits that are left, in the order of [`Self::ids`].
+    pub fn logits(&self) -> &[f32] {
+        &self.logits[..self.len]
+    }
+
+    /// Whether [`rank`]s descend: the highest logit first, and the lower id first among equals.
+    pub fn is_sorted(&self) -> bool {
+        self.sorted
+    }
+
+    /// Ids and logits to change in place; the order counts as lost until [`Self::set_sorted`] says otherwise.
+    pub fn parts_mut(&mut self) -> (&mut [u32], &mut [f32]) {
+        self.sorted = false;
+        (&mut self.ids[..self.len], &mut self.logits[..self.len])
+    }
+
+    /// States that [`rank`]s descend.
+    pub fn set_sorted(&mut self) {
+        self.sorted = true;
+    }
+
+    /// The highest logit; −inf if none is above it.
+    pub fn maximum(&self) -> f32 {
+        self.logits().chunks(BLOCK).map(maximum).fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    /// The position of the best candidate; none if no logit is above −inf.
+    pub fn best(&self) -> Option<usize> {
+        let top = self.maximum();
+        if top == f32::NEG_INFINITY {
+            return None;
+        }
+        let mut best = None;
+        for (index, (&id, &logit)) in self.ids().iter().zip(self.logits()).enumerate() {
+            if logit == top && best.is_none_or(|(lowest, _)| id < lowest) {
+                best = Some((id, index));
+            }
+        }
+        best.map(|(_, index)| index)
+    }
+
+    /// Keeps the first `len` candidates; more than are left changes nothing.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+    }
+
+    /// Keeps the candidates that `keep` wants, in their order.
+    pub fn retain(&mut self, mut keep: impl FnMut(u32, f32) -> bool) {
+        let mut kept = 0;
+        for index in 0..self.len {
+            let (id, logit) = (self.ids[index], self.logits[index]);
+            self.ids[kept] = id;
+            self.logits[kept] = logit;
+            kept += usize::from(keep(id, logit));
+        }
+        self.len = kept;
+    }
+
+    /// Keeps the candidates of at least this [`rank`], in their order.
+    pub fn keep_ranked(&mut self, lowest: u64) {
+        if self.sorted {
+            let ranks = self.ids().iter().zip(self.logits()).map(|(&id, &logit)| rank(id, logit));
+            self.len = ranks.take_while(|&rank| rank >= lowest).count();
+            return;
+        }
+        let (_, floor) = unrank(lowest);
+        let mut kept = 0;
+        for start in (0..self.len).step_by(LANES) {
+            let end = self.len.min(start + LANES);
+            // Without a branch per logit this is one comparison of vectors, and most chunks end here.
+            if self.logits[start..end].iter().fold(true, |all, &logit| all & (logit < floor)) {
+                continue;
+            }
+            for index in start..end {
+                let (id, logit) = (self.ids[index], self.logits[index]);
+                self.ids[kept] = id;
+                self.logits[kept] = logit;
+                kept += usize::from(rank(id, logit) >= lowest);
+            }
+        }
+        self.len = kept;
+    }
+
+    /// Keeps the candidates whose logit is at least `floor`, in their order.
+    pub fn keep_from(&mut self, floor: f32) {
+        self.keep_ranked(rank(u32::MAX, floor));
+    }
+
+    /// Keeps the `count` best candidates, the best first.
+    pub fn keep_best(&mut self, count: usize) {
+        if !self.sorted {
+            let ranks = self.best_ranks(count.min(self.len));
+            self.set_ranks(ranks);
+        }
+        self.truncate(count);
+    }
+
+    /// Puts the best first.
+    pub fn sort(&mut self) {
+        self.keep_best(self.len);
+    }
+
+    /// The `count` highest ranks, in any order; `count` is at most the length.
+    fn best_ranks(&self, count: usize) -> Vec<u64> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let mut ranks = self
+            .ranks_of_promising_blocks(count)
+            .unwrap_or_else(|| self.ids().iter().zip(self.logits()).map(|(&id, &logit)| rank(id, logit)).collect());
+        if ranks.len() > count {
+            ranks.select_nth_unstable_by(count - 1, |a, b| b.cmp(a));
+            ranks.truncate(count);
+        }
+        ranks
+    }
+
+    /// Ranks that include the `count` highest, without the blocks that cannot hold any of them: as many logits as there
+    /// are block maxima at or above the `count`-th highest maximum are that high, so nothing below it is wanted.
+    /// None where that would not exclude much.
+    fn ranks_of_promising_blocks(&self, count: usize) -> Option<Vec<u64>> {
+        if count > self.len / BLOCK / 2 {
+            return None;
+        }
+        let maxima: Vec<f32> = self.logits().chunks(BLOCK).map(maximum).collect();
+        let (_, &mut floor, _) = maxima.clone().select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a));
+        if floor == f32::NEG_INFINITY {
+            return None;
+        }
+        let mut ranks = Vec::with_capacity(count * 2);
+        let blocks = self.ids().chunks(BLOCK).zip(self.logits().chunks(BLOCK));
+        for ((ids, logits), _) in blocks.zip(&maxima).filter(|&(_, &maximum)| maximum >= floor) {
+            let members = ids.iter().zip(logits).filter(|&(_, &logit)| logit >= floor);
+            ranks.extend(members.map(|(&id, &logit)| rank(id, logit)));
+        }
+        Some(ranks)
+    }
+
+    /// Makes these the candidates, the highest first.
+    fn set_ranks(&mut self, mut ranks: Vec<u64>) {
+        ranks.sort_unstable_by(|a, b| b.cmp(a));
+        self.len = ranks.len();
+        for (index, rank) in ranks.into_iter().enumerate() {
+            (self.ids[index], self.logits[index]) = unrank(rank);
+        }
+        self.sorted = true;
+    }
+}
+
+/// A candidate's place as one integer, the higher the better: by logit, and by the lower id among equals. NaN counts as
+/// −inf, and the two zeros are equal.
+pub fn rank(id: u32, logit: f32) -> u64 {
+    let number = if logit.is_nan() { f32::NEG_INFINITY } else { logit + 0.0 };
+    let bits = number.to_bits();
+    let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(ascending) << 32 | u64::from(!id)
+}
+
+/// The id and logit of a [`rank`].
+fn unrank(rank: u64) -> (u32, f32) {
+    let ascending = (rank >> 32) as u32;
+    let bits = if ascending >> 31 == 1 { ascending & !(1 << 31) } else { !ascending };
+    (!(rank as u32), f32::from_bits(bits))
+}
+
+/// The highest of a few logits, NaN aside. Independent lanes let the compiler use vector registers.
+fn maximum(logits: &[f32]) -> f32 {
+    let higher = |a: f32, b: f32| if a > b { a } else { b };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = higher(logit, *lane);
+        }
+    }
+    rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |top, &logit| higher(logit, top))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ODD: [f32; 7] = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY, 0.0, -0.0, f32::MIN, f32::MAX];
+
+    /// Logits with many ties and every odd value, the same for the same seed.
+    fn logits(count: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as u32
+        };
+        let one = |bits: u32| {
+            if bits.is_multiple_of(50) { ODD[bits as usize / 50 % 7] } else { (bits % 997) as f32 / 10.0 - 30.0 }
+        };
+        (0..count).map(|_| one(next())).collect()
+    }
+
+    fn with<T>(logits: &[f32], change: impl FnOnce(&mut Candidates<'_>) -> T) -> (Vec<u32>, Vec<f32>, bool, T) {
+        let mut ids: Vec<u32> = (0..logits.len() as u32).map(|id| id ^ 5).collect();
+        let mut logits = logits.to_vec();
+        let len = ids.len();
+        let mut candidates = Candidates { ids: &mut ids, logits: &mut logits, len, sorted: false };
+        let result = change(&mut candidates);
+        (candidates.ids().to_vec(), candidates.logits().to_vec(), candidates.is_sorted(), result)
+    }
+
+    /// Ids in the order of the rules, by a comparison that knows nothing of ranks.
+    fn expected_order(logits: &[f32]) -> Vec<u32> {
+        let value = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { logit };
+        let mut order: Vec<(u32, f32)> =
+            logits.iter().enumerate().map(|(i, &logit)| (i as u32 ^ 5, value(logit))).collect();
+        order.sort_by(|a, b| if a.1 == b.1 { a.0.cmp(&b.0) } else { b.1.total_cmp(&a.1) });
+        order.into_iter().map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn refuses_slices_of_different_lengths() {
+        assert!(Candidates::new(&mut [1, 2], &mut [0.5], false).is_err());
+    }
+
+    #[test]
+    fn a_rank_gives_its_candidate_back() {
+        for logit in [1.5, -1.5, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, f32::MIN_POSITIVE, 0.0] {
+            for id in [0, 7, u32::MAX] {
+                assert_eq!(unrank(rank(id, logit)), (id, logit));
+            }
+        }
+        assert_eq!(rank(3, f32::NAN), rank(3, f32::NEG_INFINITY));
+        assert_eq!(rank(3, -f32::NAN), rank(3, f32::NEG_INFINITY));
+        assert_eq!(rank(3, -0.0), rank(3, 0.0));
+    }
+
+    #[test]
+    fn keeps_the_best_in_order_whatever_their_number() {
+        for (count, seed) in [(8, 1), (64, 2), (1000, 3), (20_000, 4), (20_001, 5)] {
+            let logits = logits(count, seed);
+            let order = expected_order(&logits);
+            for kept in [0, 1, 2, 7, 40, 150, 160, 999, count, count + 1] {
+                let (ids, _, sorted, ()) = with(&logits, |candidates| candidates.keep_best(kept));
+                assert!(sorted);
+                assert_eq!(ids, order[..kept.min(count)], "{kept} of {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn keeps_by_rank_what_sorting_would_keep_and_leaves_the_order() {
+        let logits = logits(5000, 9);
+        let order = expected_order(&logits);
+        for kept in [1, 10, 2500, 5000] {
+            let last = order[kept - 1];
+            let lowest = rank(last, logits[(last ^ 5) as usize]);
+            let (ids, ..) = with(&logits, |candidates| candidates.keep_ranked(lowest));
+            let mut wanted = order[..kept].to_vec();
+            wanted.sort_unstable_by_key(|&id| id ^ 5);
+            assert_eq!(ids, wanted);
+            let (ids, _, sorted, ()) = with(&logits, |candidates| {
+                candidates.sort();
+                candidates.keep_ranked(lowest);
+            });
+            assert!(sorted);
+            assert_eq!(ids, order[..kept]);
+        }
+    }
+
+    #[test]
+    fn the_best_is_the_first_in_order_and_absent_without_a_number() {
+        for seed in 0..20 {
+            let logits = logits(300, seed);
+            let (ids, _, _, best) = with(&logits, |candidates| candidates.best());
+            assert_eq!(best.map(|index| ids[index]), Some(expected_order(&logits)[0]));
+        }
+        assert_eq!(with(&[f32::NAN, f32::NEG_INFINITY], |candidates| candidates.best()).3, None);
+        assert_eq!(with(&[], |candidates| candidates.best()).3, None);
+    }
+}

@@ -1,0 +1,50 @@
+//! Conformance: the laws that every model must obey, tried on an author's model in `cargo test`.
+//!
+//! The laws are the contract's own (`pensieve plugins check` tries the same ones), and the model passes through the glue
+//! that a host would meet it behind. Depend on the SDK with the feature `testing` under `[dev-dependencies]`, load a small
+//! checkpoint, and:
+//!
+//! ```
+//! # use pensieve_sdk::{Batch, Capacity, Model, Resident, Result};
+//! # struct Constant;
+//! # impl Model for Constant {
+//! #     fn resident(&self) -> Resident {
+//! #         let (device, note, capacity) = ("cpu".into(), String::new(), Capacity::Blocks { blocks: 16, tokens: 8 });
+//! #         Resident { device, note, weight_bytes: 0, state_bytes: 0, vocabulary: 3, context: 64, capacity }
+//! #     }
+//! #     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
+//! #         for (row, token) in logits.chunks_exact_mut(3).zip(batch.wanted()) {
+//! #             row.copy_from_slice(&[0.0, 1.0, batch.tokens[token as usize] as f32]);
+//! #         }
+//! #         Ok(())
+//! #     }
+//! #     fn release(&mut self, _: u64) {}
+//! # }
+//! # let model = Box::new(Constant);
+//! let report = pensieve_sdk::testing::conformance(model);
+//! assert!(report.passed(), "{report}");
+//! ```
+
+pub use pensieve_plugin_api::laws::{Options, Outcome, Reference, Report, Verdict};
+
+use crate::{Capacity, Model, export::export_model};
+use pensieve_plugin_api::laws;
+
+/// Tries every law on a freshly loaded model.
+pub fn conformance(model: Box<dyn Model>) -> Report {
+    conformance_with(model, &Options::default())
+}
+
+/// Tries every law with other texts, tolerances, or the logits of another implementation.
+pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
+    let resident = model.resident();
+    let block_tokens = if let Capacity::Blocks { tokens, .. } = resident.capacity { tokens } else { 0 };
+    let shape = laws::Shape { vocabulary: resident.vocabulary, block_tokens };
+    match export_model(model) {
+        Ok(mut model) => laws::check(&mut model, shape, options, &mut |_| {}),
+        Err(error) => {
+            let outcome = Outcome::Broken { what: error.message, hint: error.help };
+            Report { verdicts: vec![Verdict { law: "resident", says: "a host can take the model in", outcome }] }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What a checkpoint says about its model, in Hugging Face's terms whatever the format.
+//!
+//! Plugins read one JSON object: `config.json` as it is, or the same names out of GGUF metadata. The spellings of
+//! several generations of tools are brought together (nested text configurations, old and new RoPE parameters), and the
+//! numbers that sizes are computed from are held to limits before anyone computes with them, also those that a plugin
+//! reads through a struct of its own.
+
+mod from_gguf;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+pub use self::rope::{RopeConfig, RopeScaling, RopeStyle};
+use super::{Weights, gguf, json, quote};
+use crate::{Error, Result};
+
+const FILE_BYTES_MAX: u64 = 16 << 20;
+const EOS_MAX: usize = 256;
+
+/// A model's configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    value: Value,
+    eos: Vec<u32>,
+}
+
+impl Config {
+    /// The whole object.
+    pub fn value(&self) -> &Value {
+        &self.value
+    }
+
+    /// The object as an author's own struct, whose field names are the keys.
+    pub fn parse<T: serde::de::DeserializeOwned>(&self) -> Result<T> {
+        T::deserialize(&self.value).map_err(|error| Error::corrupt(format!("the configuration does not fit: {error}")))
+    }
+
+    pub fn usize(&self, key: &str) -> Result<usize> {
+        self.find_usize(key)?.ok_or_else(|| missing(key))
+    }
+
+    pub fn usize_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.find_usize(key)?.unwrap_or(default))
+    }
+
+    /// The integer of this key; `None` where it is absent or null.
+    pub fn find_usize(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let limit = Limit::of(key);
+        let number = value.as_u64().filter(|number| limit.holds(*number as f64));
+        match number.and_then(|number| usize::try_from(number).ok()) {
+            Some(number) => Ok(Some(number)),
+            None => Err(limit.broken(key, value, "an unsigned integer")),
+        }
+    }
+
+    pub fn f64(&self, key: &str) -> Result<f64> {
+        self.find_f64(key)?.ok_or_else(|| missing(key))
+    }
+
+    pub fn f64_or(&self, key: &str, default: f64) -> Result<f64> {
+        Ok(self.find_f64(key)?.unwrap_or(default))
+    }
+
+    /// The number of this key; `None` where it is absent or null.
+    pub fn find_f64(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let limit = Limit::of(key);
+        let number = value.as_f64().filter(|number| limit.holds(*number));
+        number.map(Some).ok_or_else(|| limit.broken(key, value, "a number"))
+    }
+
+    pub fn bool_or(&self, key: &str, default: bool) -> Result<bool> {
+        let Some(value) = self.find(key) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| is_not(key, value, "true or false"))
+    }
+
+    pub fn str(&self, key: &str) -> Result<&str> {
+        self.find_str(key)?.ok_or_else(|| missing(key))
+    }
+
+    pub fn str_or<'a>(&'a self, key: &str, default: &'a str) -> Result<&'a str> {
+        Ok(self.find_str(key)?.unwrap_or(default))
+    }
+
+    /// The string of this key; `None` where it is absent or null.
+    pub fn find_str(&self, key: &str) -> Result<Option<&str>> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        value.as_str().map(Some).ok_or_else(|| is_not(key, value, "a string"))
+    }
+
+    /// How positions are rotated, where all layers do it alike.
+    pub fn rope(&self) -> Result<RopeConfig> {
+        RopeConfig::read(&self.value, None)
+    }
+
+    /// How positions are rotated in the layers of a type that `layer_types` names.
+    pub fn rope_for(&self, layer_type: &str) -> Result<RopeConfig> {
+        RopeConfig::read(&self.value, Some(layer_type))
+    }
+
+    /// How far back a token attends; `None` where that is not bounded, or the bound is switched off.
+    pub fn sliding_window(&self) -> Result<Option<usize>> {
+        let is_on = self.bool_or("use_sliding_window", true)?;
+        Ok(self.find_usize("sliding_window")?.filter(|window| is_on && *window > 0))
+    }
+
+    /// The ids that end a generation, by `generation_config.json` and `config.json` together.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Reads `config.json`, and `generation_config.json` where there is one.
+    pub(super) fn read(folder: &Path) -> Result<Self> {
+        let path = folder.join("config.json");
+        let file = json::object(&path, FILE_BYTES_MAX)?;
+        let mut config = Self::new(file).map_err(|error| error.context(path.display()))?;
+        let path = folder.join("generation_config.json");
+        if path.exists() {
+            let generation = json::object(&path, FILE_BYTES_MAX)?;
+            let eos = eos(&generation).map_err(|error| error.context(path.display()))?;
+            config.eos.extend(eos);
+            config.eos.sort_unstable();
+            config.eos.dedup();
+        }
+        Ok(config)
+    }
+
+    /// Translates the metadata of a GGUF file.
+    pub(super) fn from_gguf(architecture: &str, metadata: &gguf::Metadata, weights: &Weights) -> Result<Self> {
+        Self::new(from_gguf::translate(architecture, metadata, weights)?)
+    }
+
+    fn new(mut object: Map<String, Value>) -> Result<Self> {
+        lift_text_config(&mut object);
+        if !object.contains_key("dtype")
+            && let Some(dtype) = object.get("torch_dtype").cloned()
+        {
+            object.insert("dtype".to_owned(), dtype);
+        }
+        rope::normalise(&mut object)?;
+        for (limit, value) in LIMITS.iter().filter_map(|limit| Some((limit, object.get(limit.key)?))) {
+            if value.as_f64().is_some_and(|number| !limit.holds(number)) {
+                return Err(limit.broken(limit.key, value, "a number"));
+            }
+        }
+        let eos = eos(&object)?;
+        Ok(Self { value: Value::Object(object), eos })
+    }
+
+    fn find(&self, key: &str) -> Option<&Value> {
+        self.value.get(key).filter(|value| !value.is_null())
+    }
+}
+
+/// What a number may be; the limits are far above any model that exists and far below where sums overflow.
+struct Limit {
+    key: &'static str,
+    min: f64,
+    max: f64,
+}
+
+const fn limit(key: &'static str, min: f64, max: f64) -> Limit {
+    Limit { key, min, max }
+}
+
+const SIZE_MAX: f64 = (1u32 << 24) as f64;
+const CONTEXT_MAX: f64 = (1u32 << 30) as f64;
+const HEADS_MAX: f64 = 4096.0;
+
+const LIMITS: &[Limit] = &[
+    limit("hidden_size", 1.0, SIZE_MAX),
+    limit("intermediate_size", 1.0, SIZE_MAX),
+    limit("vocab_size", 1.0, SIZE_MAX),
+    limit("num_hidden_layers", 1.0, 4096.0),
+    limit("num_attention_heads", 1.0, HEADS_MAX),
+    limit("num_key_value_heads", 1.0, HEADS_MAX),
+    limit("head_dim", 1.0, 1024.0),
+    limit("max_position_embeddings", 1.0, CONTEXT_MAX),
+    limit("original_max_position_embeddings", 1.0, CONTEXT_MAX),
+    limit("sliding_window", 0.0, CONTEXT_MAX),
+    limit("num_local_experts", 0.0, 65_536.0),
+    limit("num_experts_per_tok", 0.0, 65_536.0),
+    limit("rms_norm_eps", 0.0, 1.0),
+    limit("layer_norm_eps", 0.0, 1.0),
+    limit("layer_norm_epsilon", 0.0, 1.0),
+    limit("rope_theta", 1.0, 1e15),
+    limit("partial_rotary_factor", 1e-6, 1.0),
+];
+
+impl Limit {
+    fn of(key: &str) -> Self {
+        let known = LIMITS.iter().find(|limit| limit.key == key);
+        known.map_or(limit("", f64::MIN, f64::MAX), |known| limit(known.key, known.min, known.max))
+    }
+
+    fn holds(&self, number: f64) -> bool {
+        (self.min..=self.max).contains(&number)
+    }
+
+    fn broken(&self, key: &str, value: &Value, what: &str) -> Error {
+        if self.key.is_empty() {
+            return is_not(key, value, what);
+        }
+        is_not(key, value, &format!("{what} from {} to {}", self.min, self.max))
+    }
+}
+
+fn is_not(key: &str, value: &Value, what: &str) -> Error {
+    let found = match value {
+        Value::Array(items) => format!("a list of {}", items.len()),
+        Value::Object(_) => "an object".to_owned(),
+        Value::String(text) => quote(text),
+        plain => plain.to_string(),
+    };
+    Error::corrupt(format!("the configuration's '{key}' is {found}, not {what}"))
+}
+
+fn missing(key: &str) -> Error {
+    Error::not_found(format!("the configuration has no '{key}'"))
+        .help("the checkpoint is incomplete or of another architecture: download its configuration again")
+}
+
+/// Models that also see or hear keep the text model's configuration in an object of its own.
+fn lift_text_config(object: &mut Map<String, Value>) {
+    if object.contains_key("hidden_size") {
+        return;
+    }
+    if let Some(Value::Object(text)) = object.get("text_config").cloned() {
+        for (key, value) in text {
+            if key != "architectures" || !object.contains_key("architectures") {
+                object.insert(key, value);
+            }
+        }
+    }
+}
+
+fn eos(object: &Map<String, Value>) -> Result<Vec<u32>> {
+    let Some(value) = object.get("eos_token_id") else { return Ok(vec![]) };
+    let ids = match value {
+        Value::Null => return Ok(vec![]),
+        Value::Array(ids) => ids.as_slice(),
+        single => std::slice::from_ref(single),
+    };
+    let id = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
+    match ids.iter().map(id).collect::<Option<Vec<_>>>() {
+        Some(ids) if ids.len() <= EOS_MAX => Ok(ids),
+        _ => Err(is_not("eos_token_id", value, &format!("a token id or a list of at most {EOS_MAX}"))),
+    }
+}

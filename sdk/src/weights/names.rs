@@ -1,0 +1,137 @@
+//! What GGUF calls a tensor, and what Hugging Face calls it.
+//!
+//! Plugins ask for Hugging Face's names, as those stand in the papers' reference code and in adapters. The two naming
+//! schemes differ by a handful of words, with exceptions per family, so the translation is a table and a new family is a
+//! few lines of data. A name that the table does not know passes through unchanged: a plugin for an architecture that
+//! nobody here has heard of finds its tensors under the names in the file.
+
+/// The Hugging Face name of a tensor in a GGUF file of an architecture.
+pub(super) fn hugging_face(architecture: &str, name: &str) -> String {
+    let Some((path, kind)) = name.rsplit_once('.') else { return name.to_owned() };
+    if let Some((layer, part)) = path.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+        let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
+        if let Some(part) = look_up(architecture, part, LAYER).filter(|_| is_number) {
+            return format!("model.layers.{layer}.{part}.{kind}");
+        }
+    } else if let Some(path) = look_up(architecture, path, MODEL) {
+        return format!("{path}.{kind}");
+    }
+    name.to_owned()
+}
+
+fn look_up(architecture: &str, part: &str, table: &[(&str, &'static str)]) -> Option<&'static str> {
+    let own = EXCEPTIONS.iter().filter(|(architectures, _)| architectures.contains(&architecture));
+    let own = own.flat_map(|(_, names)| names.iter());
+    own.chain(table).find(|(gguf, _)| *gguf == part).map(|(_, name)| *name)
+}
+
+/// Names outside of the layers.
+const MODEL: &[(&str, &str)] =
+    &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+
+/// Names within a layer.
+const LAYER: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_output", "self_attn.o_proj"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+type Names = &'static [(&'static str, &'static str)];
+
+/// Where a family differs, by the names of its architectures in GGUF.
+const EXCEPTIONS: &[(&[&str], Names)] = &[
+    (
+        &["phi2"],
+        &[
+            ("output_norm", "model.final_layernorm"),
+            ("attn_output", "self_attn.dense"),
+            ("ffn_up", "mlp.fc1"),
+            ("ffn_down", "mlp.fc2"),
+        ],
+    ),
+    (&["phi3"], &[("ffn_up", "mlp.gate_up_proj")]),
+    (
+        &["gemma2", "gemma3"],
+        &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(architecture: &str, gguf: &str, expected: &str) {
+        assert_eq!(hugging_face(architecture, gguf), expected);
+    }
+
+    #[test]
+    fn names_the_tensors_of_llama_and_its_kin() {
+        check("llama", "token_embd.weight", "model.embed_tokens.weight");
+        check("llama", "output_norm.weight", "model.norm.weight");
+        check("llama", "output.weight", "lm_head.weight");
+        check("llama", "blk.0.attn_norm.weight", "model.layers.0.input_layernorm.weight");
+        check("llama", "blk.31.ffn_norm.weight", "model.layers.31.post_attention_layernorm.weight");
+        check("qwen2", "blk.7.attn_q.bias", "model.layers.7.self_attn.q_proj.bias");
+        check("qwen3", "blk.7.attn_k_norm.weight", "model.layers.7.self_attn.k_norm.weight");
+        check("mistral3", "blk.2.ffn_down.weight", "model.layers.2.mlp.down_proj.weight");
+    }
+
+    #[test]
+    fn families_differ_where_they_do() {
+        check("phi2", "blk.1.attn_output.bias", "model.layers.1.self_attn.dense.bias");
+        check("phi2", "blk.1.ffn_up.weight", "model.layers.1.mlp.fc1.weight");
+        check("phi2", "blk.1.ffn_down.weight", "model.layers.1.mlp.fc2.weight");
+        check("phi2", "output_norm.bias", "model.final_layernorm.bias");
+        check("phi2", "output.bias", "lm_head.bias");
+        check("phi3", "blk.1.ffn_up.weight", "model.layers.1.mlp.gate_up_proj.weight");
+        check("phi3", "blk.1.attn_qkv.weight", "model.layers.1.self_attn.qkv_proj.weight");
+        check("phi3", "blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight");
+        check("gemma2", "blk.1.ffn_norm.weight", "model.layers.1.pre_feedforward_layernorm.weight");
+        check("gemma2", "blk.1.post_attention_norm.weight", "model.layers.1.post_attention_layernorm.weight");
+        check("gemma", "blk.1.ffn_norm.weight", "model.layers.1.post_attention_layernorm.weight");
+    }
+
+    #[test]
+    fn passes_unknown_names_through() {
+        for name in
+            ["rope_freqs.weight", "blk.0.ssm_in.weight", "blk.x.attn_q.weight", "blk..attn_q.weight", "output", "", "."]
+        {
+            check("llama", name, name);
+        }
+        check("llama", "blk.0.post_ffw_norm.weight", "blk.0.post_ffw_norm.weight");
+    }
+
+    #[test]
+    fn no_two_tensors_of_a_family_get_one_name() {
+        let families = EXCEPTIONS.iter().flat_map(|(architectures, _)| *architectures).chain(&["llama"]);
+        for family in families {
+            let own = EXCEPTIONS.iter().filter(|(architectures, _)| architectures.contains(family));
+            let parts: HashSet<_> =
+                own.flat_map(|(_, names)| *names).chain(MODEL).chain(LAYER).map(|row| row.0).collect();
+            let names: HashSet<_> = parts
+                .iter()
+                .map(|part| match MODEL.iter().any(|(name, _)| name == part) {
+                    true => hugging_face(family, &format!("{part}.weight")),
+                    false => hugging_face(family, &format!("blk.0.{part}.weight")),
+                })
+                .collect();
+            assert_eq!(names.len(), parts.len(), "{family}");
+        }
+    }
+}

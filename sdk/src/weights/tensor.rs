@@ -1,0 +1,207 @@
+//! Tensors as they lie in their files, and all of a checkpoint's tensors by name.
+//!
+//! What a plugin asks for and what a file has are compared here, once, so that a missing tensor or a wrong shape ends in
+//! a message that names both sides instead of in arithmetic on the wrong numbers.
+
+use std::collections::BTreeMap;
+
+use half::{bf16, f16};
+
+use super::{Bytes, Dtype, quote};
+use crate::{Error, Result};
+
+/// A tensor as it lies in its file.
+#[derive(Clone, Debug)]
+pub struct RawTensor {
+    pub name: String,
+    pub dtype: Dtype,
+    /// The row length last: `[out, in]` for a linear layer.
+    pub shape: Vec<usize>,
+    /// Exactly as many bytes as shape and type ask for, at no particular alignment.
+    pub data: Bytes,
+}
+
+/// All tensors of a checkpoint, under the names that Hugging Face gives them.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    tensors: BTreeMap<String, RawTensor>,
+}
+
+impl RawTensor {
+    /// The tensor itself, if it has this shape.
+    pub fn expect_shape(self, expected: &[usize]) -> Result<Self> {
+        if self.shape == expected {
+            return Ok(self);
+        }
+        let (name, found) = (quote(&self.name), &self.shape);
+        Err(Error::corrupt(format!("tensor {name} has the shape {found:?}, expected is {expected:?}"))
+            .help("configuration and weights are of different models: download both again"))
+    }
+
+    /// The values of a dense tensor. Quantized ones stay as they are; the kernels read them in place.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        match self.dtype {
+            Dtype::F32 => self.values(f32::from_le_bytes),
+            Dtype::F16 => self.values(|bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::BF16 => self.values(|bytes| bf16::from_le_bytes(bytes).to_f32()),
+            quantized => {
+                let name = quote(&self.name);
+                Err(Error::invalid(format!("tensor {name} is stored as {quantized}, not as F32, F16 or BF16")))
+            }
+        }
+    }
+
+    fn values<const N: usize>(&self, value: impl Fn([u8; N]) -> f32) -> Result<Vec<f32>> {
+        let (values, rest) = self.data.as_chunks::<N>();
+        let expected = self.dtype.tensor_bytes(&self.shape);
+        if !rest.is_empty() || expected != Some(self.data.len()) {
+            let (name, bytes, shape) = (quote(&self.name), self.data.len(), &self.shape);
+            return Err(Error::invalid(format!("tensor {name} has {bytes} bytes, which is not its shape {shape:?}")));
+        }
+        Ok(values.iter().map(|bytes| value(*bytes)).collect())
+    }
+}
+
+impl Weights {
+    pub(super) fn new(tensors: impl IntoIterator<Item = RawTensor>) -> Result<Self> {
+        let mut named = BTreeMap::new();
+        for tensor in tensors {
+            if let Some(twice) = named.insert(tensor.name.clone(), tensor) {
+                return Err(Error::corrupt(format!("tensor {} appears twice", quote(&twice.name))));
+            }
+        }
+        Ok(Self { tensors: named })
+    }
+
+    /// The tensor of this name; the error names the nearest one that is there.
+    pub fn get(&self, name: &str) -> Result<RawTensor> {
+        self.find(name).ok_or_else(|| {
+            let error = Error::not_found(format!("the checkpoint has no tensor {}", quote(name)));
+            match self.nearest(name) {
+                Some(nearest) => error.help(format!("the nearest of its {} is {}", self.tensors.len(), quote(nearest))),
+                None => error.help(format!("it has {} tensors, none of a similar name", self.tensors.len())),
+            }
+        })
+    }
+
+    /// The tensor of this name, if there is one.
+    pub fn find(&self, name: &str) -> Option<RawTensor> {
+        self.tensors.get(name).cloned()
+    }
+
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// All tensors, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = &RawTensor> {
+        self.tensors.values()
+    }
+
+    /// Bytes of all tensors together.
+    pub fn bytes(&self) -> u64 {
+        self.iter().map(|tensor| tensor.data.len() as u64).sum()
+    }
+
+    fn nearest(&self, wanted: &str) -> Option<&str> {
+        let distances = self.names().map(|name| (edit_distance(name, wanted), name));
+        distances.min().filter(|(distance, _)| *distance <= wanted.len() / 2).map(|(_, name)| name)
+    }
+}
+
+/// Insertions, deletions and replacements that turn one name into the other. Only the start of long names counts.
+fn edit_distance(a: &str, b: &str) -> usize {
+    const COMPARED_MAX: usize = 128;
+    let (a, b) = [a, b].map(|name| name.as_bytes().get(..COMPARED_MAX).unwrap_or(name.as_bytes())).into();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        for (y, cell) in b.iter().zip(row.iter_mut().skip(1)) {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = *cell;
+            left = replaced.min(left + 1).min(diagonal + 1);
+            *cell = left;
+        }
+        row[0] = i + 1;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Code;
+
+    fn tensor(name: &str, dtype: Dtype, shape: &[usize], data: &[u8]) -> RawTensor {
+        RawTensor { name: name.into(), dtype, shape: shape.into(), data: Bytes::copy_of(data).unwrap() }
+    }
+
+    fn weights(names: &[&str]) -> Weights {
+        Weights::new(names.iter().map(|name| tensor(name, Dtype::F16, &[2], &[0; 4]))).unwrap()
+    }
+
+    #[test]
+    fn a_missing_tensor_names_the_nearest() {
+        let weights = weights(&[
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.mlp.up_proj.weight",
+            "model.norm.weight",
+        ]);
+        let error = weights.get("model.layers.0.self_attn.qkv_proj.weight").unwrap_err();
+        assert_eq!(error.code, Code::NotFound);
+        assert_eq!(
+            error.to_string(),
+            "the checkpoint has no tensor 'model.layers.0.self_attn.qkv_proj.weight'; \
+             the nearest of its 3 is 'model.layers.0.self_attn.q_proj.weight'"
+        );
+        assert_eq!(weights.get("xyz").unwrap_err().help, "it has 3 tensors, none of a similar name");
+        assert_eq!(weights.get("model.norm.weight").unwrap().name, "model.norm.weight");
+        assert_eq!(weights.bytes(), 12);
+    }
+
+    #[test]
+    fn measures_edits() {
+        for (a, b, expected) in [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)]
+        {
+            assert_eq!(edit_distance(a, b), expected, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_shape_names_tensor_and_both_shapes() {
+        let tensor = tensor("model.norm.weight", Dtype::F32, &[2], &[0; 8]);
+        let error = tensor.clone().expect_shape(&[3]).unwrap_err();
+        assert_eq!(error.message, "tensor 'model.norm.weight' has the shape [2], expected is [3]");
+        assert!(tensor.expect_shape(&[2]).is_ok());
+    }
+
+    #[test]
+    fn dense_values_become_f32() {
+        let full: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let half: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        let brain: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
+        for (dtype, data) in [(Dtype::F32, full), (Dtype::F16, half), (Dtype::BF16, brain)] {
+            assert_eq!(tensor("x", dtype, &[2], &data).to_f32().unwrap(), [1.5, -2.0], "{dtype}");
+        }
+    }
+
+    #[test]
+    fn quantized_and_misshapen_values_do_not() {
+        let quantized = tensor("x", Dtype::Q8_0, &[32], &[0; 34]).to_f32().unwrap_err();
+        assert_eq!(quantized.message, "tensor 'x' is stored as Q8_0, not as F32, F16 or BF16");
+        let misshapen = tensor("x", Dtype::F32, &[3], &[0; 8]).to_f32().unwrap_err();
+        assert_eq!(misshapen.message, "tensor 'x' has 8 bytes, which is not its shape [3]");
+    }
+
+    #[test]
+    fn rejects_two_tensors_of_one_name() {
+        let twice = [tensor("x", Dtype::F16, &[0], &[]), tensor("x", Dtype::F16, &[0], &[])];
+        assert_eq!(Weights::new(twice).unwrap_err().message, "tensor 'x' appears twice");
+    }
+}

@@ -1,0 +1,116 @@
+//! The `tokenizer.json` that is written: one document, whatever the vocabulary came from.
+//!
+//! The parts that differ between models (normalizer, pre-tokenizer, decoder) are small and held as JSON values; the
+//! vocabulary and the merges are borrowed, since a copy of a quarter of a million strings would cost more than writing
+//! them. Merges are written as pairs, because the joined form cannot tell a space inside a token from the one between.
+
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::{Tokenizer, vocabulary::Vocabulary};
+use crate::{Error, Result};
+
+/// A whole `tokenizer.json`.
+#[derive(Serialize)]
+pub(super) struct Document<'a> {
+    pub version: &'static str,
+    pub truncation: Option<()>,
+    pub padding: Option<()>,
+    pub added_tokens: Vec<AddedToken<'a>>,
+    pub normalizer: Value,
+    pub pre_tokenizer: Value,
+    pub post_processor: Value,
+    pub decoder: Value,
+    pub model: Bpe<'a>,
+}
+
+/// A token that is found in the text before anything else is done to it.
+#[derive(Serialize)]
+pub(super) struct AddedToken<'a> {
+    pub id: u32,
+    pub content: &'a str,
+    pub single_word: bool,
+    pub lstrip: bool,
+    /// Whether whitespace behind the token belongs to it.
+    pub rstrip: bool,
+    pub normalized: bool,
+    /// Whether decoding may leave it out.
+    pub special: bool,
+}
+
+/// The only model that is written: byte pairs, over bytes or over characters with bytes to fall back on.
+#[derive(Serialize)]
+pub(super) struct Bpe<'a> {
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    pub dropout: Option<()>,
+    pub unk_token: Option<&'a str>,
+    pub continuing_subword_prefix: Option<()>,
+    pub end_of_word_suffix: Option<()>,
+    pub fuse_unk: bool,
+    pub byte_fallback: bool,
+    /// Whether a whole word that is in the vocabulary is taken as it is, even where merging would not get there.
+    pub ignore_merges: bool,
+    pub vocab: Ids<'a>,
+    pub merges: Vec<(&'a str, &'a str)>,
+}
+
+/// Token texts, written as a map to their ids. An empty text stands for an id without a token.
+pub(super) struct Ids<'a>(pub &'a [String]);
+
+impl Serialize for Ids<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().zip(0u32..).filter(|(text, _)| !text.is_empty()))
+    }
+}
+
+impl Document<'_> {
+    pub(super) fn text(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| Error::corrupt(format!("the tokenizer cannot be written: {error}")))
+    }
+}
+
+/// The tokens of a vocabulary that are matched in the text, in the order of their ids.
+pub(super) fn added_tokens(vocabulary: &Vocabulary) -> Vec<AddedToken<'_>> {
+    let matched = vocabulary.matched();
+    matched
+        .map(|(id, content, special)| AddedToken {
+            id,
+            content,
+            single_word: false,
+            lstrip: false,
+            rstrip: vocabulary.strips_behind(id),
+            normalized: false,
+            special,
+        })
+        .collect()
+}
+
+/// Puts BOS before and EOS behind the text, where the model was trained so; null where there is nothing to add.
+pub(super) fn post_processor(tokenizer: &Tokenizer, text_of: impl Fn(u32) -> Option<String>) -> Value {
+    let named = |wanted: bool, id: Option<u32>| id.filter(|_| wanted).and_then(|id| Some((id, text_of(id)?)));
+    let bos = named(tokenizer.add_bos, tokenizer.bos);
+    let eos = named(tokenizer.add_eos, tokenizer.eos.first().copied());
+    if bos.is_none() && eos.is_none() {
+        return Value::Null;
+    }
+    let wrapped = |sequence: &str, type_id: u32| -> Vec<Value> {
+        let special = |token: &Option<(u32, String)>| {
+            token.as_ref().map(|(_, text)| json!({ "SpecialToken": { "id": text, "type_id": type_id } }))
+        };
+        let text = json!({ "Sequence": { "id": sequence, "type_id": type_id } });
+        [special(&bos), Some(text), special(&eos)].into_iter().flatten().collect()
+    };
+    let tokens: serde_json::Map<_, _> = [&bos, &eos]
+        .into_iter()
+        .flatten()
+        .map(|(id, text)| (text.clone(), json!({ "id": text, "ids": [id], "tokens": [text] })))
+        .collect();
+    let pair = [wrapped("A", 0), wrapped("B", 1)].concat();
+    json!({
+        "type": "TemplateProcessing",
+        "single": wrapped("A", 0),
+        "pair": pair,
+        "special_tokens": tokens,
+    })
+}

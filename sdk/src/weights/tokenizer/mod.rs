@@ -1,0 +1,109 @@
+//! The tokenizer of a checkpoint, as the text of a `tokenizer.json`.
+//!
+//! The host encodes and decodes with the `tokenizers` crate, which reads exactly one format. Safetensors folders mostly
+//! bring that file along; GGUF files carry a vocabulary and a few names instead, and what those names mean is written
+//! down here. The aim is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost right
+//! makes a model slightly stupid and nobody can tell why, so what is not known for certain is refused.
+//!
+//! `json`'s post-processor and `add_bos`, `add_eos` always agree: encoding with special tokens puts BOS in front exactly
+//! if `add_bos` is set, and encoding without them never does, which is the way to encode a rendered chat template.
+
+mod beside;
+mod bpe;
+mod document;
+mod folder;
+mod model_file;
+mod outline;
+mod pretokenizer;
+mod sentencepiece;
+mod special;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
+
+use std::path::Path;
+
+use self::vocabulary::Vocabulary;
+use super::{
+    gguf::{self, Metadata},
+    quote,
+};
+use crate::{Error, Result};
+
+/// A tokenizer: how text becomes ids, and which ids mean something to the engine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokenizer {
+    /// The text of a `tokenizer.json`, for the `tokenizers` crate.
+    pub json: String,
+    /// A Jinja template that renders a conversation; its output is encoded without special tokens.
+    pub chat_template: Option<String>,
+    /// The token that starts every text.
+    pub bos: Option<u32>,
+    /// Every token that ends a turn, the model's own end of text first.
+    pub eos: Vec<u32>,
+    /// The token that fills up batches.
+    pub pad: Option<u32>,
+    /// The token that stands for what the vocabulary cannot express.
+    pub unknown: Option<u32>,
+    /// Whether encoding with special tokens puts `bos` in front.
+    pub add_bos: bool,
+    /// Whether encoding with special tokens puts the first `eos` behind.
+    pub add_eos: bool,
+}
+
+impl Tokenizer {
+    /// Reads the tokenizer of a `.gguf` file, or of a folder as Hugging Face lays it out.
+    pub fn open(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            return Self::from_folder(path);
+        }
+        let parts = gguf::open(path)?;
+        let first = parts.first().ok_or_else(|| Error::corrupt("the model has no parts").context(path.display()))?;
+        Self::from_gguf(path, &first.metadata).map_err(|error| error.context(path.display()))
+    }
+
+    /// Reads `tokenizer.json` and what stands around it, or `tokenizer.model` where there is no such file.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        folder::read(folder)
+    }
+
+    /// Makes a tokenizer of a GGUF file's metadata. A `tokenizer.json` in the metadata or beside the file is taken
+    /// instead, if it is for the same vocabulary: it is the model's own.
+    pub fn from_gguf(path: &Path, metadata: &Metadata) -> Result<Self> {
+        let architecture = metadata.string("general.architecture")?.unwrap_or_default();
+        let kind = metadata.string("tokenizer.ggml.model")?.ok_or_else(|| metadata.missing("tokenizer.ggml.model"))?;
+        if matches!(kind, "none" | "no_vocab") {
+            return Err(Error::unsupported("metadata 'tokenizer.ggml.model': the file has no tokenizer")
+                .help("convert the model again with its vocabulary, or download another conversion"));
+        }
+        let mut vocabulary = Vocabulary::read(metadata)?;
+        let mut tokenizer = special::read(metadata, kind, &mut vocabulary)?;
+        let beside = beside::find(path, metadata, &vocabulary)?;
+        if let Some(json) = beside.json {
+            return tokenizer.with_json(json);
+        }
+        let mut build = |tokenizer: &mut Self| match kind {
+            "gpt2" => bpe::build(metadata, architecture, &vocabulary, tokenizer),
+            "llama" => sentencepiece::build_from_gguf(metadata, architecture, &mut vocabulary, tokenizer),
+            _ => Err(Error::unsupported(format!(
+                "metadata 'tokenizer.ggml.model': tokenizers of the kind {} cannot be read (known: gpt2, llama)",
+                quote(kind)
+            ))
+            .help("put the model's own tokenizer.json beside the .gguf file")),
+        };
+        let json = build(&mut tokenizer).map_err(|error| match beside.refused {
+            Some(reason) => error.help(reason),
+            None => error,
+        })?;
+        Ok(Self { json, ..tokenizer })
+    }
+
+    /// Takes a ready `tokenizer.json`, and says of BOS and EOS what it says.
+    fn with_json(mut self, json: String) -> Result<Self> {
+        let outline = outline::Outline::read(&json)?;
+        self.add_bos = outline.adds(self.bos, outline::Place::Front);
+        self.add_eos = outline.adds(self.eos.first().copied(), outline::Place::Back);
+        self.json = if outline.resizes() { outline::rewritten(&json, None)? } else { json };
+        Ok(self)
+    }
+}

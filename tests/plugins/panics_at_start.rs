@@ -1,0 +1,7 @@
+//! A plugin that panics while it is constructed.
+
+pensieve_sdk::export!({
+    // The panic is what is wanted; its report would only look like a failure of the test.
+    std::panic::set_hook(Box::new(|_| ()));
+    panic!("no plugin today")
+});

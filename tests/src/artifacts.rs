@@ -1,0 +1,150 @@
+//! Builds the plugins that tests load, by the cargo that runs the tests, into the same target folder and profile.
+//!
+//! They cannot be dependencies: cargo hands a dependency's `cdylib` to nobody. A build happens once per run, when the first
+//! test asks; another toolchain builds into a folder of its own.
+
+use serde_json::Value;
+use std::{
+    collections::HashMap,
+    env,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Mutex, OnceLock},
+};
+
+/// The plugin that a package of this workspace builds.
+pub fn plugin(package: &str) -> PathBuf {
+    let artifacts = once(package, || build(cargo(), &target_dir(), &["-p", package]));
+    library(&artifacts, package)
+}
+
+/// One of the plugins in `tests/plugins`, by its file's name.
+pub fn test_plugin(name: &str) -> PathBuf {
+    let arguments = ["-p", "pensieve-test-plugins", "--features", "plugins", "--examples"];
+    let artifacts = once("test plugins", || build(cargo(), &target_dir(), &arguments));
+    library(&artifacts, name)
+}
+
+/// The plugin of a package as another Rust toolchain builds it. None, with a line that says why, where there is no other
+/// toolchain; `PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1` makes that a failure.
+pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
+    static OTHER: OnceLock<Option<String>> = OnceLock::new();
+    let Some(toolchain) = OTHER.get_or_init(other_toolchain) else {
+        let required = env::var_os("PENSIEVE_REQUIRE_OTHER_TOOLCHAIN").is_some_and(|value| value == "1");
+        assert!(!required, "PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1, but rustup knows no second toolchain");
+        println!("skipped: rustup knows no second toolchain to build '{package}' with");
+        return None;
+    };
+    let artifacts = once(&format!("{package} by {toolchain}"), || {
+        build(rustup_run(toolchain, "cargo"), &target_dir().join("other-toolchain"), &["-p", package])
+    });
+    Some(library(&artifacts, package))
+}
+
+type Artifacts = HashMap<String, PathBuf>;
+
+/// The artifacts of a build, which runs at most once per key. Builds of different keys wait for each other, as they would
+/// for cargo's own lock.
+fn once(key: &str, build: impl FnOnce() -> Artifacts) -> Artifacts {
+    static BUILDS: Mutex<Option<HashMap<String, Artifacts>>> = Mutex::new(None);
+    // A failed build panics in the test that ran it; the next test tries again and fails with the same message.
+    let mut builds = BUILDS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let builds = builds.get_or_insert_default();
+    if let Some(artifacts) = builds.get(key) {
+        return artifacts.clone();
+    }
+    let artifacts = build();
+    builds.insert(key.to_owned(), artifacts.clone());
+    artifacts
+}
+
+fn library(artifacts: &Artifacts, name: &str) -> PathBuf {
+    let target = name.replace('-', "_");
+    artifacts.get(&target).unwrap_or_else(|| panic!("the build made no library '{target}': {artifacts:?}")).clone()
+}
+
+/// Runs `cargo build` and collects the shared libraries that it made, by target name.
+fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts {
+    cargo.args(["build", "--locked", "--message-format=json-render-diagnostics"]);
+    cargo.args(profile()).arg("--target-dir").arg(target_dir).args(arguments);
+    let output = cargo.current_dir(workspace()).stderr(Stdio::piped()).output().expect("cargo starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{cargo:?} failed:\n{errors}");
+    let mut artifacts = HashMap::new();
+    for line in output.stdout.split(|&byte| byte == b'\n') {
+        let Ok(message) = serde_json::from_slice::<Value>(line) else { continue };
+        let files = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        for file in files.filter(|file| file.ends_with(env::consts::DLL_SUFFIX)) {
+            if let Some(target) = message["target"]["name"].as_str() {
+                artifacts.insert(target.replace('-', "_"), PathBuf::from(file));
+            }
+        }
+    }
+    artifacts
+}
+
+fn cargo() -> Command {
+    Command::new(env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()))
+}
+
+/// A tool of another toolchain. What cargo and rustup have set for this test run is about this toolchain and this package;
+/// what a user has set, for registries and networks, stays.
+fn rustup_run(toolchain: &str, tool: &str) -> Command {
+    let mut command = Command::new("rustup");
+    for (name, _) in env::vars_os() {
+        let text = name.to_string_lossy();
+        let package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CFG_", "DEP_"];
+        let single = [
+            "CARGO",
+            "CARGO_CRATE_NAME",
+            "CARGO_PRIMARY_PACKAGE",
+            "CARGO_TARGET_DIR",
+            "CARGO_TARGET_TMPDIR",
+            "RUSTUP_TOOLCHAIN",
+            "RUSTC",
+            "RUSTDOC",
+            "OUT_DIR",
+            "LD_LIBRARY_PATH",
+            "DYLD_LIBRARY_PATH",
+            "DYLD_FALLBACK_LIBRARY_PATH",
+        ];
+        if single.contains(&text.as_ref()) || package.iter().any(|prefix| text.starts_with(prefix)) {
+            command.env_remove(&name);
+        }
+    }
+    command.args(["run", toolchain, tool]);
+    command
+}
+
+/// A toolchain whose compiler is not the one that built this test, nightly if there is one.
+fn other_toolchain() -> Option<String> {
+    let listed = Command::new("rustup").args(["toolchain", "list", "--quiet"]).output().ok()?;
+    let listed = String::from_utf8(listed.stdout).ok()?;
+    let mut toolchains: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    toolchains.sort_by_key(|name| !name.starts_with("nightly"));
+    let own = version(Command::new(env::var_os("RUSTC").unwrap_or_else(|| OsStr::new("rustc").into())))?;
+    let other = |name: &&str| version(rustup_run(name, "rustc")).is_some_and(|version| version != own);
+    toolchains.into_iter().find(other).map(str::to_owned)
+}
+
+fn version(mut rustc: Command) -> Option<String> {
+    let output = rustc.arg("--version").output().ok().filter(|output| output.status.success())?;
+    String::from_utf8(output.stdout).ok()
+}
+
+fn workspace() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace around this package")
+}
+
+fn target_dir() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder around its tmp").to_path_buf()
+}
+
+/// The profile of this test binary, which lies in `PROFILE/deps`.
+fn profile() -> Vec<String> {
+    let binary = env::current_exe().expect("the path of this test");
+    let folder = binary.ancestors().nth(2).and_then(Path::file_name).and_then(OsStr::to_str).unwrap_or("debug");
+    let profile = if folder == "debug" { "dev" } else { folder };
+    vec!["--profile".to_owned(), profile.to_owned()]
+}

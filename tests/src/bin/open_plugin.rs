@@ -1,0 +1,22 @@
+//! Opens one plugin and says what came of it: what `pensieve plugins check` will do. Damaged libraries are opened here,
+//! where a crash in the system's loader ends nothing but this process.
+
+use pensieve::plugin::LoadedPlugin;
+use std::{path::Path, process::ExitCode};
+
+fn main() -> ExitCode {
+    let Some(path) = std::env::args_os().nth(1) else {
+        eprintln!("usage: open_plugin FILE");
+        return ExitCode::from(2);
+    };
+    match LoadedPlugin::open(Path::new(&path)) {
+        Ok(plugin) => {
+            println!("{}", plugin.manifest().id);
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The laws of the contract, on the plugins as they ship.
+
+use pensieve_plugin_api::laws::{self, Outcome, Report, Shape};
+use std::path::Path;
+
+use crate::{
+    artifacts::plugin,
+    checkpoints,
+    driver::{Driver, Options},
+    reference::fixture,
+};
+
+/// Laws in which a sequence's logits are compared over different chunks, company, blocks and copies.
+const COMPARED: [&str; 9] =
+    ["repeatable", "garbage", "chunked", "shuffled", "batched", "want", "released", "shared-prefix", "kv-transfer"];
+
+/// Loads a checkpoint of the fixtures and tries every law on it.
+pub fn check(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
+    let settings = format!(r#"{{"kernels": "{kernels}"}}"#);
+    run(plugin, &fixture(checkpoint), settings)
+}
+
+fn run(plugin: &Path, checkpoint: &Path, settings: String) -> Report {
+    let mut driver = Driver::load(plugin, checkpoint, &Options::with_settings(settings)).unwrap();
+    let shape = Shape { vocabulary: driver.card.vocabulary, block_tokens: driver.card.block_tokens };
+    let report = laws::check(&mut driver.model, shape, &laws::Options::default(), &mut |_| {});
+    println!("{}\n{report}", checkpoint.display());
+    assert!(report.passed(), "{}\n{report}", checkpoint.display());
+    report
+}
+
+#[test]
+fn bigram_obeys_the_laws() {
+    run(&plugin("bigram"), checkpoints::bigram(61, 512).path(), String::new());
+}
+
+#[test]
+fn llama_obeys_the_laws_by_formulas() {
+    for checkpoint in ["llama/mha", "llama/gqa/q8_0.gguf", "llama/llama3/f16.gguf", "llama/kquant/mixed.gguf"] {
+        check(&plugin("pensieve-llama"), checkpoint, "generic");
+    }
+}
+
+#[test]
+fn llama_obeys_the_laws_to_the_last_bit_by_our_kernels() {
+    for checkpoint in [
+        "llama/mha",
+        "llama/bf16",
+        "llama/gqa/f32.gguf",
+        "llama/gqa/q8_0.gguf",
+        "llama/llama3/f16.gguf",
+        "llama/kquant/mixed.gguf",
+    ] {
+        let report = check(&plugin("pensieve-llama"), checkpoint, "auto");
+        for law in COMPARED {
+            assert!(
+                matches!(report.outcome(law), Some(Outcome::Exact)),
+                "{checkpoint}: '{law}' is not exact\n{report}"
+            );
+        }
+    }
+}

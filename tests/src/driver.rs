@@ -1,0 +1,200 @@
+//! Runs a model through the real loader without an engine: enough to compare logits and to generate greedily.
+//!
+//! It deals out blocks by itself, from the highest id down, so that no test passes only because block 0 holds token 0.
+
+use pensieve::plugin::{HostServices, LoadedPlugin};
+use pensieve_plugin_api::{
+    Batch, Card, ErrorCode, LoadRequest, ModelBox, NO_ADAPTER, PluginError, Resident, Source, Span, StateKind, Want,
+};
+use std::path::Path;
+
+/// How a model is loaded; the defaults suit small models.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The device wish.
+    pub device: &'static str,
+    /// The longest sequence; 0 for the card's.
+    pub context: u32,
+    /// Room for blocks or sequence states.
+    pub state_bytes: u64,
+    /// Threads that compute; 0 for the machine's cores.
+    pub threads: u32,
+    /// The architecture's own settings, a JSON object.
+    pub settings: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { device: "cpu", context: 0, state_bytes: 64 << 20, threads: 0, settings: String::new() }
+    }
+}
+
+impl Options {
+    /// The defaults with settings for the architecture.
+    pub fn with_settings(settings: impl Into<String>) -> Self {
+        Self { settings: settings.into(), ..Self::default() }
+    }
+}
+
+/// A loaded model and the blocks that no sequence holds.
+pub struct Driver {
+    /// What its architecture says of the checkpoint.
+    pub card: Card,
+    /// What it occupies.
+    pub resident: Resident,
+    /// The model itself, for calls that a test makes by hand.
+    pub model: ModelBox,
+    free: Vec<u32>,
+    next: u64,
+}
+
+/// A sequence that a [`Driver`] runs.
+#[derive(Debug)]
+pub struct Sequence {
+    /// Its name to the model.
+    pub id: u64,
+    /// How many tokens the model has seen.
+    pub past: u32,
+    /// Its blocks.
+    pub blocks: Vec<u32>,
+    /// The adapter of its next tokens and the adapter's strength.
+    pub adapter: (u32, f32),
+}
+
+impl Driver {
+    /// Opens the plugin, asks its architectures in turn to describe the checkpoint, and has the first that accepts load it. A library
+    /// that is no plugin ends the test.
+    pub fn load(plugin: &Path, checkpoint: &Path, options: &Options) -> Result<Self, PluginError> {
+        Self::load_with(plugin, checkpoint, options, HostServices::new())
+    }
+
+    /// The same, with services to listen to or to cancel by.
+    pub fn load_with(
+        plugin: &Path,
+        checkpoint: &Path,
+        options: &Options,
+        services: HostServices,
+    ) -> Result<Self, PluginError> {
+        let plugin = LoadedPlugin::open(plugin).unwrap_or_else(|error| panic!("{error}"));
+        let path = checkpoint.to_str().expect("a path in UTF-8");
+        let source = Source { path: path.into(), options: options.settings.as_str().into() };
+        let (device, context) = (options.device.into(), options.context);
+        let request =
+            LoadRequest { source, device, context, state_bytes: options.state_bytes, threads: options.threads };
+        let mut refusal = PluginError::new(ErrorCode::DECLINED, "the plugin has no architecture");
+        for claim in &plugin.manifest().architectures {
+            let architecture = plugin.architecture(&claim.architecture)?;
+            match architecture.describe(&source).into_result() {
+                Ok(card) => {
+                    let model = architecture.load(&request, services.into_abi()).into_result()?;
+                    let resident = model.resident();
+                    let free = (0..resident.blocks).collect();
+                    return Ok(Self { card, resident, model, free, next: 1 });
+                }
+                Err(error) if error.code == ErrorCode::DECLINED => refusal = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refusal)
+    }
+
+    /// The logits after every token, computed in one forward pass.
+    pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<Vec<f32>>, PluginError> {
+        self.in_sequence(|driver, sequence| driver.feed(sequence, tokens, Want::ALL))
+    }
+
+    /// The logits after every token, computed in passes of at most `chunk` tokens.
+    pub fn logits_in_chunks(&mut self, tokens: &[u32], chunk: usize) -> Result<Vec<Vec<f32>>, PluginError> {
+        self.in_sequence(|driver, sequence| {
+            let mut rows = Vec::with_capacity(tokens.len());
+            for chunk in tokens.chunks(chunk) {
+                rows.extend(driver.feed(sequence, chunk, Want::ALL)?);
+            }
+            Ok(rows)
+        })
+    }
+
+    /// The `count` most likely tokens after a prompt, one after the other, whatever they are.
+    pub fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Vec<u32>, PluginError> {
+        self.in_sequence(|driver, sequence| {
+            let mut logits = driver.feed(sequence, prompt, Want::LAST)?;
+            let mut tokens = Vec::with_capacity(count);
+            while tokens.len() < count {
+                let token = best(logits.last().expect("the logits of the last token"));
+                tokens.push(token);
+                if tokens.len() < count {
+                    logits = driver.feed(sequence, &[token], Want::LAST)?;
+                }
+            }
+            Ok(tokens)
+        })
+    }
+
+    /// A new sequence without adapter.
+    pub fn begin(&mut self) -> Sequence {
+        let id = self.next;
+        self.next += 1;
+        Sequence { id, past: 0, blocks: Vec::new(), adapter: (NO_ADAPTER, 1.0) }
+    }
+
+    /// Appends tokens to a sequence in one forward pass and returns the logits that are wanted. After an error the
+    /// sequence stays as long as it was.
+    pub fn feed(&mut self, sequence: &mut Sequence, tokens: &[u32], want: Want) -> Result<Vec<Vec<f32>>, PluginError> {
+        let len = u32::try_from(tokens.len()).expect("a batch of 32-bit length");
+        self.reserve(sequence, len)?;
+        let positions: Vec<u32> = (sequence.past..sequence.past + len).collect();
+        let (adapter, adapter_scale) = sequence.adapter;
+        let blocks = sequence.blocks.as_slice().into();
+        let spans =
+            [Span { sequence: sequence.id, start: 0, len, past: sequence.past, want, adapter, adapter_scale, blocks }];
+        let batch =
+            Batch { tokens: tokens.into(), positions: positions.as_slice().into(), spans: spans.as_slice().into() };
+        let width = self.card.vocabulary as usize;
+        let rows = want.rows(len).unwrap_or(0) as usize;
+        let mut logits = vec![f32::NAN; rows * width];
+        self.model.forward(&batch, logits.as_mut_slice().into()).into_result()?;
+        sequence.past += len;
+        Ok(logits.chunks_exact(width).map(<[f32]>::to_vec).collect())
+    }
+
+    /// Ends a sequence and takes its blocks back.
+    pub fn release(&mut self, sequence: Sequence) {
+        self.model.release(sequence.id);
+        self.free.extend(sequence.blocks);
+    }
+
+    fn in_sequence<T>(
+        &mut self,
+        run: impl FnOnce(&mut Self, &mut Sequence) -> Result<T, PluginError>,
+    ) -> Result<T, PluginError> {
+        let mut sequence = self.begin();
+        let result = run(self, &mut sequence);
+        self.release(sequence);
+        result
+    }
+
+    fn reserve(&mut self, sequence: &mut Sequence, len: u32) -> Result<(), PluginError> {
+        if self.card.state == StateKind::PER_SEQUENCE {
+            return Ok(());
+        }
+        let needed = (sequence.past + len).div_ceil(self.card.block_tokens) as usize;
+        while sequence.blocks.len() < needed {
+            let block = self.free.pop();
+            let none = || PluginError::new(ErrorCode::OUT_OF_MEMORY, "the driver has no block left");
+            sequence.blocks.push(block.ok_or_else(none)?);
+        }
+        Ok(())
+    }
+}
+
+/// The token with the highest logit, the first of equals. NaN is a failure here: no test model may produce it.
+pub fn best(logits: &[f32]) -> u32 {
+    assert!(logits.iter().all(|logit| !logit.is_nan()), "the logits contain NaN");
+    let mut best = 0;
+    for (token, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = token;
+        }
+    }
+    u32::try_from(best).expect("a vocabulary of 32-bit size")
+}

@@ -1,0 +1,71 @@
+//! The sampling stages through the real loader: a chain as an engine runs it.
+
+use pensieve::plugin::LoadedPlugin;
+use pensieve_plugin_api::{Candidates, ErrorCode, History, StageBox};
+
+use crate::artifacts::plugin;
+
+fn chain(stages: &[(&str, &str)], seed: u64) -> Vec<StageBox> {
+    let plugin = LoadedPlugin::open(&plugin("pensieve-samplers")).unwrap();
+    let stage = |(name, parameters): &(&str, &str)| {
+        plugin.sampler(name).unwrap().create((*parameters).into(), 1000, seed).into_result().unwrap()
+    };
+    stages.iter().map(stage).collect()
+}
+
+/// Runs the chain on logits that fall by a tenth from token 0 on.
+fn pick(chain: &mut [StageBox], history: &[u32]) -> (Option<u32>, usize) {
+    let mut ids: Vec<u32> = (0..1000).collect();
+    let mut logits: Vec<f32> = (0..1000).map(|id| id as f32 * -0.1).collect();
+    let mut candidates =
+        Candidates { ids: ids.as_mut_slice().into(), logits: logits.as_mut_slice().into(), len: 1000, sorted: false };
+    let history = History { tokens: history.into(), prompt: 0 };
+    for stage in chain {
+        if let Some(token) = stage.sample(&mut candidates, history).into_result().unwrap().into_option() {
+            return (Some(token), candidates.len);
+        }
+    }
+    (None, candidates.len)
+}
+
+#[test]
+fn a_chain_narrows_and_picks_across_the_boundary() {
+    let stages = [("top_k", r#"{"k": 50}"#), ("top_p", r#"{"p": 0.5}"#), ("seeded", "{}")];
+    let picks = |seed| {
+        let mut chain = chain(&stages, seed);
+        (0..200).map(|_| pick(&mut chain, &[])).collect::<Vec<_>>()
+    };
+    let (first, again, other) = (picks(7), picks(7), picks(8));
+    assert_eq!(first, again, "one seed, one text");
+    assert_ne!(first, other, "another seed, another text");
+    // Half of the mass of a geometric series with ratio e^-0.1 is in its first seven tokens.
+    assert!(first.iter().all(|(token, left)| token.is_some_and(|token| token < 7) && *left == 7), "{first:?}");
+    let distinct: std::collections::HashSet<_> = first.iter().map(|(token, _)| token).collect();
+    assert!(distinct.len() > 3, "{distinct:?}");
+}
+
+#[test]
+fn penalties_see_the_history() {
+    let mut chain = chain(&[("penalties", r#"{"presence": 2}"#), ("greedy", "{}")], 0);
+    assert_eq!(pick(&mut chain, &[]).0, Some(0));
+    assert_eq!(pick(&mut chain, &[0, 1, 2]).0, Some(3));
+}
+
+#[test]
+fn a_wrong_parameter_is_an_error_that_names_it() {
+    let plugin = LoadedPlugin::open(&plugin("pensieve-samplers")).unwrap();
+    let create = |name: &str, parameters: &str| {
+        plugin.sampler(name).unwrap().create(parameters.into(), 1000, 0).into_result().err().unwrap()
+    };
+    for (name, parameters, named) in [
+        ("top_p", r#"{"p": 2}"#, "p"),
+        ("top_k", r#"{"kk": 2}"#, "kk"),
+        ("temperature", r#"{"temperature": "hot"}"#, "temperature"),
+        ("mirostat", "[]", "mirostat"),
+    ] {
+        let error = create(name, parameters);
+        assert_eq!(error.code, ErrorCode::INVALID, "{error}");
+        assert!(error.message.contains(name) && error.message.contains(named), "{error}");
+    }
+    assert!(plugin.sampler("top_z").is_err());
+}

@@ -1,0 +1,43 @@
+//! Plugins that another compiler built: the contract is what both sides agree on, not the compiler.
+
+use pensieve::plugin::LoadedPlugin;
+use std::path::Path;
+
+use crate::{
+    artifacts::{plugin, plugin_by_other_toolchain},
+    checkpoints, conformance,
+    driver::{Driver, Options},
+    reference::Comparison,
+};
+
+#[test]
+fn llama_of_another_toolchain_obeys_the_laws_and_reaches_the_reference() {
+    let Some(other) = plugin_by_other_toolchain("pensieve-llama") else { return };
+    conformance::check(&other, "llama/gqa/f32.gguf", "auto");
+    Comparison {
+        plugin: &other,
+        fixture: "llama/gqa",
+        file: "f32.gguf",
+        logits: "logits",
+        kernels: "auto",
+        tolerance: 1e-4,
+    }
+    .check();
+}
+
+#[test]
+fn a_plugin_of_another_toolchain_generates_the_same_tokens() {
+    let Some(other) = plugin_by_other_toolchain("bigram") else { return };
+    let own = plugin("bigram");
+    let toolchain = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
+    // Both builds are in this process now; each answers for itself, so neither sees the other's symbols.
+    assert_ne!(toolchain(&own), toolchain(&other), "the other toolchain is the same one");
+    assert_ne!(toolchain(&other), toolchain(&own));
+
+    let folder = checkpoints::bigram(61, 512);
+    let generate = |path: &Path| {
+        let mut driver = Driver::load(path, folder.path(), &Options::default()).unwrap();
+        (driver.logits(&[3, 1, 4, 1, 5]).unwrap(), driver.generate(&[3, 1, 4, 1, 5], 64).unwrap())
+    };
+    assert_eq!(generate(&own), generate(&other));
+}
