@@ -8,6 +8,7 @@ mod checkpoints;
 mod driver;
 mod reference;
 
+mod bad_models;
 mod batches;
 mod conformance;
 mod damage;
@@ -17,4 +18,5 @@ mod loading;
 mod panics;
 mod samplers;
 mod services;
+mod tidy;
 mod toolchains;
