@@ -2,7 +2,6 @@
 //! for it, so `cargo test` on a fresh clone is the whole command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-#![allow(unreachable_pub, reason = "the modules that tests share read as a library of their own")]
 
 mod artifacts;
 mod checkpoints;
@@ -11,6 +10,7 @@ mod reference;
 mod worker;
 
 mod attaching;
+mod bad_models;
 mod batches;
 mod conformance;
 mod damage;
@@ -25,4 +25,5 @@ mod reuse;
 mod samplers;
 mod services;
 mod streams;
+mod tidy;
 mod toolchains;
