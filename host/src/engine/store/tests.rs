@@ -1,3 +1,5 @@
+//! The disk tier over real files, whole and damaged.
+
 use super::*;
 
 const TOKENS: usize = 4;
