@@ -24,6 +24,7 @@ mod panics;
 mod reuse;
 mod samplers;
 mod services;
+mod serving;
 mod streams;
 mod tidy;
 mod toolchains;

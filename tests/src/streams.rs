@@ -83,6 +83,25 @@ fn a_stream_whose_logits_are_not_numbers_fails_alone() {
 }
 
 #[test]
+fn a_stage_that_panics_fails_its_own_stream_and_parameters_are_the_clients_fault() {
+    let samplers = vec![crate::artifacts::test_plugin("panics"), plugin("pensieve-samplers")];
+    let mut worker = Worker::start(pensieve::wire::Load { samplers, ..faults() });
+    let stages =
+        |sampler: &str, parameters: &str| vec![StageSpec { sampler: sampler.into(), parameters: parameters.into() }];
+    let good = job(1, prompt(1, 40), 200);
+    worker.submit(&good);
+    // The stage panics at its first token, as the prompt holds a 7.
+    let panicking = stages("panics", r#"{"panic": "sample"}"#);
+    let failed = worker.run(&Job { stages: panicking, ..job(2, vec![97, 7], 5) });
+    assert_eq!(failed.failure().code, FailureCode::Plugin);
+    assert!(failed.failure().message.contains("panicked: as told, in sample"), "{}", failed.failure());
+    let wrong = worker.run(&Job { stages: stages("top_k", r#"{"k": -1}"#), ..job(3, vec![97], 5) });
+    assert_eq!(wrong.failure().code, FailureCode::Invalid, "{}", wrong.failure());
+    let together = [worker.outcome(1)];
+    assert_same(&together, &alone(&mut worker, &[good]));
+}
+
+#[test]
 fn a_stop_string_ends_a_stream_before_it_wherever_its_tokens_are_cut() {
     let mut worker = Worker::start(faults());
     let whole = worker.run(&job(1, prompt(3, 30), 60));
