@@ -6,7 +6,10 @@ use std::{collections::HashMap, path::Path, time::Duration};
 
 use pensieve_plugin_api::{
     self as api, AdapterData, Batch, Card, LoadRequest, ModelBox, NO_ADAPTER, Resident, Source, StateKind, Want,
-    ext::{Offered, kv_transfer::KvTransfer},
+    ext::{
+        Offered,
+        kv_transfer::{self, KvTransfer},
+    },
 };
 
 use super::scheduler::{Plan, Scheduler};
@@ -30,7 +33,6 @@ pub struct Model {
     pub resident: Resident,
     /// Everything that an exported block depends on besides its text.
     pub identity: String,
-    /// The length of an exported block, of a model that can export its blocks.
     block_bytes: Option<usize>,
     batch: Scratch,
 }
@@ -76,7 +78,7 @@ impl Model {
         ]
         .join("\0");
         let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
-        model.block_bytes = model.find_block_bytes()?;
+        model.block_bytes = model.ask_block_bytes()?;
         Ok(model)
     }
 
@@ -153,27 +155,18 @@ impl Model {
         self.model.detach(adapter).into_result().map_err(of_plugin)
     }
 
-    /// Copies a block out.
-    pub fn export(&mut self, block: u32, bytes: &mut [u8]) -> Result<(), Failure> {
-        self.transfer()?.export(block, bytes).map_err(of_plugin)
+    /// Its ability to copy blocks out and in, for as many of them as there are to copy now.
+    pub fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
+        let none = || Failure::new(FailureCode::Unsupported, "this model does not export blocks");
+        KvTransfer::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
     }
 
-    /// Overwrites a block.
-    pub fn import(&mut self, block: u32, bytes: &[u8]) -> Result<(), Failure> {
-        self.transfer()?.import(block, bytes).map_err(of_plugin)
-    }
-
-    fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
-        KvTransfer::of(&mut self.model).ok_or_else(no_transfer)?.map_err(of_plugin)
-    }
-
-    /// The length of an exported block, of a model that can export its blocks.
-    fn find_block_bytes(&mut self) -> Result<Option<usize>, Failure> {
-        if !self.is_paged() {
+    /// Bytes of an exported block, if it is a model that exports any.
+    fn ask_block_bytes(&mut self) -> Result<Option<usize>, Failure> {
+        if !self.is_paged() || self.model.extension(kv_transfer::ID.into()).is_none() {
             return Ok(None);
         }
-        let Some(blocks) = KvTransfer::of(&mut self.model) else { return Ok(None) };
-        let bytes = blocks.map_err(of_plugin)?.block_bytes();
+        let bytes = self.transfer()?.block_bytes();
         Ok(usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes)))
     }
 }
@@ -198,10 +191,6 @@ pub fn text_of(path: &Path) -> Result<&str, Failure> {
 /// How long a duration is in whole microseconds.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn no_transfer() -> Failure {
-    Failure::new(FailureCode::Unsupported, "this model does not export blocks")
 }
 
 fn check(card: &Card, resident: &Resident) -> Result<(), Failure> {
