@@ -1,5 +1,7 @@
 //! Pensieve's host. The binary `pensieve` is a thin shell around this library, so that tests reach its parts without a
 //! process.
 
-pub mod plugin;
+pub mod cli;
 pub mod engine;
+pub mod fleet;
+pub mod plugin;

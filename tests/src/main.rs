@@ -7,11 +7,13 @@
 mod artifacts;
 mod checkpoints;
 mod driver;
+mod random;
 mod reference;
 
 mod batches;
 mod conformance;
 mod damage;
+mod dropped;
 mod extensions;
 mod llama;
 mod loading;
