@@ -4,4 +4,6 @@
 pub mod cli;
 pub mod engine;
 pub mod fleet;
+pub mod job;
 pub mod plugin;
+pub mod wire;

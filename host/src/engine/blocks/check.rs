@@ -21,7 +21,8 @@ impl BlockTable {
         self.index.entries.iter().filter(|(_, entry)| entry.on_disk).map(|(key, _)| *key)
     }
 
-    /// Panics if a block is leaked, freed twice or known for what it does not hold, or if the tiers do not hang together.
+    /// Panics if a block is leaked, freed twice or known for what it does not hold, or if the tiers do not hang
+    /// together.
     pub(in crate::engine) fn check_invariants(&self) {
         self.check_blocks();
         self.check_entries();

@@ -1,7 +1,7 @@
-//! The disk tier's part of the index. Nothing here reads or writes: the engine copies blocks out and in, and tells. What
-//! is on disk hangs together down from the roots, as a block without its parent could never be reached, so blocks are
-//! written parents first and dropped leaves first, the least recently used leaf before others. A block displaces colder
-//! ones only, so that what memory and disk hold settles instead of being copied in circles.
+//! The disk tier's part of the index. Nothing here reads or writes: the engine copies blocks out and in, and tells.
+//! What is on disk hangs together down from the roots, as a block without its parent could never be reached, so blocks
+//! are written parents first and dropped leaves first, the least recently used leaf before others. A block displaces
+//! colder ones only, so that what memory and disk hold settles instead of being copied in circles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,7 +69,8 @@ impl Disk {
 }
 
 impl Index {
-    /// Takes in what an earlier run left on disk, coldest first. What is damaged, unreachable or over the budget is dropped.
+    /// Takes in what an earlier run left on disk, coldest first. What is damaged, unreachable or over the budget is
+    /// dropped.
     pub(super) fn restore(&mut self, chain: &Chain, records: &[Record], block_tokens: usize) {
         let mut order: Vec<&Record> = records.iter().collect();
         order.sort_by_key(|record| record.depth);
@@ -91,8 +92,8 @@ impl Index {
         self.shrink();
     }
 
-    /// Up to `count` blocks that the disk should have, each after its parent: the coldest of the cached ones, of which only
-    /// the `window` coldest are looked at, and what they hang from.
+    /// Up to `count` blocks that the disk should have, each after its parent: the coldest of the cached ones, of which
+    /// only the `window` coldest are looked at, and what they hang from.
     pub(super) fn to_spill(&self, pool: &Pool, window: usize, count: usize) -> Vec<Spill> {
         let mut chosen: Vec<Spill> = Vec::new();
         let mut picked: BTreeSet<Key> = BTreeSet::new();

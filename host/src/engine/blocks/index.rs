@@ -1,7 +1,7 @@
 //! What is known of full blocks: a forest in which a block hangs below the one before it in its text. A block is known
-//! from memory, from disk or from both. Each tier is closed towards the root: what is in memory has its parent in memory,
-//! what is on disk has its parent on disk. So a lookup that walks down from the root misses nothing, and comparing each
-//! block's own tokens and parent compares the whole text.
+//! from memory, from disk or from both. Each tier is closed towards the root: what is in memory has its parent in
+//! memory, what is on disk has its parent on disk. So a lookup that walks down from the root misses nothing, and
+//! comparing each block's own tokens and parent compares the whole text.
 
 use std::collections::{HashMap, hash_map};
 

@@ -1,7 +1,7 @@
-//! The names of full blocks. A block's key hashes its tokens and its parent's key, so it stands for the whole text up to
-//! the block's end; the chain starts at a root that hashes the salt (model, adapter, scale, API key), so nothing is ever
-//! shared across salts. The hash is keyed by a secret of the installation: a client cannot search for collisions, and
-//! keys on disk tell nothing without it. SipHash-1-3 with 128 bits is enough, as tokens are compared on every hit.
+//! The names of full blocks. A block's key hashes its tokens and its parent's key, so it stands for the whole text up
+//! to the block's end; the chain starts at a root that hashes the salt (model, adapter, scale, API key), so nothing is
+//! ever shared across salts. The hash is keyed by a secret of the installation: a client cannot search for collisions,
+//! and keys on disk tell nothing without it. SipHash-1-3 with 128 bits is enough, as tokens are compared on every hit.
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use std::hash::Hasher;

@@ -1,12 +1,12 @@
 //! Which block of the model's memory holds which tokens of which sequence. Memory for keys and values is dealt out in
 //! blocks of a few tokens, so that sequences grow without a reservation and equal beginnings are computed once: a block
-//! that is full and computed becomes known by what it holds ([`key`]), whoever continues the same text shares it, and
-//! when nobody does it stays cached until its room is needed ([`pool`]). Blocks can also be known from disk ([`disk`]);
+//! that is full and computed becomes known by what it holds (`key`), whoever continues the same text shares it, and
+//! when nobody does it stays cached until its room is needed (`pool`). Blocks can also be known from disk (`disk`);
 //! the table says what to copy where, the engine copies.
 //!
 //! A sequence's table starts with shared blocks, its *chain*, followed by private ones that it fills. Only full blocks
-//! join the chain and only after the step that computed them, so what is shared is never written again. The last token of
-//! a text is always computed, as its logits are needed: its block is never taken over.
+//! join the chain and only after the step that computed them, so what is shared is never written again. The last token
+//! of a text is always computed, as its logits are needed: its block is never taken over.
 
 #[cfg(test)]
 mod check;
@@ -84,7 +84,8 @@ impl Holding {
 }
 
 impl BlockTable {
-    /// A table with nothing in use. The secret keys the hashes: whoever has the blocks on disk needs the same one again.
+    /// A table with nothing in use. The secret keys the hashes: whoever has the blocks on disk needs the same one
+    /// again.
     pub fn new(layout: Layout, secret: &[u8; 16]) -> Self {
         let layout = Layout { block_tokens: layout.block_tokens.max(1), ..layout };
         Self {
@@ -109,8 +110,8 @@ impl BlockTable {
         self.holdings.insert(sequence, holding);
     }
 
-    /// Takes over the blocks in memory that continue the sequence's chain along `text`, the sequence's tokens. They replace
-    /// private blocks in which the same was being computed. Answers how many blocks were taken over.
+    /// Takes over the blocks in memory that continue the sequence's chain along `text`, the sequence's tokens. They
+    /// replace private blocks in which the same was being computed. Answers how many blocks were taken over.
     pub fn share(&mut self, sequence: u64, text: &[u32]) -> usize {
         let Some(holding) = self.holdings.get_mut(&sequence) else { return 0 };
         let text = without_last(text);
@@ -132,17 +133,17 @@ impl BlockTable {
         holding.chain.len() - before
     }
 
-    /// Asks for the blocks on disk that continue the chain, as many as there is room for; true if the sequence now waits for
-    /// [`BlockTable::import_of`].
+    /// Asks for the blocks on disk that continue the chain after [`BlockTable::share`], as many as there is room for;
+    /// true if the sequence now waits for [`BlockTable::import_of`].
     pub fn recall(&mut self, sequence: u64, text: &[u32]) -> bool {
         let Some(holding) = self.holdings.get_mut(&sequence) else { return false };
         if holding.imports.is_empty() {
             let text = without_last(text);
             let mut next = holding.next(&self.chain, text);
-            while let Some(link) =
-                next.filter(|link| self.index.find(link).is_some_and(|e| e.on_disk && e.block.is_none()))
+            while let Some(link) = next
+                && self.index.find(&link).is_some_and(|entry| entry.on_disk)
             {
-                let depth = link.depth as usize;
+                let depth = holding.chain.len() + holding.imports.len();
                 if depth == holding.blocks.len() {
                     let Some(block) = self.pool.allocate(&mut self.index) else { break };
                     holding.blocks.push(block);
@@ -164,8 +165,8 @@ impl BlockTable {
         Some(Import { sequence, key, block: *holding.blocks.get(holding.chain.len())? })
     }
 
-    /// The import that [`BlockTable::import_of`] named was done, or failed: then the sequence computes the rest itself, and the
-    /// disk is rid of the block and what hangs from it. `text` is the sequence's tokens.
+    /// The import that [`BlockTable::import_of`] named was done, or failed: then the sequence computes the rest itself,
+    /// and the disk is rid of the block and what hangs from it. `text` is the sequence's tokens.
     pub fn imported(&mut self, sequence: u64, text: &[u32], done: bool) {
         let Some(holding) = self.holdings.get_mut(&sequence) else { return };
         let Some(key) = holding.imports.pop_front() else { return };
@@ -196,8 +197,8 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Makes known what a sequence has computed: `text` is its tokens up to there. Where another sequence was first with the
-    /// same text, its block takes the place of this one's, so that known blocks always hang from known blocks.
+    /// Makes known what a sequence has computed: `text` is its tokens up to there. Where another sequence was first
+    /// with the same text, its block takes the place of this one's, so that known blocks always hang from known blocks.
     pub fn publish(&mut self, sequence: u64, text: &[u32]) {
         let Some(holding) = self.holdings.get_mut(&sequence) else { return };
         while let Some(link) = holding.next(&self.chain, text) {
@@ -267,13 +268,15 @@ impl BlockTable {
         self.index.restore(&self.chain, records, self.layout.block_tokens);
     }
 
-    /// Up to `count` blocks worth copying to disk now, in the order in which to report them as [`BlockTable::spilled`]. Only
-    /// the `window` cached blocks that would be given away first are considered: a few before steps, all before an exit.
+    /// Up to `count` blocks worth copying to disk now, in the order in which to report them as [`BlockTable::spilled`].
+    /// Only the `window` cached blocks that would be given away first are considered: a few before steps, all before an
+    /// exit.
     pub fn to_spill(&self, window: usize, count: usize) -> Vec<Spill> {
         self.index.to_spill(&self.pool, window, count)
     }
 
-    /// A block from [`BlockTable::to_spill`] was copied out of the model's memory, and its bytes can be read back from now on.
+    /// A block from [`BlockTable::to_spill`] was copied out of the model's memory, and its bytes can be read back from
+    /// now on.
     pub fn spilled(&mut self, key: Key) {
         self.index.spilled(key);
     }

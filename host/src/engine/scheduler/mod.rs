@@ -1,11 +1,11 @@
 //! Which tokens of which sequences the next step computes. Streams come first: every sequence that waits for its next
-//! token gets it in every step. What time that leaves ([`pace`]) goes to prompts: half of it to the oldest, the other half to
-//! the one with the least left, so that a short question is answered while a long document is read, and the document is
-//! never held up by more than its double.
+//! token gets it in every step. What time that leaves (`pace`) goes to prompts: half of it to the oldest, the other
+//! half to the one with the least left, so that a short question is answered while a long document is read, and the
+//! document is never held up by more than its double.
 //!
-//! Blocks are taken as tokens are computed. When they run out, the newest sequence gives up its own, goes back to the head
-//! of the queue and is recomputed later, mostly out of its own cached blocks. Sequences are served in order of age and
-//! the oldest never gives up anything, so there is always one that gets done.
+//! Blocks are taken as tokens are computed. When they run out, the newest sequence gives up its own, goes back to the
+//! head of the queue and is recomputed later, mostly out of its own cached blocks. Sequences are served in order of age
+//! and the oldest never gives up anything, so there is always one that gets done.
 
 mod pace;
 mod plan;
@@ -101,9 +101,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Decides the next step. The engine copies the blocks of [`Scheduler::next_import`], computes the spans, and reports
-    /// [`Scheduler::done`]; if it cannot compute them, it finishes their sequences instead. `now` is on any clock that only goes
-    /// forward.
+    /// Decides the next step. The engine copies the blocks of [`Scheduler::next_import`], computes the spans, and
+    /// reports [`Scheduler::done`]; if it cannot compute them, it finishes their sequences instead. `now` is on any
+    /// clock that only goes forward.
     pub fn plan(&mut self, now: Duration) -> Plan {
         let mut plan = Plan::default();
         self.expire(now, &mut plan);
@@ -113,8 +113,8 @@ impl Scheduler {
         plan
     }
 
-    /// A plan's spans have been computed, and the step took that long. What they filled becomes known, so a sequence whose
-    /// logits are not numbers is finished before; sequences that have ended since the plan are passed over.
+    /// A plan's spans have been computed, and the step took that long. What they filled becomes known, so a sequence
+    /// whose logits are not numbers is finished before; sequences that have ended since the plan are passed over.
     pub fn done(&mut self, plan: &Plan, elapsed: Duration) {
         let (mut decodes, mut prompt_tokens, mut prompt_known) = (0, 0, false);
         for span in &plan.spans {
@@ -145,7 +145,8 @@ impl Scheduler {
         }
     }
 
-    /// Forgets a sequence, whatever it was doing: it is complete, cancelled or broken. Its blocks are free for others at once.
+    /// Forgets a sequence, whatever it was doing: it is complete, cancelled or broken. Its blocks are free for others
+    /// at once.
     pub fn finish(&mut self, sequence: u64) {
         if self.sequences.remove(&sequence).is_none() {
             return;
@@ -218,8 +219,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets waiting sequences in as long as there is room. Who is next holds up the others: a small request that slipped past a
-    /// large one would take the room that the large one waits for.
+    /// Lets waiting sequences in as long as there is room. Who is next holds up the others: a small request that
+    /// slipped past a large one would take the room that the large one waits for.
     fn admit(&mut self) {
         while self.running.len() < self.config.sequences_max {
             let Some(id) = self.waiting.next() else { return };
@@ -286,8 +287,8 @@ impl Scheduler {
         lengths
     }
 
-    /// Takes over what has become known of a prompt since the last step. False if its next block is already on the way: from
-    /// disk, or because an older sequence with the same text is computing it.
+    /// Takes over what has become known of a prompt since the last step. False if its next block is already on the way:
+    /// from disk, or because an older sequence with the same text is computing it.
     fn look_ahead(&mut self, id: u64, claimed: &mut Vec<Key>) -> bool {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return true };
         let importing = blocks.import_of(id).is_some();
@@ -319,8 +320,8 @@ impl Scheduler {
         }
     }
 
-    /// Room for the first `end` tokens of a running sequence. If there is none even without all newer ones, it gives up its
-    /// own and is the last.
+    /// Room for the first `end` tokens of a running sequence. If there is none even without all newer ones, it gives up
+    /// its own and is the last.
     fn make_room(&mut self, place: usize, end: usize, plan: &mut Plan) -> bool {
         let id = self.running[place];
         while self.blocks.as_mut().is_some_and(|blocks| blocks.extend(id, end).is_err()) {

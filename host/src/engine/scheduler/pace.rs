@@ -1,8 +1,8 @@
 //! How many prompt tokens a step may compute. Streams feel a prompt as a pause: a step that also computes a chunk of it
 //! takes longer than one without. So the chunk is what keeps the step below a multiple of a decode-only step with the
 //! same number of streams, by what steps have been measured to take. Both figures are learnt while serving: the first
-//! mixed step is put off to measure a step without a chunk, and every so often one is left without, as contexts grow and
-//! machines get busy. A single slow step moves the figures little; a lasting change moves them within a few steps.
+//! mixed step is put off to measure a step without a chunk, and every so often one is left without, as contexts grow
+//! and machines get busy. A single slow step moves the figures little; a lasting change moves them within a few steps.
 
 use std::time::Duration;
 
@@ -89,8 +89,8 @@ impl Pace {
         });
     }
 
-    /// What a step of so many decodes takes alone. Where that number was not measured, a lower bound: more streams never take
-    /// less time in all, nor more time each.
+    /// What a step of so many decodes takes alone. Where that number was not measured, a lower bound: more streams
+    /// never take less time in all, nor more time each.
     fn decode_step(&self, decodes: usize) -> Option<f64> {
         if let Some(&Some(known)) = self.decode.get(decodes) {
             return Some(known);

@@ -1,5 +1,5 @@
-//! What goes into the scheduler and what comes out: its limits, requests and why one is refused, plans and why a sequence
-//! ended. All of it is plain data, so that a test writes down what it expects.
+//! What goes into the scheduler and what comes out: its limits, requests and why one is refused, plans and why a
+//! sequence ended. All of it is plain data, so that a test writes down what it expects.
 
 use std::{fmt, ops::Range, time::Duration};
 
@@ -44,11 +44,11 @@ pub struct Request {
     pub sequence: u64,
     /// Who asks; clients take turns.
     pub client: u64,
-    /// What besides tokens its keys and values depend on: see [`BlockTable::root`].
+    /// What besides tokens its keys and values depend on: see [`root`](crate::engine::blocks::BlockTable::root).
     pub salt: Vec<u8>,
     /// The prompt, at least one token.
     pub prompt: Vec<u32>,
-    /// When to give up on it, on the clock of [`Scheduler::plan`].
+    /// When to give up on it, on the clock of [`plan`](super::Scheduler::plan).
     pub deadline: Option<Duration>,
 }
 
@@ -82,10 +82,8 @@ impl fmt::Display for Refused {
                 write!(f, "{waiting} requests are already waiting for this model; try again later")
             }
             Self::TooLong { prompt, room } => {
-                write!(
-                    f,
-                    "the prompt has {prompt} tokens, this model's memory holds {room}; raise its kv_budget or shorten the prompt"
-                )
+                write!(f, "the prompt has {prompt} tokens, this model's memory holds {room}; ")?;
+                write!(f, "shorten the prompt, or raise the model's kv_budget")
             }
         }
     }

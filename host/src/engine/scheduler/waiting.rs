@@ -1,6 +1,6 @@
 //! Who is let in next. A sequence that had to give its blocks up comes first, the oldest of them before others: nothing
-//! newer passes it. Then clients take turns, and each client's requests keep their order: while a request is at the head
-//! of its client's queue, every other client gets in at most once before it, however many requests it has sent.
+//! newer passes it. Then clients take turns, and each client's requests keep their order: while a request is at the
+//! head of its client's queue, every other client gets in at most once before it, however many requests it has sent.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,6 +1,7 @@
-//! A worker without a model: random clients, a random disk and a "model" whose keys and values are fingerprints of all the
-//! tokens up to a place. Whatever the scheduler has computed, shared, evicted, spilled and imported, a span must find the
-//! fingerprints of exactly its own text before it, or something was reused that was not the same. Every run is a seed.
+//! A worker without a model: random clients, a random disk and a "model" whose keys and values are fingerprints of all
+//! the tokens up to a place. Whatever the scheduler has computed, shared, evicted, spilled and imported, a span must
+//! find the fingerprints of exactly its own text before it, or something was reused that was not the same. Every run is
+//! a seed.
 
 mod timing;
 mod world;
@@ -24,6 +25,8 @@ struct Scenario {
     /// How many steps a sequence may take from its arrival to its end.
     patience: u64,
     key_bits: Option<u32>,
+    /// How many different tokens there are.
+    alphabet: u32,
 }
 
 fn usual(seed: u64) -> Scenario {
@@ -46,6 +49,7 @@ fn usual(seed: u64) -> Scenario {
         answer_max: 30,
         patience: 2_500,
         key_bits: None,
+        alphabet: 50,
     }
 }
 
@@ -108,7 +112,7 @@ fn a_disk_smaller_than_memory_keeps_to_its_budget() {
 fn keys_that_collide_never_serve_another_text() {
     let odds = Odds { spill: 0.3, failed_import: 0.02, restart: 0.0002, ..Odds::default() };
     let layout = Layout { blocks: 40, block_tokens: 4, disk_blocks: 30 };
-    let totals = run(&Scenario { layout: Some(layout), odds, key_bits: Some(6), ..usual(7) });
+    let totals = run(&Scenario { layout: Some(layout), odds, key_bits: Some(6), alphabet: 2, ..usual(7) });
     assert!(totals.reused > 10_000);
 }
 

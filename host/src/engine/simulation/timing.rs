@@ -75,7 +75,8 @@ impl Clocked {
         plan
     }
 
-    /// Runs while the condition holds, and answers in milliseconds what passed between two tokens of the same stream, sorted.
+    /// Runs while the condition holds, and answers in milliseconds what passed between two tokens of the same stream,
+    /// sorted.
     fn gaps(&mut self, mut on: impl FnMut(&Self, &Plan) -> bool) -> Vec<f64> {
         let mut last = [self.now; STREAMS as usize];
         let mut gaps = Vec::new();

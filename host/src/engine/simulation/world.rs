@@ -12,7 +12,6 @@ use crate::engine::{
 };
 
 const SECRET: [u8; 16] = *b"a secret of test";
-const ALPHABET: u32 = 50;
 const LIVE_MAX: usize = 30;
 
 /// How often things happen, per step or per request.
@@ -92,9 +91,9 @@ pub(super) struct World {
 
 impl World {
     pub(super) fn new(scenario: &Scenario) -> Self {
-        let mut rng = Rng::with_seed(scenario.seed);
+        let (mut rng, alphabet) = (Rng::with_seed(scenario.seed), scenario.alphabet);
         let beginnings =
-            (0..12).map(|i| (i % 3, (0..rng.usize(0..30)).map(|_| rng.u32(0..ALPHABET)).collect())).collect();
+            (0..12).map(|i| (i % 3, (0..rng.usize(0..30)).map(|_| rng.u32(0..alphabet)).collect())).collect();
         let scheduler = Scheduler::new(scenario.config, None);
         let mut world = Self {
             totals: Totals::default(),
@@ -163,8 +162,8 @@ impl World {
 
     fn arrive(&mut self) {
         let (salt, mut prompt) = self.rng.choice(&self.beginnings).cloned().unwrap_or_default();
-        let tail = self.rng.usize(0..20);
-        prompt.extend(std::iter::repeat_with(|| self.rng.u32(0..ALPHABET)).take(tail));
+        let (tail, alphabet) = (self.rng.usize(0..20), self.scenario.alphabet);
+        prompt.extend(std::iter::repeat_with(|| self.rng.u32(0..alphabet)).take(tail));
         let goal = prompt.len() + self.rng.usize(1..self.scenario.answer_max);
         let siblings = if self.chance(0.1) { 3 } else { 1 };
         for _ in 0..siblings {
@@ -254,8 +253,8 @@ impl World {
         assert!(!self.live.values().any(late), "a deadline was passed over");
     }
 
-    /// Who was let in for the first time must have been the head of its client's queue, and no client gets in twice before
-    /// the head of another's queue.
+    /// Who was let in for the first time must have been the head of its client's queue, and no client gets in twice
+    /// before the head of another's queue.
     fn note_let_in(&mut self, plan: &Plan) {
         let let_in = |live: &BTreeMap<u64, Live>, id: &u64| live.get(id).is_some_and(|live| !live.started);
         let oldest_first = self.scheduler.running_ids().iter().chain(plan.preempted.iter().rev());
@@ -340,7 +339,7 @@ impl World {
             if !span.logits {
                 continue;
             }
-            let token = (live.prints[live.prints.len() - 1] >> 20) as u32 % ALPHABET;
+            let token = (live.prints[live.prints.len() - 1] >> 20) as u32 % self.scenario.alphabet;
             live.prints.push(print_of(&live.prints, live.salt, token));
             self.scheduler.push(span.sequence, token);
             if live.prints.len() < live.goal {

@@ -1,0 +1,125 @@
+//! The frames between server and worker: what is said about a worker as a whole, and how it becomes bytes.
+//!
+//! A frame is a length (`u32`, little-endian) and that many bytes of postcard. Both ends are this program, but a worker runs
+//! plugins, so what it sends may be anything: lengths have a limit, memory grows with what has arrived rather than with
+//! what is promised, and a frame with unknown, missing or left-over bytes is an error. A reader that meets an error cannot
+//! find the next frame and closes the connection.
+
+mod messages;
+
+pub use messages::{
+    AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, PROTOCOL, Provider, Report, Stats,
+};
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The longest frame, without its length.
+pub const FRAME_BYTES_MAX: usize = 64 << 20;
+
+/// The length before each frame.
+pub const HEADER_BYTES: usize = 4;
+
+/// Why a frame was not read or written.
+#[derive(Debug)]
+pub enum WireError {
+    /// The connection failed, or ended within a frame.
+    Io(io::Error),
+    /// The frame is longer than [`FRAME_BYTES_MAX`].
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// Its bytes are not a message, or not only one.
+    Malformed(postcard::Error),
+    /// The message cannot be written down.
+    Unspeakable(postcard::Error),
+}
+
+/// A message as a frame, its length included.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+    let mut frame = Vec::new();
+    encode_into(message, &mut frame)?;
+    Ok(frame)
+}
+
+/// Appends a message as a frame; after an error the buffer is as it was.
+pub fn encode_into<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<(), WireError> {
+    let body = postcard::to_allocvec(message).map_err(WireError::Unspeakable)?;
+    let bytes = body.len();
+    let length = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX).ok_or(WireError::TooLong { bytes })?;
+    frames.extend_from_slice(&length.to_le_bytes());
+    frames.extend_from_slice(&body);
+    Ok(())
+}
+
+/// How many bytes follow a header.
+pub fn frame_len(header: [u8; HEADER_BYTES]) -> Result<usize, WireError> {
+    let bytes = u32::from_le_bytes(header) as usize;
+    if bytes > FRAME_BYTES_MAX { Err(WireError::TooLong { bytes }) } else { Ok(bytes) }
+}
+
+/// The message in a frame's bytes after its length.
+pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
+    match postcard::take_from_bytes(body).map_err(WireError::Malformed)? {
+        (message, []) => Ok(message),
+        _ => Err(WireError::Malformed(postcard::Error::DeserializeBadEncoding)),
+    }
+}
+
+/// Reads one message; none if the connection has ended before it.
+pub fn read<T: DeserializeOwned>(reader: &mut impl Read) -> Result<Option<T>, WireError> {
+    let mut header = [0; HEADER_BYTES];
+    if !fill_or_end(reader, &mut header)? {
+        return Ok(None);
+    }
+    let length = frame_len(header)?;
+    let mut body = Vec::new();
+    reader.take(length as u64).read_to_end(&mut body).map_err(WireError::Io)?;
+    if body.len() < length {
+        return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into()));
+    }
+    decode(&body).map(Some)
+}
+
+/// Writes one message.
+pub fn write<T: Serialize>(writer: &mut impl Write, message: &T) -> Result<(), WireError> {
+    writer.write_all(&encode(message)?).map_err(WireError::Io)
+}
+
+/// Fills the buffer; false if the reader ends before its first byte.
+fn fill_or_end(reader: &mut impl Read, buffer: &mut [u8]) -> Result<bool, WireError> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match reader.read(&mut buffer[filled..]) {
+            Ok(0) if filled == 0 => return Ok(false),
+            Ok(0) => return Err(WireError::Io(io::ErrorKind::UnexpectedEof.into())),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(WireError::Io(error)),
+        }
+    }
+    Ok(true)
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "the connection between server and worker broke: {error}"),
+            Self::TooLong { bytes } => {
+                write!(f, "a frame of {bytes} bytes is longer than the {FRAME_BYTES_MAX} that one may have")
+            }
+            Self::Malformed(error) => write!(f, "a frame is no message: {error}"),
+            Self::Unspeakable(error) => write!(f, "a message cannot be put into a frame: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for WireError {}
+
+#[cfg(test)]
+mod tests;

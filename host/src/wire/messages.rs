@@ -1,0 +1,251 @@
+//! What is said about a worker as a whole. Variants are only ever added at the end: the order is what a frame holds.
+
+use std::{path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::{Event, Failure, Job};
+
+/// Changes whenever frames do. A server keeps running when its file on disk is replaced, and must not be misunderstood
+/// by a worker of the new kind.
+pub const PROTOCOL: u32 = 1;
+
+/// Server to worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// Load this model; the first command, and the only one of its kind.
+    Load(Box<Load>),
+    /// Run a job.
+    Submit(Job),
+    /// Give a job up. It ends with [`crate::job::Finish::Cancelled`] unless it has ended already.
+    Cancel {
+        /// Which.
+        id: u64,
+    },
+    /// Read an adapter and keep it with the model.
+    Attach {
+        /// What jobs will call it.
+        name: String,
+        /// Where it lies.
+        path: PathBuf,
+    },
+    /// Forget an adapter once its last job has ended.
+    Detach {
+        /// What jobs call it.
+        name: String,
+    },
+    /// Answer with [`Report::Stats`].
+    Stats,
+    /// Take no more jobs, finish those at hand, put the cache on disk, and end.
+    Drain,
+}
+
+/// A model and all that its worker needs to know.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// The architecture that loads it.
+    pub architecture: Provider,
+    /// Plugins whose samplers jobs may name.
+    pub samplers: Vec<PathBuf>,
+    /// Plugins whose formats adapters may have.
+    pub adapter_formats: Vec<PathBuf>,
+    /// The checkpoint.
+    pub source: PathBuf,
+    /// Settings that only the architecture knows, a JSON object; empty for none.
+    pub options: String,
+    /// `auto`, `cpu`, `cuda:0`, `metal:0`.
+    pub device: String,
+    /// The longest sequence, in tokens; 0 for the model's own.
+    pub context: u32,
+    /// Bytes for KV blocks or sequence states.
+    pub state_bytes: u64,
+    /// CPU threads that compute; 0 for the machine's cores.
+    pub threads: u32,
+    /// Where cold blocks go; none to forget them.
+    pub disk: Option<DiskTier>,
+    /// What the worker keeps to.
+    pub limits: Limits,
+}
+
+/// One provider of a plugin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Provider {
+    /// The library, a private copy that nobody changes.
+    pub plugin: PathBuf,
+    /// The provider's name in the plugin's manifest.
+    pub name: String,
+}
+
+/// A place for cold blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskTier {
+    /// The folder, which many models may share.
+    pub folder: PathBuf,
+    /// How many bytes this model may keep there.
+    pub bytes: u64,
+}
+
+/// What a worker keeps to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Sequences that run at once.
+    pub sequences_max: u32,
+    /// Jobs that wait; more are refused.
+    pub waiting_max: u32,
+    /// Tokens in a step.
+    pub step_tokens_max: u32,
+    /// The worker ends itself when a step takes longer: the plugin hangs.
+    pub step_deadline: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { sequences_max: 64, waiting_max: 1024, step_tokens_max: 1024, step_deadline: Duration::from_secs(60) }
+    }
+}
+
+/// Worker to server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Report {
+    /// The first report, before anything else is believed.
+    Hello {
+        /// The worker's [`PROTOCOL`].
+        protocol: u32,
+    },
+    /// How far the load is.
+    Progress {
+        /// Bytes or steps done.
+        done: u64,
+        /// Of so many.
+        total: u64,
+        /// Of what.
+        what: String,
+    },
+    /// A line for the log.
+    Log {
+        /// How much it matters.
+        level: Level,
+        /// The line.
+        message: String,
+    },
+    /// The model takes jobs.
+    Loaded(Box<Loaded>),
+    /// The model did not load; the worker ends.
+    LoadFailed(Failure),
+    /// What became of jobs, in order: everything of one step is one frame.
+    Events(Vec<(u64, Event)>),
+    /// An adapter is there, or is not.
+    Attached {
+        /// Which.
+        name: String,
+        /// What came of it.
+        result: Attachment,
+    },
+    /// An adapter is gone, or was never there.
+    Detached {
+        /// Which.
+        name: String,
+    },
+    /// The answer to [`Command::Stats`].
+    Stats(Box<Stats>),
+    /// Sent every second, whatever the model does.
+    Heartbeat {
+        /// Steps so far.
+        steps: u64,
+        /// How long the current step has been running, in milliseconds; none between steps.
+        step_ms: Option<u64>,
+    },
+    /// All jobs are done and the worker ends.
+    Drained,
+    /// The worker ends now, and all its jobs with it.
+    Dying(Failure),
+}
+
+/// How much a line of the log matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Level {
+    /// Something failed.
+    Error,
+    /// Something is not as it should be.
+    Warn,
+    /// What a user may want to know.
+    Info,
+    /// What an author wants to know.
+    Debug,
+}
+
+/// What a loaded model is and takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loaded {
+    /// The architecture.
+    pub architecture: String,
+    /// The device that was taken.
+    pub device: String,
+    /// Why, and which kernels run, for a person.
+    pub note: String,
+    /// Bytes of weights there.
+    pub weight_bytes: u64,
+    /// Bytes of blocks or states there.
+    pub state_bytes: u64,
+    /// The longest sequence, in tokens.
+    pub context: u32,
+    /// The length of a row of logits.
+    pub vocabulary: u32,
+    /// How many blocks there are; 0 for a per-sequence model.
+    pub blocks: u32,
+    /// Tokens in a block; 0 for a per-sequence model.
+    pub block_tokens: u32,
+    /// How many sequences run at once.
+    pub sequences: u32,
+    /// Blocks that an earlier run left on disk.
+    pub disk_blocks: u64,
+    /// The names of all samplers.
+    pub samplers: Vec<String>,
+    /// Why stop strings and grammars cannot be used, if they cannot.
+    pub no_text: Option<String>,
+}
+
+/// What came of [`Command::Attach`].
+pub type Attachment = Result<AttachedAdapter, Failure>;
+
+/// An adapter that jobs may use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachedAdapter {
+    /// The format that it is in.
+    pub format: String,
+    /// How many weights it changes.
+    pub pairs: u64,
+}
+
+/// What a worker is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Sequences that run.
+    pub running: u64,
+    /// Jobs that wait.
+    pub waiting: u64,
+    /// Steps so far.
+    pub steps: u64,
+    /// Tokens computed, prompts and answers.
+    pub computed_tokens: u64,
+    /// Prompt tokens that were taken over instead.
+    pub reused_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// How often a sequence gave its blocks up.
+    pub preemptions: u64,
+    /// Time in the model, in microseconds.
+    pub forward_us: u64,
+    /// Time in steps besides the model, in microseconds.
+    pub overhead_us: u64,
+    /// Blocks that hold nothing.
+    pub blocks_free: u64,
+    /// Blocks kept for whoever continues their text.
+    pub blocks_cached: u64,
+    /// Blocks in use.
+    pub blocks_active: u64,
+    /// Blocks on disk.
+    pub blocks_disk: u64,
+    /// Adapters.
+    pub adapters: Vec<String>,
+}
