@@ -1,6 +1,8 @@
 //! Pensieve's host. The binary `pensieve` is a thin shell around this library, so that tests reach its parts without a
 //! process.
 
+pub mod card;
+pub mod checkpoint;
 pub mod cli;
 pub mod engine;
 pub mod fleet;

@@ -26,12 +26,6 @@ pub fn test_plugin(name: &str) -> PathBuf {
     library(&artifacts, name)
 }
 
-/// The program itself.
-pub fn program() -> PathBuf {
-    let artifacts = once("pensieve", || build(cargo(), &target_dir(), &["-p", "pensieve", "--bin", "pensieve"]));
-    artifacts.get(PROGRAM).expect("the program's file").clone()
-}
-
 /// The plugin of a package as another Rust toolchain builds it. None, with a line that says why, where there is no other
 /// toolchain; `PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1` makes that a failure.
 pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
@@ -47,9 +41,6 @@ pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
     });
     Some(library(&artifacts, package))
 }
-
-/// What a build's program is called among its artifacts; no library has such a name.
-const PROGRAM: &str = "the program";
 
 type Artifacts = HashMap<String, PathBuf>;
 
@@ -73,7 +64,7 @@ fn library(artifacts: &Artifacts, name: &str) -> PathBuf {
     artifacts.get(&target).unwrap_or_else(|| panic!("the build made no library '{target}': {artifacts:?}")).clone()
 }
 
-/// Runs `cargo build` and collects the shared libraries that it made, by target name, and the program.
+/// Runs `cargo build` and collects the shared libraries that it made, by target name.
 fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts {
     cargo.args(["build", "--locked", "--message-format=json-render-diagnostics"]);
     cargo.args(profile()).arg("--target-dir").arg(target_dir).args(arguments);
@@ -83,9 +74,6 @@ fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts
     let mut artifacts = HashMap::new();
     for line in output.stdout.split(|&byte| byte == b'\n') {
         let Ok(message) = serde_json::from_slice::<Value>(line) else { continue };
-        if let Some(file) = message["executable"].as_str() {
-            artifacts.insert(PROGRAM.to_owned(), PathBuf::from(file));
-        }
         let files = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
         for file in files.filter(|file| file.ends_with(env::consts::DLL_SUFFIX)) {
             if let Some(target) = message["target"]["name"].as_str() {

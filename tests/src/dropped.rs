@@ -1,7 +1,10 @@
 //! Files dropped into a plugin folder while the server's half is running: each ends as a plugin or as a refusal with its
 //! reason, and none of them touches this process, which plays the server.
 
-use pensieve::fleet::plugins::{Catalogue, CheckpointName, PluginFolder, PluginState, Settings, Status};
+use pensieve::{
+    checkpoint::CheckpointName,
+    fleet::plugins::{Catalogue, PluginFolder, PluginState, Settings, Status},
+};
 use std::{
     fs::{self, File, Permissions},
     io::Write,

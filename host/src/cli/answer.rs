@@ -13,11 +13,11 @@ const LIFE_MAX: Duration = Duration::from_secs(120);
 
 /// Where the answer goes.
 #[derive(Debug)]
-pub struct Answer(File);
+pub(super) struct Answer(File);
 
 impl Answer {
     /// To be called before any foreign code runs.
-    pub fn begin() -> io::Result<Self> {
+    pub(super) fn begin() -> io::Result<Self> {
         let answer = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
         rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
         rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
@@ -30,7 +30,7 @@ impl Answer {
     }
 
     /// Answers.
-    pub fn send(mut self, answer: &impl Serialize) -> io::Result<()> {
+    pub(super) fn send(mut self, answer: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(answer)?;
         line.push(b'\n');
         self.0.write_all(&line)

@@ -1,10 +1,14 @@
-//! `pensieve plugins check FILE`: loads one plugin into this process and says who it is, or what is wrong with it.
+//! `pensieve plugins`: what a plugin file is, told by opening it. It runs the plugin's code, in this process.
 //!
-//! For people, it prints a few lines. With `--json` it is how a server looks at a file without mapping it: see
-//! [`Checked`] for the line that it prints.
+//! With `--json`, `check` is how a server looks at a file without mapping it: see [`Checked`] for the line that it prints.
 
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Subcommand;
 use serde::{Deserialize, Serialize};
-use std::{fmt::Write as _, path::Path, process::ExitCode};
 
 use super::answer::Answer;
 use crate::{
@@ -12,61 +16,101 @@ use crate::{
     plugin::{LoadedPlugin, Manifest},
 };
 
+#[derive(Subcommand)]
+pub(super) enum Plugins {
+    /// Open a plugin, and say what it provides or what is wrong with it.
+    Check {
+        /// The library.
+        file: PathBuf,
+        /// Print one line of JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Check every library in a folder.
+    List {
+        /// The folder.
+        #[arg(long = "plugins", value_name = "DIR", default_value = "plugins")]
+        folder: PathBuf,
+    },
+}
+
 /// What the check of a file found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Checked {
+pub(crate) enum Checked {
     /// It is a plugin.
     Manifest(Manifest),
     /// It is none; the reason is what a sentence about the file goes on with.
     Refusal(Refusal),
 }
 
-/// Checks a file. Ends with 0 for a plugin and with 1 for anything else.
-pub fn check(file: &Path, json: bool) -> ExitCode {
-    let answer = if json { Answer::begin().map(Some) } else { Ok(None) };
-    let answer = match answer {
-        Ok(answer) => answer,
-        Err(error) => return complain(&format!("cannot run this check: {error}")),
-    };
-    let opened = LoadedPlugin::open(file);
-    let Some(answer) = answer else {
-        return match opened {
-            Ok(plugin) => {
-                print!("{}", description(plugin.manifest()));
-                ExitCode::SUCCESS
-            }
-            Err(error) => complain(&error.to_string()),
-        };
-    };
-    let (checked, code) = match &opened {
-        Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
-        Err(error) => {
-            let refusal = Refusal::new(error.reason.kind(), error.reason.to_string(), error.help());
-            (Checked::Refusal(refusal), ExitCode::FAILURE)
+impl Plugins {
+    pub(super) fn run(self) -> ExitCode {
+        match self {
+            Self::Check { file, json: true } => check_for_programs(&file),
+            Self::Check { file, json: false } => check(&file),
+            Self::List { folder } => list(&folder),
         }
-    };
-    match answer.send(&checked) {
-        Ok(()) => code,
-        Err(error) => complain(&format!("the answer cannot be written: {error}")),
     }
 }
 
-fn complain(what: &str) -> ExitCode {
-    eprintln!("{what}");
-    ExitCode::FAILURE
+fn check(file: &Path) -> ExitCode {
+    match LoadedPlugin::open(file) {
+        Ok(plugin) => {
+            print(plugin.manifest());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
-fn description(manifest: &Manifest) -> String {
-    let mut text = format!("{} {}: {}\n", manifest.id, manifest.version, manifest.description);
-    let mut line = |what: &str, names: Vec<&str>| {
-        if !names.is_empty() {
-            let _ = writeln!(text, "  {what}: {}", names.join(", "));
+fn check_for_programs(file: &Path) -> ExitCode {
+    let answered = Answer::begin().and_then(|answer| {
+        let (checked, code) = match LoadedPlugin::open(file) {
+            Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
+            Err(error) => {
+                let refusal = Refusal::new(error.reason.kind(), error.reason.to_string(), error.help());
+                (Checked::Refusal(refusal), ExitCode::FAILURE)
+            }
+        };
+        answer.send(&checked).map(|()| code)
+    });
+    answered.unwrap_or_else(|error| {
+        eprintln!("the answer cannot be written: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn list(folder: &Path) -> ExitCode {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            eprintln!("the folder '{}' cannot be read: {error}", folder.display());
+            return ExitCode::FAILURE;
         }
     };
-    line("architectures", manifest.architectures.iter().map(|claim| claim.architecture.as_str()).collect());
-    line("samplers", manifest.samplers.iter().map(String::as_str).collect());
-    line("adapter formats", manifest.adapter_formats.iter().map(String::as_str).collect());
-    line("built by", [&manifest.toolchain, &manifest.sdk].iter().map(|name| name.as_str()).collect());
-    text
+    let library = |path: &PathBuf| path.to_string_lossy().ends_with(std::env::consts::DLL_SUFFIX);
+    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(library).collect();
+    files.sort();
+    for file in files {
+        check(&file);
+    }
+    ExitCode::SUCCESS
+}
+
+fn print(manifest: &Manifest) {
+    println!("{} {}: {}", manifest.id, manifest.version, manifest.description);
+    let architectures: Vec<&str> = manifest.architectures.iter().map(|claim| claim.architecture.as_str()).collect();
+    for (kind, names) in [
+        ("architectures", architectures),
+        ("samplers", manifest.samplers.iter().map(String::as_str).collect()),
+        ("adapter formats", manifest.adapter_formats.iter().map(String::as_str).collect()),
+    ] {
+        if !names.is_empty() {
+            println!("  {kind}: {}", names.join(", "));
+        }
+    }
 }

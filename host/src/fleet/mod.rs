@@ -6,6 +6,7 @@
 
 mod child;
 pub mod plugins;
+mod probe;
 mod refusal;
 
 pub use refusal::Refusal;

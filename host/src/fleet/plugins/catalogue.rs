@@ -8,6 +8,7 @@ use std::{collections::HashMap, path::PathBuf, sync::Arc};
 
 use super::PrivateCopy;
 use crate::{
+    checkpoint::CheckpointName,
     fleet::Refusal,
     plugin::{Claim, Manifest},
 };
@@ -90,15 +91,6 @@ pub struct Claimant {
     pub plugin: Arc<Plugin>,
     /// The architecture's name in that plugin.
     pub architecture: String,
-}
-
-/// What a checkpoint says it is.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum CheckpointName {
-    /// A GGUF file's `general.architecture`.
-    Gguf(String),
-    /// The first of the `architectures` in a `config.json`.
-    Class(String),
 }
 
 /// All plugins at one moment.

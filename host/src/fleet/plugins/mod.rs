@@ -20,10 +20,11 @@ use std::{
 };
 use tokio::{sync, task::JoinHandle, time::timeout};
 
-pub use catalogue::{Catalogue, CheckpointName, Claimant, Plugin, PluginState, Status};
+pub use catalogue::{Catalogue, Claimant, Plugin, PluginState, Status};
 pub use copy::PrivateCopy;
 
 use super::Refusal;
+use crate::checkpoint::CheckpointName;
 
 /// Where plugins come from and how they are looked at.
 #[derive(Clone, Debug)]

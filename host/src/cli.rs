@@ -1,0 +1,35 @@
+//! What the program is told on its command line: one verb, one file.
+
+mod answer;
+pub(crate) mod plugins;
+pub(crate) mod probe;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// A local inference host whose model architectures, samplers and adapter formats are plugins.
+#[derive(Parser)]
+#[command(name = "pensieve", version)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Look at plugins.
+    #[command(subcommand)]
+    Plugins(plugins::Plugins),
+    /// Answer a server's question about a checkpoint.
+    #[command(subcommand, hide = true)]
+    Probe(probe::Probe),
+}
+
+/// Does what the command line says.
+pub fn run() -> ExitCode {
+    match Arguments::parse().verb {
+        Verb::Plugins(plugins) => plugins.run(),
+        Verb::Probe(probe) => probe.run(),
+    }
+}
