@@ -3,6 +3,7 @@
 mod answer;
 pub(crate) mod plugins;
 pub(crate) mod probe;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -24,6 +25,9 @@ enum Verb {
     /// Answer a server's question about a checkpoint.
     #[command(subcommand, hide = true)]
     Probe(probe::Probe),
+    /// Run one model for the server that started this process.
+    #[command(hide = true)]
+    Worker(worker::Worker),
 }
 
 /// Does what the command line says.
@@ -31,5 +35,6 @@ pub fn run() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Plugins(plugins) => plugins.run(),
         Verb::Probe(probe) => probe.run(),
+        Verb::Worker(worker) => worker.run(),
     }
 }

@@ -6,6 +6,8 @@ use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use crate::engine::constrain::Spec;
+
 /// One generation to run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Job {
@@ -33,6 +35,8 @@ pub struct Job {
     pub stops: Vec<Vec<u8>>,
     /// Report the log-probability of every token, and of so many of the most likely ones in its place.
     pub logprobs: Option<u8>,
+    /// What the text must be, and from where on.
+    pub grammar: Option<Spec>,
     /// The adapter to run under.
     pub adapter: Option<AdapterUse>,
 }

@@ -26,6 +26,12 @@ pub fn test_plugin(name: &str) -> PathBuf {
     library(&artifacts, name)
 }
 
+/// The program itself.
+pub fn program() -> PathBuf {
+    let artifacts = once("program", || build(cargo(), &target_dir(), &["-p", "pensieve", "--bin", "pensieve"]));
+    library(&artifacts, "pensieve")
+}
+
 /// The plugin of a package as another Rust toolchain builds it. None, with a line that says why, where there is no other
 /// toolchain; `PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1` makes that a failure.
 pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
@@ -64,7 +70,7 @@ fn library(artifacts: &Artifacts, name: &str) -> PathBuf {
     artifacts.get(&target).unwrap_or_else(|| panic!("the build made no library '{target}': {artifacts:?}")).clone()
 }
 
-/// Runs `cargo build` and collects the shared libraries that it made, by target name.
+/// Runs `cargo build` and collects the shared libraries and programs that it made, by target name.
 fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts {
     cargo.args(["build", "--locked", "--message-format=json-render-diagnostics"]);
     cargo.args(profile()).arg("--target-dir").arg(target_dir).args(arguments);
@@ -75,7 +81,8 @@ fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts
     for line in output.stdout.split(|&byte| byte == b'\n') {
         let Ok(message) = serde_json::from_slice::<Value>(line) else { continue };
         let files = message["filenames"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        for file in files.filter(|file| file.ends_with(env::consts::DLL_SUFFIX)) {
+        let program = message["executable"].as_str();
+        for file in files.filter(|file| file.ends_with(env::consts::DLL_SUFFIX) || Some(*file) == program) {
             if let Some(target) = message["target"]["name"].as_str() {
                 artifacts.insert(target.replace('-', "_"), PathBuf::from(file));
             }

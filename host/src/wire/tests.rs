@@ -3,6 +3,7 @@ use std::{path::PathBuf, time::Duration};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::*;
+use crate::engine::constrain::{Grammar, Marker, Reasoning, Rule, Spec, Then, Trigger};
 use crate::job::{AdapterUse, Event, Failure, FailureCode, Finish, Job, StageSpec, TokenLogprobs, Tokens, Usage};
 
 fn job() -> Job {
@@ -19,6 +20,16 @@ fn job() -> Job {
         ignore_end_of_turn: true,
         stops: vec![b"\xff\n".to_vec()],
         logprobs: Some(3),
+        grammar: Some(Spec {
+            reasoning: Some(Reasoning { begin: None, end: Marker::Token(5) }),
+            rules: vec![Rule {
+                trigger: Trigger::After(Marker::Text("<t>".into())),
+                open: None,
+                grammar: Grammar::json_schema("{}", true),
+                close: Some(Marker::Text("</t>".into())),
+                then: Then::Resume,
+            }],
+        }),
         adapter: Some(AdapterUse { name: "a".into(), scale: 0.5 }),
     }
 }

@@ -1,0 +1,42 @@
+//! `pensieve worker`: one model, for the server that started it. Not for people: it speaks frames over a socket that it
+//! inherits, and ends with it.
+
+use std::{
+    os::fd::{FromRawFd, OwnedFd, RawFd},
+    process::ExitCode,
+};
+
+use clap::Args;
+
+use crate::engine::worker;
+
+#[derive(Args)]
+pub(super) struct Worker {
+    /// The inherited socket's number.
+    #[arg(long, value_name = "FD", value_parser = clap::value_parser!(RawFd).range(3..))]
+    socket: RawFd,
+}
+
+impl Worker {
+    pub(super) fn run(self) -> ExitCode {
+        match socket(self.socket) {
+            Ok(socket) => worker::run(socket),
+            Err(error) => {
+                eprintln!("pensieve worker: descriptor {} is no socket: {error}", self.socket);
+                ExitCode::from(2)
+            }
+        }
+    }
+}
+
+/// The inherited descriptor, which children of this process shall not inherit in turn.
+fn socket(number: RawFd) -> std::io::Result<OwnedFd> {
+    // SAFETY: `fcntl` with these commands reads and writes a flag of a descriptor, or fails if there is none.
+    let flagged = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    if flagged == -1 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, as the call above shows, and this process, which has just begun, has given it to
+    // nobody else: its number is above those of the standard streams.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}

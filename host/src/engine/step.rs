@@ -1,0 +1,371 @@
+//! One turn of the loop around the scheduler, from the plan to the events: [`Engine::step`] is the whole story. Everything
+//! here runs on the one thread that owns the model, and nothing here waits: jobs come in between steps, events are
+//! collected for whoever sends them, and the disk is given a few blocks per step.
+//!
+//! A step fails in parts. Logits that are no numbers, a stage that misbehaves, a prompt that is too long: each ends its own
+//! sequence with an event. A model that returns an error has left the sequences of that batch undefined, so those end; the
+//! model itself must still be usable, says the contract, and the next step is for the others.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use pensieve_plugin_api::AdapterData;
+
+use super::{
+    adapters::Adapters,
+    chain::{Room, Samplers},
+    constrain::Constraint,
+    grammars::{Grammars, Ready},
+    model::{Model, micros},
+    scheduler::{Config, Ended, Plan, Refused, Request, Scheduler},
+    sequence::{Pick, Sequence, Text},
+    tier::Tier,
+};
+use crate::{
+    job::{Event, Failure, FailureCode, Finish, Job, Tokens, Usage},
+    wire::{AttachedAdapter, Limits, Loaded, Stats},
+};
+
+/// A loaded model and the jobs that it runs.
+pub struct Engine {
+    model: Model,
+    scheduler: Scheduler,
+    tier: Tier,
+    text: Text,
+    samplers: Samplers,
+    adapters: Adapters,
+    grammars: Grammars,
+    sequences: HashMap<u64, Sequence>,
+    room: Room,
+    events: Vec<(u64, Event)>,
+    stats: Stats,
+    born: Instant,
+}
+
+impl Engine {
+    /// An engine without jobs.
+    pub fn new(model: Model, mut tier: Tier, samplers: Samplers, limits: &Limits) -> Self {
+        let at_once = match model.resident.sequences {
+            0 => limits.sequences_max,
+            states => limits.sequences_max.min(states),
+        };
+        let config = Config {
+            sequences_max: at_once as usize,
+            waiting_max: limits.waiting_max as usize,
+            step_tokens_max: limits.step_tokens_max as usize,
+            ..Config::default()
+        };
+        let blocks = tier.table(&model);
+        let text = Text::of(&model.card);
+        Self {
+            model,
+            scheduler: Scheduler::new(config, blocks),
+            tier,
+            text,
+            samplers,
+            adapters: Adapters::default(),
+            grammars: Grammars::default(),
+            sequences: HashMap::new(),
+            room: Room::default(),
+            events: Vec::new(),
+            stats: Stats::default(),
+            born: Instant::now(),
+        }
+    }
+
+    /// Computes one step. False if there was nothing to compute.
+    pub fn step(&mut self) -> bool {
+        let began = Instant::now();
+        for Ready { job, waited, constraint } in self.grammars.take_ready() {
+            let id = job.id;
+            let admitted = constraint.and_then(|constraint| self.admit(job, constraint, waited));
+            self.refuse(id, admitted);
+        }
+        self.tier.spill_before_step(&mut self.scheduler, &mut self.model);
+        let plan = self.scheduler.plan(self.born.elapsed());
+        self.note(&plan);
+        let imported = self.tier.import(&mut self.scheduler, &mut self.model);
+        if plan.spans.is_empty() {
+            return imported;
+        }
+        let computing = Instant::now();
+        let asked: HashSet<u64> = plan.spans.iter().filter(|span| span.logits).map(|span| span.sequence).collect();
+        let bound = self.sequences.iter_mut().filter(|(id, _)| asked.contains(id));
+        let constraints = bound.filter_map(|(_, sequence)| sequence.constraint_mut()).collect();
+        let rows =
+            self.grammars.overlap(constraints, || self.model.forward(&plan, &self.scheduler, &self.adapters.spans));
+        let computed = computing.elapsed();
+        match rows {
+            Err(failure) => self.fail_all(&plan, &failure),
+            Ok(rows) => {
+                let width = self.text.size as usize;
+                let wanted = plan.spans.iter().filter(|span| span.logits).zip(rows.chunks_exact(width));
+                let mut picks = Vec::with_capacity(plan.spans.len());
+                for (span, row) in wanted {
+                    let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
+                    let tokens = self.scheduler.tokens(span.sequence);
+                    picks.push((span.sequence, sequence.pick(row, tokens, &mut self.room)));
+                }
+                self.take(&plan, picks, began);
+            }
+        }
+        self.stats.steps += 1;
+        self.stats.forward_us += micros(computed);
+        self.stats.overhead_us += micros(began.elapsed().saturating_sub(computed));
+        true
+    }
+
+    /// Takes a job in, or says in an event why not.
+    pub fn submit(&mut self, job: Job) {
+        let id = job.id;
+        let admitted = match job.grammar.clone() {
+            None => self.admit(job, None, Duration::ZERO),
+            Some(spec) => self.grammars.begin(job, &spec, &self.text),
+        };
+        self.refuse(id, admitted);
+    }
+
+    /// Gives a job up; its blocks are free at once.
+    pub fn cancel(&mut self, id: u64) {
+        if let Some(job) = self.grammars.cancel(id) {
+            let usage = Usage { prompt: job.tokens.len() as u32, ..Usage::default() };
+            self.events.push((id, Event::Finished { reason: Finish::Cancelled, usage }));
+        }
+        self.end(id, Finish::Cancelled);
+    }
+
+    /// Takes an adapter in that was read in a format of that name.
+    pub fn attach(&mut self, name: &str, format: String, data: &AdapterData) -> Result<AttachedAdapter, Failure> {
+        if self.adapters.contains(name) {
+            let message = format!("an adapter called '{name}' is attached already");
+            return Err(Failure::new(FailureCode::Invalid, message).with_help("detach it first"));
+        }
+        let id = self.model.attach(data)?;
+        self.adapters.insert(name.to_owned(), id, data.fingerprint.to_string());
+        Ok(AttachedAdapter { format, pairs: data.pairs.len() as u64 })
+    }
+
+    /// Lets no further job use an adapter, and forgets it once the last one has ended.
+    pub fn detach(&mut self, name: &str) {
+        let free = self.adapters.retire(name);
+        self.forget(free);
+    }
+
+    /// What has happened since it was last asked.
+    pub fn take_events(&mut self) -> Vec<(u64, Event)> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Whether it has no job.
+    pub fn is_idle(&self) -> bool {
+        self.sequences.is_empty() && self.grammars.is_empty()
+    }
+
+    /// Puts some of what is cached on disk, while there is nothing else to do. False once nothing is left to put there.
+    pub fn tidy(&mut self) -> bool {
+        self.tier.spill_when_idle(&mut self.scheduler, &mut self.model)
+    }
+
+    /// What went wrong besides jobs since it was last asked, for the log.
+    pub fn take_troubles(&mut self) -> Vec<String> {
+        self.tier.take_troubles()
+    }
+
+    /// What the model is and takes.
+    pub fn loaded(&mut self) -> Loaded {
+        let (card, resident) = (&self.model.card, &self.model.resident);
+        let paged = self.model.is_paged();
+        Loaded {
+            architecture: card.architecture.to_string(),
+            device: resident.device.to_string(),
+            note: resident.note.to_string(),
+            weight_bytes: resident.weight_bytes,
+            state_bytes: resident.state_bytes,
+            context: resident.context,
+            vocabulary: card.vocabulary,
+            blocks: if paged { resident.blocks } else { 0 },
+            block_tokens: if paged { card.block_tokens } else { 0 },
+            sequences: resident.sequences,
+            disk_blocks: self.scheduler.blocks().map_or(0, |blocks| blocks.usage().disk as u64),
+            samplers: self.samplers.names(),
+            no_text: self.text.vocabulary.as_ref().err().cloned(),
+        }
+    }
+
+    /// What it is doing.
+    pub fn stats(&mut self) -> Stats {
+        let usage = self.scheduler.blocks().map(|blocks| blocks.usage()).unwrap_or_default();
+        Stats {
+            running: self.scheduler.running() as u64,
+            waiting: (self.scheduler.waiting() + self.grammars.len()) as u64,
+            blocks_free: usage.free as u64,
+            blocks_cached: usage.cached as u64,
+            blocks_active: usage.active as u64,
+            blocks_disk: usage.disk as u64,
+            adapters: self.adapters.names(),
+            ..self.stats.clone()
+        }
+    }
+
+    /// Says why a job was not taken in, if it was not.
+    fn refuse(&mut self, id: u64, admitted: Result<(), Failure>) {
+        if let Err(failure) = admitted {
+            self.events.push((id, Event::Failed(failure)));
+        }
+    }
+
+    /// Takes in a job that has `waited` for its grammar.
+    fn admit(&mut self, mut job: Job, constraint: Option<Constraint>, waited: Duration) -> Result<(), Failure> {
+        let sequence = Sequence::new(&job, constraint, &self.text, self.model.resident.context, &self.samplers)?;
+        let adapter = job.adapter.take();
+        let under = adapter.as_ref().map(|wish| self.adapters.salt(wish)).transpose()?;
+        let request = Request {
+            sequence: job.id,
+            client: job.client,
+            salt: salt(&self.model.card.fingerprint, under.as_deref(), &job.salt),
+            prompt: job.tokens,
+            deadline: job.deadline.map(|patience| self.born.elapsed().saturating_add(patience.saturating_sub(waited))),
+        };
+        self.scheduler.submit(request).map_err(refusal)?;
+        if let Some(wish) = adapter {
+            self.adapters.begin(job.id, wish);
+        }
+        self.sequences.insert(job.id, sequence);
+        Ok(())
+    }
+
+    /// What the plan says of sequences besides their spans.
+    fn note(&mut self, plan: &Plan) {
+        for &id in &plan.preempted {
+            self.stats.preemptions += 1;
+            self.model.release(id);
+        }
+        for &(id, ended) in &plan.ended {
+            let reason = match ended {
+                Ended::Deadline => Finish::Deadline,
+                Ended::NoRoom => Finish::ContextFull,
+            };
+            self.end(id, reason);
+        }
+        for span in &plan.spans {
+            let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
+            if sequence.usage().generated == 0 {
+                let reused = self.scheduler.reused(span.sequence);
+                sequence.reused = u32::try_from(reused.memory + reused.disk).unwrap_or(u32::MAX);
+            }
+            if !std::mem::replace(&mut sequence.started, true) {
+                let (prompt_tokens, reused_tokens) = (sequence.prompt(), sequence.reused);
+                self.events.push((span.sequence, Event::Started { prompt_tokens, reused_tokens }));
+            }
+        }
+    }
+
+    /// The model has failed at a batch.
+    fn fail_all(&mut self, plan: &Plan, failure: &Failure) {
+        for span in &plan.spans {
+            self.fail(span.sequence, failure.clone());
+        }
+    }
+
+    /// The model has computed a plan, and each row of logits has led to a pick or to a failure.
+    fn take(&mut self, plan: &Plan, picks: Vec<(u64, Result<Pick, Failure>)>, began: Instant) {
+        let mut picked = Vec::with_capacity(picks.len());
+        for (id, pick) in picks {
+            match pick {
+                Ok(pick) => picked.push((id, pick)),
+                // Before the blocks of this step become known: what is in them is not to be used again.
+                Err(failure) => self.fail(id, failure),
+            }
+        }
+        self.scheduler.done(plan, began.elapsed());
+        for span in &plan.spans {
+            self.stats.computed_tokens += span.tokens.len() as u64;
+            let Some(sequence) = self.sequences.get(&span.sequence) else { continue };
+            if !span.logits && sequence.usage().generated == 0 {
+                let (computed, total) = (span.tokens.end as u32, sequence.prompt());
+                self.events.push((span.sequence, Event::Prompt { computed, total }));
+            }
+        }
+        for (id, pick) in picked {
+            self.push(id, pick);
+        }
+    }
+
+    fn push(&mut self, id: u64, pick: Pick) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        if sequence.is_full() {
+            // A job may ask for no tokens at all, to have its prompt cached.
+            return self.end(id, Finish::Length);
+        }
+        let step = match sequence.push(pick.token, &self.text) {
+            Ok(step) => step,
+            Err(failure) => return self.fail(id, failure),
+        };
+        self.scheduler.push(id, pick.token);
+        self.stats.generated_tokens += 1;
+        let logprobs = pick.logprobs.into_iter().collect();
+        self.events.push((id, Event::Tokens(Tokens { ids: vec![pick.token], bytes: step.bytes, logprobs })));
+        if let Some(reason) = step.finish {
+            self.end(id, reason);
+        }
+    }
+
+    fn end(&mut self, id: u64, reason: Finish) {
+        let Some(mut sequence) = self.close(id) else { return };
+        let rest = sequence.rest();
+        if !rest.is_empty() {
+            self.events.push((id, Event::Tokens(Tokens { bytes: rest, ..Tokens::default() })));
+        }
+        self.events.push((id, Event::Finished { reason, usage: sequence.usage() }));
+    }
+
+    fn fail(&mut self, id: u64, failure: Failure) {
+        if self.close(id).is_some() {
+            self.events.push((id, Event::Failed(failure)));
+        }
+    }
+
+    /// Frees all that a sequence holds.
+    fn close(&mut self, id: u64) -> Option<Sequence> {
+        let sequence = self.sequences.remove(&id)?;
+        self.stats.reused_tokens += u64::from(sequence.reused);
+        self.scheduler.finish(id);
+        self.model.release(id);
+        let free = self.adapters.end(id);
+        self.forget(free);
+        Some(sequence)
+    }
+
+    fn forget(&mut self, adapter: Option<(u32, String)>) {
+        // A model that cannot forget an adapter keeps it until the worker ends; no job can name it any more.
+        if let Some((id, _)) = adapter {
+            let _ = self.model.detach(id);
+        }
+    }
+}
+
+/// What besides tokens the keys and values of a sequence depend on, and what keeps them from others. Lengths keep one part
+/// from passing for another.
+fn salt(fingerprint: &str, adapter: Option<&str>, key: &[u8]) -> Vec<u8> {
+    let mut salt = Vec::new();
+    for part in [fingerprint.as_bytes(), adapter.unwrap_or_default().as_bytes(), key] {
+        salt.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        salt.extend_from_slice(part);
+    }
+    salt
+}
+
+fn refusal(refused: Refused) -> Failure {
+    let code = match refused {
+        Refused::Empty => FailureCode::Invalid,
+        Refused::Duplicate => FailureCode::Internal,
+        Refused::Busy { .. } => FailureCode::Busy,
+        Refused::TooLong { .. } => FailureCode::TooLong,
+    };
+    Failure::new(code, refused.to_string())
+}
+
+/// How long a worker with waiting jobs but nothing to compute lets pass before it looks again.
+pub const PAUSE: Duration = Duration::from_millis(5);

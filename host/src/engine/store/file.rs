@@ -1,0 +1,107 @@
+//! How a block's file is laid out, all numbers little-endian:
+//!
+//! | bytes              | what                                        |
+//! |--------------------|---------------------------------------------|
+//! | 8                  | `pnsvkv 1`                                  |
+//! | 16, 16, 4, 4, 8    | key, parent, depth, tokens, bytes of block  |
+//! | 4 per token        | the tokens                                  |
+//! | 16, 16             | checksums of the block, and of all above    |
+//! | the rest           | the block                                   |
+
+use std::{
+    hash::Hasher,
+    io::{self, Read},
+};
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+
+use crate::engine::blocks::{Key, Record};
+
+const MAGIC: &[u8; 8] = b"pnsvkv 1";
+const FIXED_BYTES: usize = 8 + 16 + 16 + 4 + 4 + 8;
+const SUM_BYTES: usize = 16;
+
+/// Makes checksums that nobody else can make.
+pub(super) struct Sums(SipHasher13);
+
+impl Sums {
+    pub(super) fn new(secret: &[u8; 16]) -> Self {
+        Self(SipHasher13::new_with_key(secret))
+    }
+
+    pub(super) fn of(&self, bytes: &[u8]) -> u128 {
+        let mut hasher = self.0;
+        hasher.write(bytes);
+        hasher.finish128().as_u128()
+    }
+}
+
+pub(super) fn header_bytes(block_tokens: usize) -> usize {
+    FIXED_BYTES + 4 * block_tokens + 2 * SUM_BYTES
+}
+
+pub(super) fn name_of(key: Key) -> String {
+    format!("{:032x}", key.0)
+}
+
+/// The key that a file's name stands for; none if the file is not ours.
+pub(super) fn key_of(name: &str) -> Option<Key> {
+    let key = Key(u128::from_str_radix(name, 16).ok()?);
+    (name_of(key) == name).then_some(key)
+}
+
+/// Appends everything before the block.
+pub(super) fn header(sums: &Sums, record: &Record, block: &[u8], out: &mut Vec<u8>) {
+    let begin = out.len();
+    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&record.key.0.to_le_bytes());
+    out.extend_from_slice(&record.parent.0.to_le_bytes());
+    out.extend_from_slice(&record.depth.to_le_bytes());
+    out.extend_from_slice(&(record.tokens.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(block.len() as u64).to_le_bytes());
+    record.tokens.iter().for_each(|token| out.extend_from_slice(&token.to_le_bytes()));
+    out.extend_from_slice(&sums.of(block).to_le_bytes());
+    let sum = sums.of(&out[begin..]);
+    out.extend_from_slice(&sum.to_le_bytes());
+}
+
+/// Reads everything before the block: the record, and the block's checksum.
+pub(super) fn read_header(
+    sums: &Sums,
+    reader: &mut impl Read,
+    block_tokens: usize,
+    block_bytes: usize,
+) -> io::Result<(Record, u128)> {
+    let mut bytes = vec![0; header_bytes(block_tokens)];
+    reader.read_exact(&mut bytes)?;
+    let (content, sum) = bytes.split_at(bytes.len() - SUM_BYTES);
+    let mut rest = Fields(content);
+    let found = sums.of(content).to_le_bytes();
+    if sum != found || rest.take::<8>()? != *MAGIC {
+        return Err(damaged());
+    }
+    let key = Key(u128::from_le_bytes(rest.take()?));
+    let parent = Key(u128::from_le_bytes(rest.take()?));
+    let depth = u32::from_le_bytes(rest.take()?);
+    let tokens = u32::from_le_bytes(rest.take()?);
+    let length = u64::from_le_bytes(rest.take()?);
+    if tokens as usize != block_tokens || length != block_bytes as u64 {
+        return Err(damaged());
+    }
+    let tokens = (0..block_tokens).map(|_| Ok(u32::from_le_bytes(rest.take()?))).collect::<io::Result<_>>()?;
+    Ok((Record { key, parent, depth, tokens }, u128::from_le_bytes(rest.take()?)))
+}
+
+pub(super) fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the block's file is damaged")
+}
+
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let (field, rest) = self.0.split_first_chunk().ok_or_else(damaged)?;
+        self.0 = rest;
+        Ok(*field)
+    }
+}

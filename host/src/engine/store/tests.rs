@@ -1,0 +1,112 @@
+use super::*;
+
+const TOKENS: usize = 4;
+const BYTES: usize = 100;
+
+fn open(folder: &Path, budget: u64) -> io::Result<Store> {
+    Store::open(&DiskTier { folder: folder.into(), bytes: budget }, "a model", TOKENS, BYTES)
+}
+
+fn record(number: u32) -> Record {
+    let (key, parent) = (Key(u128::from(number) << 64), Key(7));
+    Record { key, parent, depth: number, tokens: [number; TOKENS].into() }
+}
+
+fn block(number: u32) -> Vec<u8> {
+    (0..BYTES as u32).map(|byte| (byte * number) as u8).collect()
+}
+
+fn file_of(store: &Store, number: u32) -> PathBuf {
+    store.path(record(number).key)
+}
+
+#[test]
+fn blocks_come_back_after_a_restart_in_the_order_of_their_last_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path(), 1 << 20).unwrap();
+    for number in 0..4 {
+        store.write(&record(number), &block(number)).unwrap();
+        let used = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000 + u64::from(number));
+        File::options().write(true).open(file_of(&store, number)).unwrap().set_modified(used).unwrap();
+    }
+    let mut bytes = vec![0; BYTES];
+    store.read(record(1).key, &mut bytes).unwrap();
+    assert_eq!(bytes, block(1));
+    let secret = *store.secret();
+    drop(store);
+
+    let store = open(folder.path(), 1 << 20).unwrap();
+    assert_eq!(*store.secret(), secret);
+    assert_eq!(store.records().unwrap(), [record(0), record(2), record(3), record(1)]);
+    store.remove(record(2).key);
+    assert_eq!(store.records().unwrap(), [record(0), record(3), record(1)]);
+    assert!(store.read(record(2).key, &mut bytes).is_err());
+}
+
+#[test]
+fn a_block_that_differs_by_one_bit_is_never_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path(), 1 << 20).unwrap();
+    store.write(&record(3), &block(3)).unwrap();
+    let whole = fs::read(file_of(&store, 3)).unwrap();
+    assert_eq!(whole.len(), file::header_bytes(TOKENS) + BYTES);
+    for place in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[place] ^= 1 << (place % 8);
+        fs::write(file_of(&store, 3), &damaged).unwrap();
+        assert!(store.read(record(3).key, &mut vec![0; BYTES]).is_err(), "byte {place}");
+    }
+    fs::write(file_of(&store, 3), &whole).unwrap();
+    store.read(record(3).key, &mut vec![0; BYTES]).unwrap();
+}
+
+#[test]
+fn what_is_no_whole_block_is_deleted_at_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path(), 1 << 20).unwrap();
+    for number in 1..5 {
+        store.write(&record(number), &block(number)).unwrap();
+    }
+    let files: Vec<PathBuf> = (1..5).map(|number| file_of(&store, number)).collect();
+    File::options().write(true).open(&files[0]).unwrap().set_len(150).unwrap();
+    let mut damaged = fs::read(&files[1]).unwrap();
+    damaged[30] ^= 1;
+    fs::write(&files[1], damaged).unwrap();
+    fs::rename(&files[2], store.folder.join("0123")).unwrap();
+    fs::write(store.folder.join("partial"), "half").unwrap();
+    assert_eq!(store.records().unwrap(), [record(4)]);
+    let mut left: Vec<_> = fs::read_dir(&store.folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, [files[3].file_name().unwrap(), "lock".as_ref()]);
+}
+
+#[test]
+fn one_worker_at_a_time_has_a_models_folder_and_others_have_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = open(folder.path(), 1 << 20).unwrap();
+    assert_eq!(open(folder.path(), 1 << 20).err().unwrap().kind(), io::ErrorKind::WouldBlock);
+    let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
+    let other = Store::open(&tier, "another model", TOKENS, BYTES).unwrap();
+    assert_ne!(first.folder, other.folder);
+    assert_eq!(first.secret(), other.secret());
+    drop(first);
+    open(folder.path(), 1 << 20).unwrap();
+}
+
+#[test]
+fn the_budget_is_in_bytes_of_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let each = (file::header_bytes(TOKENS) + BYTES) as u64;
+    assert_eq!(open(folder.path(), 3 * each - 1).unwrap().blocks_max(), 2);
+    assert_eq!(open(folder.path(), 3 * each).unwrap().blocks_max(), 3);
+}
+
+#[test]
+fn nobody_else_may_look_into_the_folder() {
+    use std::os::unix::fs::PermissionsExt;
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("cache");
+    let store = open(&folder, 1).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&folder), mode(&store.folder), mode(&folder.join("secret"))), (0o700, 0o700, 0o600));
+}

@@ -1,0 +1,136 @@
+//! When blocks go to disk and come back. Copies run on the engine's thread, as the model's memory may be touched by no
+//! other, so each turn gets a few: before a step only when memory is about to run out, and all the rest while no job runs. A
+//! disk that fails is left alone for a while; what it holds is still asked for.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    blocks::{BlockTable, Layout},
+    model::Model,
+    scheduler::Scheduler,
+    store::Store,
+};
+
+/// How long blocks are brought back before a step.
+const IMPORT_TIME: Duration = Duration::from_millis(20);
+/// Below one free block in so many, cached ones are put on disk before they are needed.
+const FREE_SHARE: usize = 8;
+/// How many of the coldest blocks are looked at before a step.
+const WINDOW: usize = 32;
+const BLOCKS_PER_STEP: usize = 2;
+const BLOCKS_PER_IDLE_TURN: usize = 8;
+/// How long a disk that has failed is left alone.
+const REST: Duration = Duration::from_secs(30);
+
+/// The disk tier of one model; does nothing where there is none.
+#[derive(Default)]
+pub struct Tier {
+    store: Option<Store>,
+    block: Vec<u8>,
+    resting: Option<Instant>,
+    /// What went wrong since it was last asked.
+    troubles: Vec<String>,
+}
+
+impl Tier {
+    /// A tier that keeps blocks in a store.
+    pub fn new(store: Option<Store>) -> Self {
+        Self { store, ..Self::default() }
+    }
+
+    /// The block table of a model, with what an earlier run left on disk; none for a per-sequence model.
+    pub(super) fn table(&mut self, model: &Model) -> Option<BlockTable> {
+        if !model.is_paged() {
+            return None;
+        }
+        self.block = vec![0; model.block_bytes().unwrap_or(0)];
+        let disk_blocks = self.store.as_ref().map_or(0, Store::blocks_max);
+        let block_tokens = model.card.block_tokens as usize;
+        let layout = Layout { blocks: model.resident.blocks, block_tokens, disk_blocks };
+        let Some(store) = &self.store else {
+            return Some(BlockTable::new(layout, &secret_of_this_run()));
+        };
+        let mut table = BlockTable::new(layout, store.secret());
+        match store.records() {
+            Ok(records) => table.restore(&records),
+            Err(error) => self.troubles.push(format!("the cache on disk cannot be listed: {error}")),
+        }
+        for key in table.take_dropped() {
+            store.remove(key);
+        }
+        Some(table)
+    }
+
+    /// What went wrong, for the log.
+    pub fn take_troubles(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.troubles)
+    }
+
+    /// Brings back what sequences wait for, for a while. True if any was tried.
+    pub(super) fn import(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
+        let Some(store) = &self.store else { return false };
+        let until = Instant::now() + IMPORT_TIME;
+        let mut tried = false;
+        while let Some(import) = scheduler.next_import() {
+            let read = store.read(import.key, &mut self.block);
+            let done = read.is_ok() && model.import(import.block, &self.block).is_ok();
+            scheduler.imported(import, done);
+            tried = true;
+            if Instant::now() >= until {
+                break;
+            }
+        }
+        tried
+    }
+
+    /// Keeps a few blocks that are about to be given away.
+    pub(super) fn spill_before_step(&mut self, scheduler: &mut Scheduler, model: &mut Model) {
+        let Some(usage) = scheduler.blocks().filter(|_| self.store.is_some()).map(|blocks| blocks.usage()) else {
+            return;
+        };
+        if usage.free * FREE_SHARE < usage.free + usage.cached + usage.active {
+            self.spill(scheduler, model, WINDOW, BLOCKS_PER_STEP);
+        }
+    }
+
+    /// Keeps some of all that is cached. False once there is nothing left to keep.
+    pub(super) fn spill_when_idle(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
+        self.spill(scheduler, model, usize::MAX, BLOCKS_PER_IDLE_TURN) > 0
+    }
+
+    fn spill(&mut self, scheduler: &mut Scheduler, model: &mut Model, window: usize, count: usize) -> usize {
+        let (Some(store), Some(blocks)) = (&mut self.store, scheduler.blocks()) else { return 0 };
+        if self.resting.is_some_and(|since| since.elapsed() < REST) {
+            return 0;
+        }
+        for key in blocks.take_dropped() {
+            store.remove(key);
+        }
+        let mut kept = 0;
+        for spill in blocks.to_spill(window, count) {
+            let exported = model.export(spill.block, &mut self.block).map_err(|failure| failure.to_string());
+            let written = exported.and_then(|()| {
+                store.write(&spill.record, &self.block).map_err(|error| format!("it cannot be written: {error}"))
+            });
+            if let Err(why) = written {
+                self.resting = Some(Instant::now());
+                self.troubles.push(format!("a block was not put on disk: {why}"));
+                break;
+            }
+            blocks.spilled(spill.record.key);
+            kept += 1;
+        }
+        for key in blocks.take_dropped() {
+            store.remove(key);
+        }
+        kept
+    }
+}
+
+/// Keys hashes that nobody else needs to know, or ever to make again.
+fn secret_of_this_run() -> [u8; 16] {
+    let mut secret = [0; 16];
+    // Without a source of randomness hashes are weaker; texts are compared on every hit all the same.
+    let _ = getrandom::fill(&mut secret);
+    secret
+}

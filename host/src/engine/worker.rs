@@ -1,0 +1,163 @@
+//! The worker process: one model, one socket, four threads. The main thread owns the model and runs the loop; one thread
+//! reads commands, one writes reports ([`outbox`]), one watches that steps end ([`watchdog`]).
+//!
+//! A worker lives for its server. When the socket ends, the reading thread ends the process at once, whatever the model is
+//! doing: the server is gone, and its streams with it. (A signal on the parent's death would follow the thread that
+//! spawned the worker, and kill healthy ones.) A hung model cannot be interrupted either, so every end but a drained one is
+//! `_exit`: no destructors, no handlers of foreign libraries, nothing that could wait.
+
+mod outbox;
+mod pulse;
+mod session;
+
+use std::{
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::{Arc, mpsc},
+    thread,
+};
+
+use pensieve_plugin_api::{AdapterData, LogLevel};
+
+use super::{adapters::Formats, chain::Samplers, model::Model, step::Engine, store::Store, tier::Tier};
+use crate::{
+    job::{Failure, FailureCode},
+    plugin::HostServices,
+    wire::{self, Command, Level, Load, PROTOCOL, Report},
+};
+use outbox::Outbox;
+use pulse::Pulse;
+use session::Session;
+
+/// The server's end of the socket is closed.
+pub const EXIT_SERVER_GONE: i32 = 0;
+/// The model did not load; the report says why.
+pub const EXIT_NOT_LOADED: i32 = 80;
+/// What the server said was no command.
+pub const EXIT_MISUNDERSTOOD: i32 = 85;
+/// A step took longer than its deadline.
+pub const EXIT_STALLED: i32 = 86;
+/// The server does not read what it is told.
+pub const EXIT_UNHEARD: i32 = 87;
+/// The engine panicked.
+pub const EXIT_PANICKED: i32 = 88;
+
+/// What the engine's thread waits for.
+enum Input {
+    Command(Command),
+    /// An adapter that was being read is there, or is not.
+    AdapterRead {
+        name: String,
+        read: Result<(String, AdapterData), Failure>,
+    },
+}
+
+/// Serves the server at the other end of the socket until one of them ends.
+pub fn run(socket: OwnedFd) -> ! {
+    let socket = UnixStream::from(socket);
+    let Ok(reading) = socket.try_clone() else { leave(EXIT_SERVER_GONE) };
+    let pulse = Arc::new(Pulse::default());
+    let outbox = Outbox::start(socket, pulse.clone());
+    outbox.send(Report::Hello { protocol: PROTOCOL });
+    tell_of_panics(&outbox);
+    let (sender, inputs) = mpsc::channel();
+    let commands = sender.clone();
+    start("reader", move || read(reading, &commands));
+    let Ok(Input::Command(Command::Load(load))) = inputs.recv() else { leave(EXIT_MISUNDERSTOOD) };
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let (engine, formats) = match open(&load, &outbox) {
+            Ok(opened) => opened,
+            Err(failure) => {
+                outbox.send(Report::LoadFailed(failure));
+                outbox.flush();
+                leave(EXIT_NOT_LOADED);
+            }
+        };
+        pulse::watch(&pulse, &outbox, load.limits.step_deadline);
+        Session { engine, formats, outbox: &outbox, pulse: &pulse, inputs, sender, draining: false }.run();
+    }));
+    if result.is_err() {
+        // The hook has said where and why.
+        outbox.send(Report::Dying(Failure::new(FailureCode::Internal, "the worker's engine panicked")));
+    }
+    outbox.flush();
+    leave(if result.is_err() { EXIT_PANICKED } else { 0 });
+}
+
+/// Ends the process without running anything else in it.
+pub(crate) fn leave(code: i32) -> ! {
+    // SAFETY: `_exit` takes no pointers and does not return; nothing of this process is used afterwards.
+    unsafe { libc::_exit(code) }
+}
+
+/// Starts a thread of the worker. One that cannot start is the end of the process: it could not end otherwise.
+fn start(name: &str, code: impl FnOnce() + Send + 'static) {
+    if thread::Builder::new().name(name.to_owned()).spawn(code).is_err() {
+        leave(EXIT_PANICKED);
+    }
+}
+
+fn read(mut socket: UnixStream, commands: &mpsc::Sender<Input>) {
+    loop {
+        match wire::read(&mut socket) {
+            Ok(Some(command)) => {
+                // The receiver only ends with the process.
+                let _ = commands.send(Input::Command(command));
+            }
+            Ok(None) | Err(wire::WireError::Io(_)) => leave(EXIT_SERVER_GONE),
+            Err(error) => {
+                eprintln!("pensieve worker: {error}");
+                leave(EXIT_MISUNDERSTOOD);
+            }
+        }
+    }
+}
+
+/// Loads the model and all that is used with it.
+fn open(load: &Load, outbox: &Arc<Outbox>) -> Result<(Engine, Formats), Failure> {
+    let samplers = Samplers::open(&load.samplers)?;
+    let formats = Formats::open(&load.adapter_formats)?;
+    let (lines, progress) = (outbox.clone(), outbox.clone());
+    let services = HostServices::new()
+        .on_log(move |level, message| lines.try_send(Report::Log { level: level_of(level), message: message.into() }))
+        .on_progress(move |done, total, what| progress.try_send(Report::Progress { done, total, what: what.into() }));
+    let model = Model::load(load, services)?;
+    let tier = Tier::new(store(load, &model, outbox));
+    let mut engine = Engine::new(model, tier, samplers, &load.limits);
+    outbox.send(Report::Loaded(Box::new(engine.loaded())));
+    Ok((engine, formats))
+}
+
+/// The model's blocks on disk. A cache is no reason not to load: what is wrong with it goes to the log.
+fn store(load: &Load, model: &Model, outbox: &Outbox) -> Option<Store> {
+    let tier = load.disk.as_ref().filter(|tier| tier.bytes > 0)?;
+    let Some(block_bytes) = model.block_bytes() else {
+        let message = "this model's blocks cannot be kept on disk: its plugin does not export them".into();
+        outbox.send(Report::Log { level: Level::Info, message });
+        return None;
+    };
+    let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, block_bytes);
+    let complain = |error| {
+        let message = format!("this model runs without its cache in '{}': {error}", tier.folder.display());
+        outbox.send(Report::Log { level: Level::Warn, message });
+    };
+    opened.map_err(complain).ok()
+}
+
+fn level_of(level: LogLevel) -> Level {
+    match level {
+        LogLevel::ERROR => Level::Error,
+        LogLevel::WARN => Level::Warn,
+        LogLevel::DEBUG => Level::Debug,
+        _ => Level::Info,
+    }
+}
+
+/// Panics of this host's own code, on any thread, go to the server's log too. A plugin has its own hook.
+fn tell_of_panics(outbox: &Arc<Outbox>) {
+    let outbox = outbox.clone();
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        before(panic);
+        outbox.try_send(Report::Log { level: Level::Error, message: panic.to_string() });
+    }));
+}

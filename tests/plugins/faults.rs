@@ -1,0 +1,195 @@
+//! A paged model whose tokens are bytes, and which does as its tokens tell it: one makes its logits NaN, others have
+//! `forward` fail, panic, loop, exit or crash. Everything else is like the bigram example: what comes next depends on all
+//! tokens before, read back from the blocks, so that a host that mixes anything up says something else.
+
+use pensieve_sdk::{
+    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Plugin, Resident, Result,
+    Services, Source, Span, StateKind,
+};
+use std::{thread::sleep, time::Duration};
+
+const BLOCK_TOKENS: usize = 16;
+const BLOCK_BYTES: usize = 4 * BLOCK_TOKENS;
+
+/// Tokens 0 to 255 are bytes.
+const END: u32 = 256;
+const NAN: u32 = 257;
+const ERROR: u32 = 258;
+const PANIC: u32 = 259;
+const LOOP: u32 = 260;
+const EXIT: u32 = 261;
+const CRASH: u32 = 262;
+const VOCABULARY: u32 = 263;
+
+pensieve_sdk::export!(Plugin::new("faults", "does as its tokens tell it").architecture(Faults));
+
+struct Faults;
+
+impl Architecture for Faults {
+    fn name(&self) -> &'static str {
+        "faults"
+    }
+
+    fn describe(&self, source: &Source) -> Result<Card> {
+        Ok(Card {
+            architecture: self.name().into(),
+            vocabulary: VOCABULARY,
+            context: 32_768,
+            state: StateKind::Paged { tokens: BLOCK_TOKENS as u32, bytes: BLOCK_BYTES as u64 },
+            token_bytes: 0,
+            weight_bytes: 0,
+            tokenizer: tokenizer(),
+            chat_template: None,
+            bos: None,
+            add_bos: false,
+            eos: vec![END],
+            formats: String::new(),
+            facts: String::new(),
+            fingerprint: format!("faults {}", source.path.display()),
+        })
+    }
+
+    fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>> {
+        services.progress(1, 1, "nothing");
+        let blocks = usize::try_from(request.state_bytes).unwrap_or(0) / BLOCK_BYTES;
+        if blocks == 0 {
+            return Err(Error::out_of_memory(format!("{} bytes hold no block", request.state_bytes)));
+        }
+        let context = if request.context == 0 { 32_768 } else { request.context };
+        let pause = Duration::from_micros(setting(&request.source.options, "step_us"));
+        let token_pause = Duration::from_micros(setting(&request.source.options, "token_us"));
+        Ok(Box::new(Loaded { context, pause, token_pause, seen: vec![0; blocks * BLOCK_TOKENS] }))
+    }
+}
+
+/// A number out of a JSON object; 0 if it is not there.
+fn setting(json: &str, name: &str) -> u64 {
+    let rest = json.split_once(&format!("\"{name}\"")).map_or("", |(_, rest)| rest);
+    let digits: String = rest.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
+}
+
+fn tokenizer() -> String {
+    let names = ["end", "nan", "error", "panic", "loop", "exit", "crash"];
+    let bytes = (0..256).map(|byte| format!(r#""<0x{byte:02X}>":{byte}"#));
+    let faults = names.iter().zip(END..).map(|(name, id)| format!(r#""<{name}>":{id}"#));
+    let vocab: Vec<String> = bytes.chain(faults).collect();
+    format!(
+        r#"{{"version":"1.0","added_tokens":[],"decoder":{{"type":"ByteFallback"}},"model":{{"type":"BPE","byte_fallback":true,"vocab":{{{}}},"merges":[]}}}}"#,
+        vocab.join(",")
+    )
+}
+
+struct Loaded {
+    context: u32,
+    pause: Duration,
+    token_pause: Duration,
+    seen: Vec<u32>,
+}
+
+impl Model for Loaded {
+    fn resident(&self) -> Resident {
+        let blocks = (self.seen.len() / BLOCK_TOKENS) as u32;
+        Resident {
+            device: "cpu".into(),
+            note: "no kernels".into(),
+            weight_bytes: 0,
+            state_bytes: u64::from(blocks) * BLOCK_BYTES as u64,
+            vocabulary: VOCABULARY,
+            context: self.context,
+            capacity: Capacity::Blocks { blocks, tokens: BLOCK_TOKENS as u32 },
+        }
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
+        batch.tokens.iter().try_for_each(|token| obey(*token))?;
+        sleep(self.pause + self.token_pause * batch.tokens.len() as u32);
+        let mut rows = logits.chunks_exact_mut(VOCABULARY as usize);
+        for span in &batch.spans {
+            let mut history = (0..span.past).fold(1, |history, place| mix(history, self.seen[slot(span, place)]));
+            for index in 0..span.len {
+                let token = batch.tokens[span.start + index];
+                self.seen[slot(span, span.past + index)] = token;
+                history = mix(mix(history, token), batch.positions[span.start + index] % 7 + 300);
+            }
+            if span.want.rows(span.len) > 0
+                && let Some(row) = rows.next()
+            {
+                score(history, row);
+                let last = batch.tokens[span.start + span.len - 1];
+                row[usize::from(b'q')] = if last == NAN { f32::NAN } else { row[usize::from(b'q')] };
+            }
+        }
+        Ok(())
+    }
+
+    fn attach(&mut self, _adapter: &AdapterData) -> Result<u32> {
+        Err(Error::unsupported("no adapters here"))
+    }
+
+    fn release(&mut self, _sequence: u64) {}
+
+    fn kv_transfer(&mut self) -> Option<&mut dyn KvTransfer> {
+        Some(self)
+    }
+}
+
+impl KvTransfer for Loaded {
+    fn block_bytes(&self) -> usize {
+        BLOCK_BYTES
+    }
+
+    fn export(&self, block: u32, bytes: &mut [u8]) -> Result<()> {
+        let start = block as usize * BLOCK_TOKENS;
+        for (token, bytes) in self.seen[start..start + BLOCK_TOKENS].iter().zip(bytes.chunks_exact_mut(4)) {
+            bytes.copy_from_slice(&token.to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn import(&mut self, block: u32, bytes: &[u8]) -> Result<()> {
+        let start = block as usize * BLOCK_TOKENS;
+        for (token, bytes) in self.seen[start..start + BLOCK_TOKENS].iter_mut().zip(bytes.chunks_exact(4)) {
+            *token = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        Ok(())
+    }
+}
+
+fn obey(token: u32) -> Result<()> {
+    match token {
+        ERROR => return Err(Error::out_of_memory("as told, no memory")),
+        PANIC => panic!("as told, in forward"),
+        LOOP => loop {
+            sleep(Duration::from_secs(1));
+        },
+        EXIT => std::process::exit(0),
+        CRASH => {
+            let nowhere = std::hint::black_box(std::ptr::without_provenance_mut::<u32>(64));
+            // SAFETY: there is none: the crash is the point.
+            unsafe { nowhere.write_volatile(1) };
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn slot(span: &Span<'_>, place: usize) -> usize {
+    span.blocks[place / BLOCK_TOKENS] as usize * BLOCK_TOKENS + place % BLOCK_TOKENS
+}
+
+/// Small letters and spaces are likely, the rest is not, and the end comes once in a while.
+fn score(history: u32, row: &mut [f32]) {
+    row.fill(-20.0);
+    for letter in (b'a'..=b'z').chain([b' ']) {
+        row[usize::from(letter)] = (mix(history, u32::from(letter)) % 4096) as f32 / 1024.0;
+    }
+    row[END as usize] = (mix(history, END) % 4096) as f32 / 1024.0 - 3.0;
+}
+
+fn mix(a: u32, b: u32) -> u32 {
+    let mut hash = a.rotate_left(15).wrapping_add(b).wrapping_add(0x9e37_79b9);
+    hash = (hash ^ (hash >> 16)).wrapping_mul(0x21f0_aaad);
+    hash = (hash ^ (hash >> 15)).wrapping_mul(0x735a_2d97);
+    hash ^ (hash >> 15)
+}
