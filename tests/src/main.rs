@@ -15,6 +15,7 @@ mod conformance;
 mod damage;
 mod dropped;
 mod extensions;
+mod fleet;
 mod llama;
 mod loading;
 mod panics;

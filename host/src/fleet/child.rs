@@ -145,10 +145,10 @@ async fn read_answer<T: DeserializeOwned>(child: &mut Child, deadline: Duration)
 }
 
 /// A process group that does not outlive this value.
-struct Group(Option<rustix::process::Pid>);
+pub(super) struct Group(Option<rustix::process::Pid>);
 
 impl Group {
-    fn of(child: &Child) -> Self {
+    pub(super) fn of(child: &Child) -> Self {
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
         Self(pid)
     }

@@ -16,7 +16,6 @@ use std::{
 };
 
 use super::{
-    Refusal,
     child::{Silence, ask},
     plugins::{Catalogue, Claimant, Plugin, Status},
 };
