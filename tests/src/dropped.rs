@@ -295,6 +295,8 @@ async fn while_a_file_is_replaced_new_loads_still_find_the_old_plugin() {
     let home = Home::open().await;
     home.put("libbigram.so", &bigram("one"));
     home.verdict("libbigram.so").await;
+    let sha256 = |catalogue: &Catalogue| catalogue.plugins().first().map(|plugin| plugin.copy.sha256().to_owned());
+    let old = sha256(&home.folder.catalogue());
     let (bytes, path) = (bigram("two"), home.path("libbigram.so"));
     let mut file = File::create(&path).unwrap();
     for part in bytes.chunks(bytes.len().div_ceil(8)) {
@@ -302,8 +304,6 @@ async fn while_a_file_is_replaced_new_loads_still_find_the_old_plugin() {
         tokio::time::sleep(Duration::from_millis(150)).await;
         assert_eq!(home.folder.claimants(&bigram_class()).len(), 1);
     }
-    let sha256 = |catalogue: &Catalogue| catalogue.plugins().first().map(|plugin| plugin.copy.sha256().to_owned());
-    let old = sha256(&home.folder.catalogue());
     home.until("new", |catalogue| sha256(catalogue) != old && sha256(catalogue).is_some()).await;
 }
 

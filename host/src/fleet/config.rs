@@ -8,8 +8,10 @@ use crate::wire::{DiskTier, Limits};
 /// A whole fleet.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where plugins come from; its program is also the one that workers run.
+    /// Where plugins come from.
     pub plugins: plugins::Settings,
+    /// This program, which workers run.
+    pub program: PathBuf,
     /// Where cards of checkpoints are kept.
     pub cards: PathBuf,
     /// The models.
@@ -86,8 +88,10 @@ pub struct Deadlines {
 impl Config {
     /// A fleet without models, for this home (`$PENSIEVE_HOME`) and with these plugin folders before the usual ones.
     pub fn new(folders: &[PathBuf], home: &std::path::Path) -> Self {
+        let plugins = plugins::Settings::new(folders, home);
         Self {
-            plugins: plugins::Settings::new(folders, home),
+            program: plugins.program.clone(),
+            plugins,
             cards: home.join("cache/cards"),
             models: Vec::new(),
             default_model: None,

@@ -28,7 +28,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -57,6 +57,7 @@ pub struct Fleet {
     prober: Prober,
     orders: UnboundedSender<Order>,
     next_job: AtomicU64,
+    closing: AtomicBool,
     crew: JoinHandle<()>,
 }
 
@@ -84,7 +85,7 @@ impl Fleet {
             closing: None,
         };
         let crew = tokio::spawn(crew.run(received));
-        Ok(Self { config, plugins, prober, orders, next_job: AtomicU64::new(1), crew })
+        Ok(Self { config, plugins, prober, orders, next_job: AtomicU64::new(1), closing: AtomicBool::new(false), crew })
     }
 
     /// Runs a job on the model that this name stands for. Its id is given here; an adapter in the name is the job's
@@ -98,7 +99,9 @@ impl Fleet {
         let (updates, received) = unbounded_channel();
         let stream = EventStream { job: job.id, updates: received, orders: self.orders.clone(), ended: false };
         let order = Order::Submit { model: meant.model, job, updates };
-        self.orders.send(order).map_err(|_| Failure::new(FailureCode::Draining, "the server is about to end"))?;
+        if self.closing.load(Ordering::Relaxed) || self.orders.send(order).is_err() {
+            return Err(Failure::new(FailureCode::Draining, "the server is about to end"));
+        }
         Ok(stream)
     }
 
@@ -136,6 +139,7 @@ impl Fleet {
 
     /// Takes no more jobs, lets those at hand finish for as long as `drain`, and ends all workers.
     pub async fn shutdown(&self, drain: Duration) {
+        self.closing.store(true, Ordering::Relaxed);
         let (reply, over) = oneshot::channel();
         let _ = self.orders.send(Order::Shutdown { drain, reply });
         // No answer means that it is over already.

@@ -1,6 +1,6 @@
 //! Decides about one file: copies it, has a child look at the copy, and keeps what the child says.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc};
+use std::{ffi::OsString, path::Path, sync::Arc};
 
 use super::{
     Settings,
@@ -73,7 +73,7 @@ pub(super) async fn inspect(
     Verdict::Known(Known::Refused { sha256: Some(sha256), refusal })
 }
 
-fn name(path: &PathBuf) -> String {
+fn name(path: &Path) -> String {
     format!("plugin '{}'", path.file_name().unwrap_or(path.as_os_str()).display())
 }
 
