@@ -1,4 +1,23 @@
-//! What the author of a Pensieve plugin uses.
+//! What the author of a Pensieve plugin uses: safe Rust, and no type of the ABI.
+//!
+//! A plugin is a library with `crate-type = ["cdylib"]` that calls [`export!`] once. It holds any number of
+//!
+//! - [`Architecture`]s, which describe and load checkpoints ([`nn::Decoder`] is the short way to one),
+//! - [`sampler::Sampler`]s, whose stages pick the next token,
+//! - [`AdapterFormat`]s, which read low-rank adapters.
+//!
+//! The SDK stands between them and the host: it turns panics into errors, refuses batches that break the contract before
+//! an author's code sees them, and carries batching, paged memory, quantized kernels and adapters, so that a model file
+//! reads like its paper. `testing` (feature `testing`) tries the contract's laws on a model.
+//!
+#![cfg_attr(feature = "nn", doc = include_str!("tutorial.md"))]
+//!
+//! # Features
+//!
+//! - `nn` (default): neural-network parts on candle. A sampler needs none of them: `default-features = false`.
+//! - `weights`: GGUF and safetensors checkpoints and their tokenizers, without candle.
+//! - `testing`: conformance.
+//! - `cuda`: NVIDIA devices. Metal needs no feature: every build on macOS has it.
 
 mod adapter;
 mod architecture;

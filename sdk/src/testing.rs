@@ -40,5 +40,11 @@ pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
     let resident = model.resident();
     let block_tokens = if let Capacity::Blocks { tokens, .. } = resident.capacity { tokens } else { 0 };
     let shape = laws::Shape { vocabulary: resident.vocabulary, block_tokens };
-    laws::check(&mut export_model(model), shape, options, &mut |_| {})
+    match export_model(model) {
+        Ok(mut model) => laws::check(&mut model, shape, options, &mut |_| {}),
+        Err(error) => {
+            let outcome = Outcome::Broken { what: error.message, hint: error.help };
+            Report { verdicts: vec![Verdict { law: "resident", says: "a host can take the model in", outcome }] }
+        }
+    }
 }

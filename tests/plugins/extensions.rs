@@ -77,11 +77,11 @@ extern "C" fn wrong_block_bytes(_model: RMut<'_, ()>) -> u32 {
 
 static RIGHT_TRANSFER: KvTransfer = KvTransfer { block_bytes, export, import };
 
-extern "C" fn block_bytes(_model: RMut<'_, ()>) -> u64 {
+unsafe extern "C" fn block_bytes(_model: RMut<'_, ()>) -> u64 {
     BLOCK_BYTES as u64
 }
 
-extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError> {
+unsafe extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError> {
     if block != 0 || bytes.len() != BLOCK_BYTES {
         return RErr(PluginError::new(ErrorCode::INVALID, "one block of eight bytes"));
     }
@@ -89,7 +89,7 @@ extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u
     ROk(())
 }
 
-extern "C" fn import(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
+unsafe extern "C" fn import(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
     if block != 0 || bytes.len() != BLOCK_BYTES {
         return RErr(PluginError::new(ErrorCode::INVALID, "one block of eight bytes"));
     }

@@ -60,9 +60,10 @@ impl Architecture for Faults {
             return Err(Error::out_of_memory(format!("{} bytes hold no block", request.state_bytes)));
         }
         let context = if request.context == 0 { 32_768 } else { request.context };
+        let ends = setting(&request.source.options, "ends") > 0;
         let pause = Duration::from_micros(setting(&request.source.options, "step_us"));
         let token_pause = Duration::from_micros(setting(&request.source.options, "token_us"));
-        Ok(Box::new(Loaded { context, pause, token_pause, seen: vec![0; blocks * BLOCK_TOKENS] }))
+        Ok(Box::new(Loaded { context, ends, pause, token_pause, seen: vec![0; blocks * BLOCK_TOKENS] }))
     }
 }
 
@@ -86,6 +87,7 @@ fn tokenizer() -> String {
 
 struct Loaded {
     context: u32,
+    ends: bool,
     pause: Duration,
     token_pause: Duration,
     seen: Vec<u32>,
@@ -110,16 +112,17 @@ impl Model for Loaded {
         sleep(self.pause + self.token_pause * batch.tokens.len() as u32);
         let mut rows = logits.chunks_exact_mut(VOCABULARY as usize);
         for span in &batch.spans {
-            let mut history = (0..span.past).fold(1, |history, place| mix(history, self.seen[slot(span, place)]));
+            let past = (0..span.past).fold(1, |history, place| next(history, self.seen[slot(span, place)], place));
+            let mut history = past;
             for index in 0..span.len {
-                let token = batch.tokens[span.start + index];
+                let (token, position) = (batch.tokens[span.start + index], batch.positions[span.start + index]);
                 self.seen[slot(span, span.past + index)] = token;
-                history = mix(mix(history, token), batch.positions[span.start + index] % 7 + 300);
+                history = next(history, token, position as usize);
             }
             if span.want.rows(span.len) > 0
                 && let Some(row) = rows.next()
             {
-                score(history, row);
+                score(history, self.ends, row);
                 let last = batch.tokens[span.start + span.len - 1];
                 row[usize::from(b'q')] = if last == NAN { f32::NAN } else { row[usize::from(b'q')] };
             }
@@ -182,13 +185,22 @@ fn slot(span: &Span<'_>, place: usize) -> usize {
     span.blocks[place / BLOCK_TOKENS] as usize * BLOCK_TOKENS + place % BLOCK_TOKENS
 }
 
-/// Small letters and spaces are likely, the rest is not, and the end comes once in a while.
-fn score(history: u32, row: &mut [f32]) {
+/// What all tokens up to a place amount to.
+fn next(history: u32, token: u32, place: usize) -> u32 {
+    mix(mix(history, token), place as u32)
+}
+
+/// Small letters are likely, other bytes are not, and white space, of which JSON may have any number, even less.
+fn score(history: u32, ends: bool, row: &mut [f32]) {
+    let chance = |token: u32| (mix(history, token) % 4096) as f32 / 1024.0;
     row.fill(-20.0);
-    for letter in (b'a'..=b'z').chain([b' ']) {
-        row[usize::from(letter)] = (mix(history, u32::from(letter)) % 4096) as f32 / 1024.0;
+    b"\t\n\r ".iter().for_each(|white| row[usize::from(*white)] = -30.0);
+    for letter in b'a'..=b'z' {
+        row[usize::from(letter)] = chance(u32::from(letter));
     }
-    row[END as usize] = (mix(history, END) % 4096) as f32 / 1024.0 - 3.0;
+    if ends {
+        row[END as usize] = chance(END);
+    }
 }
 
 fn mix(a: u32, b: u32) -> u32 {

@@ -35,7 +35,7 @@ fn a_new_host_runs_a_plugin_with_an_extension_less() {
     assert!(architecture.extension(FUTURE.into()).is_none());
     let mut driver = Driver::load(&plugin("bigram"), folder.path(), &Options::default()).unwrap();
     assert!(driver.model.extension(FUTURE.into()).is_none());
-    assert!(KvTransfer::of(&driver.model).is_none() && SequenceState::of(&driver.model).is_none());
+    assert!(KvTransfer::of(&mut driver.model).is_none() && SequenceState::of(&mut driver.model).is_none());
     driver.generate(&[1], 1).unwrap();
 }
 
@@ -52,19 +52,19 @@ fn a_new_host_uses_the_extension_of_a_new_plugin() {
 #[test]
 fn a_table_of_the_right_layout_is_used() {
     let mut driver = later_plugin("");
-    let table = KvTransfer::of(&driver.model).unwrap().unwrap();
-    assert_eq!((table.block_bytes)(driver.model.obj.sabi_as_rmut()), 8);
+    let mut blocks = KvTransfer::of(&mut driver.model).unwrap().unwrap();
+    assert_eq!(blocks.block_bytes(), 8);
     let block = [1, 2, 3, 4, 5, 6, 7, 8];
-    (table.import)(driver.model.obj.sabi_as_rmut(), 0, block[..].into()).into_result().unwrap();
+    blocks.import(0, &block).unwrap();
     let mut copy = [0; 8];
-    (table.export)(driver.model.obj.sabi_as_rmut(), 0, (&mut copy[..]).into()).into_result().unwrap();
+    blocks.export(0, &mut copy).unwrap();
     assert_eq!(copy, block);
 }
 
 #[test]
 fn a_table_of_a_wrong_layout_is_refused() {
     let mut driver = later_plugin(r#"{"kv-transfer": "wrong"}"#);
-    let error = KvTransfer::of(&driver.model).expect("an offer").err().expect("a refusal");
+    let error = KvTransfer::of(&mut driver.model).expect("an offer").err().expect("a refusal");
     assert_eq!(error.code, ErrorCode::INVALID);
     assert!(error.message.starts_with("extension 'kv-transfer/1' does not have the layout"), "{error}");
     assert!(error.message.len() < 500, "{error}");

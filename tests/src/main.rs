@@ -2,23 +2,31 @@
 //! for it, so `cargo test` on a fresh clone is the whole command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-#![allow(unreachable_pub, reason = "the modules that tests share read as a library of their own")]
 
 mod artifacts;
 mod checkpoints;
 mod driver;
 mod random;
 mod reference;
+mod worker;
 
+mod attaching;
+mod bad_models;
 mod batches;
 mod conformance;
 mod damage;
+mod deaths;
 mod dropped;
 mod extensions;
 mod fleet;
+mod grammars;
 mod llama;
 mod loading;
+mod overhead;
 mod panics;
+mod reuse;
 mod samplers;
 mod services;
+mod streams;
+mod tidy;
 mod toolchains;

@@ -2,8 +2,8 @@
 
 use pensieve::plugin::{HostServices, LoadedPlugin};
 use pensieve_plugin_api::{
-    AdapterData, Candidates, ErrorCode, History, LoadRequest, PluginError, Source, Want,
-    ext::sequence_state::SequenceState,
+    AdapterData, Candidates, ErrorCode, History, LoadRequest, ModelBox, PluginError, Source, Want,
+    ext::{Offered, sequence_state::SequenceState},
 };
 use std::path::Path;
 
@@ -66,20 +66,23 @@ fn attach_and_detach_answer_a_panic_and_the_model_works() {
     driver.logits(&[1]).unwrap();
 }
 
+fn copies(model: &mut ModelBox) -> Offered<'_, SequenceState> {
+    SequenceState::of(model).unwrap().unwrap()
+}
+
 #[test]
 fn the_tables_of_extensions_answer_panics() {
     let mut driver = load("fork").unwrap();
-    let table = SequenceState::of(&driver.model).unwrap().unwrap();
     let mut sequence = driver.begin();
     driver.feed(&mut sequence, &[1, 2], Want::NONE).unwrap();
-    let error = (table.fork)(driver.model.obj.sabi_as_rmut(), sequence.id, 99).into_result().unwrap_err();
+    let error = copies(&mut driver.model).fork(sequence.id, 99).unwrap_err();
     check(&error, "fork");
     driver.feed(&mut sequence, &[3], Want::NONE).unwrap();
 
     let mut driver = load("snapshot").unwrap();
-    check(&(table.snapshot)(driver.model.obj.sabi_as_rmut(), 1).into_result().unwrap_err(), "snapshot");
+    check(&copies(&mut driver.model).snapshot(1).unwrap_err(), "snapshot");
     let mut driver = load("restore").unwrap();
-    let error = (table.restore)(driver.model.obj.sabi_as_rmut(), 1, (&[0][..]).into()).into_result().unwrap_err();
+    let error = copies(&mut driver.model).restore(1, &[0]).unwrap_err();
     check(&error, "restore");
 }
 

@@ -106,8 +106,8 @@ impl Adapters {
         }
     }
 
-    /// A sequence has ended. Answers the adapter that the model may now forget, by id and name.
-    pub fn end(&mut self, sequence: u64) -> Option<(u32, String)> {
+    /// A sequence has ended. Answers the adapter that the model may now forget.
+    pub fn end(&mut self, sequence: u64) -> Option<u32> {
         self.spans.remove(&sequence);
         let name = self.users.remove(&sequence)?;
         let adapter = self.attached.get_mut(&name)?;
@@ -116,13 +116,13 @@ impl Adapters {
     }
 
     /// Nobody may begin to use it any more. Answers what the model may forget at once.
-    pub fn retire(&mut self, name: &str) -> Option<(u32, String)> {
+    pub fn retire(&mut self, name: &str) -> Option<u32> {
         self.attached.get_mut(name)?.leaving = true;
         self.leave(name)
     }
 
-    fn leave(&mut self, name: &str) -> Option<(u32, String)> {
+    fn leave(&mut self, name: &str) -> Option<u32> {
         self.attached.get(name).filter(|adapter| adapter.leaving && adapter.users == 0)?;
-        self.attached.remove(name).map(|adapter| (adapter.id, name.to_owned()))
+        self.attached.remove(name).map(|adapter| adapter.id)
     }
 }

@@ -85,7 +85,7 @@ impl Grammars {
     }
 
     /// Makes the masks of these constraints while `forward` runs.
-    pub fn overlap<'a, T>(&self, constraints: Vec<&'a mut Constraint>, forward: impl FnOnce() -> T) -> T {
+    pub fn overlap<T>(&self, constraints: Vec<&mut Constraint>, forward: impl FnOnce() -> T) -> T {
         match &self.masks {
             Some(masks) if !constraints.is_empty() => masks.overlap(constraints, forward),
             // Whoever asks for a mask that is not there makes it.

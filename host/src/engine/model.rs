@@ -6,7 +6,10 @@ use std::{collections::HashMap, path::Path, time::Duration};
 
 use pensieve_plugin_api::{
     self as api, AdapterData, Batch, Card, LoadRequest, ModelBox, NO_ADAPTER, Resident, Source, StateKind, Want,
-    ext::kv_transfer::KvTransfer,
+    ext::{
+        Offered,
+        kv_transfer::{self, KvTransfer},
+    },
 };
 
 use super::scheduler::{Plan, Scheduler};
@@ -30,15 +33,8 @@ pub struct Model {
     pub resident: Resident,
     /// Everything that an exported block depends on besides its text.
     pub identity: String,
-    transfer: Option<Transfer>,
+    block_bytes: Option<usize>,
     batch: Scratch,
-}
-
-/// The ability to copy blocks.
-#[derive(Clone, Copy)]
-struct Transfer {
-    table: &'static KvTransfer,
-    block_bytes: usize,
 }
 
 /// What a batch is made of; kept from step to step.
@@ -81,8 +77,8 @@ impl Model {
             &load.options,
         ]
         .join("\0");
-        let mut model = Self { model, card, resident, identity, transfer: None, batch: Scratch::default() };
-        model.transfer = model.find_transfer()?;
+        let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
+        model.block_bytes = model.ask_block_bytes()?;
         Ok(model)
     }
 
@@ -98,7 +94,7 @@ impl Model {
 
     /// Bytes of an exported block; none if it exports none.
     pub fn block_bytes(&self) -> Option<usize> {
-        self.transfer.map(|transfer| transfer.block_bytes)
+        self.block_bytes
     }
 
     /// Computes a plan's spans. Answers one row of logits per span that asks for them, in order.
@@ -159,27 +155,19 @@ impl Model {
         self.model.detach(adapter).into_result().map_err(of_plugin)
     }
 
-    /// Copies a block out.
-    pub fn export(&mut self, block: u32, bytes: &mut [u8]) -> Result<(), Failure> {
-        let Some(transfer) = self.transfer else { return Err(no_transfer()) };
-        (transfer.table.export)(self.model.obj.sabi_as_rmut(), block, bytes.into()).into_result().map_err(of_plugin)
+    /// Its ability to copy blocks out and in, for as many of them as there are to copy now.
+    pub fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
+        let none = || Failure::new(FailureCode::Unsupported, "this model does not export blocks");
+        KvTransfer::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
     }
 
-    /// Overwrites a block.
-    pub fn import(&mut self, block: u32, bytes: &[u8]) -> Result<(), Failure> {
-        let Some(transfer) = self.transfer else { return Err(no_transfer()) };
-        (transfer.table.import)(self.model.obj.sabi_as_rmut(), block, bytes.into()).into_result().map_err(of_plugin)
-    }
-
-    fn find_transfer(&mut self) -> Result<Option<Transfer>, Failure> {
-        if !self.is_paged() {
+    /// Bytes of an exported block, if it is a model that exports any.
+    fn ask_block_bytes(&mut self) -> Result<Option<usize>, Failure> {
+        if !self.is_paged() || self.model.extension(kv_transfer::ID.into()).is_none() {
             return Ok(None);
         }
-        let Some(table) = KvTransfer::of(&self.model) else { return Ok(None) };
-        let table = table.map_err(of_plugin)?;
-        let bytes = (table.block_bytes)(self.model.obj.sabi_as_rmut());
-        let possible = usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes));
-        Ok(possible.map(|block_bytes| Transfer { table, block_bytes }))
+        let bytes = self.transfer()?.block_bytes();
+        Ok(usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes)))
     }
 }
 
@@ -203,10 +191,6 @@ pub fn text_of(path: &Path) -> Result<&str, Failure> {
 /// How long a duration is in whole microseconds.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-fn no_transfer() -> Failure {
-    Failure::new(FailureCode::Unsupported, "this model does not export blocks")
 }
 
 fn check(card: &Card, resident: &Resident) -> Result<(), Failure> {

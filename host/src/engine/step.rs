@@ -28,6 +28,12 @@ use crate::{
     wire::{AttachedAdapter, Limits, Loaded, Stats},
 };
 
+/// How long a worker with waiting jobs but nothing to compute lets pass before it looks again.
+pub const PAUSE: Duration = Duration::from_millis(5);
+/// How long blocks are brought back from disk in one step. Beside streams no longer than the model last took, so that a
+/// step becomes at most twice as long.
+const IMPORT_TIME: Duration = Duration::from_millis(20);
+
 /// A loaded model and the jobs that it runs.
 pub struct Engine {
     model: Model,
@@ -41,6 +47,8 @@ pub struct Engine {
     room: Room,
     events: Vec<(u64, Event)>,
     stats: Stats,
+    /// Time in the model in the last step.
+    last_forward: Duration,
     born: Instant,
 }
 
@@ -71,6 +79,7 @@ impl Engine {
             room: Room::default(),
             events: Vec::new(),
             stats: Stats::default(),
+            last_forward: Duration::ZERO,
             born: Instant::now(),
         }
     }
@@ -86,7 +95,8 @@ impl Engine {
         self.tier.spill_before_step(&mut self.scheduler, &mut self.model);
         let plan = self.scheduler.plan(self.born.elapsed());
         self.note(&plan);
-        let imported = self.tier.import(&mut self.scheduler, &mut self.model);
+        let patience = if plan.spans.is_empty() { IMPORT_TIME } else { self.last_forward.min(IMPORT_TIME) };
+        let imported = self.tier.import(&mut self.scheduler, &mut self.model, patience);
         if plan.spans.is_empty() {
             return imported;
         }
@@ -97,6 +107,7 @@ impl Engine {
         let rows =
             self.grammars.overlap(constraints, || self.model.forward(&plan, &self.scheduler, &self.adapters.spans));
         let computed = computing.elapsed();
+        self.last_forward = computed;
         match rows {
             Err(failure) => self.fail_all(&plan, &failure),
             Ok(rows) => {
@@ -338,9 +349,9 @@ impl Engine {
         Some(sequence)
     }
 
-    fn forget(&mut self, adapter: Option<(u32, String)>) {
+    fn forget(&mut self, adapter: Option<u32>) {
         // A model that cannot forget an adapter keeps it until the worker ends; no job can name it any more.
-        if let Some((id, _)) = adapter {
+        if let Some(id) = adapter {
             let _ = self.model.detach(id);
         }
     }
@@ -366,6 +377,3 @@ fn refusal(refused: Refused) -> Failure {
     };
     Failure::new(code, refused.to_string())
 }
-
-/// How long a worker with waiting jobs but nothing to compute lets pass before it looks again.
-pub const PAUSE: Duration = Duration::from_millis(5);

@@ -11,8 +11,6 @@ use super::{
     store::Store,
 };
 
-/// How long blocks are brought back before a step.
-const IMPORT_TIME: Duration = Duration::from_millis(20);
 /// Below one free block in so many, cached ones are put on disk before they are needed.
 const FREE_SHARE: usize = 8;
 /// How many of the coldest blocks are looked at before a step.
@@ -66,14 +64,18 @@ impl Tier {
         std::mem::take(&mut self.troubles)
     }
 
-    /// Brings back what sequences wait for, for a while. True if any was tried.
-    pub(super) fn import(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
-        let Some(store) = &self.store else { return false };
-        let until = Instant::now() + IMPORT_TIME;
+    /// Brings back what sequences wait for, at least one block and for that long. True if any was tried.
+    pub(super) fn import(&mut self, scheduler: &mut Scheduler, model: &mut Model, patience: Duration) -> bool {
+        let Some(store) = self.store.as_ref().filter(|_| scheduler.next_import().is_some()) else { return false };
+        let mut transfer = model.transfer();
+        let until = Instant::now() + patience;
         let mut tried = false;
         while let Some(import) = scheduler.next_import() {
             let read = store.read(import.key, &mut self.block);
-            let done = read.is_ok() && model.import(import.block, &self.block).is_ok();
+            let done = match &mut transfer {
+                Ok(transfer) => read.is_ok() && transfer.import(import.block, &self.block).is_ok(),
+                Err(_) => false,
+            };
             scheduler.imported(import, done);
             tried = true;
             if Instant::now() >= until {
@@ -106,9 +108,14 @@ impl Tier {
         for key in blocks.take_dropped() {
             store.remove(key);
         }
+        let chosen = blocks.to_spill(window, count);
+        if chosen.is_empty() {
+            return 0;
+        }
+        let Ok(mut transfer) = model.transfer() else { return 0 };
         let mut kept = 0;
-        for spill in blocks.to_spill(window, count) {
-            let exported = model.export(spill.block, &mut self.block).map_err(|failure| failure.to_string());
+        for spill in chosen {
+            let exported = transfer.export(spill.block, &mut self.block).map_err(|error| error.to_string());
             let written = exported.and_then(|()| {
                 store.write(&spill.record, &self.block).map_err(|error| format!("it cannot be written: {error}"))
             });

@@ -11,6 +11,7 @@ use crate::job::{Event, Failure, Job};
 pub const PROTOCOL: u32 = 1;
 
 /// Server to worker.
+#[allow(clippy::large_enum_variant, reason = "the large one is the common one, and is moved a few times in its life")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
     /// Load this model; the first command, and the only one of its kind.
@@ -150,7 +151,7 @@ pub enum Report {
     Stats(Box<Stats>),
     /// Sent every second, whatever the model does.
     Heartbeat {
-        /// Steps so far.
+        /// Turns of the loop so far.
         steps: u64,
         /// How long the current step has been running, in milliseconds; none between steps.
         step_ms: Option<u64>,

@@ -1,3 +1,5 @@
+//! Frames there and back, and what is not one.
+
 use std::{path::PathBuf, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};

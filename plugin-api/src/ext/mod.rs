@@ -8,7 +8,9 @@
 pub mod kv_transfer;
 pub mod sequence_state;
 
-use abi_stable::{StableAbi, abi_stability::check_layout_compatibility, std_types::RResult, type_layout::TypeLayout};
+use abi_stable::{
+    StableAbi, abi_stability::check_layout_compatibility, sabi_types::RMut, std_types::RResult, type_layout::TypeLayout,
+};
 use std::fmt::Display;
 
 use crate::{ErrorCode, PluginError};
@@ -32,8 +34,8 @@ impl Extension {
         Self { layout: T::LAYOUT, table: std::ptr::from_ref(table).cast() }
     }
 
-    /// The table as a `T`, if its layout is the one that this side was compiled with. Walks both layouts (tens of
-    /// microseconds): ask once and keep the answer.
+    /// The table as a `T`, if its layout is the one that this side was compiled with. The functions of the table
+    /// want the object that offered it: an extension that this crate knows has an `of` that keeps the two together.
     pub fn table<T: StableAbi + Sync>(self, id: &str) -> Result<&'static T, PluginError> {
         if let RResult::RErr(difference) = check_layout_compatibility(T::LAYOUT, self.layout) {
             let message =
@@ -45,6 +47,13 @@ impl Extension {
         // `&'static T`; a plugin that forges a layout already runs in this process.
         Ok(unsafe { &*self.table.cast::<T>() })
     }
+}
+
+/// A checked table together with the object that offered it. The layouts are walked at each asking, which is some tens of
+/// microseconds: little beside what such an ability does.
+pub struct Offered<'a, T: 'static> {
+    table: &'static T,
+    object: RMut<'a, ()>,
 }
 
 /// What a layout report says, on one line: abi_stable's own fills pages with the types that it walked through.

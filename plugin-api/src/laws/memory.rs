@@ -7,8 +7,7 @@ use super::{
 };
 use crate::{
     ErrorCode, PluginError, Want,
-    abi_stable::std_types::RResult,
-    ext::{kv_transfer::KvTransfer, sequence_state::SequenceState},
+    ext::{Offered, kv_transfer::KvTransfer, sequence_state::SequenceState},
 };
 
 /// An exported block or a snapshot beyond this is taken for a mistake.
@@ -89,28 +88,27 @@ pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
 }
 
 pub(super) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
-    let Some(table) = KvTransfer::of(rig.model) else { return Err(skipped("the model does not offer it")) };
-    let table = must_succeed("the extension's table", table)?;
+    transfer(rig)?;
     paged(rig)?;
     let half = (rig.fork() + rig.longest()) / 2;
     let (mut kept, mut other) = (rig.start(Known::Long)?, rig.start(Known::Twin)?);
     let feeds = vec![kept.feed(half, Want::ALL), other.feed(usize::MAX, Want::ALL)];
     rig.step("two sequences before a transfer", feeds)?;
-    let good = export(rig, table, &kept.blocks)?;
-    let bad = export(rig, table, &other.blocks)?;
+    let good = export(rig, &kept.blocks)?;
+    let bad = export(rig, &other.blocks)?;
     let beyond = rig.resident.blocks;
     for (what, block, spoil) in
         [("a block id beyond the last", beyond, 0), ("a byte too few", 0, -1), ("one too many", 0, 1)]
     {
         let mut bytes = vec![0; good[0].len().saturating_add_signed(spoil)];
-        let out = (table.export)(rig.model.obj.sabi_as_rmut(), block, bytes[..].as_mut().into());
+        let out = transfer(rig)?.export(block, &mut bytes);
         must_fail(&format!("export with {what}"), out)?;
-        let back = (table.import)(rig.model.obj.sabi_as_rmut(), block, bytes[..].into());
+        let back = transfer(rig)?.import(block, &bytes);
         must_fail(&format!("import with {what}"), back)?;
     }
     for (blocks, contents) in [(&kept.blocks, &bad), (&kept.blocks, &good), (&other.blocks, &good)] {
         for (&block, bytes) in blocks.iter().zip(contents) {
-            let back = (table.import)(rig.model.obj.sabi_as_rmut(), block, bytes[..].into());
+            let back = transfer(rig)?.import(block, bytes);
             must_succeed("import of an exported block", back)?;
         }
     }
@@ -121,29 +119,38 @@ pub(super) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-fn export(rig: &mut Rig<'_>, table: &KvTransfer, blocks: &[u32]) -> Finding<Vec<Vec<u8>>> {
-    let len = (table.block_bytes)(rig.model.obj.sabi_as_rmut());
+fn transfer<'a>(rig: &'a mut Rig<'_>) -> Finding<Offered<'a, KvTransfer>> {
+    let offered = KvTransfer::of(rig.model).ok_or_else(|| skipped("the model does not offer it"))?;
+    must_succeed("the extension's table", offered)
+}
+
+fn copies<'a>(rig: &'a mut Rig<'_>) -> Finding<Offered<'a, SequenceState>> {
+    let offered = SequenceState::of(rig.model).ok_or_else(|| skipped("the model does not offer it"))?;
+    must_succeed("the extension's table", offered)
+}
+
+fn export(rig: &mut Rig<'_>, blocks: &[u32]) -> Finding<Vec<Vec<u8>>> {
+    let len = transfer(rig)?.block_bytes();
     if len == 0 || len > BYTES_MAX {
         return Err(broken(format!("a block is said to have {len} bytes")));
     }
     let contents = blocks.iter().map(|&block| {
         let mut bytes = vec![0; len as usize];
-        let out = (table.export)(rig.model.obj.sabi_as_rmut(), block, bytes[..].as_mut().into());
+        let out = transfer(rig)?.export(block, &mut bytes);
         must_succeed("export of a block", out).map(|()| bytes)
     });
     contents.collect()
 }
 
 pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
-    let Some(table) = SequenceState::of(rig.model) else { return Err(skipped("the model does not offer it")) };
-    let table = must_succeed("the extension's table", table)?;
+    copies(rig)?;
     let at = rig.fork();
     let mut first = rig.start(Known::Long)?;
     rig.step("a sequence before it is copied", vec![first.feed(at, Want::ALL)])?;
-    let snapshot = must_succeed("snapshot", (table.snapshot)(rig.model.obj.sabi_as_rmut(), first.id))?;
+    let snapshot = must_succeed("snapshot", copies(rig)?.snapshot(first.id))?;
 
     let mut second = rig.start(Known::Twin)?;
-    must_succeed("fork", (table.fork)(rig.model.obj.sabi_as_rmut(), first.id, second.id))?;
+    must_succeed("fork", copies(rig)?.fork(first.id, second.id))?;
     second.seen = at;
     rig.step("a fork that goes another way", vec![second.feed(2, Want::ALL)])?;
     rig.step("a sequence after its fork went on", vec![first.feed(1, Want::ALL)])?;
@@ -152,8 +159,8 @@ pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
     rig.end(first);
 
     let mut third = rig.start(Known::Long)?;
-    bad_copies(rig, table, &snapshot, third.id)?;
-    let back = (table.restore)(rig.model.obj.sabi_as_rmut(), third.id, snapshot[..].into());
+    bad_copies(rig, &snapshot, third.id)?;
+    let back = copies(rig)?.restore(third.id, &snapshot);
     must_succeed("restore of a snapshot", back)?;
     third.seen = at;
     rig.read("a sequence restored from its snapshot", &mut third, 3)?;
@@ -161,26 +168,24 @@ pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// What cannot be copied is an error, and leaves the name `to` free.
-fn bad_copies(rig: &mut Rig<'_>, table: &SequenceState, snapshot: &[u8], to: u64) -> Finding<()> {
+fn bad_copies(rig: &mut Rig<'_>, snapshot: &[u8], to: u64) -> Finding<()> {
     let stranger = u64::MAX - 1;
-    let fork = (table.fork)(rig.model.obj.sabi_as_rmut(), stranger, to);
+    let fork = copies(rig)?.fork(stranger, to);
     must_fail("fork of a sequence that does not exist", fork)?;
-    let taken = (table.snapshot)(rig.model.obj.sabi_as_rmut(), stranger);
+    let taken = copies(rig)?.snapshot(stranger);
     must_fail("snapshot of a sequence that does not exist", taken)?;
     let longer = [snapshot, &[0]].concat();
     let cut = snapshot.len().saturating_sub(1);
     for bytes in [&longer[..], &snapshot[..cut], &snapshot[..cut / 2], &[]] {
-        let back = (table.restore)(rig.model.obj.sabi_as_rmut(), to, bytes.into());
+        let back = copies(rig)?.restore(to, bytes);
         must_fail(&format!("restore of {} bytes out of {}", bytes.len(), snapshot.len()), back)?;
     }
     // Bytes of the right length may well mean something else; they must only do no harm.
     let garbled: Vec<u8> = snapshot.iter().map(|byte| !byte).collect();
-    match (table.restore)(rig.model.obj.sabi_as_rmut(), to, garbled[..].into()) {
-        RResult::RErr(error) if error.code == ErrorCode::PANICKED => {
-            Err(broken(format!("restore of garbled bytes: {error}")))
-        }
-        RResult::RErr(_) => Ok(()),
-        RResult::ROk(()) => {
+    match copies(rig)?.restore(to, &garbled) {
+        Err(error) if error.code == ErrorCode::PANICKED => Err(broken(format!("restore of garbled bytes: {error}"))),
+        Err(_) => Ok(()),
+        Ok(()) => {
             rig.model.release(to);
             Ok(())
         }
@@ -236,10 +241,10 @@ fn must_succeed<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Fin
 }
 
 /// What must not succeed, nor panic.
-pub(super) fn must_fail<T>(what: &str, result: RResult<T, PluginError>) -> Finding<()> {
-    match result {
-        RResult::ROk(_) => Err(broken(format!("{what} succeeds"))),
-        RResult::RErr(error) if error.code == ErrorCode::PANICKED => Err(broken(format!("{what}: {error}"))),
-        RResult::RErr(_) => Ok(()),
+pub(super) fn must_fail<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Finding<()> {
+    match result.into() {
+        Ok(_) => Err(broken(format!("{what} succeeds"))),
+        Err(error) if error.code == ErrorCode::PANICKED => Err(broken(format!("{what}: {error}"))),
+        Err(_) => Ok(()),
     }
 }

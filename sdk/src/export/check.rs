@@ -21,16 +21,22 @@ pub(super) struct BatchCheck {
 }
 
 impl BatchCheck {
-    pub(super) fn new(resident: &Resident) -> Self {
-        let blocks = if let Capacity::Blocks { blocks, .. } = resident.capacity { blocks as usize } else { 0 };
-        Self {
+    pub(super) fn new(resident: &Resident) -> Result<Self> {
+        let blocks = match resident.capacity {
+            Capacity::Blocks { tokens: 0, .. } => {
+                return Err(Error::invalid("the model says its blocks hold no token"));
+            }
+            Capacity::Blocks { blocks, .. } => blocks as usize,
+            Capacity::Sequences(_) => 0,
+        };
+        Ok(Self {
             vocabulary: resident.vocabulary,
             context: resident.context,
             capacity: resident.capacity,
             sequences: HashSet::new(),
             written: vec![0; blocks],
             step: 0,
-        }
+        })
     }
 
     pub(super) fn capacity(&self) -> Capacity {

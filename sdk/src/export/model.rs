@@ -21,14 +21,14 @@ use super::{
 };
 use crate::{Capacity, Error, Model, Result};
 
-/// Wraps a model for the host.
-pub(crate) fn export_model(mut model: Box<dyn Model>) -> api::ModelBox {
+/// Wraps a model for the host, unless what it says of itself cannot be.
+pub(crate) fn export_model(mut model: Box<dyn Model>) -> Result<api::ModelBox> {
     let transfers_kv = model.kv_transfer().is_some();
     let copies_sequences = model.sequence_state().is_some();
-    let check = BatchCheck::new(&model.resident());
+    let check = BatchCheck::new(&model.resident())?;
     let exported =
         ExportedModel { model: Some(model), check, adapters: HashSet::new(), transfers_kv, copies_sequences };
-    api::Model_TO::from_value(exported, TD_Opaque)
+    Ok(api::Model_TO::from_value(exported, TD_Opaque))
 }
 
 struct ExportedModel {
@@ -77,7 +77,9 @@ impl api::Model for ExportedModel {
         guard("attach", || {
             let adapter = convert::adapter_in(adapter)?;
             let id = self.model()?.attach(&adapter)?;
-            self.adapters.insert(id);
+            if id == api::NO_ADAPTER || !self.adapters.insert(id) {
+                return Err(Error::invalid(format!("the model named a new adapter {id}, which is taken")));
+            }
             Ok(id)
         })
     }
@@ -119,8 +121,8 @@ static SEQUENCE_STATE: SequenceState = SequenceState { fork, snapshot, restore }
 
 /// The object behind a table's first argument.
 fn exported(model: RMut<'_, ()>) -> &mut ExportedModel {
-    // SAFETY: the tables of this file are offered by `ExportedModel::extension` alone, and the contract has the host pass
-    // the object that offered them, exclusively, for the duration of the call.
+    // SAFETY: only the functions of the two tables call this, which `ExportedModel::extension` alone offers, and whoever
+    // calls them passes the object that offered them, exclusively, for the duration of the call.
     unsafe { &mut *model.into_raw().cast::<ExportedModel>() }
 }
 
@@ -145,29 +147,29 @@ fn copying(model: RMut<'_, ()>) -> Result<&mut dyn crate::SequenceState> {
     exported(model).model()?.sequence_state().ok_or_else(|| Error::unsupported("this model copies no sequences"))
 }
 
-extern "C" fn block_bytes(model: RMut<'_, ()>) -> u64 {
+unsafe extern "C" fn block_bytes(model: RMut<'_, ()>) -> u64 {
     let answer = guard("block_bytes", || {
         Ok(exported(model).model()?.kv_transfer().map_or(0, |ability| ability.block_bytes() as u64))
     });
     answer.unwrap_or(0)
 }
 
-extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError> {
+unsafe extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError> {
     guard("export", || transferring(model, block, bytes.len())?.export(block, bytes.as_mut_slice()))
 }
 
-extern "C" fn import(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
+unsafe extern "C" fn import(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
     guard("import", || transferring(model, block, bytes.len())?.import(block, bytes.as_slice()))
 }
 
-extern "C" fn fork(model: RMut<'_, ()>, from: u64, to: u64) -> RResult<(), PluginError> {
+unsafe extern "C" fn fork(model: RMut<'_, ()>, from: u64, to: u64) -> RResult<(), PluginError> {
     guard("fork", || copying(model)?.fork(from, to))
 }
 
-extern "C" fn snapshot(model: RMut<'_, ()>, sequence: u64) -> RResult<RVec<u8>, PluginError> {
+unsafe extern "C" fn snapshot(model: RMut<'_, ()>, sequence: u64) -> RResult<RVec<u8>, PluginError> {
     guard("snapshot", || copying(model)?.snapshot(sequence).map(RVec::from))
 }
 
-extern "C" fn restore(model: RMut<'_, ()>, sequence: u64, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
+unsafe extern "C" fn restore(model: RMut<'_, ()>, sequence: u64, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
     guard("restore", || copying(model)?.restore(sequence, bytes.as_slice()))
 }

@@ -91,7 +91,7 @@ impl api::Architecture for ExportedArchitecture {
     }
 
     fn load(&self, request: &api::LoadRequest<'_>, services: api::ServicesArc) -> RResult<api::ModelBox, PluginError> {
-        guard("load", || self.0.load(&request.into(), &Services::from_host(services)).map(export_model))
+        guard("load", || self.0.load(&request.into(), &Services::from_host(services)).and_then(export_model))
     }
 
     fn extension(&self, _id: RStr<'_>) -> ROption<api::Extension> {

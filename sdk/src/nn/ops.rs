@@ -289,7 +289,7 @@ impl Ops {
         let (heads, half) = (width / head_dim, cos.dim(1)?);
         if let Some(pool) = &self.pool {
             let mut out = view(x)?.to_vec();
-            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, cpu_style(style), &view(cos)?, &view(sin)?);
+            cpu::rope(pool, &mut out, tokens, heads, head_dim, 2 * half, style, &view(cos)?, &view(sin)?);
             return tensor(out, (tokens, width));
         }
         let x = x.reshape((tokens, heads, head_dim))?;
@@ -412,13 +412,6 @@ fn rotate_by_formula(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -
             Tensor::cat(&[first.reshape(shape)?, second.reshape(shape)?], 2)?.reshape((tokens, heads, width))?
         }
     })
-}
-
-fn cpu_style(style: RopeStyle) -> cpu::RopeStyle {
-    match style {
-        RopeStyle::NeoX => cpu::RopeStyle::NeoX,
-        RopeStyle::Interleaved => cpu::RopeStyle::Interleaved,
-    }
 }
 
 fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> cpu::Matrix<'a> {

@@ -19,6 +19,8 @@ const SCHEMA_BYTES_MAX: usize = 512 << 10;
 const SCHEMA_DEPTH_MAX: usize = 64;
 const SCHEMA_NODES_MAX: usize = 10_000;
 const SCHEMA_VALUES_MAX: usize = 50_000;
+/// The compiler's time grows with the square of these.
+const SCHEMA_FIELDS_MAX: usize = 2_000;
 const LARK_BYTES_MAX: usize = 64 << 10;
 const REGEX_BYTES_MAX: usize = 16 << 10;
 const DIVISOR_MAX: u64 = 20_000;
@@ -67,6 +69,7 @@ pub(super) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
     length_of("levels of schema", count.depth, SCHEMA_DEPTH_MAX)?;
     length_of("objects and lists of schema", count.nodes, SCHEMA_NODES_MAX)?;
     length_of("values of schema", count.values, SCHEMA_VALUES_MAX)?;
+    length_of("fields of an object of schema", count.fields, SCHEMA_FIELDS_MAX)?;
     if count.divisor.is_none_or(|divisor| divisor > DIVISOR_MAX) {
         if !lenient {
             return Err(GrammarError::Unsupported(format!(
@@ -100,6 +103,7 @@ struct Count {
     depth: usize,
     nodes: usize,
     values: usize,
+    fields: usize,
     /// The common multiple of all divisors, in units of their last digit; none if it is huge.
     divisor: Option<u64>,
     decimals: i32,
@@ -112,6 +116,7 @@ impl Count {
         match value {
             Value::Object(fields) => {
                 self.nodes += 1;
+                self.fields = self.fields.max(fields.len());
                 if let Some(Value::Number(divisor)) = fields.get("multipleOf") {
                     self.divide(divisor);
                 }

@@ -1,3 +1,5 @@
+//! The disk tier over real files, whole and damaged.
+
 use super::*;
 
 const TOKENS: usize = 4;
@@ -54,10 +56,10 @@ fn a_block_that_differs_by_one_bit_is_never_read() {
         let mut damaged = whole.clone();
         damaged[place] ^= 1 << (place % 8);
         fs::write(file_of(&store, 3), &damaged).unwrap();
-        assert!(store.read(record(3).key, &mut vec![0; BYTES]).is_err(), "byte {place}");
+        assert!(store.read(record(3).key, &mut [0; BYTES]).is_err(), "byte {place}");
     }
     fs::write(file_of(&store, 3), &whole).unwrap();
-    store.read(record(3).key, &mut vec![0; BYTES]).unwrap();
+    store.read(record(3).key, &mut [0; BYTES]).unwrap();
 }
 
 #[test]

@@ -1,3 +1,5 @@
+//! Tokenizers made by hand, good and bad, and the bytes that their tokens must have.
+
 use serde_json::{Value, json};
 
 use super::*;

@@ -34,11 +34,13 @@ impl Session<'_> {
         let mut computed = true;
         loop {
             self.wait(computed);
-            let _beat = self.pulse.begin();
+            let beat = self.pulse.begin();
             while let Ok(input) = self.inputs.try_recv() {
                 self.take(input);
             }
             computed = self.engine.step();
+            // A server that does not listen is no fault of a plugin.
+            drop(beat);
             self.tell();
             if self.draining && self.engine.is_idle() {
                 break;
@@ -48,8 +50,10 @@ impl Session<'_> {
             let _beat = self.pulse.begin();
         }
         self.tell();
-        let outbox = self.outbox;
+        let (outbox, pulse) = (self.outbox, self.pulse);
+        let beat = pulse.begin();
         drop(self);
+        drop(beat);
         outbox.send(Report::Drained);
     }
 

@@ -1,4 +1,4 @@
-//! The non-linear functions of feed-forward layers, alone or times a gate, and the addition of a residual.
+//! The non-linear functions of feed-forward layers, alone or times a gate.
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd, exp, tanh};
@@ -28,16 +28,6 @@ pub fn activate_mul(pool: &Pool, activation: Activation, gate: &[f32], up: &[f32
         let range = index * PIECE..index * PIECE + out.len();
         out.copy_from_slice(&gate[range.clone()]);
         pool.level().run(Activate { activation, x: out, factor: Some(&up[range]) });
-    });
-}
-
-/// `x += y`.
-pub fn add(pool: &Pool, x: &mut [f32], y: &[f32]) {
-    assert_eq!(x.len(), y.len(), "addends");
-    pool.run_pieces(x, PIECE, |index, x| {
-        for (x, y) in x.iter_mut().zip(&y[index * PIECE..]) {
-            *x += y;
-        }
     });
 }
 
@@ -168,13 +158,5 @@ mod tests {
                 assert!(x.iter().all(|x| x.is_nan()), "{} {activation:?}", level.name());
             }
         }
-    }
-
-    #[test]
-    fn adds_in_pieces() {
-        let mut x: Vec<f32> = (0..40_003).map(|i| i as f32).collect();
-        let y = x.clone();
-        add(&Pool::new(2), &mut x, &y);
-        assert!(x.iter().zip(&y).all(|(x, y)| *x == 2.0 * y));
     }
 }

@@ -6,7 +6,7 @@
 //! the same alone and among twenty others. Each kernel therefore fixes the order in which it sums, and the batch
 //! decides only how often the unpacked weights are used again.
 //!
-//! Every kernel is compiled for each instruction set in [`simd`] and takes the one that its [`Pool`] names. Lengths are
+//! Every kernel is compiled for each instruction set in `simd` and takes the one that its [`Pool`] names. Lengths are
 //! the caller's business and are asserted; block tables come from outside and are checked in full before use.
 
 mod activation;
@@ -21,11 +21,10 @@ mod rope;
 mod simd;
 mod tile;
 
-pub use activation::{Activation, activate, activate_mul, add};
+pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Scores, attention};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use matmul::{Matrix, dequantize_row, matmul};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
-pub use rope::{RopeStyle, rope};
-pub use simd::Level;
+pub use rope::rope;

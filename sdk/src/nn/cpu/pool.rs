@@ -314,8 +314,8 @@ mod tests {
                     pool.run(8, |_| {
                         pool.run(4, |_| {
                             count.fetch_add(1, Ordering::Relaxed);
-                        })
-                    })
+                        });
+                    });
                 });
             }
         });

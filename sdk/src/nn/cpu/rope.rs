@@ -2,15 +2,7 @@
 
 use super::pool::Pool;
 use super::simd::{Kernel, Simd};
-
-/// Which values of a head make a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Value i and value i + rotary_dim / 2, as in Hugging Face's checkpoints.
-    NeoX,
-    /// Values 2i and 2i + 1.
-    Interleaved,
-}
+use crate::weights::RopeStyle;
 
 /// Turns the first `rotary_dim` values of each head of `x[n, heads, head_dim]` in place. `cos` and `sin` are
 /// `[n, rotary_dim / 2]`: the rows that belong to the positions of the `n` rows.

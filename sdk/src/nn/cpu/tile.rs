@@ -58,9 +58,9 @@ impl<S: Simd, const N: usize> Kernel<S> for Tile<'_, S, N> {
                 }
             }
         }
-        for i in 0..N {
-            for p in 0..PAIR {
-                self.sums[i][p] = simd.add(self.sums[i][p], sums[i][p]);
+        for (all, sums) in self.sums.iter_mut().zip(sums) {
+            for (all, sum) in all.iter_mut().zip(sums) {
+                *all = simd.add(*all, sum);
             }
         }
     }

@@ -152,9 +152,11 @@ fn a_token_with_a_whole_marker_in_it_is_barred_if_it_goes_on_wrongly() {
 }
 
 #[test]
-fn nothing_counts_within_reasoning_that_the_prompt_opened() {
-    for (begin, end) in [(None, text("</think>")), (Some(text("<think>")), text("</think>"))] {
-        let vocabulary = vocabulary(true);
+fn nothing_counts_within_reasoning_and_the_answer_begins_after_it() {
+    let vocabulary = vocabulary(true);
+    let opener = Marker::Token(token(&vocabulary, "<think>"));
+    for begin in [None, Some(text("<think>")), Some(opener)] {
+        let end = text("</think>");
         let opened = begin.is_none();
         let spec =
             Spec { reasoning: Some(Reasoning { begin, end }), rules: vec![rule(Trigger::Start, call(), Then::Stop)] };
@@ -164,7 +166,7 @@ fn nothing_counts_within_reasoning_that_the_prompt_opened() {
         } else {
             assert!(
                 allows(&mut constraint, token(&vocabulary, "{"))
-                    && allows(&mut constraint, token(&vocabulary, "<tool")) == false
+                    && !allows(&mut constraint, token(&vocabulary, "<tool"))
             );
             write(&vocabulary, &mut constraint.clone(), &["{\"", "a"]);
             write(&vocabulary, &mut constraint.clone(), &["\n", "<", "t", "h", "in", "k", ">\n", "x"]);

@@ -24,7 +24,7 @@ impl Piece {
     #[inline(always)]
     pub(super) fn word(&self, index: usize) -> u32 {
         let [a, b, c, d] = self.codes.as_chunks::<4>().0[index];
-        u32::from_le_bytes([a, b, c, d].map(i8::cast_unsigned))
+        u32::from_le_bytes([a.cast_unsigned(), b.cast_unsigned(), c.cast_unsigned(), d.cast_unsigned()])
     }
 }
 

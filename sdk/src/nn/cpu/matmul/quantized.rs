@@ -165,9 +165,6 @@ fn dots<S: Simd, F: Format, const N: usize>(
     let words = F::GROUP / 4;
     let run_steps = words.min(S::run_steps(F::CODE_MAX));
     let mut dots = [[simd.splat_bits(0); PAIR]; N];
-    for i in 0..N {
-        dots[i] = [simd.splat_bits(x[i].bias[group].cast_unsigned()); PAIR];
-    }
     for run in 0..words / run_steps {
         let mut runs = [[simd.start(); PAIR]; N];
         for step in 0..run_steps {
@@ -185,6 +182,9 @@ fn dots<S: Simd, F: Format, const N: usize>(
             }
         }
         for i in 0..N {
+            if run == 0 && F::OFFSET != 0 {
+                dots[i] = [simd.splat_bits(x[i].bias[group].cast_unsigned()); PAIR];
+            }
             for p in 0..PAIR {
                 dots[i][p] = simd.finish(runs[i][p], dots[i][p]);
             }

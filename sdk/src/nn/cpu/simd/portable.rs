@@ -19,6 +19,15 @@ fn zip<T: Copy>(a: [T; LANES], b: [T; LANES], mut f: impl FnMut(T, T) -> T) -> [
     out
 }
 
+#[inline(always)]
+fn each<A: Copy, B: Copy + Default>(a: [A; LANES], f: impl Fn(A) -> B) -> [B; LANES] {
+    let mut out = [B::default(); LANES];
+    for lane in 0..LANES {
+        out[lane] = f(a[lane]);
+    }
+    out
+}
+
 /// The number whose half-precision bits these are: the exponent is moved to where `f32` has it by a product, which
 /// takes care of the subnormal ones, and infinities and not-a-numbers get their exponent by hand.
 #[inline(always)]
@@ -71,11 +80,20 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn fma(self, a: Floats, b: Floats, c: Floats) -> Floats {
-        self.add(self.mul(a, b), c)
+        // Where one instruction does both it is the faster way, elsewhere a very slow one.
+        let mut out = c;
+        for lane in 0..LANES {
+            out[lane] = if cfg!(target_arch = "aarch64") {
+                a[lane].mul_add(b[lane], c[lane])
+            } else {
+                a[lane] * b[lane] + c[lane]
+            };
+        }
+        out
     }
     #[inline(always)]
     fn fnma(self, a: Floats, b: Floats, c: Floats) -> Floats {
-        self.sub(c, self.mul(a, b))
+        self.fma(each(a, |a| -a), b, c)
     }
     #[inline(always)]
     fn max(self, a: Floats, b: Floats) -> Floats {
@@ -91,11 +109,11 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn round(self, value: Floats) -> Floats {
-        value.map(f32::round_ties_even)
+        each(value, f32::round_ties_even)
     }
     #[inline(always)]
     fn exp2(self, value: Floats) -> Floats {
-        value.map(|value| f32::from_bits(((value as i32 + 127) << 23) as u32))
+        each(value, |value| f32::from_bits(((value as i32 + 127) << 23) as u32))
     }
     #[inline(always)]
     fn sum(self, value: Floats) -> f32 {
@@ -125,31 +143,31 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn shl(self, value: Bits, bits: u32) -> Bits {
-        value.map(|value| value << bits)
+        each(value, |value| value << bits)
     }
     #[inline(always)]
     fn shr(self, value: Bits, bits: u32) -> Bits {
-        value.map(|value| value >> bits)
+        each(value, |value| value >> bits)
     }
     #[inline(always)]
     fn shr_signed(self, value: Bits, bits: u32) -> Bits {
-        value.map(|value| (value.cast_signed() >> bits).cast_unsigned())
+        each(value, |value| (value.cast_signed() >> bits).cast_unsigned())
     }
     #[inline(always)]
     fn integers_to_f32(self, value: Bits) -> Floats {
-        value.map(|value| value as i32 as f32)
+        each(value, |value| value as i32 as f32)
     }
     #[inline(always)]
     fn bits_to_f32(self, value: Bits) -> Floats {
-        value.map(f32::from_bits)
+        each(value, f32::from_bits)
     }
     #[inline(always)]
     fn low_half(self, value: Bits) -> Floats {
-        value.map(|value| half_to_f32(value & 0xffff))
+        each(value, |value| half_to_f32(value & 0xffff))
     }
     #[inline(always)]
     fn high_half(self, value: Bits) -> Floats {
-        value.map(|value| half_to_f32(value >> 16))
+        each(value, |value| half_to_f32(value >> 16))
     }
     #[inline(always)]
     fn load_bits(self, from: &[u8]) -> Bits {
@@ -189,9 +207,11 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn step<const WIDE: bool>(self, mut run: [i32; LANES], codes: Bits, x: Bits) -> [i32; LANES] {
-        for lane in 0..LANES {
-            for (code, x) in codes[lane].to_le_bytes().into_iter().zip(x[lane].to_le_bytes()) {
-                run[lane] += i32::from(code) * i32::from(x.cast_signed());
+        // Byte by byte over all lanes, which compilers turn into vectors better than sums of neighbours.
+        for byte in 0..4 {
+            for lane in 0..LANES {
+                let code = (codes[lane] >> (8 * byte) & 0xff).cast_signed();
+                run[lane] += code * i32::from((x[lane] >> (8 * byte)) as i8);
             }
         }
         run

@@ -185,8 +185,12 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn columns(self, rows: Rows<'_>, offset: usize) -> [__m256i; 4] {
-        let (a, b, c, d) =
-            (halves(rows, offset, 0), halves(rows, offset, 1), halves(rows, offset, 2), halves(rows, offset, 3));
+        let (a, b, c, d) = (
+            halves(self, rows, offset, 0),
+            halves(self, rows, offset, 1),
+            halves(self, rows, offset, 2),
+            halves(self, rows, offset, 3),
+        );
         let (ab_low, ab_high) = intrinsic!((_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)));
         let (cd_low, cd_high) = intrinsic!((_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d)));
         intrinsic!([
@@ -226,11 +230,11 @@ impl Simd for Avx2 {
 /// 16 bytes of each of the rows `first` and `first + 4`: a transposition within the halves of four such vectors leaves the
 /// rows in order.
 #[inline(always)]
-fn halves(rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
+fn halves(_proof: Avx2, rows: Rows<'_>, offset: usize, first: usize) -> __m256i {
     rows.check(LANES, offset);
     let start = rows.bytes.as_ptr().wrapping_add(first * rows.stride + offset);
-    // SAFETY: each of the rows has 16 bytes at the offset, as just checked, and the loads need no alignment. The caller
-    // has a value of type `Avx2`, so the processor has the instructions.
+    // SAFETY: each of the rows has 16 bytes at the offset, as just checked, and the loads need no alignment. The
+    // caller has a value of type `Avx2`, so the processor has the instructions.
     unsafe {
         let v = _mm256_castsi128_si256(_mm_loadu_si128(start.cast()));
         _mm256_inserti128_si256::<1>(v, _mm_loadu_si128(start.add(4 * rows.stride).cast()))

@@ -179,10 +179,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn columns(self, rows: Rows<'_>, offset: usize) -> [__m512i; 4] {
         let (a, b, c, d) = (
-            quarters(rows, offset, 0),
-            quarters(rows, offset, 1),
-            quarters(rows, offset, 2),
-            quarters(rows, offset, 3),
+            quarters(self, rows, offset, 0),
+            quarters(self, rows, offset, 1),
+            quarters(self, rows, offset, 2),
+            quarters(self, rows, offset, 3),
         );
         let (ab_low, ab_high) = intrinsic!((_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)));
         let (cd_low, cd_high) = intrinsic!((_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d)));
@@ -215,12 +215,12 @@ impl Simd for Avx512 {
 /// 16 bytes of each of the rows `first`, `first + 4`, `first + 8` and `first + 12`: a transposition within the quarters of
 /// four such vectors leaves the rows in order.
 #[inline(always)]
-fn quarters(rows: Rows<'_>, offset: usize, first: usize) -> __m512i {
+fn quarters(_proof: Avx512, rows: Rows<'_>, offset: usize, first: usize) -> __m512i {
     rows.check(LANES, offset);
     let start = rows.bytes.as_ptr().wrapping_add(first * rows.stride + offset);
     let step = 4 * rows.stride;
-    // SAFETY: each of the rows has 16 bytes at the offset, as just checked, and the loads need no alignment. The caller
-    // has a value of type `Avx512`, so the processor has the instructions.
+    // SAFETY: each of the rows has 16 bytes at the offset, as just checked, and the loads need no alignment. The
+    // caller has a value of type `Avx512`, so the processor has the instructions.
     unsafe {
         let v = _mm512_castsi128_si512(_mm_loadu_si128(start.cast()));
         let v = _mm512_inserti32x4::<1>(v, _mm_loadu_si128(start.add(step).cast()));

@@ -1,0 +1,134 @@
+//! What a worker need not compute again: prompts that it has seen, in memory and on disk, and only where that is nobody
+//! else's business.
+
+use pensieve::{
+    job::{Event, Job},
+    wire::{DiskTier, Load, Report},
+};
+use std::{fs, path::Path, time::Duration};
+
+use crate::worker::{Worker, faults, job, prompt, with_disk};
+
+/// Waits until the worker has put all that it has on disk.
+fn settle(worker: &mut Worker) -> u64 {
+    let mut before = u64::MAX;
+    loop {
+        let disk = worker.stats().blocks_disk;
+        if disk == before {
+            return disk;
+        }
+        before = disk;
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+fn blocks_in(folder: &Path) -> Vec<std::path::PathBuf> {
+    let models = fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    let files = models.flat_map(|model| fs::read_dir(model.path()).unwrap().flatten());
+    files.map(|file| file.path()).filter(|path| path.file_name().unwrap().len() == 32).collect()
+}
+
+#[test]
+fn the_next_turn_of_a_conversation_reuses_the_last_one_and_says_the_same() {
+    let mut worker = Worker::start(faults());
+    let first = worker.run(&job(1, prompt(1, 100), 50));
+    assert_eq!(first.usage().reused, 0);
+    let next = [prompt(1, 100), first.ids, prompt(2, 20)].concat();
+    let again = worker.run(&job(2, next.clone(), 30));
+    // 149 tokens were computed: 9 whole blocks.
+    assert_eq!(again.usage().reused, 144);
+    assert_eq!(again.events[0], Event::Started { prompt_tokens: 170, reused_tokens: 144 });
+    let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(3, next, 30) });
+    assert_eq!((fresh.usage().reused, &fresh.ids), (0, &again.ids), "another key shares nothing");
+}
+
+#[test]
+fn a_conversation_is_found_on_disk_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let load = || with_disk(faults(), folder.path());
+    let conversation = prompt(1, 8_000);
+    let mut worker = Worker::start(load());
+    let first = worker.run(&job(1, conversation.clone(), 100));
+    worker.drain();
+
+    let next = [conversation, first.ids, prompt(2, 30)].concat();
+    let mut worker = Worker::start(load());
+    assert!(worker.loaded.disk_blocks >= 8_000 / 16);
+    let again = worker.run(&job(1, next.clone(), 40));
+    let usage = again.usage();
+    assert!(f64::from(usage.reused) >= 0.95 * f64::from(usage.prompt), "{usage:?}");
+    let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(2, next, 40) });
+    assert_eq!((fresh.usage().reused, fresh.ids), (0, again.ids));
+}
+
+#[test]
+fn a_worker_that_is_killed_leaves_its_cache_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(with_disk(faults(), folder.path()));
+    worker.run(&job(1, prompt(1, 1_000), 20));
+    assert_eq!(settle(&mut worker), 63);
+    worker.child.kill().unwrap();
+    worker.exit_status();
+    let mut worker = Worker::start(with_disk(faults(), folder.path()));
+    assert_eq!(worker.run(&job(1, prompt(1, 1_000), 20)).usage().reused, 992);
+}
+
+#[test]
+fn damaged_blocks_are_computed_again_and_deleted() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut worker = Worker::start(with_disk(faults(), folder.path()));
+    let before = worker.run(&job(1, prompt(1, 1_000), 20));
+    settle(&mut worker);
+    worker.drain();
+    let files = blocks_in(folder.path());
+    assert_eq!(files.len(), 63);
+    for (number, file) in files.iter().enumerate() {
+        let mut bytes = fs::read(file).unwrap();
+        if number % 8 == 0 {
+            let last = bytes.len() - 1 - number % 64;
+            bytes[last] ^= 4;
+            fs::write(file, bytes).unwrap();
+        }
+    }
+    let mut worker = Worker::start(with_disk(faults(), folder.path()));
+    let after = worker.run(&job(1, prompt(1, 1_000), 20));
+    assert!(after.usage().reused < 992, "{:?}", after.usage());
+    assert_eq!(after.ids, before.ids);
+    settle(&mut worker);
+    let again = worker.run(&job(2, prompt(1, 1_000), 20));
+    assert_eq!((again.usage().reused, again.ids), (992, before.ids));
+}
+
+#[test]
+fn the_disk_keeps_to_its_budget_and_memory_overflows_into_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file_bytes = 216;
+    let disk = Some(DiskTier { folder: folder.path().into(), bytes: 200 * file_bytes });
+    // 100 blocks in memory, 200 on disk.
+    let mut worker = Worker::start(Load { disk, state_bytes: 100 * 64, ..faults() });
+    let prompts: Vec<Vec<u32>> = (0..8).map(|n| prompt(n, 600)).collect();
+    let first: Vec<_> = prompts.iter().zip(0..).map(|(prompt, id)| worker.run(&job(id, prompt.clone(), 20))).collect();
+    settle(&mut worker);
+    let stats = worker.stats();
+    assert_eq!((stats.blocks_disk, blocks_in(folder.path()).len()), (200, 200));
+    let bytes: u64 = blocks_in(folder.path()).iter().map(|file| fs::metadata(file).unwrap().len()).sum();
+    assert!(bytes <= 200 * file_bytes, "{bytes}");
+    // The last five prompts fit; from memory or from disk, nobody sees a difference.
+    for (n, first) in first.iter().enumerate().rev().take(5) {
+        let again = worker.run(&job(100 + n as u64, prompts[n].clone(), 20));
+        assert_eq!(again.ids, first.ids);
+        assert_eq!(again.usage().reused, 592, "prompt {n}");
+    }
+}
+
+#[test]
+fn a_second_worker_of_the_same_model_runs_without_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = Worker::start(with_disk(faults(), folder.path()));
+    let mut second = Worker::start(with_disk(faults(), folder.path()));
+    let report = second.until(|report| matches!(report, Report::Log { .. }));
+    let Report::Log { message, .. } = report else { panic!("{report:?}") };
+    assert!(message.contains("another worker of this model has it"), "{message}");
+    assert_eq!(second.run(&job(1, prompt(1, 100), 5)).ids.len(), 5);
+    first.drain();
+}

@@ -1,0 +1,121 @@
+//! The rules of the architecture, as tests: who may depend on whom, and where what may be named.
+
+use serde_json::Value;
+use std::{
+    collections::{BTreeSet, HashMap},
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+/// The normal dependencies of every package, by name, as resolved for this platform.
+fn dependencies() -> HashMap<String, BTreeSet<String>> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap().iter().map(|package| {
+        let normal =
+            package["dependencies"].as_array().unwrap().iter().filter(|dependency| dependency["kind"].is_null());
+        let names = normal.map(|dependency| dependency["name"].as_str().unwrap().to_owned());
+        (package["name"].as_str().unwrap().to_owned(), names.collect())
+    });
+    packages.collect()
+}
+
+/// Everything that a package may link, directly or not.
+fn reach(dependencies: &HashMap<String, BTreeSet<String>>, package: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut open = vec![package.to_owned()];
+    while let Some(name) = open.pop() {
+        for dependency in dependencies.get(&name).into_iter().flatten() {
+            if found.insert(dependency.clone()) {
+                open.push(dependency.clone());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn host_and_plugins_meet_in_the_contract_alone() {
+    let dependencies = dependencies();
+    assert_eq!(dependencies["pensieve-plugin-api"], BTreeSet::from(["abi_stable".to_owned()]));
+    let host = reach(&dependencies, "pensieve");
+    assert!(host.contains("pensieve-plugin-api"));
+    for foreign in ["pensieve-sdk", "candle-core", "candle-nn", "candle-transformers"] {
+        assert!(!host.contains(foreign), "the host links {foreign}");
+    }
+    for plugin in fs::read_dir(root().join("plugins")).unwrap() {
+        let plugin = format!("pensieve-{}", plugin.unwrap().file_name().to_str().unwrap());
+        let direct = &dependencies[&plugin];
+        assert!(direct.contains("pensieve-sdk"), "{plugin}");
+        for foreign in ["pensieve", "pensieve-plugin-api", "abi_stable"] {
+            assert!(!direct.contains(foreign), "{plugin} names {foreign}");
+        }
+    }
+    assert!(!reach(&dependencies, "pensieve-llama").contains("candle-transformers"));
+}
+
+/// The Rust files below a folder.
+fn sources(folder: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![root().join(folder)];
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn the_sdk_names_the_abi_in_its_glue_alone() {
+    for path in sources("sdk/src") {
+        let place = path.strip_prefix(root().join("sdk/src")).unwrap();
+        let is_glue =
+            place.starts_with("export") || ["services.rs", "testing.rs"].iter().any(|file| place.ends_with(file));
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let names_it = code.into_iter().any(|line| line.contains("abi_stable") || line.contains("plugin_api"));
+        assert!(is_glue || !names_it, "{} names the ABI", place.display());
+    }
+}
+
+#[test]
+fn the_cpu_kernels_know_no_candle() {
+    for path in sources("sdk/src/nn/cpu") {
+        assert!(!fs::read_to_string(&path).unwrap().contains("candle_"), "{} names candle", path.display());
+    }
+}
+
+#[test]
+fn an_architecture_reads_like_its_paper() {
+    let lines = fs::read_to_string(root().join("plugins/llama/src/lib.rs")).unwrap().lines().count();
+    assert!(lines <= 250, "plugins/llama has {lines} lines");
+}
+
+#[test]
+fn every_file_says_what_it_is_for() {
+    for folder in ["plugin-api", "sdk", "host", "plugins", "tests", "examples"] {
+        for path in sources(folder) {
+            let text = fs::read_to_string(&path).unwrap();
+            assert!(text.starts_with("//!") || text.starts_with("#!"), "{} opens without a word", path.display());
+            let lines = text.lines().count();
+            assert!(lines <= 600, "{} has {lines} lines: is it one idea?", path.display());
+        }
+    }
+}
