@@ -251,8 +251,9 @@ async fn bad_plugins_are_refused_each_with_its_reason() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_prints_and_leaves_processes_behind_is_ready_at_once_and_alone() {
     let home = Home::open().await;
+    let bytes = fs::read(test_plugin("prints_at_start")).unwrap();
     let start = Instant::now();
-    home.put("libprints.so", &fs::read(test_plugin("prints_at_start")).unwrap());
+    home.put("libprints.so", &bytes);
     let state = home.verdict("libprints.so").await;
     assert!(matches!(state.status, Status::Ready { .. }), "{state:?}");
     assert!(start.elapsed() < Duration::from_secs(8), "its child was waited for");
