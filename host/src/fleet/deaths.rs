@@ -69,7 +69,7 @@ mod tests {
     fn the_third_death_within_a_minute_is_one_too_many() {
         let (start, mut deaths, restart) = (Instant::now(), Deaths::default(), Restart::default());
         let mut die = |second: u32| matches!(deaths.count(start + second * SECOND, &restart), Sequel::Quarantine(_));
-        assert_eq!([die(0), die(30), die(60), die(89), die(90)], [false, false, false, true, false]);
+        assert_eq!([die(0), die(30), die(60), die(89), die(120)], [false, false, false, true, false]);
         deaths.forget();
         assert_eq!(deaths.len(), 0);
     }

@@ -12,20 +12,23 @@ pub(super) struct Meant {
     pub(super) adapter: Option<String>,
 }
 
-/// Finds the model: by its id, by an alias (the longest that fits), by either of them with an adapter behind it, or the
-/// default.
+/// Finds the model: by its id, by either kind of name with one of its adapters behind it, by an alias (the longest that
+/// fits, but a wildcard does not swallow an adapter), or the default.
 pub(super) fn resolve(models: &[ModelConfig], default: Option<&str>, name: &str) -> Result<Meant, Failure> {
-    if let Some(model) = find(models, name) {
+    if let Some(model) = by_id(models, name) {
         return Ok(Meant { model, adapter: None });
     }
-    if let Some((base, adapter)) = name.rsplit_once(':')
-        && let Some(model) = find(models, base)
+    let split = name.rsplit_once(':').and_then(|(base, adapter)| Some((find(models, base)?, adapter)));
+    if let Some((model, adapter)) = split
+        && models[model].adapters.contains_key(adapter)
     {
-        let known = &models[model].adapters;
-        if known.contains_key(adapter) {
-            return Ok(Meant { model, adapter: Some(adapter.to_owned()) });
-        }
-        let known = listed(known.keys());
+        return Ok(Meant { model, adapter: Some(adapter.to_owned()) });
+    }
+    if let Some(model) = by_alias(models, name) {
+        return Ok(Meant { model, adapter: None });
+    }
+    if let Some((model, adapter)) = split {
+        let known = listed(models[model].adapters.keys());
         let message = format!("model '{}' has no adapter '{adapter}' (it has: {known})", models[model].id);
         return Err(Failure::new(FailureCode::NotFound, message).with_help("add it to [models.adapters]"));
     }
@@ -38,14 +41,19 @@ pub(super) fn resolve(models: &[ModelConfig], default: Option<&str>, name: &str)
 }
 
 fn find(models: &[ModelConfig], name: &str) -> Option<usize> {
-    let by_id = models.iter().position(|model| model.id == name);
-    by_id.or_else(|| {
-        let aliases = models.iter().enumerate().flat_map(|(place, model)| {
-            model.aliases.iter().filter(|alias| fits(alias, name)).map(move |alias| (alias.len(), place))
-        });
-        // Of equally long aliases, the one of the first model.
-        aliases.max_by_key(|&(len, place)| (len, std::cmp::Reverse(place))).map(|(_, place)| place)
-    })
+    by_id(models, name).or_else(|| by_alias(models, name))
+}
+
+fn by_id(models: &[ModelConfig], name: &str) -> Option<usize> {
+    models.iter().position(|model| model.id == name)
+}
+
+fn by_alias(models: &[ModelConfig], name: &str) -> Option<usize> {
+    let aliases = models.iter().enumerate().flat_map(|(place, model)| {
+        model.aliases.iter().filter(|alias| fits(alias, name)).map(move |alias| (alias.len(), place))
+    });
+    // Of equally long aliases, the one of the first model.
+    aliases.max_by_key(|&(len, place)| (len, std::cmp::Reverse(place))).map(|(_, place)| place)
 }
 
 /// Whether a name fits a pattern in which each `*` stands for any text.
@@ -107,7 +115,8 @@ mod tests {
     #[test]
     fn adapters_stand_behind_a_colon() {
         check("large:poet", Some(("large", Some("poet"))));
-        check("claude-opus-9:poet", Some(("small", None)));
+        check("claude-opus-9:poet", Some(("large", Some("poet"))));
+        check("claude-opus-9:0", Some(("large", None)));
         check("a:b", Some(("a:b", None)));
         check("large:painter", None);
         let failure = resolve(&models(), Some("small"), "large:painter").unwrap_err();
