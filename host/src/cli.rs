@@ -1,6 +1,8 @@
 //! What the program is told on its command line: one verb, one file.
 
-mod plugins;
+mod answer;
+pub(crate) mod plugins;
+pub(crate) mod probe;
 mod worker;
 
 use std::process::ExitCode;
@@ -20,6 +22,9 @@ enum Verb {
     /// Look at plugins.
     #[command(subcommand)]
     Plugins(plugins::Plugins),
+    /// Answer a server's question about a checkpoint.
+    #[command(subcommand, hide = true)]
+    Probe(probe::Probe),
     /// Run one model for the server that started this process.
     #[command(hide = true)]
     Worker(worker::Worker),
@@ -29,6 +34,7 @@ enum Verb {
 pub fn run() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Plugins(plugins) => plugins.run(),
+        Verb::Probe(probe) => probe.run(),
         Verb::Worker(worker) => worker.run(),
     }
 }

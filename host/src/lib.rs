@@ -1,8 +1,11 @@
 //! Pensieve's host. The binary `pensieve` is a thin shell around this library, so that tests reach its parts without a
 //! process.
 
+pub mod card;
+pub mod checkpoint;
 pub mod cli;
 pub mod engine;
+pub mod fleet;
 pub mod job;
 pub mod plugin;
 pub mod wire;

@@ -30,6 +30,10 @@ impl Architecture for Faults {
         "faults"
     }
 
+    fn classes(&self) -> &'static [&'static str] {
+        &["FaultsForCausalLM"]
+    }
+
     fn describe(&self, source: &Source) -> Result<Card> {
         Ok(Card {
             architecture: self.name().into(),

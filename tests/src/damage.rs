@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::artifacts::plugin;
+use crate::{artifacts::plugin, random::Random};
 
 #[test]
 fn recognises_a_plugin_truncated_anywhere() {
@@ -101,17 +101,4 @@ fn open_in_child(path: &Path) -> (ExitStatus, String) {
     }
     let output = child.wait_with_output().unwrap();
     (output.status, String::from_utf8_lossy(&output.stdout).into_owned())
-}
-
-/// The same numbers in every run (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        usize::try_from((bits ^ (bits >> 31)) % end as u64).unwrap()
-    }
 }

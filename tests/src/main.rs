@@ -6,6 +6,7 @@
 mod artifacts;
 mod checkpoints;
 mod driver;
+mod random;
 mod reference;
 mod worker;
 
@@ -16,7 +17,9 @@ mod batches;
 mod conformance;
 mod damage;
 mod deaths;
+mod dropped;
 mod extensions;
+mod fleet;
 mod grammars;
 mod llama;
 mod loading;

@@ -16,7 +16,7 @@ fn root() -> &'static Path {
 fn dependencies() -> HashMap<String, BTreeSet<String>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let output = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .args(["metadata", "--format-version", "1", "--locked", "--offline", "--filter-platform", &platform()])
         .current_dir(root())
         .output()
         .unwrap();
@@ -29,6 +29,14 @@ fn dependencies() -> HashMap<String, BTreeSet<String>> {
         (package["name"].as_str().unwrap().to_owned(), names.collect())
     });
     packages.collect()
+}
+
+/// What this compiler builds for. Packages of other platforms need not have been downloaded.
+fn platform() -> String {
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).arg("-vV").output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("host: ")).unwrap().to_owned()
 }
 
 /// Everything that a package may link, directly or not.

@@ -1,4 +1,6 @@
 //! `pensieve plugins`: what a plugin file is, told by opening it. It runs the plugin's code, in this process.
+//!
+//! With `--json`, `check` is how a server looks at a file without mapping it: see [`Checked`] for the line that it prints.
 
 use std::{
     path::{Path, PathBuf},
@@ -6,8 +8,13 @@ use std::{
 };
 
 use clap::Subcommand;
+use serde::{Deserialize, Serialize};
 
-use crate::plugin::{LoadedPlugin, Manifest};
+use super::answer::Answer;
+use crate::{
+    fleet::Refusal,
+    plugin::{LoadedPlugin, Manifest},
+};
 
 #[derive(Subcommand)]
 pub(super) enum Plugins {
@@ -15,6 +22,9 @@ pub(super) enum Plugins {
     Check {
         /// The library.
         file: PathBuf,
+        /// Print one line of JSON, for programs.
+        #[arg(long)]
+        json: bool,
     },
     /// Check every library in a folder.
     List {
@@ -24,10 +34,21 @@ pub(super) enum Plugins {
     },
 }
 
+/// What the check of a file found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Checked {
+    /// It is a plugin.
+    Manifest(Manifest),
+    /// It is none; the reason is what a sentence about the file goes on with.
+    Refusal(Refusal),
+}
+
 impl Plugins {
     pub(super) fn run(self) -> ExitCode {
         match self {
-            Self::Check { file } => check(&file),
+            Self::Check { file, json: true } => check_for_programs(&file),
+            Self::Check { file, json: false } => check(&file),
             Self::List { folder } => list(&folder),
         }
     }
@@ -44,6 +65,23 @@ fn check(file: &Path) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn check_for_programs(file: &Path) -> ExitCode {
+    let answered = Answer::begin().and_then(|answer| {
+        let (checked, code) = match LoadedPlugin::open(file) {
+            Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
+            Err(error) => {
+                let refusal = Refusal::new(error.reason.kind(), error.reason.to_string(), error.help());
+                (Checked::Refusal(refusal), ExitCode::FAILURE)
+            }
+        };
+        answer.send(&checked).map(|()| code)
+    });
+    answered.unwrap_or_else(|error| {
+        eprintln!("the answer cannot be written: {error}");
+        ExitCode::FAILURE
+    })
 }
 
 fn list(folder: &Path) -> ExitCode {

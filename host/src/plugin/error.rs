@@ -71,24 +71,50 @@ impl LoadError {
 
     /// What to do about it.
     pub fn help(&self) -> String {
+        self.reason.help()
+    }
+}
+
+impl Reason {
+    /// One word for it, for programs.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::NotFound => "not-found",
+            Self::Unreadable(_) => "unreadable",
+            Self::Truncated { .. } => "truncated",
+            Self::Damaged(_) => "damaged",
+            Self::NotALibrary(_) => "not-a-library",
+            Self::OtherPlatform { .. } => "other-platform",
+            Self::MissingSymbol => "not-a-plugin",
+            Self::Refused(_) => "refused-by-system",
+            Self::OtherAbi { .. } => "other-abi",
+            Self::OtherContract(_) => "other-contract",
+            Self::NoLayout | Self::OtherLayout(_) => "other-layout",
+            Self::Failed(_) => "failed-to-start",
+            Self::BadManifest(_) => "bad-manifest",
+        }
+    }
+
+    /// What to do about it.
+    pub fn help(&self) -> String {
         let major = CONTRACT.major;
-        match &self.reason {
-            Reason::NotFound => "check the path, or build the plugin first".into(),
-            Reason::Unreadable(_) => "check that it is a file that this user may read".into(),
-            Reason::Truncated { .. } | Reason::Damaged(_) => "copy or download it again".into(),
-            Reason::NotALibrary(_) => format!("a plugin is a {} file", std::env::consts::DLL_SUFFIX),
-            Reason::OtherPlatform { .. } => "get the plugin's build for this machine, or build it here".into(),
-            Reason::MissingSymbol => {
+        match self {
+            Self::NotFound => "check the path, or build the plugin first".into(),
+            Self::Unreadable(_) => "check that it is a file that this user may read".into(),
+            Self::Truncated { .. } | Self::Damaged(_) => "copy or download it again".into(),
+            Self::NotALibrary(_) => format!("a plugin is a {} file", std::env::consts::DLL_SUFFIX),
+            Self::OtherPlatform { .. } => "get the plugin's build for this machine, or build it here".into(),
+            Self::MissingSymbol => {
                 "export a plugin with pensieve_sdk::export!, or move the file out of the folder".into()
             }
-            Reason::Refused(_) => "install what it needs, or rebuild it on this machine".into(),
-            Reason::OtherAbi { .. } | Reason::OtherContract(_) => format!("rebuild it with sdk {major}.x"),
-            Reason::NoLayout => "rebuild it with pensieve_sdk::export!".into(),
-            Reason::OtherLayout(_) => {
+            Self::Refused(_) => "install what it needs, or rebuild it on this machine".into(),
+            Self::OtherAbi { .. } | Self::OtherContract(_) => format!("rebuild it with sdk {major}.x"),
+            Self::NoLayout => "rebuild it with pensieve_sdk::export!".into(),
+            Self::OtherLayout(_) => {
                 format!("rebuild it with an unmodified pensieve-plugin-api {CONTRACT}")
             }
-            Reason::Failed(_) => "update the plugin, or move the file out of the folder".into(),
-            Reason::BadManifest(_) => "this is a defect of the plugin; tell its author".into(),
+            Self::Failed(_) => "update the plugin, or move the file out of the folder".into(),
+            Self::BadManifest(_) => "this is a defect of the plugin; tell its author".into(),
         }
     }
 }
@@ -99,30 +125,35 @@ impl fmt::Display for LoadError {
             Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),
             _ => self.path.file_name().unwrap_or(self.path.as_os_str()),
         };
-        write!(f, "plugin '{}' ", name.display())?;
-        match &self.reason {
-            Reason::NotFound => write!(f, "was not found"),
-            Reason::Unreadable(error) => write!(f, "cannot be read: {error}"),
-            Reason::Truncated { needed, length } => {
+        write!(f, "plugin '{}' {}; {}", name.display(), self.reason, self.help())
+    }
+}
+
+/// What a sentence about the library goes on with: `is truncated: …`.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotFound => write!(f, "was not found"),
+            Self::Unreadable(error) => write!(f, "cannot be read: {error}"),
+            Self::Truncated { needed, length } => {
                 write!(f, "is truncated: its headers speak of {needed} bytes, the file has {length}")
             }
-            Reason::Damaged(what) => write!(f, "is damaged: {what}"),
-            Reason::NotALibrary(what) => write!(f, "is not a shared library: {what}"),
-            Reason::OtherPlatform { found, host } => write!(f, "was built for {found}, this host runs on {host}"),
-            Reason::MissingSymbol => write!(f, "is a shared library, but not a Pensieve plugin"),
-            Reason::Refused(why) => write!(f, "was refused by the system: {why}"),
-            Reason::OtherAbi { found, host } => {
+            Self::Damaged(what) => write!(f, "is damaged: {what}"),
+            Self::NotALibrary(what) => write!(f, "is not a shared library: {what}"),
+            Self::OtherPlatform { found, host } => write!(f, "was built for {found}, this host runs on {host}"),
+            Self::MissingSymbol => write!(f, "is a shared library, but not a Pensieve plugin"),
+            Self::Refused(why) => write!(f, "was refused by the system: {why}"),
+            Self::OtherAbi { found, host } => {
                 write!(f, "was built with abi_stable {found}, this host with abi_stable {host}")
             }
-            Reason::OtherContract(found) => write!(f, "speaks contract {found}, this host speaks {CONTRACT}"),
-            Reason::NoLayout => write!(f, "does not say what its types look like, so they cannot be checked"),
-            Reason::OtherLayout(difference) => {
+            Self::OtherContract(found) => write!(f, "speaks contract {found}, this host speaks {CONTRACT}"),
+            Self::NoLayout => write!(f, "does not say what its types look like, so they cannot be checked"),
+            Self::OtherLayout(difference) => {
                 write!(f, "says that it speaks contract {CONTRACT}, but its types differ: {difference}")
             }
-            Reason::Failed(why) => write!(f, "failed to start: {why}"),
-            Reason::BadManifest(what) => write!(f, "introduces itself wrongly: {what}"),
-        }?;
-        write!(f, "; {}", self.help())
+            Self::Failed(why) => write!(f, "failed to start: {why}"),
+            Self::BadManifest(what) => write!(f, "introduces itself wrongly: {what}"),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use pensieve_plugin_api::{
     self as api,
     abi_stable::std_types::{RString, RVec},
 };
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
 const NAME_LEN_MAX: usize = 64;
@@ -15,7 +16,7 @@ const PROVIDERS_MAX: usize = 256;
 const CLAIMS_MAX: usize = 256;
 
 /// Who a plugin is and what it provides.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Short and unique among installed plugins: `llama`.
     pub id: String,
@@ -36,7 +37,7 @@ pub struct Manifest {
 }
 
 /// The checkpoints that an architecture claims.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The architecture's name.
     pub architecture: String,

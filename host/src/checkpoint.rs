@@ -1,0 +1,240 @@
+//! What a checkpoint calls itself: the name that decides which plugins are asked about it.
+//!
+//! Only children read this, as a checkpoint comes from strangers and the server opens no model file. It is all that the
+//! host knows of the formats; everything else in them is the plugins' affair.
+
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::File,
+    io::{self, BufReader, Read},
+    path::Path,
+};
+
+/// The longest name.
+const NAME_BYTES_MAX: u64 = 512;
+/// The longest `config.json`.
+const CONFIG_BYTES_MAX: u64 = 8 << 20;
+/// How far into a GGUF file its name is looked for: behind a vocabulary, if need be.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+const ARRAYS_NESTED_MAX: u32 = 4;
+
+/// What a checkpoint says it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CheckpointName {
+    /// A GGUF file's `general.architecture`.
+    Gguf(String),
+    /// The first of the `architectures` in a `config.json`.
+    Class(String),
+}
+
+impl CheckpointName {
+    /// Reads it out of a `.gguf` file or a folder with a `config.json`. The error is one line for a person.
+    pub fn read(source: &Path) -> Result<Self, String> {
+        let metadata = source.metadata().map_err(|error| format!("'{}': {error}", source.display()))?;
+        if metadata.is_dir() {
+            let path = source.join("config.json");
+            return class(&path).map_err(|what| format!("'{}': {what}", path.display()));
+        }
+        let gguf = File::open(source).map_err(|error| error.to_string()).and_then(|file| {
+            architecture(&mut BufReader::new(file.take(HEADER_BYTES_MAX))).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => "it ends before it names its architecture".into(),
+                _ => error.to_string(),
+            })
+        });
+        gguf.map(Self::Gguf).map_err(|what| format!("'{}': {what}", source.display()))
+    }
+
+    /// The name itself.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Gguf(name) | Self::Class(name) => name,
+        }
+    }
+}
+
+fn class(path: &Path) -> Result<CheckpointName, String> {
+    #[derive(Deserialize)]
+    struct Config {
+        #[serde(default)]
+        architectures: Vec<String>,
+    }
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let config: Config = serde_json::from_reader(BufReader::new(file.take(CONFIG_BYTES_MAX)))
+        .map_err(|error| format!("it is not what a config.json is: {error}"))?;
+    let name = config.architectures.into_iter().next().ok_or("it names no architecture in 'architectures'")?;
+    let legal = (1..=NAME_BYTES_MAX).contains(&(name.len() as u64)) && !name.chars().any(char::is_control);
+    if legal { Ok(CheckpointName::Class(name)) } else { Err("the name of its architecture is no name".into()) }
+}
+
+fn architecture(file: &mut impl Read) -> io::Result<String> {
+    if number::<4>(file)?.to_le_bytes()[..4] != *b"GGUF" {
+        return Err(wrong("it is neither a folder nor a GGUF file"));
+    }
+    let version = number::<4>(file)?;
+    if !(2..=3).contains(&version) {
+        return Err(wrong(&format!("it is of GGUF version {version}, this host knows 2 and 3")));
+    }
+    let _tensors = number::<8>(file)?;
+    for _ in 0..number::<8>(file)? {
+        let key_bytes = number::<8>(file)?;
+        let is_name = if key_bytes == b"general.architecture".len() as u64 {
+            let mut key = [0; b"general.architecture".len()];
+            file.read_exact(&mut key)?;
+            &key == b"general.architecture"
+        } else {
+            skip(file, key_bytes)?;
+            false
+        };
+        let kind = number::<4>(file)?;
+        if is_name {
+            return if kind == STRING { name(file) } else { Err(wrong("its architecture is no text")) };
+        }
+        skip_value(file, kind, 0)?;
+    }
+    Err(wrong("it does not name its architecture"))
+}
+
+const STRING: u64 = 8;
+const ARRAY: u64 = 9;
+
+fn name(file: &mut impl Read) -> io::Result<String> {
+    let bytes = number::<8>(file)?;
+    if !(1..=NAME_BYTES_MAX).contains(&bytes) {
+        return Err(wrong(&format!("the name of its architecture has {bytes} bytes")));
+    }
+    let mut name = String::new();
+    file.take(bytes).read_to_string(&mut name)?;
+    if name.len() as u64 != bytes || name.chars().any(char::is_control) {
+        return Err(wrong("the name of its architecture is no name"));
+    }
+    Ok(name)
+}
+
+fn skip_value(file: &mut impl Read, kind: u64, depth: u32) -> io::Result<()> {
+    if let Some(bytes) = fixed_bytes(kind) {
+        return skip(file, bytes);
+    }
+    if kind == STRING {
+        let bytes = number::<8>(file)?;
+        return skip(file, bytes);
+    }
+    if kind != ARRAY || depth == ARRAYS_NESTED_MAX {
+        return Err(wrong(&format!("it holds a value of unknown kind {kind}")));
+    }
+    let kind = number::<4>(file)?;
+    let count = number::<8>(file)?;
+    if let Some(bytes) = fixed_bytes(kind) {
+        return skip(file, bytes.saturating_mul(count));
+    }
+    for _ in 0..count {
+        skip_value(file, kind, depth + 1)?;
+    }
+    Ok(())
+}
+
+fn fixed_bytes(kind: u64) -> Option<u64> {
+    match kind {
+        0 | 1 | 7 => Some(1),
+        2 | 3 => Some(2),
+        4..=6 => Some(4),
+        10..=12 => Some(8),
+        _ => None,
+    }
+}
+
+fn skip(file: &mut impl Read, bytes: u64) -> io::Result<()> {
+    let skipped = io::copy(&mut file.take(bytes), &mut io::sink())?;
+    if skipped == bytes { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+fn number<const BYTES: usize>(file: &mut impl Read) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    file.read_exact(&mut bytes[..BYTES])?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A header with these metadata: keys, and values with their kinds before them.
+    fn header(metadata: &[(&str, Vec<u8>)]) -> Vec<u8> {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend(7_u64.to_le_bytes());
+        bytes.extend((metadata.len() as u64).to_le_bytes());
+        for (key, value) in metadata {
+            bytes.extend(text(key));
+            bytes.extend(value);
+        }
+        bytes
+    }
+
+    fn text(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    fn value(kind: u32, bytes: &[u8]) -> Vec<u8> {
+        [&kind.to_le_bytes(), bytes].concat()
+    }
+
+    fn array(kind: u32, count: u64, bytes: &[u8]) -> Vec<u8> {
+        value(9, &[&kind.to_le_bytes()[..], &count.to_le_bytes(), bytes].concat())
+    }
+
+    fn check(bytes: &[u8], expect: Result<&str, &str>) {
+        let found = architecture(&mut &bytes[..]).map_err(|error| error.to_string());
+        match (found, expect) {
+            (Ok(found), Ok(expect)) => assert_eq!(found, expect),
+            (Err(found), Err(expect)) => assert!(found.contains(expect), "{found:?} does not speak of {expect:?}"),
+            (found, expect) => panic!("{found:?} instead of {expect:?}"),
+        }
+    }
+
+    #[test]
+    fn finds_the_name_behind_values_of_every_kind() {
+        let mut metadata: Vec<(&str, Vec<u8>)> = vec![("tokens", array(8, 2, &[text("a"), text("bc")].concat()))];
+        let sizes = [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (5, 4), (6, 4), (7, 1), (10, 8), (11, 8), (12, 8)];
+        metadata.extend(sizes.map(|(kind, bytes)| ("a.key.of.twenty.char", value(kind, &vec![1; bytes]))));
+        metadata.push(("scores", array(6, 3, &[0; 12])));
+        metadata.push(("nested", array(9, 1, &array(4, 1, &[0; 4])[4..])));
+        metadata.push(("general.architecture", value(8, &text("llama"))));
+        check(&header(&metadata), Ok("llama"));
+    }
+
+    #[test]
+    fn refuses_headers_that_are_cut_short_or_lie() {
+        let whole = header(&[("a", array(8, 1, &text("b"))), ("general.architecture", value(8, &text("llama")))]);
+        for length in 0..whole.len() {
+            assert!(architecture(&mut &whole[..length]).is_err(), "cut to {length} bytes");
+        }
+        check(&header(&[("a", value(99, &[]))]), Err("unknown kind 99"));
+        check(&header(&[("a", array(8, u64::MAX, &[]))]), Err("fill"));
+        check(&header(&[("a", array(4, u64::MAX, &[]))]), Err("end of file"));
+        check(&header(&[("general.architecture", value(4, &[0; 4]))]), Err("is no text"));
+        check(&header(&[("general.architecture", value(8, &text("a\nb")))]), Err("is no name"));
+        check(&header(&[]), Err("does not name its architecture"));
+        let deep = (0..6).fold(array(4, 0, &[]), |inner, _| array(9, 1, &inner[4..]));
+        check(&header(&[("a", deep)]), Err("unknown kind 9"));
+        check(b"GGUF\x01\0\0\0", Err("version 1"));
+        check(b"PK\x03\x04", Err("neither a folder nor a GGUF file"));
+    }
+
+    #[test]
+    fn reads_the_class_out_of_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = |text: &str| {
+            std::fs::write(folder.path().join("config.json"), text).unwrap();
+            CheckpointName::read(folder.path())
+        };
+        assert_eq!(config(r#"{"architectures": ["A", "B"]}"#).unwrap(), CheckpointName::Class("A".into()));
+        assert!(config("{}").unwrap_err().contains("names no architecture"));
+        assert!(config(r#"{"architectures": "#).unwrap_err().contains("config.json is"));
+        assert!(CheckpointName::read(&folder.path().join("nothing")).is_err());
+    }
+}

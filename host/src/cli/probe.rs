@@ -1,0 +1,105 @@
+//! `pensieve probe`: answers a server's questions about a checkpoint, in its place. Hidden, as people have no use for it.
+//!
+//! One process answers one question and runs at most one plugin, so that a plugin which crashes on a checkpoint does not
+//! keep the next claimant from being asked.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Subcommand;
+use pensieve_plugin_api::{ErrorCode, Source};
+use serde::{Deserialize, Serialize};
+
+use super::answer::Answer;
+use crate::{card::Card, checkpoint::CheckpointName, fleet::Refusal, plugin::LoadedPlugin};
+
+#[derive(Subcommand)]
+pub(super) enum Probe {
+    /// What does the checkpoint call itself?
+    Name {
+        /// The checkpoint.
+        source: PathBuf,
+    },
+    /// What does an architecture say of the checkpoint?
+    Describe {
+        /// The plugin's library.
+        plugin: PathBuf,
+        /// The architecture in it.
+        architecture: String,
+        /// The checkpoint.
+        source: PathBuf,
+        /// Settings of the architecture, a JSON object; empty for none.
+        #[arg(allow_hyphen_values = true)]
+        options: String,
+    },
+}
+
+impl Probe {
+    pub(super) fn run(self) -> ExitCode {
+        match self {
+            Self::Name { source } => name(&source),
+            Self::Describe { plugin, architecture, source, options } => {
+                answer(|| card(&plugin, &architecture, &source, &options))
+            }
+        }
+    }
+}
+
+/// The answer to `probe name SOURCE`.
+pub(crate) type Named = Result<CheckpointName, Refusal>;
+
+/// The answer to `probe describe PLUGIN ARCHITECTURE SOURCE OPTIONS`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Described {
+    /// It will load the checkpoint.
+    Card(Box<Card>),
+    /// It does not want it; the next claimant is to be asked.
+    Declined(Refusal),
+    /// It wants it and cannot take it.
+    Refused(Refusal),
+}
+
+fn name(source: &Path) -> ExitCode {
+    let named = || -> Named {
+        let help = "a source is a .gguf file, or a folder with config.json and safetensors";
+        CheckpointName::read(source).map_err(|what| Refusal::new("unnamed", what, help))
+    };
+    answer(named)
+}
+
+fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Described {
+    let refused = |kind: &str, reason: String, help: &str| Described::Refused(Refusal::new(kind, reason, help));
+    let Some(path) = source.to_str() else {
+        return refused("invalid", format!("'{}' is not UTF-8", source.display()), "rename the file");
+    };
+    let opened = match LoadedPlugin::open(plugin) {
+        Ok(opened) => opened,
+        Err(error) => return refused(error.reason.kind(), error.reason.to_string(), &error.help()),
+    };
+    let described = opened.architecture(architecture);
+    let source = Source { path: path.into(), options: options.into() };
+    match described.and_then(|architecture| architecture.describe(&source).into_result()) {
+        Ok(card) => match Card::read(&card) {
+            Ok(card) => Described::Card(Box::new(card)),
+            Err(what) => refused("bad-card", format!("describes it wrongly: {what}"), "tell the plugin's author"),
+        },
+        Err(error) => {
+            let refusal = Refusal::new("describe", error.message.as_str(), error.help.as_str()).cleaned();
+            if error.code == ErrorCode::DECLINED { Described::Declined(refusal) } else { Described::Refused(refusal) }
+        }
+    }
+}
+
+fn answer<T: Serialize>(question: impl FnOnce() -> T) -> ExitCode {
+    let answered = Answer::begin().and_then(|answer| answer.send(&question()));
+    match answered {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cannot answer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! A worker as the fleet sees it: what it runs, whom it serves, and whether it is to go.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::{
+    memory::Resident,
+    plugins::{Catalogue, Plugin},
+    stream::Update,
+    worker::Worker,
+};
+use crate::{
+    job::{Event, Failure, Job},
+    wire::{self, Command},
+};
+
+/// A worker and its streams.
+#[derive(Debug)]
+pub(super) struct Hand {
+    pub(super) worker: Worker,
+    pub(super) model: usize,
+    /// What it has mapped; kept so that the copies stay.
+    pub(super) plugins: Vec<Arc<Plugin>>,
+    /// What it takes, by the card.
+    pub(super) bytes: u64,
+    pub(super) jobs: HashMap<u64, UnboundedSender<Update>>,
+    /// Adapters that it is still reading.
+    pub(super) attaching: HashSet<String>,
+    pub(super) loaded: Option<wire::Loaded>,
+    pub(super) stats: Option<wire::Stats>,
+    /// It takes no more jobs and ends when it has none.
+    pub(super) going: bool,
+    /// When it was used last: in the order of uses, and by the clock.
+    pub(super) used: u64,
+    pub(super) used_at: Instant,
+    /// When it last did what it is waited for.
+    pub(super) moved_at: Instant,
+}
+
+/// How a worker's plugins compare with those that a new one would get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Age {
+    /// They are the same.
+    Current,
+    /// There are more by now, which it could offer after a new start.
+    Behind,
+    /// One of them was replaced or removed.
+    Outdated,
+}
+
+impl Hand {
+    pub(super) fn submit(&mut self, job: Job, updates: UnboundedSender<Update>) {
+        self.jobs.insert(job.id, updates);
+        self.worker.tell(Command::Submit(job));
+    }
+
+    /// Passes an event on; true if it was the last one of its job.
+    pub(super) fn pass_on(&mut self, job: u64, event: Event) -> bool {
+        let last = event.is_last();
+        if let Some(updates) = self.jobs.get(&job) {
+            // Whoever has gone has cancelled the job.
+            let _ = updates.send(Update::Event(event));
+        }
+        if last {
+            self.jobs.remove(&job);
+        }
+        last
+    }
+
+    /// Tells every stream that it is over.
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        for (_, updates) in self.jobs.drain() {
+            let _ = updates.send(Update::Event(Event::Failed(failure.clone())));
+        }
+    }
+
+    /// Asks it to finish what it has and to end.
+    pub(super) fn dismiss(&mut self, now: Instant) {
+        if !self.going {
+            (self.going, self.moved_at) = (true, now);
+            self.worker.tell(Command::Drain);
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    pub(super) fn resident(&self, serial: u64) -> Resident {
+        let idle = self.is_idle() && !self.going && self.loaded.is_some();
+        Resident { serial, bytes: self.bytes, idle, used: self.used }
+    }
+
+    pub(super) fn age(&self, catalogue: &Catalogue) -> Age {
+        let has =
+            |plugins: &[Arc<Plugin>], plugin: &Arc<Plugin>| plugins.iter().any(|known| Arc::ptr_eq(known, plugin));
+        if !self.plugins.iter().all(|plugin| has(catalogue.plugins(), plugin)) {
+            return Age::Outdated;
+        }
+        let mut offered = catalogue.samplers().into_iter().chain(catalogue.adapter_formats());
+        if offered.all(|(_, plugin)| has(&self.plugins, &plugin)) { Age::Current } else { Age::Behind }
+    }
+
+    /// When it has to be ended, if it does not move until then.
+    pub(super) fn deadline(&self, load: Duration, farewell: Duration) -> Option<Instant> {
+        match (self.going, &self.loaded) {
+            (true, _) if self.is_idle() => Some(self.moved_at + farewell),
+            (false, None) => Some(self.moved_at + load),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Follows the folders: hears of changes, waits until files are whole, has them looked at, and publishes what is known.
+//!
+//! Events only say when to look; what is true is what the next scan finds, so that a lost event, a full queue or a file
+//! system without events costs a delay and nothing else.
+
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+use tokio::{
+    sync::{Notify, watch::Sender},
+    task::JoinSet,
+    time::{sleep, sleep_until},
+};
+
+use super::{
+    Catalogue, Settings,
+    copy::Cache,
+    files::{Files, Task},
+    inspection::{Verdict, inspect},
+    scan::{Folder, Scan},
+};
+
+/// How many files are looked at at once.
+const CHILDREN_MAX: usize = 4;
+/// A copy in progress makes thousands of events; they are answered by one scan.
+const EVENTS_GATHERED: Duration = Duration::from_millis(30);
+
+/// Watches until it is aborted.
+pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Catalogue>>) {
+    let (settings, cache) = (Arc::new(settings), Arc::new(cache));
+    let mut files = Files::new(settings.limits.clone());
+    let mut ears = Ears::new();
+    let mut children = JoinSet::<(Task, Verdict)>::new();
+    let mut rescan = Instant::now();
+    loop {
+        if Instant::now() >= rescan {
+            let (scanned, swept) = (settings.clone(), cache.clone());
+            let scanning = tokio::task::spawn_blocking(move || {
+                swept.sweep();
+                Scan::run(&scanned)
+            });
+            if let Ok(scan) = scanning.await {
+                ears.listen(&scan.folders);
+                files.observe(scan, Instant::now(), SystemTime::now());
+            }
+            rescan = Instant::now() + settings.limits.rescan;
+        }
+        while children.len() < CHILDREN_MAX
+            && let Some(task) = files.next_task(Instant::now())
+        {
+            let (settings, cache) = (settings.clone(), cache.clone());
+            children.spawn(async move {
+                let verdict = inspect(settings, cache, task.found.clone(), task.before.clone()).await;
+                (task, verdict)
+            });
+        }
+        if let Some(catalogue) = files.news() {
+            publish.send_replace(catalogue);
+        }
+        let wake = files.next_deadline().map_or(rescan, |deadline| deadline.min(rescan));
+        // A file that is due while all children are busy waits for one of them.
+        let wake = wake.max(Instant::now() + Duration::from_millis(5));
+        tokio::select! {
+            () = ears.heard.notified() => {
+                sleep(EVENTS_GATHERED).await;
+                rescan = Instant::now();
+            }
+            Some(done) = children.join_next() => {
+                if let Ok((task, verdict)) = done {
+                    files.decide(&task, verdict, Instant::now());
+                }
+            }
+            () = sleep_until(wake.into()) => {}
+        }
+    }
+}
+
+/// What hears of changes. A folder that cannot be listened to is only scanned now and then.
+struct Ears {
+    heard: Arc<Notify>,
+    watcher: Option<RecommendedWatcher>,
+    folders: HashSet<Folder>,
+}
+
+impl Ears {
+    fn new() -> Self {
+        let heard = Arc::new(Notify::new());
+        let wake = heard.clone();
+        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            // Reading a file, as a scan's own copies do, is an event as well.
+            if !matches!(event, Ok(notify::Event { kind: EventKind::Access(_), .. })) {
+                wake.notify_one();
+            }
+        });
+        Self { heard, watcher: watcher.ok(), folders: HashSet::new() }
+    }
+
+    fn listen(&mut self, folders: &[Folder]) {
+        let Some(watcher) = &mut self.watcher else { return };
+        // A folder that has gone and come back is another one: it must be listened to anew.
+        for gone in self.folders.extract_if(|folder| !folders.contains(folder)) {
+            // The system has forgotten a removed folder by itself.
+            let _ = watcher.unwatch(&gone.path);
+        }
+        for folder in folders {
+            if !self.folders.contains(folder) && watcher.watch(&folder.path, RecursiveMode::NonRecursive).is_ok() {
+                self.folders.insert(folder.clone());
+            }
+        }
+    }
+}

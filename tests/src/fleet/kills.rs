@@ -1,0 +1,201 @@
+//! What happens when workers die, hang or misbehave: their streams end, everything else goes on, and nothing is left behind.
+
+use pensieve::{
+    fleet::ModelState,
+    job::{Failure, FailureCode},
+};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use super::{Home, PATIENCE, answer, begun, gone};
+
+// What the model of these tests obeys.
+const PANIC: u32 = 259;
+const LOOP: u32 = 260;
+const EXIT: u32 = 261;
+const CRASH: u32 = 262;
+
+/// How a worker is brought to an end.
+#[derive(Clone, Copy, Debug)]
+enum Kill {
+    Signal,
+    Prompt(u32),
+}
+
+/// Kills a model's worker many times while another model's stream runs.
+async fn kill(kill: Kill, rounds: usize, limit: Duration) {
+    let step_deadline = Duration::from_millis(500);
+    let home = Home::open(&["victim", "bystander"], |config| {
+        config.restart.deaths_max = 1000;
+        config.models[0].limits.step_deadline = step_deadline;
+    });
+    let home = home.await;
+    let alone = home.ask("victim", &[5, 6], 8).await.unwrap();
+    let undisturbed = home.ask("bystander", &[9, 9], 200).await.unwrap();
+    for round in 0..rounds {
+        let bystander = home.submit("bystander", &[9, 9], 200);
+        let mut streams: Vec<_> = (0..3).map(|token| home.submit("victim", &[token], 20_000)).collect();
+        for stream in &mut streams {
+            begun(stream).await;
+        }
+        let pid = home.model(0).await.pid.unwrap();
+        let start = Instant::now();
+        let culprit = match kill {
+            Kill::Signal => {
+                let pid = i32::try_from(pid).unwrap();
+                // SAFETY: the call takes plain numbers, and the process is this test's own.
+                assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+                None
+            }
+            Kill::Prompt(token) => Some(home.submit("victim", &[1, token], 5)),
+        };
+        for stream in streams.into_iter().chain(culprit) {
+            let failure = answer(stream).await.unwrap_err();
+            assert!(start.elapsed() < limit, "{kill:?}, round {round}: {failure} after {:?}", start.elapsed());
+            assert!(
+                failure.message.starts_with("the worker of model 'victim' ") && !failure.help.is_empty(),
+                "{failure}"
+            );
+        }
+        assert_eq!(home.ask("victim", &[5, 6], 8).await.unwrap(), alone, "{kill:?}, round {round}");
+        assert_eq!(answer(bystander).await.unwrap(), undisturbed, "{kill:?}, round {round}");
+        gone(pid).await;
+    }
+    let stats = home.fleet.stats(true).await.models;
+    assert_eq!((stats[0].deaths, stats[0].workers, stats[0].streams), (rounds as u64, 1, 0));
+    assert_eq!((stats[1].deaths, stats[1].loads), (0, 1));
+    let pids: Vec<u32> = stats.iter().filter_map(|model| model.pid).collect();
+    home.fleet.shutdown(Duration::from_secs(5)).await;
+    for pid in pids {
+        gone(pid).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_worker_costs_its_own_streams() {
+    kill(Kill::Signal, 20, Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_in_forward_costs_its_own_streams() {
+    kill(Kill::Prompt(CRASH), 20, Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exit_in_forward_costs_its_own_streams() {
+    kill(Kill::Prompt(EXIT), 20, Duration::from_secs(1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loop_in_forward_costs_its_own_streams_after_the_deadline() {
+    kill(Kill::Prompt(LOOP), 20, Duration::from_millis(1500)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_forward_ends_streams_and_nothing_else() {
+    let home = Home::open(&["victim"], |_| ()).await;
+    let alone = home.ask("victim", &[5, 6], 8).await.unwrap();
+    for round in 0..20 {
+        let failure = home.ask("victim", &[1, PANIC], 5).await.unwrap_err();
+        assert_eq!(failure.code, FailureCode::Plugin, "{failure}");
+        assert_eq!(home.ask("victim", &[5, 6], 8).await.unwrap(), alone, "round {round}");
+    }
+    assert_eq!(home.model(0).await.deaths, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn three_deaths_are_quarantine_which_a_new_plugin_ends() {
+    let home = Home::open(&["one"], |_| ()).await;
+    for _ in 0..3 {
+        home.ask("one", &[CRASH], 1).await.unwrap_err();
+    }
+    let stats = home.model(0).await;
+    assert_eq!(stats.state, ModelState::Quarantined);
+    assert!(stats.reason.unwrap().starts_with("model 'one' is in quarantine: its worker died 3 times within 60 s"));
+    let start = Instant::now();
+    let failure = home.ask("one", &[1], 1).await.unwrap_err();
+    assert!(failure.message.contains("SIGSEGV") && failure.help.contains("replace the plugin"), "{failure}");
+    assert!(start.elapsed() < Duration::from_secs(1));
+    home.replace_plugin("mended");
+    home.until(0, "free", |stats| stats.state != ModelState::Quarantined).await;
+    home.ask("one", &[1], 1).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn quarantine_ends_with_time_or_by_release() {
+    let home = Home::open(&["one"], |config| {
+        config.restart.deaths_max = 1;
+        config.restart.quarantine = Duration::from_millis(700);
+    });
+    let home = home.await;
+    home.ask("one", &[CRASH], 1).await.unwrap_err();
+    home.ask("one", &[1], 1).await.unwrap_err();
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    home.ask("one", &[1], 1).await.unwrap();
+    home.ask("one", &[CRASH], 1).await.unwrap_err();
+    home.fleet.release("one").unwrap();
+    home.ask("one", &[1], 1).await.unwrap();
+}
+
+/// What the fleet says of a worker that is not one; see `bin/fake_worker.rs`.
+async fn obituary(behaviour: &str) -> Failure {
+    let home = Home::open(&["one"], |config| {
+        let fake = config.cards.with_file_name(behaviour);
+        fs::create_dir_all(fake.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_fake_worker"), &fake).unwrap();
+        config.program = fake;
+        config.restart.deaths_max = 2;
+        config.deadlines.silence = Duration::from_millis(300);
+    });
+    let home = home.await;
+    let failure = home.ask("one", &[1], 1).await.unwrap_err();
+    let stats = home.until(0, "gone", |stats| stats.workers == 0).await;
+    assert_eq!((stats.state, stats.deaths, stats.waiting), (ModelState::Quarantined, 2, 0));
+    failure
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_that_do_not_behave_are_ended_and_their_model_is_quarantined() {
+    for (behaviour, expected) in [
+        ("silent", "said nothing for 0.3 s"),
+        ("nonsense", "spoke nonsense: "),
+        ("too-long", "spoke nonsense: a frame of 4294967295 bytes"),
+        ("stranger", "speaks protocol 99, this server 1"),
+        ("rude", "did not introduce itself"),
+        ("leaves", "ended by itself, with exit status: 7; it said: no licence"),
+    ] {
+        let failure = obituary(behaviour).await;
+        let expected = format!("the last time so: the worker of model 'one' {expected}");
+        assert!(failure.message.contains(&expected), "{behaviour}: {failure}");
+    }
+}
+
+/// Descriptors can only be counted where nothing else runs: in a process of its own.
+#[test]
+fn workers_leave_no_descriptor_behind() {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = command.args(["--exact", "fleet::kills::descriptors", "--ignored", "--nocapture"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+}
+
+#[tokio::test]
+#[ignore = "run by workers_leave_no_descriptor_behind"]
+async fn descriptors() {
+    let count = || fs::read_dir("/proc/self/fd").unwrap().count();
+    let home = Home::open(&["one"], |config| config.restart.deaths_max = 1000).await;
+    home.ask("one", &[1], 1).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let before = count();
+    for _ in 0..20 {
+        home.ask("one", &[CRASH], 1).await.unwrap_err();
+        home.ask("one", &[1], 1).await.unwrap();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while count() > before {
+        assert!(Instant::now() < deadline, "{} descriptors instead of {before}", count());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

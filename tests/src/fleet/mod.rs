@@ -1,0 +1,262 @@
+//! The fleet on real workers: requests wait for loads, streams survive what happens to others, and models come back.
+//!
+//! The model is `faults`: its prompts can make `forward` crash, loop, exit or panic, and what it says depends on every token
+//! before, so that a stream that lost or gained something says something else.
+
+mod kills;
+
+use pensieve::{
+    fleet::{Config, EventStream, Fleet, ModelConfig, ModelState, ModelStats, Update},
+    job::{Event, Failure, FailureCode, Finish, Job},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+use crate::artifacts::{program, test_plugin};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A fleet of models of `faults`, each with a checkpoint of its own.
+struct Home {
+    fleet: Fleet,
+    root: TempDir,
+}
+
+impl Home {
+    async fn open(models: &[&str], prepare: impl FnOnce(&mut Config)) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let mut config = Config::new(&[], root.path());
+        let folder = root.path().join("plugins");
+        fs::create_dir(&folder).unwrap();
+        fs::copy(test_plugin("faults"), folder.join("libfaults.so")).unwrap();
+        config.plugins.folders = vec![folder];
+        config.plugins.program = program();
+        config.program = program();
+        config.plugins.limits.settle = Duration::from_millis(50);
+        (config.restart.pause, config.restart.pause_max) = (Duration::from_millis(10), Duration::from_millis(40));
+        config.models = models.iter().map(|id| model(root.path(), id)).collect();
+        prepare(&mut config);
+        Self { fleet: Fleet::start(config).await.unwrap(), root }
+    }
+
+    fn submit(&self, name: &str, tokens: &[u32], max_tokens: u32) -> EventStream {
+        let job = Job { tokens: tokens.to_vec(), max_tokens, ignore_end_of_turn: true, ..Job::default() };
+        self.fleet.submit(name, job).unwrap()
+    }
+
+    async fn ask(&self, name: &str, tokens: &[u32], max_tokens: u32) -> Result<Vec<u32>, Failure> {
+        answer(self.submit(name, tokens, max_tokens)).await
+    }
+
+    async fn model(&self, index: usize) -> ModelStats {
+        self.fleet.stats(true).await.models.remove(index)
+    }
+
+    async fn until(&self, index: usize, what: &str, holds: impl Fn(&ModelStats) -> bool) -> ModelStats {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let model = self.model(index).await;
+            if holds(&model) {
+                return model;
+            }
+            assert!(Instant::now() < deadline, "not {what}: {model:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Replaces the plugin by one with other bytes behind its end.
+    fn replace_plugin(&self, version: &str) {
+        let mut bytes = fs::read(test_plugin("faults")).unwrap();
+        bytes.extend(version.bytes());
+        let partial = self.root.path().join("partial");
+        fs::write(&partial, bytes).unwrap();
+        fs::rename(partial, self.plugin()).unwrap();
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.root.path().join("plugins/libfaults.so")
+    }
+}
+
+fn model(root: &Path, id: &str) -> ModelConfig {
+    let source = root.join(id);
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("config.json"), r#"{"architectures": ["FaultsForCausalLM"]}"#).unwrap();
+    let options = r#"{"step_us": 2000}"#.to_owned();
+    ModelConfig { id: id.into(), source, options, state_bytes: Some(1 << 20), threads: 1, ..ModelConfig::default() }
+}
+
+/// All tokens of a stream that must end in time.
+async fn answer(mut stream: EventStream) -> Result<Vec<u32>, Failure> {
+    let mut tokens = Vec::new();
+    loop {
+        match tokio::time::timeout(PATIENCE, stream.next()).await.expect("an event in time").expect("a last event") {
+            Update::Event(Event::Tokens(new)) => tokens.extend(new.ids),
+            Update::Event(Event::Finished { reason, .. }) => {
+                assert_eq!(reason, Finish::Length);
+                return Ok(tokens);
+            }
+            Update::Event(Event::Failed(failure)) => return Err(failure),
+            Update::Event(_) | Update::Loading { .. } => {}
+        }
+    }
+}
+
+/// Waits for a stream's first tokens, and tells how many they are.
+async fn begun(stream: &mut EventStream) -> usize {
+    loop {
+        match stream.next().await {
+            Some(Update::Event(Event::Tokens(tokens))) => return tokens.ids.len(),
+            Some(update) if !update.is_last() => {}
+            other => panic!("it has not begun: {other:?}"),
+        }
+    }
+}
+
+fn alive(pid: u32) -> bool {
+    // A process that was ended and not waited for has no command line.
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+async fn gone(pid: u32) {
+    let deadline = Instant::now() + PATIENCE;
+    while alive(pid) {
+        assert!(Instant::now() < deadline, "process {pid} is still there");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_waits_for_the_load_and_hears_of_it() {
+    let home = Home::open(&["one"], |_| ()).await;
+    assert_eq!(home.model(0).await.state, ModelState::Idle);
+    let mut stream = home.submit("one", &[1, 2, 3], 5);
+    assert!(matches!(stream.next().await, Some(Update::Loading { .. })));
+    let first = answer(stream).await.unwrap();
+    assert_eq!(first.len(), 5);
+    assert_eq!(home.ask("one", &[1, 2, 3], 5).await.unwrap(), first);
+    let stats = home.model(0).await;
+    assert_eq!((stats.state, stats.loads, stats.deaths), (ModelState::Ready, 1, 0));
+    assert_eq!(home.fleet.card("one").await.unwrap().vocabulary, 263);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_loaded_fails_with_the_reason() {
+    let home = Home::open(&["one", "two"], |config| {
+        config.models[0].source = PathBuf::from("/nowhere/model.gguf");
+        fs::write(config.models[1].source.join("config.json"), r#"{"architectures": ["Qwen9"]}"#).unwrap();
+    });
+    let home = home.await;
+    let failure = home.ask("one", &[1], 1).await.unwrap_err();
+    assert!(
+        failure.message.starts_with("model 'one': the source '/nowhere/model.gguf' cannot be looked at"),
+        "{failure}"
+    );
+    let failure = home.ask("two", &[1], 1).await.unwrap_err();
+    let expected = "model 'two': no plugin claims architecture 'Qwen9' (installed: faults); drop one into plugins/";
+    assert_eq!(failure.to_string(), expected);
+    assert_eq!(home.fleet.submit("three", Job::default()).unwrap_err().code, FailureCode::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_that_is_dropped_is_cancelled() {
+    let home = Home::open(&["one"], |_| ()).await;
+    let mut stream = home.submit("one", &[1], 30_000);
+    begun(&mut stream).await;
+    assert_eq!(home.model(0).await.streams, 1);
+    drop(stream);
+    let stats = home.until(0, "idle", |stats| stats.streams == 0).await;
+    assert_eq!(stats.worker.unwrap().blocks_active, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_models_make_room_and_busy_ones_are_waited_for() {
+    // Room for one: 64 MiB of its own and 1 MiB of state each.
+    let home = Home::open(&["one", "two"], |config| config.memory_bytes = 100 << 20).await;
+    home.ask("one", &[1], 1).await.unwrap();
+    home.ask("two", &[1], 1).await.unwrap();
+    assert_eq!(home.until(0, "evicted", |stats| stats.workers == 0).await.state, ModelState::Idle);
+    let mut busy = home.submit("two", &[1], 300);
+    begun(&mut busy).await;
+    let waits = home.submit("one", &[1], 1);
+    answer(busy).await.unwrap();
+    answer(waits).await.unwrap();
+    let stats = home.fleet.stats(true).await;
+    assert!(stats.memory_used <= stats.memory_budget, "{stats:?}");
+    assert_eq!((stats.models[0].loads, stats.models[1].loads, stats.models[0].deaths), (2, 1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_is_too_large_says_what_it_takes() {
+    let home = Home::open(&["one"], |config| config.memory_bytes = 10 << 20).await;
+    let failure = home.ask("one", &[1], 1).await.unwrap_err();
+    assert!(failure.message.contains("takes 65 MiB") && failure.message.contains("may take 10 MiB"), "{failure}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unused_model_leaves_memory_and_comes_back() {
+    let home = Home::open(&["one"], |config| config.idle_timeout = Some(Duration::from_millis(400))).await;
+    let first = home.ask("one", &[1], 3).await.unwrap();
+    let pid = home.model(0).await.pid.unwrap();
+    home.until(0, "gone", |stats| stats.workers == 0 && stats.state == ModelState::Idle).await;
+    gone(pid).await;
+    assert_eq!(home.ask("one", &[1], 3).await.unwrap(), first);
+    assert_eq!(home.model(0).await.deaths, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replaced_plugin_serves_new_requests_while_old_streams_finish() {
+    let home = Home::open(&["one"], |_| ()).await;
+    let alone = home.ask("one", &[3], 1500).await.unwrap();
+    let mut old = home.submit("one", &[3], 1500);
+    let first = begun(&mut old).await;
+    let pid = home.model(0).await.pid.unwrap();
+    home.replace_plugin("two");
+    home.until(0, "let go", |stats| stats.state == ModelState::Idle).await;
+    home.ask("one", &[1], 1).await.unwrap();
+    let stats = home.model(0).await;
+    assert_eq!((stats.loads, stats.workers, stats.deaths), (2, 2, 0), "the old worker still streams");
+    assert_ne!(stats.pid, Some(pid));
+    assert_eq!(answer(old).await.unwrap(), alone[first..]);
+    gone(pid).await;
+    home.until(0, "alone", |stats| stats.workers == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removed_plugin_serves_its_last_streams_only() {
+    let home = Home::open(&["one"], |_| ()).await;
+    let mut old = home.submit("one", &[3], 500);
+    let first = begun(&mut old).await;
+    fs::remove_file(home.plugin()).unwrap();
+    home.until(0, "let go", |stats| stats.state == ModelState::Idle).await;
+    let failure = home.ask("one", &[1], 1).await.unwrap_err();
+    assert!(failure.message.contains("(installed: none)"), "{failure}");
+    assert_eq!(answer(old).await.unwrap().len() + first, 500);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shutdown_lets_streams_finish_and_leaves_nothing_behind() {
+    let home = Home::open(&["one"], |_| ()).await;
+    let mut stream = home.submit("one", &[1], 100);
+    let first = begun(&mut stream).await;
+    let pid = home.model(0).await.pid.unwrap();
+    home.fleet.shutdown(Duration::from_secs(20)).await;
+    assert_eq!(answer(stream).await.unwrap().len() + first, 100);
+    assert!(!alive(pid));
+    assert_eq!(home.fleet.submit("one", Job::default()).unwrap_err().code, FailureCode::Draining);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_fleet_ends_its_workers() {
+    let home = Home::open(&["one"], |_| ()).await;
+    let mut stream = home.submit("one", &[1], 30_000);
+    begun(&mut stream).await;
+    let pid = home.model(0).await.pid.unwrap();
+    drop(home);
+    gone(pid).await;
+    assert!(answer(stream).await.is_err());
+}
