@@ -29,6 +29,7 @@ mod reuse;
 mod samplers;
 mod services;
 mod serving;
+mod speed;
 mod streams;
 mod tidy;
 mod toolchains;

@@ -1,5 +1,5 @@
 //! The worker process: one model, one socket, four threads. The main thread owns the model and runs the loop; one thread
-//! reads commands, one writes reports ([`outbox`]), one watches that steps end ([`watchdog`]).
+//! reads commands, one writes reports (`outbox`), one watches that steps end (`watchdog`).
 //!
 //! A worker lives for its server. When the socket ends, the reading thread ends the process at once, whatever the model is
 //! doing: the server is gone, and its streams with it. (A signal on the parent's death would follow the thread that
