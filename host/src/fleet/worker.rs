@@ -99,7 +99,7 @@ impl Worker {
             drop(group);
             let status = timeout(Duration::from_secs(2), child.wait()).await;
             let status = status.ok().and_then(Result::ok);
-            hear(Said::Ended(obituary(&model, verdict, status, &words.last())));
+            hear(Said::Ended(obituary(&model, verdict, status, &words.last().await)));
         });
         Ok(Self { pid, commands, sentence: Some(sentence), minding })
     }
@@ -263,14 +263,17 @@ fn obituary(model: &str, verdict: Verdict, status: Option<ExitStatus>, words: &s
 }
 
 /// The last lines of a worker's stderr, which are also passed on.
-struct Words(Arc<Mutex<VecDeque<String>>>);
+struct Words {
+    kept: Arc<Mutex<VecDeque<String>>>,
+    listening: Option<JoinHandle<()>>,
+}
 
 impl Words {
     fn listen(pipe: Option<ChildStderr>, model: &str) -> Self {
         let kept = Arc::new(Mutex::new(VecDeque::new()));
-        let (words, model) = (Self(kept.clone()), model.to_owned());
-        let Some(pipe) = pipe else { return words };
-        tokio::spawn(async move {
+        let Some(pipe) = pipe else { return Self { kept, listening: None } };
+        let (model, lines) = (model.to_owned(), Arc::clone(&kept));
+        let listening = tokio::spawn(async move {
             const LINE_BYTES_MAX: u64 = 4096;
             let mut reader = BufReader::new(pipe);
             let mut line = Vec::new();
@@ -278,18 +281,22 @@ impl Words {
                 let text = super::refusal::clean(String::from_utf8_lossy(&line).trim_end());
                 line.clear();
                 eprintln!("[{model}] {text}");
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.push_back(text);
-                if kept.len() > WORDS_KEPT {
-                    kept.pop_front();
+                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+                lines.push_back(text);
+                if lines.len() > WORDS_KEPT {
+                    lines.pop_front();
                 }
             }
         });
-        words
+        Self { kept, listening: Some(listening) }
     }
 
-    fn last(&self) -> String {
-        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What a worker that has ended said last. Its pipe may still hold some of that, or be held by a process it left behind.
+    async fn last(self) -> String {
+        if let Some(listening) = self.listening {
+            let _ = timeout(Duration::from_millis(200), listening).await;
+        }
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().filter(|line| !line.trim().is_empty()).cloned().collect::<Vec<_>>().join(" / ")
     }
 }
