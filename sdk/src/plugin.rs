@@ -9,7 +9,12 @@ use crate::{AdapterFormat, Architecture, sampler::Sampler};
 /// # struct First;
 /// # impl Sampler for First {
 /// #     fn name(&self) -> &'static str { "first" }
-/// #     fn create(&self, _: &str, _: u32, _: u64) -> Result<Box<dyn Stage>> { unimplemented!() }
+/// #     fn create(&self, _: &str, _: u32, _: u64) -> Result<Box<dyn Stage>> { Ok(Box::new(First)) }
+/// # }
+/// # impl Stage for First {
+/// #     fn sample(&mut self, candidates: &mut Candidates<'_>, _: History<'_>) -> Result<Option<u32>> {
+/// #         Ok(candidates.ids().first().copied())
+/// #     }
 /// # }
 /// let plugin = Plugin::new("first", "picks the first candidate").sampler(First);
 /// ```
