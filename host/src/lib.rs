@@ -2,10 +2,13 @@
 //! process.
 
 pub mod card;
+pub mod chat;
 pub mod checkpoint;
 pub mod cli;
+pub mod dialects;
 pub mod engine;
 pub mod fleet;
 pub mod job;
 pub mod plugin;
+pub mod prompt;
 pub mod wire;

@@ -1,0 +1,114 @@
+//! The APIs that clients speak. A dialect turns a request's body into a [`crate::chat::Request`] and the answer's pieces
+//! into its own JSON and events. It is the only place that knows that JSON, and it knows nothing of connections: `http`
+//! hands it a body and writes down what it says.
+
+use std::pin::Pin;
+
+use futures_util::Stream;
+
+use crate::{
+    chat::Client,
+    job::{Failure, FailureCode},
+};
+
+/// A request that has come through the door: its body is within the limit, and its sender is known.
+#[derive(Clone, Debug, Default)]
+pub struct Call {
+    /// The body, not parsed yet.
+    pub body: Vec<u8>,
+    /// Who sent it.
+    pub client: Client,
+    /// What the answer's header and its errors call it.
+    pub request_id: String,
+}
+
+/// What goes back.
+pub enum Answer {
+    /// One body.
+    Whole {
+        /// The status.
+        status: u16,
+        /// Its media type.
+        media_type: &'static str,
+        /// The body.
+        body: Vec<u8>,
+    },
+    /// Pieces as they come, each written at once. Dropping the stream cancels the work behind it.
+    Stream {
+        /// The media type, `text/event-stream` as a rule.
+        media_type: &'static str,
+        /// The pieces, framed already.
+        pieces: Pieces,
+    },
+}
+
+/// Pieces of a streamed answer.
+pub type Pieces = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
+
+/// Why a request is not served, whatever its dialect; each dialect has an envelope for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Whose affair it is.
+    pub kind: ProblemKind,
+    /// What happened, to what, and what to do. Names the field, if one is at fault.
+    pub message: String,
+    /// The field at fault.
+    pub field: Option<String>,
+}
+
+/// Whose affair a problem is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// The request makes no sense.
+    InvalidRequest,
+    /// No key, or a wrong one.
+    Authentication,
+    /// Not from there, or not to there.
+    Permission,
+    /// No such route or model.
+    NotFound,
+    /// The route has no such method.
+    Method,
+    /// The body is not JSON by its content type.
+    MediaType,
+    /// The body is too large.
+    TooLarge,
+    /// The prompt does not fit the model.
+    TooLong,
+    /// Too many requests are waiting.
+    Overloaded,
+    /// The body or the answer took too long.
+    Timeout,
+    /// Something failed here.
+    Internal,
+}
+
+impl Problem {
+    /// A problem that belongs to no field.
+    pub fn new(kind: ProblemKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), field: None }
+    }
+
+    /// A value that cannot be: the message says `FIELD: WHY`.
+    pub fn field(field: impl Into<String>, why: impl std::fmt::Display) -> Self {
+        let field = field.into();
+        Self { kind: ProblemKind::InvalidRequest, message: format!("{field}: {why}"), field: Some(field) }
+    }
+}
+
+impl From<Failure> for Problem {
+    fn from(failure: Failure) -> Self {
+        let kind = match failure.code {
+            FailureCode::Invalid | FailureCode::Unsupported => ProblemKind::InvalidRequest,
+            FailureCode::TooLong => ProblemKind::TooLong,
+            FailureCode::NotFound => ProblemKind::NotFound,
+            FailureCode::Busy | FailureCode::Draining => ProblemKind::Overloaded,
+            FailureCode::Plugin
+            | FailureCode::NotANumber
+            | FailureCode::Stalled
+            | FailureCode::WorkerLost
+            | FailureCode::Internal => ProblemKind::Internal,
+        };
+        Self::new(kind, failure.to_string())
+    }
+}
