@@ -2,6 +2,10 @@
 //! into its own JSON and events. It is the only place that knows that JSON, and it knows nothing of connections: `http`
 //! hands it a body and writes down what it says.
 
+mod extras;
+mod fields;
+pub(crate) mod openai;
+
 use std::pin::Pin;
 
 use futures_util::Stream;
