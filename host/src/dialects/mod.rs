@@ -2,6 +2,9 @@
 //! into its own JSON and events. It is the only place that knows that JSON, and it knows nothing of connections: `http`
 //! hands it a body and writes down what it says.
 
+mod extras;
+mod fields;
+
 use std::pin::Pin;
 
 use futures_util::Stream;
