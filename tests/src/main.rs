@@ -27,6 +27,7 @@ mod overhead;
 mod panics;
 mod reuse;
 mod samplers;
+mod scripted;
 mod services;
 mod serving;
 mod speed;
