@@ -1,6 +1,10 @@
 //! Between a conversation and tokens: a model's chat template, its tokenizer, and how it writes tool calls and reasoning.
 //! [`Chats`] turns a [`Request`] into a job for the fleet, and the job's events into [`Delta`]s.
 
+mod script;
+mod template;
+mod tokens;
+
 use std::sync::Arc;
 
 use crate::{
