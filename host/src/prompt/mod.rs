@@ -2,6 +2,9 @@
 //! [`Chats`] turns a [`Request`] into a job for the fleet, and the job's events into [`Delta`]s.
 
 pub mod formats;
+mod script;
+mod template;
+mod tokens;
 
 use std::sync::Arc;
 
