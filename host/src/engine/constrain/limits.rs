@@ -49,7 +49,11 @@ pub(super) fn check(spec: &Spec) -> Result<(), GrammarError> {
         let grammar = match &rule.grammar {
             Grammar::Framed { frame, parts } => length("bytes of frame", frame, LARK_BYTES_MAX)
                 .and_then(|_| length_of("parts in a frame", parts.len(), PARTS_MAX))
-                .and_then(|_| parts.iter().try_for_each(|part| size(&part.grammar).map(drop).map_err(|error| error.context(&part.what))))
+                .and_then(|_| {
+                    parts
+                        .iter()
+                        .try_for_each(|part| size(&part.grammar).map(drop).map_err(|error| error.context(&part.what)))
+                })
                 .map(|()| rule.grammar.bytes()),
             grammar => size(grammar),
         };

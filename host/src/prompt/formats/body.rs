@@ -202,7 +202,12 @@ impl Body {
                 self.arguments.push(byte);
                 Fed::Counted
             }
-            At::Value if json.key == json.keys.arguments.as_bytes() && byte == b'{' && json.name.is_some() && !self.is_open => {
+            At::Value
+                if json.key == json.keys.arguments.as_bytes()
+                    && byte == b'{'
+                    && json.name.is_some()
+                    && !self.is_open =>
+            {
                 json.at = At::Arguments;
                 json.nest = Nest::default();
                 json.nest.feed(byte);
@@ -242,7 +247,13 @@ impl Body {
                 let Reader::Json(json) = &mut self.reader else { return Fed::Broken };
                 if json.in_list { Fed::Counted } else { Fed::Done }
             }
-            Step::List => if self.calls == 0 { Fed::Broken } else { Fed::Done },
+            Step::List => {
+                if self.calls == 0 {
+                    Fed::Broken
+                } else {
+                    Fed::Done
+                }
+            }
         }
     }
 }
@@ -360,7 +371,9 @@ impl Json {
         }
         let text = std::mem::take(&mut self.text);
         let quoted = [b"\"", text.as_slice(), b"\""].concat();
-        let Ok(decoded) = serde_json::from_str::<String>(&String::from_utf8_lossy(&quoted)) else { return Step::Broken };
+        let Ok(decoded) = serde_json::from_str::<String>(&String::from_utf8_lossy(&quoted)) else {
+            return Step::Broken;
+        };
         match self.at {
             At::KeyText => (self.key, self.at) = (decoded.into_bytes(), At::Colon),
             At::NameText => (self.name, self.at) = (Some(decoded), At::Field),

@@ -3,7 +3,7 @@
 //!
 //! A tool that may be called is constrained from its marker on; text around calls stays free. One that must be called is
 //! constrained from the answer's first byte, behind the thoughts. Where nothing marks a call, the answer is free until it
-//! has written the name of a tool where a call has it. Where no tool may be called, though the prompt tells of them so
+//! has written the name of a tool where a call has it; beside an answer of a given form it needs its marker. Where no tool may be called, though the prompt tells of them so
 //! that it stays the same from turn to turn, markers are barred.
 //!
 //! Fields come in the order of the convention, and arguments in that of the schema. A schema that cannot be enforced is
@@ -96,10 +96,13 @@ struct Frame<'a> {
 impl Frame<'_> {
     /// One or more calls, or an answer.
     fn must_call(&self, answer: Option<&Grammar>) -> Grammar {
-        let open = if self.calls.bare { String::new() } else { self.markers.lark(&self.calls.open) };
-        let close = if self.calls.bare { String::new() } else { self.close() };
-        let call = format!("call: {open} {} {close}\n", self.body());
-        let calls = match (self.single || self.is_list(), self.calls.bare) {
+        // An answer in JSON and a call that nothing marks begin alike, and the engine cannot keep them apart.
+        let is_bare = self.calls.bare && answer.is_none();
+        let open = if is_bare { String::new() } else { self.markers.lark(&self.calls.open) };
+        let close = if is_bare { String::new() } else { self.close() };
+        let space = if open.is_empty() { "" } else { "SPACE" };
+        let call = format!("call: {open} {space} {} {close}\n", self.body());
+        let calls = match (self.single || self.is_list(), is_bare) {
             (true, _) => "calls: SPACE call\n",
             (false, false) => "calls: SPACE call (SPACE call)*\n",
             (false, true) => "calls: SPACE call (SEPARATOR call)*\n",
@@ -138,7 +141,11 @@ impl Frame<'_> {
     }
 
     fn close(&self) -> String {
-        if self.calls.close.is_empty() { String::new() } else { format!("SPACE {}", self.markers.lark(&self.calls.close)) }
+        if self.calls.close.is_empty() {
+            String::new()
+        } else {
+            format!("SPACE {}", self.markers.lark(&self.calls.close))
+        }
     }
 
     /// The body of a call, or of a list of calls.

@@ -20,9 +20,8 @@ pub fn put_into_words(conversation: &mut Conversation) {
     if tools.is_empty() {
         return;
     }
-    let mut text = String::from(
-        "You can call these tools. Each line describes one, with the JSON schema of its arguments:\n",
-    );
+    let mut text =
+        String::from("You can call these tools. Each line describes one, with the JSON schema of its arguments:\n");
     for tool in &tools {
         let line = serde_json::json!({
             "name": tool.name, "description": tool.description, "arguments": tool.schema,
@@ -57,8 +56,7 @@ fn in_words(part: Part) -> Part {
 
 /// Whether a conversation speaks of tools.
 pub fn is_needed(conversation: &Conversation) -> bool {
-    let calls = |turn: &Turn| {
-        turn.parts.iter().any(|part| matches!(part, Part::ToolCall { .. } | Part::ToolResult { .. }))
-    };
+    let calls =
+        |turn: &Turn| turn.parts.iter().any(|part| matches!(part, Part::ToolCall { .. } | Part::ToolResult { .. }));
     !conversation.tools.is_empty() || conversation.turns.iter().any(calls)
 }

@@ -14,9 +14,8 @@ impl Format {
 
 fn calls(template: &str, has_token: impl Fn(&str) -> bool) -> Option<Calls> {
     let has = |text: &str| template.contains(text);
-    let marked = |open: &str, close: &str, body: Body| {
-        Some(Calls { open: open.into(), close: close.into(), bare: false, body })
-    };
+    let marked =
+        |open: &str, close: &str, body: Body| Some(Calls { open: open.into(), close: close.into(), bare: false, body });
     if has("[TOOL_CALLS]") {
         // From version 11 of Mistral's tokenizers on, name and arguments stand apart; for a while ids stood between.
         let body = if has("[ARGS]") {

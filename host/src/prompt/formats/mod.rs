@@ -17,6 +17,7 @@ mod markers;
 mod parser;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 pub use grammar::Rules;
@@ -24,6 +25,7 @@ pub use markers::{Markers, Weave};
 pub use parser::Parser;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 /// How a model writes what is not its answer's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,8 +114,15 @@ impl Format {
         let given: Self = if card.trim().is_empty() {
             Self::default()
         } else {
-            serde_json::from_str(card).map_err(|error| format!("its formats are not understood: {error}"))?
+            // A list would pass for the fields in order.
+            let fields = serde_json::from_str::<Map<String, Value>>(card);
+            let format = fields.and_then(|fields| serde_json::from_value(Value::Object(fields)));
+            format.map_err(|error| format!("its formats are not understood: {error}"))?
         };
+        let bare = given.calls.as_ref().filter(|calls| calls.bare);
+        if bare.is_some_and(|calls| matches!(calls.body, Body::Named { .. })) {
+            return Err("its formats have calls without a marker that are not JSON".into());
+        }
         if given.markers().any(|(marker, may_be_empty)| !may_be_empty && marker.is_empty()) {
             return Err("its formats have an empty marker".into());
         }
@@ -136,11 +145,15 @@ impl Format {
         let calls = self.calls.iter().flat_map(|calls| {
             let body = match &calls.body {
                 Body::Named { arguments, id } => [(arguments.as_str(), false), (id.as_str(), true)],
-                Body::Object(keys) | Body::List(keys) => [(keys.name.as_str(), false), (keys.arguments.as_str(), false)],
+                Body::Object(keys) | Body::List(keys) => {
+                    [(keys.name.as_str(), false), (keys.arguments.as_str(), false)]
+                }
             };
             [(calls.open.as_str(), false), (calls.close.as_str(), true)].into_iter().chain(body)
         });
         let reasoning = self.reasoning.iter();
-        calls.chain(reasoning.flat_map(|reasoning| [(reasoning.open.as_str(), false), (reasoning.close.as_str(), false)]))
+        calls.chain(
+            reasoning.flat_map(|reasoning| [(reasoning.open.as_str(), false), (reasoning.close.as_str(), false)]),
+        )
     }
 }

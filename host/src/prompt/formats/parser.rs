@@ -97,6 +97,7 @@ impl Parser {
                 let begun = self.calls.as_ref().map_or(0, |calls| overlap(&pending, calls.open.as_bytes()));
                 let begun = if cut && begun > 1 { begun } else { 0 };
                 let text = &pending[..pending.len() - begun];
+                let text = if begun > 0 { text.trim_ascii_end() } else { text };
                 show(&mut out, if margin { text.trim_ascii_start() } else { text });
             }
             State::Call { mut body, raw, bare, .. } => {
