@@ -14,6 +14,7 @@ mod adapters;
 mod attaching;
 mod bad_models;
 mod batches;
+mod chats;
 mod conformance;
 mod damage;
 mod deaths;

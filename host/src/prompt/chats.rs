@@ -167,22 +167,16 @@ async fn write(
     input: Input,
     answer: Option<Grammar>,
 ) -> Result<Prompt, Failure> {
-    let conversation = match input {
+    let tokens = match input {
         Input::Chat(conversation) => return converse(convention, conversation, answer).await,
-        Input::Text(text) => Ok(convention.script.write_text(text).await?),
-        Input::Tokens(tokens) => Err(tokens),
+        Input::Text(text) => convention.script.write_text(text).await?,
+        Input::Tokens(tokens) => tokens,
     };
-    let tokens = match conversation {
-        Ok(tokens) => tokens,
-        Err(tokens) => {
-            let size = known.card.vocabulary;
-            if let Some(token) = tokens.iter().find(|token| **token >= size) {
-                let message = format!("token {token} is outside the vocabulary of {size}");
-                return Err(Failure::new(FailureCode::Invalid, message));
-            }
-            tokens
-        }
-    };
+    let size = known.card.vocabulary;
+    if let Some(token) = tokens.iter().find(|token| **token >= size) {
+        let message = format!("token {token} is outside the vocabulary of {size}");
+        return Err(Failure::new(FailureCode::Invalid, message));
+    }
     if tokens.is_empty() {
         return Err(Failure::new(FailureCode::Invalid, "the prompt is empty"));
     }
@@ -202,8 +196,9 @@ async fn converse(
         (conversation.tools.clone(), conversation.tool_choice.clone(), conversation.single_call);
     check(&tools, &choice)?;
     let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant);
-    let dialect = convention.dialect(&mut conversation);
-    let tokens = convention.script.write(&Arc::new(conversation), None).await?;
+    let (dialect, in_words) = convention.dialect(&mut conversation);
+    let is_taught = in_words.is_some();
+    let tokens = convention.script.write(&Arc::new(conversation), in_words).await?;
     let tail = convention.script.tokens.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
     let thoughts = match dialect.format.thoughts(&tail) {
         // An answer that has begun thinks no more.
@@ -221,7 +216,6 @@ async fn converse(
     };
     let spec = rules.spec();
     let names = if choice == ToolChoice::None { Vec::new() } else { tools.into_iter().map(|tool| tool.name).collect() };
-    let is_taught = std::ptr::eq(dialect, &raw const convention.taught);
     Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: names.into(), thoughts } })
 }
 

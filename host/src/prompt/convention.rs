@@ -105,13 +105,13 @@ impl Convention {
         })
     }
 
-    /// How calls are written in a conversation, which is put into words where that is needed.
-    pub fn dialect(&self, conversation: &mut Conversation) -> &Dialect {
-        if self.knows_tools || !instruction::is_needed(conversation) {
-            return &self.own;
+    /// How calls are written in a conversation, and the words that its tools are put into, if they need to be.
+    pub fn dialect(&self, conversation: &mut Conversation) -> (&Dialect, Option<String>) {
+        if self.knows_tools || conversation.tools.is_empty() {
+            return (&self.own, None);
         }
-        instruction::put_into_words(conversation);
-        &self.taught
+        let tools = std::mem::take(&mut conversation.tools);
+        (&self.taught, Some(instruction::words(&tools)))
     }
 }
 

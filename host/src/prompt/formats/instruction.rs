@@ -1,28 +1,20 @@
 //! Tools for models whose template knows none, or knows them in a way that is not known here: the system's text tells of
-//! them and of how to call them, and earlier calls and results stand in the turns as text.
-//!
-//! Such models write Hermes' convention, for want of one of their own.
+//! them and of how to call them. Such models write Hermes' convention, for want of one of their own; calls and results of
+//! earlier turns stand in the prompt likewise.
 
-use super::{Format, known};
-use crate::chat::{Conversation, Part, Turn};
+use super::{Format, Reasoning, known};
+use crate::chat::Tool;
 
 /// The convention that is taught.
-pub fn format(reasoning: Option<super::Reasoning>) -> Format {
+pub fn format(reasoning: Option<Reasoning>) -> Format {
     Format { calls: known::hermes(), reasoning }
 }
 
-/// Puts tools, calls and results into words.
-pub fn put_into_words(conversation: &mut Conversation) {
-    for turn in &mut conversation.turns {
-        turn.parts = std::mem::take(&mut turn.parts).into_iter().map(in_words).collect();
-    }
-    let tools = std::mem::take(&mut conversation.tools);
-    if tools.is_empty() {
-        return;
-    }
-    let mut text =
-        String::from("You can call these tools. Each line describes one, with the JSON schema of its arguments:\n");
-    for tool in &tools {
+/// What the system's text tells of tools. It does not depend on whether one must be called, so that the prompt stays the
+/// same from turn to turn.
+pub fn words(tools: &[Tool]) -> String {
+    let mut text = String::from("You can call these tools. Each line has one, with the JSON schema of its arguments:\n");
+    for tool in tools {
         let line = serde_json::json!({
             "name": tool.name, "description": tool.description, "arguments": tool.schema,
         });
@@ -30,33 +22,9 @@ pub fn put_into_words(conversation: &mut Conversation) {
         text.push('\n');
     }
     text.push_str(
-        "To call a tool, write a JSON object with its name and arguments between these tags, and nothing after:\n\
+        "To call a tool, write a JSON object with its name and its arguments between these tags:\n\
          <tool_call>\n{\"name\": \"TOOL\", \"arguments\": {}}\n</tool_call>\n\
-         The result comes back between <tool_response> tags.",
+         What comes of it is told between <tool_response> tags.",
     );
-    if !conversation.system.is_empty() {
-        conversation.system.push_str("\n\n");
-    }
-    conversation.system.push_str(&text);
-}
-
-fn in_words(part: Part) -> Part {
-    match part {
-        Part::ToolCall { name, arguments, .. } => {
-            let call = serde_json::json!({ "name": name, "arguments": arguments });
-            Part::Text(format!("<tool_call>\n{call}\n</tool_call>"))
-        }
-        Part::ToolResult { text, is_error, .. } => {
-            let label = if is_error { "error: " } else { "" };
-            Part::Text(format!("<tool_response>\n{label}{text}\n</tool_response>"))
-        }
-        other => other,
-    }
-}
-
-/// Whether a conversation speaks of tools.
-pub fn is_needed(conversation: &Conversation) -> bool {
-    let calls =
-        |turn: &Turn| turn.parts.iter().any(|part| matches!(part, Part::ToolCall { .. } | Part::ToolResult { .. }));
-    !conversation.tools.is_empty() || conversation.turns.iter().any(calls)
+    text
 }
