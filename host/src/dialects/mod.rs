@@ -5,6 +5,13 @@
 pub(crate) mod anthropic;
 pub(crate) mod openai;
 
+pub(crate) mod execute;
+pub(crate) mod token_stream;
+
+mod extras;
+mod fields;
+mod plain;
+
 use std::pin::Pin;
 
 use futures_util::Stream;

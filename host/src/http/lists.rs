@@ -1,16 +1,32 @@
-//! What the server says of itself in JSON: its plugins and its health.
+//! What the server says of itself in JSON: its models, its plugins and its health.
 
 use serde_json::{Value, json};
 
 use super::front::App;
 use crate::{
-    dialects::Answer,
+    dialects::{Answer, Dialect, openai},
     fleet::{
         FleetStats,
         plugins::{PluginState, Status},
     },
     plugin::Manifest,
 };
+
+/// `GET /v1/models`, in the words of the API that the client speaks.
+pub(super) fn models(app: &App, dialect: Dialect) -> Answer {
+    match dialect {
+        Dialect::Anthropic => openai::models(&app.chats),
+        Dialect::OpenAi => openai::models(&app.chats),
+    }
+}
+
+/// `GET /v1/models/ID`.
+pub(super) fn model(app: &App, dialect: Dialect, id: &str, request_id: &str) -> Answer {
+    match dialect {
+        Dialect::Anthropic => openai::model(&app.chats, id, request_id),
+        Dialect::OpenAi => openai::model(&app.chats, id, request_id),
+    }
+}
 
 /// `GET /v1/plugins`: every file in the plugin folders and what became of it.
 pub(super) fn plugins(app: &App) -> Answer {

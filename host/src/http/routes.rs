@@ -8,13 +8,23 @@ use warp::{Filter, Rejection, Reply, filters::BoxedFilter, path::Tail, reply::Re
 use super::{body, front::App, lists, metrics, openapi, visit::Served};
 use crate::{
     chat::Client,
-    dialects::{Answer, Call, Dialect, Problem, ProblemKind},
+    dialects::{Answer, Call, Dialect, Problem, ProblemKind, execute, openai, token_stream},
     prompt::Chats,
 };
 
 /// What a server of this app serves.
 pub(super) fn routes(app: &Arc<App>) -> Vec<Route> {
     vec![
+        post(app, "/v1/chat/completions", |chats, call| async move { openai::chat_completions(&chats, call).await }),
+        post(app, "/v1/completions", |chats, call| async move { openai::completions(&chats, call).await }),
+        post(app, "/token_stream", token_stream::answer),
+        post(app, "/execute", execute::answer),
+        get(app, "/v1/models", |app, ask| async move { lists::models(&app, ask.dialect) }),
+        get(
+            app,
+            "/v1/models/{id}",
+            |app, ask| async move { lists::model(&app, ask.dialect, &ask.id, &ask.request_id) },
+        ),
         get(app, "/v1/plugins", |app, _| async move { lists::plugins(&app) }),
         get(app, "/health", |app, ask| async move { lists::health(&app, ask.is_known).await }),
         get(app, "/metrics", |app, _| async move { metrics::answer(&app).await }),
@@ -68,8 +78,8 @@ pub(super) struct Refused(pub(super) Problem);
 
 /// A question without a body.
 struct Ask {
-    call: Call,
     id: String,
+    request_id: String,
     dialect: Dialect,
     is_known: bool,
 }
@@ -125,9 +135,8 @@ where
         let (app, handler) = (app.clone(), handler.clone());
         async move {
             let Visitor { client, request_id, dialect } = visitor;
-            let is_known = client.is_some();
-            let call = Call { body: Vec::new(), client: client.unwrap_or_default(), request_id };
-            match caught(handler(app, Ask { call, id, dialect, is_known })).await {
+            let ask = Ask { id, request_id, dialect, is_known: client.is_some() };
+            match caught(handler(app, ask)).await {
                 Ok(answer) => body::write(answer, Vec::new()),
                 Err(problem) => refused(problem),
             }
