@@ -29,8 +29,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Answer, Call, Problem, ProblemKind,
-    extras::Extras,
+    Answer, Call, Problem, ProblemKind, extras,
     fields::{Field, document},
 };
 use crate::{
@@ -109,7 +108,7 @@ async fn text(chats: &Chats, call: &Call) -> Result<Answer, Problem> {
 /// Adds what stands beside the API's own fields.
 fn complete(body: &Field<'_>, request: Request, client: &Client) -> Result<Request, Problem> {
     let mut request = Request { client: client.clone(), ..request };
-    Extras::read(body)?.apply(&mut request)?;
+    extras::read(body, &mut request)?;
     Ok(request)
 }
 

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::{
     form::{Form, Frame, event},
     problem::error,
-    progress::{Piece, Progress},
+    progress::Progress,
     usage::Tally,
 };
 use crate::{
