@@ -21,6 +21,7 @@ mod dropped;
 mod extensions;
 mod fleet;
 mod grammars;
+mod http;
 mod llama;
 mod loading;
 mod overhead;
