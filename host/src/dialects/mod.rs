@@ -2,6 +2,7 @@
 //! into its own JSON and events. It is the only place that knows that JSON, and it knows nothing of connections: `http`
 //! hands it a body and writes down what it says.
 
+pub(crate) mod anthropic;
 mod extras;
 mod fields;
 
