@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::plugins;
-use crate::wire::{DiskTier, Limits};
+use crate::{
+    job::StageSpec,
+    wire::{DiskTier, Limits},
+};
 
 /// A whole fleet.
 #[derive(Clone, Debug)]
@@ -53,6 +56,8 @@ pub struct ModelConfig {
     pub limits: Limits,
     /// Adapters by name.
     pub adapters: BTreeMap<String, PathBuf>,
+    /// How tokens are picked where a client does not say; empty for the usual way.
+    pub samplers: Vec<StageSpec>,
 }
 
 /// What happens after a worker's death.

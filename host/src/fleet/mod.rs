@@ -42,7 +42,7 @@ use tokio::{
 
 use crate::{
     card::Card,
-    job::{AdapterUse, Failure, FailureCode, Job},
+    job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
 };
 use crew::{Crew, Order};
 use model::Model;
@@ -61,6 +61,19 @@ pub struct Fleet {
     crew: JoinHandle<()>,
 }
 
+/// What is known of a model that may not be loaded.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its id.
+    pub id: String,
+    /// Its card.
+    pub card: Arc<Card>,
+    /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
+    pub context: u32,
+    /// How tokens are picked where a client does not say; empty for the usual way.
+    pub samplers: Vec<StageSpec>,
+}
+
 impl Fleet {
     /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
     pub async fn start(config: Config) -> Result<Self, Refusal> {
@@ -69,6 +82,7 @@ impl Fleet {
             program: config.plugins.program.clone(),
             cache: config.cards.clone(),
             deadline: config.deadlines.probe,
+            recent: Arc::default(),
         };
         let config = Arc::new(config);
         let (orders, received) = unbounded_channel();
@@ -112,9 +126,25 @@ impl Fleet {
         Ok(self.prober.probe(&model.source, &model.options, &catalogue).await?.card)
     }
 
+    /// What is known of the model that this name stands for, whether it is loaded or not.
+    pub async fn known(&self, name: &str) -> Result<Known, Failure> {
+        let model = &self.config.models[self.resolve(name)?.model];
+        let card = self.prober.probe(&model.source, &model.options, &self.plugins.catalogue()).await?.card;
+        let context = memory::context(self.config.memory_bytes, model, &card);
+        Ok(Known { id: model.id.clone(), card, context, samplers: model.samplers.clone() })
+    }
+
     /// The models as they were configured.
     pub fn models(&self) -> &[ModelConfig] {
         &self.config.models
+    }
+
+    /// The id of the model that this name stands for, with its adapter behind it. The default model, which answers for
+    /// unknown names, does not count.
+    pub fn known(&self, name: &str) -> Option<String> {
+        let meant = names::resolve(&self.config.models, None, name).ok()?;
+        let id = &self.config.models[meant.model].id;
+        Some(meant.adapter.map_or_else(|| id.clone(), |adapter| format!("{id}:{adapter}")))
     }
 
     /// The plugin folders.
