@@ -139,14 +139,6 @@ impl Fleet {
         &self.config.models
     }
 
-    /// The id of the model that this name stands for, with its adapter behind it. The default model, which answers for
-    /// unknown names, does not count.
-    pub fn known(&self, name: &str) -> Option<String> {
-        let meant = names::resolve(&self.config.models, None, name).ok()?;
-        let id = &self.config.models[meant.model].id;
-        Some(meant.adapter.map_or_else(|| id.clone(), |adapter| format!("{id}:{adapter}")))
-    }
-
     /// The plugin folders.
     pub fn plugins(&self) -> &PluginFolder {
         &self.plugins

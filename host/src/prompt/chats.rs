@@ -33,6 +33,7 @@ pub struct Prepared {
     name: String,
     /// The model's id.
     model: String,
+    fingerprint: String,
     input_tokens: u32,
     job: Job,
     /// Whether less is generated than was asked for, for want of room.
@@ -102,6 +103,7 @@ impl Chats {
             fleet: self.fleet.clone(),
             name: request.model,
             model: known.id,
+            fingerprint: known.card.fingerprint.clone(),
             input_tokens,
             job,
             clamped: request.max_tokens.is_none_or(|tokens| tokens > room),
@@ -128,6 +130,11 @@ impl Prepared {
     /// The id of the model that answers, whatever the client called it.
     pub fn model(&self) -> &str {
         &self.model
+    }
+
+    /// Equal for equal weights and tokenizer.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
     /// The same for another answer to one request: the first has index 0, and each draws differently.

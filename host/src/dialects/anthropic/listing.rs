@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::fleet::{Fleet, ModelConfig};
+use crate::fleet::ModelConfig;
 
 /// All of them, on one page.
 pub(super) fn list(models: &[ModelConfig]) -> Value {
@@ -15,10 +15,9 @@ pub(super) fn list(models: &[ModelConfig]) -> Value {
     })
 }
 
-/// The one that this name stands for, be it an id or an alias.
-pub(super) fn find(fleet: &Fleet, name: &str) -> Option<Value> {
-    let known = fleet.known(name)?;
-    fleet.models().iter().flat_map(entries).find(|(id, _)| *id == known).map(|(_, entry)| entry)
+/// The one of this id, adapter and all.
+pub(super) fn find(models: &[ModelConfig], id: &str) -> Option<Value> {
+    models.iter().flat_map(entries).find(|(known, _)| known == id).map(|(_, entry)| entry)
 }
 
 fn entries(model: &ModelConfig) -> impl Iterator<Item = (String, Value)> {
@@ -60,6 +59,8 @@ mod tests {
         let gone = json!({"type": "model", "id": "gone", "display_name": "gone", "created_at": "1970-01-01T00:00:00Z"});
         assert_eq!(list["data"][2], gone);
         let created = list["data"][0]["created_at"].as_str().unwrap();
+        assert_eq!(find(&models, "large:poet").unwrap()["id"], "large:poet");
+        assert_eq!(find(&models, "large:painter"), None);
         assert!(created.len() == gone["created_at"].as_str().unwrap().len() && created > "2024", "{created}");
     }
 

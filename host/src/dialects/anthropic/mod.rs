@@ -1,8 +1,8 @@
 //! Anthropic's API: messages, whole and streamed, the counting of tokens, and the list of models.
 //!
 //! What deviates from the original, on purpose:
-//! - `temperature` goes up to 2. `max_tokens` beyond the room that is left is that room, and `thinking.budget_tokens` is
-//!   handed to the template as `thinking_budget`, which few heed. `output_config.effort` is its `reasoning_effort`.
+//! - `max_tokens` beyond the room that is left is that room. `thinking.budget_tokens` is handed to the template as
+//!   `thinking_budget`, which few heed, and `output_config.effort` as `reasoning_effort`.
 //! - A signature of a thinking block is a digest of its text, since clients want one. Any signature is accepted, because
 //!   conversations come here from other servers; redacted thinking is dropped, because nobody here can read it.
 //! - Tools are the client's own. Those that run on Anthropic's servers (`web_search_…`) or are known to its models by type
@@ -62,9 +62,9 @@ pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
     whole(&listing::list(chats.fleet().models()))
 }
 
-/// `GET /v1/models/ID`. Models that only the default answers for are none.
+/// `GET /v1/models/ID`. Names that others answer for are no models.
 pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
-    match listing::find(chats.fleet(), id) {
+    match listing::find(chats.fleet().models(), id) {
         Some(model) => whole(&model),
         None => {
             let message = format!("there is no model '{}'; GET /v1/models lists what there is", Quote(id));
@@ -78,10 +78,10 @@ async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer
     let asked = read(move || request::message(&body)).await?;
     let Asked { request, stream } = asked;
     let request = Request { client, ..request };
-    let (model, stops, max_tokens) = (request.model.clone(), request.stops.clone(), request.max_tokens);
+    let (model, stops) = (request.model.clone(), request.stops.clone());
     let prepared = chats.prepare(request).await?;
     let head = Head { id: fresh_id("msg"), model, input_tokens: prepared.input_tokens() };
-    let transcript = Transcript::new(head, stops, max_tokens);
+    let transcript = Transcript::new(head, stops);
     let generation = prepared.start()?;
     if stream || always_stream {
         let pieces = Feed::new(transcript, generation, request_id).pieces();
@@ -111,7 +111,7 @@ async fn collect(mut transcript: Transcript, mut generation: Generation) -> Resu
 async fn count(chats: &Chats, call: Call) -> Result<u32, Problem> {
     let Call { body, client, .. } = call;
     let request = read(move || request::count(&body)).await?;
-    Ok(chats.prepare(Request { client, ..request }).await?.input_tokens())
+    Ok(chats.count(Request { client, ..request }).await?)
 }
 
 /// Reads a body where it holds nobody up: a large one takes a while.

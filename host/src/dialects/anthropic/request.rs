@@ -14,7 +14,7 @@ use crate::{
 
 const MODEL_LEN_MAX: usize = 256;
 const USER_LEN_MAX: usize = 16 << 10;
-const TEMPERATURE_MAX: f32 = 2.0;
+const TEMPERATURE_MAX: f32 = 1.0;
 const STOPS_MAX: usize = 32;
 const STOP_LEN_MAX: usize = 1024;
 

@@ -31,7 +31,6 @@ pub(super) struct Transcript {
     head: Head,
     /// The client's stop sequences.
     stops: Vec<String>,
-    max_tokens: Option<u32>,
     open: Option<Open>,
     /// The place of the block that is open, or of the next one.
     index: usize,
@@ -49,8 +48,8 @@ enum Open {
 
 impl Transcript {
     /// A message that has not begun.
-    pub(super) fn new(head: Head, stops: Vec<String>, max_tokens: Option<u32>) -> Self {
-        Self { head, stops, max_tokens, open: None, index: 0, has_called: false, is_over: false }
+    pub(super) fn new(head: Head, stops: Vec<String>) -> Self {
+        Self { head, stops, open: None, index: 0, has_called: false, is_over: false }
     }
 
     /// What can be said before the model has seen the prompt.
@@ -101,7 +100,7 @@ impl Transcript {
                     out.push(self.piece(Piece::Json(text)));
                 }
             }
-            Delta::Finished { reason, usage } => match self.stop(reason, &usage) {
+            Delta::Finished { reason, usage } => match self.stop(reason) {
                 Ok(stop) => {
                     self.close(&mut out);
                     out.extend([Event::MessageDelta { stop, usage }, Event::MessageStop]);
@@ -147,7 +146,7 @@ impl Transcript {
         self.index += 1;
     }
 
-    fn stop(&self, finish: Finish, usage: &Usage) -> Result<Stop, Problem> {
+    fn stop(&self, finish: Finish) -> Result<Stop, Problem> {
         let because = |reason| Ok(Stop { reason, sequence: None });
         match finish {
             Finish::StopString(place) => {
@@ -159,10 +158,6 @@ impl Transcript {
             }
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::GrammarDone => {
                 because(if self.has_called { "tool_use" } else { "end_turn" })
-            }
-            // Fewer tokens than the client allows: the room was the limit.
-            Finish::Length if self.max_tokens.is_some_and(|max| usage.generated < max) => {
-                because("model_context_window_exceeded")
             }
             Finish::Length => because("max_tokens"),
             Finish::ContextFull => because("model_context_window_exceeded"),

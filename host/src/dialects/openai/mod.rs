@@ -125,26 +125,22 @@ struct Plan {
 impl Plan {
     /// Prepares everything, so that a prompt that does not fit is told before work begins, and then starts all of it.
     async fn start(self, chats: &Chats, requests: Vec<Request>) -> Result<Round, Problem> {
-        let mut prepared: Vec<Prepared> = Vec::new();
-        for request in &requests {
-            for place in 0..self.copies {
-                let one = chats.prepare(options::choice(request, place)).await;
-                prepared.push(one.map_err(problem::of_failure)?);
-            }
+        let model = requests.first().map(|request| request.model.clone()).unwrap_or_default();
+        let mut prepared: Vec<Prepared> = Vec::with_capacity(requests.len());
+        for request in requests {
+            prepared.push(chats.prepare(request).await.map_err(problem::of_failure)?);
         }
-        let input_tokens = prepared.iter().step_by(self.copies).map(Prepared::input_tokens).collect();
         let fingerprint = prepared.first().map(Prepared::fingerprint).unwrap_or_default();
-        let frame = Frame {
-            id: self.id,
-            object: self.object,
-            created: now(),
-            model: requests.first().map(|request| request.model.clone()).unwrap_or_default(),
-            fingerprint: shorten(fingerprint),
-        };
+        let fingerprint = shorten(fingerprint);
+        let frame = Frame { id: self.id, object: self.object, created: now(), model, fingerprint };
+        let input_tokens = prepared.iter().map(Prepared::input_tokens).collect();
+        // The range of choices makes the cast exact.
+        let choices = prepared.iter().flat_map(|one| (0..self.copies).map(|place| one.choice(place as u32)));
+        let choices: Vec<Prepared> = choices.collect();
         let Self { forms, copies, shown, include_usage, .. } = self;
         let mut deltas = Deltas::new();
-        for (place, prepared) in prepared.into_iter().enumerate() {
-            join(&mut deltas, place, prepared.start().map_err(problem::of_failure)?);
+        for (place, choice) in choices.into_iter().enumerate() {
+            join(&mut deltas, place, choice.start().map_err(problem::of_failure)?);
         }
         Ok(Round::new(Style { frame, forms, copies, shown, input_tokens, include_usage }, deltas))
     }

@@ -2,7 +2,7 @@
 //! this host has no use for (`user`, `metadata`, `store`, `service_tier` and more) is accepted whatever it is.
 
 use crate::{
-    chat::{Request, Sampling},
+    chat::Sampling,
     dialects::{
         Problem, extras,
         fields::{Field, Quote},
@@ -90,15 +90,6 @@ pub(super) fn stops(body: &Field<'_>) -> Result<Vec<String>, Problem> {
     }
 }
 
-/// The same request for one of several choices: with a seed they differ, each in the same way every time.
-pub(super) fn choice(request: &Request, place: usize) -> Request {
-    let mut request = request.clone();
-    // The first choice has the seed itself, as if it were the only one; the others are far from it and from each other.
-    request.sampling.seed =
-        request.sampling.seed.map(|seed| seed.wrapping_add((place as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-    request
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -179,16 +170,5 @@ mod tests {
         assert!(read(json!({"stream": "yes"})).is_err());
         assert!(read(json!({"stream": true, "stream_options": {"include_usage": 1}})).is_err());
         assert!(read(json!({"stream": true, "stream_options": []})).is_err());
-    }
-
-    #[test]
-    fn choices_differ_by_seeds_that_stay() {
-        let request = Request { sampling: Sampling { seed: Some(7), ..Sampling::default() }, ..Request::default() };
-        let seed = |place| choice(&request, place).sampling.seed.unwrap();
-        assert_eq!(seed(0), 7);
-        assert_eq!(seed(1), seed(1));
-        let seeds: std::collections::HashSet<u64> = (0..8).map(seed).collect();
-        assert_eq!(seeds.len(), 8);
-        assert_eq!(choice(&Request::default(), 3).sampling.seed, None);
     }
 }

@@ -44,8 +44,8 @@ fn numbers_are_taken_within_their_range_only() {
     );
     check(
         "temperature",
-        &[json!(0), json!(0.0), json!(1), json!(2), json!(1e-300), json!(-0.0), json!(null)],
-        &with_wrong(&[json!(-1), json!(2.001), json!(3), most.clone(), huge.clone(), json!(-1e300)]),
+        &[json!(0), json!(0.0), json!(1), json!(1e-300), json!(-0.0), json!(null)],
+        &with_wrong(&[json!(-1), json!(1.001), json!(2), most.clone(), huge.clone(), json!(-1e300)]),
     );
     check(
         "top_p",

@@ -36,7 +36,7 @@ fn finished(reason: Finish) -> Delta {
 
 fn events(deltas: Vec<Delta>) -> Vec<Event> {
     let head = Head { id: "msg_1".into(), model: "m".into(), input_tokens: 100 };
-    let mut transcript = Transcript::new(head, vec!["a".into(), "STOP".into()], Some(7));
+    let mut transcript = Transcript::new(head, vec!["a".into(), "STOP".into()]);
     let mut events = transcript.begin();
     for delta in deltas {
         assert!(!transcript.is_over());
@@ -182,13 +182,6 @@ fn every_end_has_its_reason() {
     assert_eq!(after_a_call(Finish::GrammarDone), "tool_use");
     assert_eq!(after_a_call(Finish::Length), "max_tokens");
     assert_eq!(after_a_call(Finish::StopString(0)), "stop_sequence");
-}
-
-#[test]
-fn fewer_tokens_than_allowed_mean_that_the_room_was_the_limit() {
-    let usage = Usage { generated: 6, ..USAGE };
-    let message = message(vec![text("a"), Delta::Finished { reason: Finish::Length, usage }]);
-    assert_eq!(message["stop_reason"], "model_context_window_exceeded");
 }
 
 #[test]
