@@ -8,6 +8,7 @@ pub mod cli;
 pub mod dialects;
 pub mod engine;
 pub mod fleet;
+pub mod hub;
 pub mod job;
 pub mod plugin;
 pub mod prompt;
