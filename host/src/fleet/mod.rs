@@ -19,7 +19,7 @@ mod stats;
 mod stream;
 mod worker;
 
-pub use config::{Config, Deadlines, ModelConfig, Restart};
+pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
 pub use refusal::Refusal;
 pub use stats::{FleetStats, ModelState, ModelStats};
 pub use stream::{EventStream, Update};
@@ -42,7 +42,7 @@ use tokio::{
 
 use crate::{
     card::Card,
-    job::{AdapterUse, Failure, FailureCode, Job},
+    job::{Failure, FailureCode, Job, StageSpec},
 };
 use crew::{Crew, Order};
 use model::Model;
@@ -93,8 +93,8 @@ impl Fleet {
     pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
         let meant = self.resolve(name)?;
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
-        if let Some(name) = meant.adapter {
-            job.adapter = Some(AdapterUse { name, scale: 1.0 });
+        if meant.adapter.is_some() {
+            job.adapter = meant.adapter;
         }
         let (updates, received) = unbounded_channel();
         let stream = EventStream { job: job.id, updates: received, orders: self.orders.clone(), ended: false };
@@ -115,6 +115,18 @@ impl Fleet {
     /// The models as they were configured.
     pub fn models(&self) -> &[ModelConfig] {
         &self.config.models
+    }
+
+    /// Other names for them, as they were configured.
+    pub fn variants(&self) -> &[Variant] {
+        &self.config.variants
+    }
+
+    /// How tokens are picked for this name, if that is settled, whatever a client's fields say.
+    pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
+        let meant = self.resolve(name)?;
+        let own = meant.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
+        Ok(own.or(self.config.models[meant.model].samplers.as_deref()))
     }
 
     /// The plugin folders.
@@ -147,7 +159,8 @@ impl Fleet {
     }
 
     fn resolve(&self, name: &str) -> Result<names::Meant, Failure> {
-        names::resolve(&self.config.models, self.config.default_model.as_deref(), name)
+        let Config { models, variants, default_model, .. } = &*self.config;
+        names::Names { models, variants, default: default_model.as_deref() }.resolve(name)
     }
 }
 
