@@ -1,8 +1,10 @@
 //! What the program is told on its command line: one verb, one file.
 
 mod answer;
+mod log;
 pub(crate) mod plugins;
 pub(crate) mod probe;
+mod serve;
 mod worker;
 
 use std::process::ExitCode;
@@ -19,6 +21,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Serve models over HTTP.
+    Serve(serve::Serve),
     /// Look at plugins.
     #[command(subcommand)]
     Plugins(plugins::Plugins),
@@ -33,6 +37,7 @@ enum Verb {
 /// Does what the command line says.
 pub fn run() -> ExitCode {
     match Arguments::parse().verb {
+        Verb::Serve(serve) => serve.run(),
         Verb::Plugins(plugins) => plugins.run(),
         Verb::Probe(probe) => probe.run(),
         Verb::Worker(worker) => worker.run(),

@@ -9,6 +9,7 @@ pub mod config;
 pub mod dialects;
 pub mod engine;
 pub mod fleet;
+pub mod http;
 pub mod hub;
 pub mod job;
 pub mod plugin;
