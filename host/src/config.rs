@@ -14,7 +14,7 @@ mod variables;
 use std::{
     collections::BTreeSet,
     fmt,
-    net::{SocketAddr, ToSocketAddrs},
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -25,7 +25,7 @@ pub use place::{Found, find, home};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
 
-use crate::{fleet, wire};
+use crate::{fleet, http, wire};
 use reader::{Document, Section};
 
 /// Everything that can be set.
@@ -233,6 +233,27 @@ impl Config {
 }
 
 impl Server {
+    /// The server that this describes.
+    pub fn http(&self) -> http::Settings {
+        let mut settings = http::Settings {
+            listen: self.listen.clone(),
+            keys: self.keys.iter().map(|key| http::Key::new(key)).collect(),
+            hosts: self.hosts.clone(),
+            origins: self.origins.clone(),
+            limits: http::Limits::default(),
+        };
+        let limits = &mut settings.limits;
+        limits.connections_max = self.connections_max;
+        limits.requests_max = self.requests_max;
+        limits.streams_max = self.streams_max;
+        limits.body_bytes_max = usize::try_from(self.body_max).unwrap_or(usize::MAX);
+        limits.header_timeout = self.header_timeout;
+        limits.body_timeout = self.body_timeout;
+        limits.write_stall = self.stall_timeout;
+        limits.drain = self.drain;
+        settings
+    }
+
     fn read(&mut self, section: Section<'_, '_>) {
         section.text("listen", &mut self.listen);
         section.text_or_texts("key", &mut self.keys);
@@ -322,7 +343,8 @@ const LOG_HELP: &str =
     "it takes a level (error, warn, info, debug, trace), or one per part, such as \"info,pensieve::fleet=debug\"";
 const KEY_HELP: &str = "it takes 1 to 512 visible ASCII characters without spaces";
 
-fn check_listen(text: &str) -> Result<(), String> {
+/// What is wrong with an address to listen at.
+pub fn check_listen(text: &str) -> Result<(), String> {
     let Some((host, port)) = text.rsplit_once(':') else { return Err("it has no port".into()) };
     if port.parse::<u16>().is_err() {
         return Err(format!("'{port}' is no port"));
@@ -354,28 +376,24 @@ fn is_key(text: &str) -> bool {
     (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Whether anybody but this machine can reach an address.
-pub fn is_public(listen: &str) -> bool {
-    listen.to_socket_addrs().map_or(true, |mut found| found.any(|address| !address.ip().is_loopback()))
-}
-
 impl Default for Server {
     fn default() -> Self {
+        let http::Settings { listen, limits, .. } = http::Settings::default();
         Self {
-            listen: "127.0.0.1:8000".into(),
+            listen,
             keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),
             log: "info".into(),
             log_format: "text",
-            connections_max: 512,
-            requests_max: 256,
-            streams_max: 256,
-            body_max: 32 << 20,
-            header_timeout: 20 * SECOND,
-            body_timeout: MINUTE,
-            stall_timeout: MINUTE,
-            drain: 10 * SECOND,
+            connections_max: limits.connections_max,
+            requests_max: limits.requests_max,
+            streams_max: limits.streams_max,
+            body_max: limits.body_bytes_max as u64,
+            header_timeout: limits.header_timeout,
+            body_timeout: limits.body_timeout,
+            stall_timeout: limits.write_stall,
+            drain: limits.drain,
         }
     }
 }

@@ -14,6 +14,7 @@ mod trouble;
 
 use std::{env, path::PathBuf, time::Duration};
 
+pub use choice::parts;
 pub use name::HubName;
 pub use trouble::{Kind, Trouble};
 
@@ -137,6 +138,27 @@ impl Hub {
         whole.then(|| Pulled { path: storage.snapshot(&commit).join(&choice.head), files: choice.files })
     }
 
+    /// Every checkpoint of the hub that is on this machine, whole, each under the name that brings it again.
+    pub fn all_cached(&self) -> Vec<HubName> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.cache).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().and_then(|name| name.strip_prefix("models--")) else { continue };
+            let Ok(bare) = format!("hf:{}", name.replacen("--", "/", 1)).parse::<HubName>() else { continue };
+            let storage = Storage::new(&self.cache, &bare);
+            let names = storage.commit().map(|commit| storage.files(&commit)).unwrap_or_default();
+            let files = choice::checkpoints(&names).into_iter().map(|files| files[0].clone());
+            let named = files.map(|file| HubName { file: Some(file), ..bare.clone() });
+            let mut named: Vec<HubName> = named.filter(|name| self.cached(name).is_some()).collect();
+            if named.is_empty() && self.cached(&bare).is_some() {
+                named.push(bare);
+            }
+            found.extend(named);
+        }
+        found.sort_by_key(ToString::to_string);
+        found
+    }
+
     /// Brings a checkpoint onto this machine, as the hub has it now. Files that are there already are not loaded again.
     pub fn pull(&self, name: &HubName, progress: &mut dyn Progress) -> Result<Pulled, Trouble> {
         let line = Line::open(self)?;
@@ -199,7 +221,8 @@ impl Hub {
             files.iter().filter_map(|file| listing.files.iter().find(|remote| remote.name == *file)).collect();
         storage.check_space(&wanted)?;
         for remote in wanted {
-            let url = format!("{}/{}/resolve/{}/{}", self.endpoint, name.repository(), listing.commit, quoted(&remote.name));
+            let url =
+                format!("{}/{}/resolve/{}/{}", self.endpoint, name.repository(), listing.commit, quoted(&remote.name));
             storage.receive(line, &url, remote, progress)?;
             storage.link(&listing.commit, remote)?;
         }
@@ -210,7 +233,11 @@ impl Hub {
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let token = self.token.as_ref().map(|_| "…");
-        f.debug_struct("Hub").field("endpoint", &self.endpoint).field("token", &token).field("cache", &self.cache).finish()
+        f.debug_struct("Hub")
+            .field("endpoint", &self.endpoint)
+            .field("token", &token)
+            .field("cache", &self.cache)
+            .finish()
     }
 }
 

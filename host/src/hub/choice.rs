@@ -8,8 +8,8 @@ use super::{HubName, Kind, Trouble};
 /// Quantizations in the order in which they are taken: first what is small and nearly as good as the original, then what is
 /// better and larger, then what is worse, and last what is not quantized at all.
 const QUANTS: [&str; 21] = [
-    "Q4_K_M", "Q4_K_S", "Q4_K", "Q5_K_M", "Q5_K_S", "Q5_K", "Q4_1", "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_L", "Q3_K_M",
-    "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S", "BF16", "F16", "F32",
+    "Q4_K_M", "Q4_K_S", "Q4_K", "Q5_K_M", "Q5_K_S", "Q5_K", "Q4_1", "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_L",
+    "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S", "BF16", "F16", "F32",
 ];
 /// What a folder with safetensors may need besides its weights.
 const BESIDE: [&str; 12] = [
@@ -120,11 +120,13 @@ fn unnamed(name: &HubName, names: &[String]) -> Result<Choice, Trouble> {
         return Ok(Choice { head: String::new(), files, index: None, why: None });
     }
     let (message, help) = if found.is_empty() {
-        let message = format!("'{}' holds no checkpoint: neither GGUF nor a config.json with safetensors", name.repository());
+        let message =
+            format!("'{}' holds no checkpoint: neither GGUF nor a config.json with safetensors", name.repository());
         (message, "look for a repository with GGUF or safetensors".to_owned())
     } else {
         let names: Vec<&str> = found.iter().map(|parts| parts[0].as_str()).collect();
-        let message = format!("'{}' holds no quantization that is taken unasked: {}", name.repository(), listed(&names));
+        let message =
+            format!("'{}' holds no quantization that is taken unasked: {}", name.repository(), listed(&names));
         (message, format!("name one: hf:{}/{}", name.repository(), names[0]))
     };
     Err(Trouble::new(Kind::Absent, message).help(help))
@@ -142,11 +144,9 @@ fn is_checkpoint(name: &str) -> bool {
 }
 
 /// All parts of the checkpoint that a file belongs to, or the file alone.
-fn parts(name: &str) -> Vec<String> {
+pub fn parts(name: &str) -> Vec<String> {
     match numbered(name) {
-        Some((stem, _, count)) => {
-            (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect()
-        }
+        Some((stem, _, count)) => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
         None => vec![name.to_owned()],
     }
 }
@@ -166,7 +166,8 @@ fn rank(name: &str) -> usize {
     let stands = |quant: &str| {
         text.match_indices(quant).any(|(at, _)| {
             let letter = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
-            !letter(text.as_bytes().get(at + quant.len())) && !letter(at.checked_sub(1).and_then(|at| text.as_bytes().get(at)))
+            !letter(text.as_bytes().get(at + quant.len()))
+                && !letter(at.checked_sub(1).and_then(|at| text.as_bytes().get(at)))
         })
     };
     QUANTS.iter().position(|quant| stands(quant)).unwrap_or(QUANTS.len())
@@ -197,7 +198,15 @@ mod tests {
 
     #[test]
     fn takes_the_middling_quantization() {
-        let names = ["a-Q2_K.gguf", "a-Q8_0.gguf", "a-q4_k_m.gguf", "a-f16.gguf", "a-IQ4_XS.gguf", "mmproj-F16.gguf", "README.md"];
+        let names = [
+            "a-Q2_K.gguf",
+            "a-Q8_0.gguf",
+            "a-q4_k_m.gguf",
+            "a-f16.gguf",
+            "a-IQ4_XS.gguf",
+            "mmproj-F16.gguf",
+            "README.md",
+        ];
         check("hf:o/r", &names, Ok(("a-q4_k_m.gguf", &["a-q4_k_m.gguf"])));
         check("hf:o/r", &["a.Q6_K.gguf", "a.Q5_K_S.gguf"], Ok(("a.Q5_K_S.gguf", &["a.Q5_K_S.gguf"])));
         check("hf:o/r", &["a-Q4_K_XL.gguf", "a-F32.gguf", "a-BF16.gguf"], Ok(("a-BF16.gguf", &["a-BF16.gguf"])));

@@ -86,7 +86,8 @@ impl Listing {
                 (None, Some(bytes), Some(id)) => Some((bytes, Digest::Git(id))),
                 _ => None,
             };
-            let legal = |digest: &Digest| is_hex(digest.as_str(), if matches!(digest, Digest::Git(_)) { 40 } else { 64 });
+            let legal =
+                |digest: &Digest| is_hex(digest.as_str(), if matches!(digest, Digest::Git(_)) { 40 } else { 64 });
             let Some((bytes, digest)) = digest.filter(|(_, digest)| legal(digest)) else {
                 return Err(wrong(format!("gives no digest of '{}'", sibling.rfilename)));
             };

@@ -82,7 +82,10 @@ impl fmt::Display for HubName {
 /// Whether this is one part of a name. No part leads out of a folder.
 fn is_part(text: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    (1..=PART_LEN_MAX).contains(&text.len()) && text.bytes().all(legal) && !text.starts_with('.') && !text.contains("..")
+    (1..=PART_LEN_MAX).contains(&text.len())
+        && text.bytes().all(legal)
+        && !text.starts_with('.')
+        && !text.contains("..")
 }
 
 /// Whether a path, as a hub names files, stays within its repository.
@@ -104,14 +107,34 @@ mod tests {
             assert_eq!(text.parse::<HubName>().unwrap().to_string(), text);
         }
         let name: HubName = "hf:a/b@main/c/d.gguf".parse().unwrap();
-        assert_eq!((name.repository().as_str(), name.revision(), name.file.as_deref()), ("a/b", "main", Some("c/d.gguf")));
+        assert_eq!(
+            (name.repository().as_str(), name.revision(), name.file.as_deref()),
+            ("a/b", "main", Some("c/d.gguf"))
+        );
     }
 
     #[test]
     fn refuses_names_that_lead_elsewhere() {
         for text in [
-            "a/b", "hf:", "hf:a", "hf:a/", "hf:/b", "hf:../b", "hf:a/..", "hf:a/b/", "hf:a/b/../c", "hf:a/b//c", "hf:a/b/./c",
-            "hf:a/b\\c", "hf:a/b/c\\d", "hf:a/b/c\nd", "hf:a/b@", "hf:a/b@../x", "hf:a b/c", "hf:.a/b", "hf:a/b/\u{0}",
+            "a/b",
+            "hf:",
+            "hf:a",
+            "hf:a/",
+            "hf:/b",
+            "hf:../b",
+            "hf:a/..",
+            "hf:a/b/",
+            "hf:a/b/../c",
+            "hf:a/b//c",
+            "hf:a/b/./c",
+            "hf:a/b\\c",
+            "hf:a/b/c\\d",
+            "hf:a/b/c\nd",
+            "hf:a/b@",
+            "hf:a/b@../x",
+            "hf:a b/c",
+            "hf:.a/b",
+            "hf:a/b/\u{0}",
         ] {
             let trouble = text.parse::<HubName>().unwrap_err();
             assert_eq!(trouble.kind, Kind::Usage, "{text:?}");

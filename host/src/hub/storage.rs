@@ -29,7 +29,11 @@ impl Storage {
         let model = hf_hub::RepoType::Model;
         let repo = hf_hub::Repo::with_revision(name.repository(), model, name.revision().to_owned());
         let folder = cache.join(repo.folder_name());
-        Self { cached: hf_hub::Cache::new(cache.to_path_buf()).repo(repo), folder, revision: name.revision().to_owned() }
+        Self {
+            cached: hf_hub::Cache::new(cache.to_path_buf()).repo(repo),
+            folder,
+            revision: name.revision().to_owned(),
+        }
     }
 
     /// The commit that this revision was when it was last asked for.
@@ -88,8 +92,12 @@ impl Storage {
         if missing <= free {
             return Ok(());
         }
-        let message =
-            format!("no space for {} MB in '{}': {} MB are free", missing.div_ceil(1_000_000), self.folder.display(), free / 1_000_000);
+        let message = format!(
+            "no space for {} MB in '{}': {} MB are free",
+            missing.div_ceil(1_000_000),
+            self.folder.display(),
+            free / 1_000_000
+        );
         Err(Trouble::new(Kind::Space, message).help("free some space, or set HF_HUB_CACHE to another disk"))
     }
 

@@ -221,7 +221,8 @@ impl Line {
             404 => Trouble::new(Kind::Absent, format!("the hub has no '{what}': {status}{said}"))
                 .help("check owner, repository and revision"),
             408 | 425 | 429 | 500.. => {
-                let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+                let after =
+                    response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
                 return Broken::Retry { why: format!("{status}{said}"), after: after.map(Duration::from_secs) };
             }
             _ => self.unreachable(&format!("{status}{said}")),
@@ -241,7 +242,8 @@ fn begins_at(response: &Response<Body>, done: u64) -> bool {
 fn certificates() -> Result<Option<RootCerts>, Trouble> {
     let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) else { return Ok(None) };
     let path = Path::new(&path);
-    let text = std::fs::read(path).map_err(|error| Trouble::file(path, &error).help("correct or unset SSL_CERT_FILE"))?;
+    let text =
+        std::fs::read(path).map_err(|error| Trouble::file(path, &error).help("correct or unset SSL_CERT_FILE"))?;
     let roots: Vec<Certificate<'static>> = ureq::tls::parse_pem(&text)
         .filter_map(|item| match item {
             Ok(PemItem::Certificate(certificate)) => Some(certificate),
