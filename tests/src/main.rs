@@ -6,6 +6,7 @@
 mod artifacts;
 mod checkpoints;
 mod driver;
+mod hub;
 mod random;
 mod reference;
 mod worker;
@@ -14,6 +15,7 @@ mod adapters;
 mod attaching;
 mod bad_models;
 mod batches;
+mod cli;
 mod conformance;
 mod damage;
 mod deaths;
