@@ -5,6 +5,7 @@ mod banner;
 mod bench;
 mod doctor;
 mod exit;
+mod folder;
 mod given;
 mod log;
 mod models;

@@ -6,6 +6,7 @@
 mod artifacts;
 mod checkpoints;
 mod driver;
+mod hub;
 mod random;
 mod reference;
 mod worker;
@@ -15,6 +16,7 @@ mod attaching;
 mod bad_models;
 mod batches;
 mod chats;
+mod cli;
 mod conformance;
 mod damage;
 mod deaths;

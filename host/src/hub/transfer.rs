@@ -27,6 +27,7 @@ use super::{
 };
 
 const ANSWER_BYTES_MAX: u64 = 32 << 20;
+const ANSWER_FAILURES_MAX: u32 = 3;
 const CHUNK_BYTES: usize = 256 << 10;
 const REDIRECTS_MAX: u32 = 10;
 const PAUSE_MAX: Duration = Duration::from_secs(20);
@@ -75,7 +76,8 @@ impl Line {
 
     /// A short answer about a repository.
     pub(super) fn text(&self, url: &str, name: &HubName) -> Result<Vec<u8>, Trouble> {
-        self.persist(&mut |_| {
+        // Nothing is lost yet; whoever waits learns early that there is no network.
+        self.persist(self.patience.failures_max.min(ANSWER_FAILURES_MAX), &mut |_| {
             let mut response = self.ask(url, 0)?;
             if response.status() != StatusCode::OK {
                 return Err(self.refusal(&response, &name.repository()));
@@ -98,7 +100,7 @@ impl Line {
         let mut sum = Sum::new(remote);
         let mut done = sum.take_in(file, remote.bytes).map_err(failed)?;
         progress.begin(&remote.name, done, remote.bytes);
-        self.persist(&mut |moved| {
+        self.persist(self.patience.failures_max, &mut |moved| {
             while done < remote.bytes {
                 let before = done;
                 let result = self.request(url, remote, file, path, &mut sum, &mut done, progress);
@@ -181,7 +183,11 @@ impl Line {
     }
 
     /// Tries until it works, or has failed too often without anything in between.
-    fn persist<T>(&self, attempt: &mut dyn FnMut(&mut bool) -> Result<T, Broken>) -> Result<T, Trouble> {
+    fn persist<T>(
+        &self,
+        failures_max: u32,
+        attempt: &mut dyn FnMut(&mut bool) -> Result<T, Broken>,
+    ) -> Result<T, Trouble> {
         let mut failures = 0;
         loop {
             let mut moved = false;
@@ -191,7 +197,7 @@ impl Line {
                 Err(Broken::Retry { why, after }) => (why, after),
             };
             failures = if moved { 1 } else { failures + 1 };
-            if failures >= self.patience.failures_max {
+            if failures >= failures_max {
                 return Err(self.unreachable(&why));
             }
             let pause = self.patience.pause.saturating_mul(1 << failures.min(16)) / 2;
@@ -202,8 +208,9 @@ impl Line {
     }
 
     fn unreachable(&self, why: &str) -> Trouble {
-        Trouble::new(Kind::Network, format!("no answer from {}: {}", self.endpoint, cleaned(why)))
-            .help("check the network and HF_ENDPOINT; what was downloaded is kept, and the next pull goes on there")
+        Trouble::new(Kind::Network, format!("no answer from {}: {}", self.endpoint, cleaned(why))).help(
+            "check the network and HF_ENDPOINT; a download that has begun is kept, and the next pull goes on there",
+        )
     }
 
     fn refusal(&self, response: &Response<Body>, what: &str) -> Broken {
