@@ -226,7 +226,7 @@ mod tests {
         check(json!({"adapter_scale": 1}), "pensieve.adapter_scale: there is no adapter beside it");
         check(
             json!({"adapter": "a", "adapter_scale": 1e300}),
-            "pensieve.adapter_scale: should be a number from -16 to 16, not 1e300",
+            "pensieve.adapter_scale: should be a number from -16 to 16, not 1e+300",
         );
         check(json!({"grammar": {}}), "pensieve.grammar: should have one field, 'json_schema', 'regex' or 'lark'");
         check(

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::front::App;
 use crate::{
-    dialects::{Answer, Dialect, openai},
+    dialects::{Answer, Dialect, anthropic, openai},
     fleet::{
         FleetStats,
         plugins::{PluginState, Status},
@@ -15,7 +15,7 @@ use crate::{
 /// `GET /v1/models`, in the words of the API that the client speaks.
 pub(super) fn models(app: &App, dialect: Dialect) -> Answer {
     match dialect {
-        Dialect::Anthropic => openai::models(&app.chats),
+        Dialect::Anthropic => anthropic::models(&app.chats),
         Dialect::OpenAi => openai::models(&app.chats),
     }
 }
@@ -23,7 +23,7 @@ pub(super) fn models(app: &App, dialect: Dialect) -> Answer {
 /// `GET /v1/models/ID`.
 pub(super) fn model(app: &App, dialect: Dialect, id: &str, request_id: &str) -> Answer {
     match dialect {
-        Dialect::Anthropic => openai::model(&app.chats, id, request_id),
+        Dialect::Anthropic => anthropic::model(&app.chats, id, request_id),
         Dialect::OpenAi => openai::model(&app.chats, id, request_id),
     }
 }

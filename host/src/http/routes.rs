@@ -8,13 +8,20 @@ use warp::{Filter, Rejection, Reply, filters::BoxedFilter, path::Tail, reply::Re
 use super::{body, front::App, lists, metrics, openapi, visit::Served};
 use crate::{
     chat::Client,
-    dialects::{Answer, Call, Dialect, Problem, ProblemKind, execute, openai, token_stream},
+    dialects::{Answer, Call, Dialect, Problem, ProblemKind, anthropic, execute, openai, token_stream},
     prompt::Chats,
 };
 
 /// What a server of this app serves.
 pub(super) fn routes(app: &Arc<App>) -> Vec<Route> {
     vec![
+        post(app, "/v1/messages", |chats, call| async move { anthropic::messages(&chats, call, false).await }),
+        post(app, "/v1/messages/stream", |chats, call| async move { anthropic::messages(&chats, call, true).await }),
+        post(
+            app,
+            "/v1/messages/count_tokens",
+            |chats, call| async move { anthropic::count_tokens(&chats, call).await },
+        ),
         post(app, "/v1/chat/completions", |chats, call| async move { openai::chat_completions(&chats, call).await }),
         post(app, "/v1/completions", |chats, call| async move { openai::completions(&chats, call).await }),
         post(app, "/token_stream", token_stream::answer),

@@ -91,7 +91,10 @@ impl Chats {
             tokens: prompt.tokens,
             max_tokens: request.max_tokens.map_or(room, |tokens| tokens.min(room)),
             seed: request.sampling.seed.unwrap_or_else(|| fastrand::u64(..)),
-            stages: sampling::stages(&request.sampling, &known.samplers),
+            stages: match known.samplers {
+                Some(stages) if request.sampling.stages.is_none() => stages,
+                _ => sampling::stages(&request.sampling, &[]),
+            },
             stop_tokens: convention.end_of_turn.clone(),
             stops: request.stops.into_iter().map(String::into_bytes).collect(),
             logprobs: request.logprobs,
