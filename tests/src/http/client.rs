@@ -110,7 +110,7 @@ impl Connection {
         let mut body = Vec::new();
         if method != "HEAD" && head.status != 204 {
             if head.header("transfer-encoding") == Some("chunked") {
-                while let Some(chunk) = self.chunk() {
+                while let Some(chunk) = self.piece() {
                     body.extend(chunk);
                 }
             } else if let Some(length) = head.header("content-length") {
@@ -123,8 +123,8 @@ impl Connection {
         Some(Reply { head, body })
     }
 
-    /// The next chunk of a body; none at its end, or where the connection ends.
-    fn chunk(&mut self) -> Option<Vec<u8>> {
+    /// The next piece of a streamed body, as the server wrote it; none at its end, or where the connection ends.
+    pub fn piece(&mut self) -> Option<Vec<u8>> {
         let length = usize::from_str_radix(self.line()?.split(';').next()?.trim(), 16).ok()?;
         let mut chunk = vec![0; length];
         self.reader.read_exact(&mut chunk).ok()?;
@@ -209,7 +209,7 @@ impl Incoming {
         if self.ended {
             return None;
         }
-        let chunk = self.connection.chunk();
+        let chunk = self.connection.piece();
         self.ended = chunk.is_none();
         chunk
     }

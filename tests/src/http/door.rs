@@ -59,6 +59,38 @@ fn names_of_others_are_not_answered_to() {
 }
 
 #[test]
+fn where_keys_are_set_one_of_them_is_needed() {
+    let server = Options::configured("[server]\nkey = [\"first-key\", \"second-key\"]").start();
+    for right in [("x-api-key", "first-key"), ("x-api-key", "second-key"), ("authorization", "Bearer first-key")] {
+        check(&chat(&server, &[JSON, right]), 400);
+    }
+    for wrong in [vec![JSON], vec![JSON, ("x-api-key", "pensieve-local-key")], vec![JSON, ("x-api-key", "first-ke")]] {
+        check(&chat(&server, &wrong), 401);
+        check(&request(server.address, "GET", "/metrics", &wrong, b""), 401);
+        check(&request(server.address, "HEAD", "/", &wrong, b""), 200);
+        assert_eq!(request(server.address, "GET", "/health", &wrong, b"").json(), json!({"status": "ok"}));
+    }
+}
+
+#[test]
+fn names_and_pages_that_are_listed_come_in() {
+    let config = "[server]\nhosts = [\"box.example\"]\norigins = [\"https://app.example\"]";
+    let server = Options::configured(config).start();
+    let origin = ("origin", "https://app.example");
+    let reply = chat(&server, &[JSON, ("host", "box.example:8000"), origin]);
+    check(&reply, 400);
+    assert_eq!(reply.header("access-control-allow-origin"), Some("https://app.example"));
+    assert!(reply.header("access-control-expose-headers").unwrap().contains("request-id"));
+    let wanted = ("access-control-request-headers", "content-type, x-api-key, anthropic-version");
+    let asked = [origin, ("access-control-request-method", "POST"), wanted];
+    let reply = request(server.address, "OPTIONS", "/v1/messages", &asked, b"");
+    check(&reply, 204);
+    assert_eq!(reply.header("access-control-allow-headers"), Some(wanted.1));
+    assert!(reply.header("access-control-allow-methods").unwrap().contains("POST"));
+    assert_eq!(reply.header("vary"), Some("origin"));
+}
+
+#[test]
 fn pages_of_others_never_reach_a_handler() {
     let server = Options::default().start();
     for origin in ["null", "https://evil.example", "http://localhost:3000", &format!("http://{}", server.address)] {

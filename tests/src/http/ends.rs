@@ -29,17 +29,6 @@ fn without_a_key_nobody_beyond_this_machine_is_served() {
 }
 
 #[test]
-fn what_cannot_be_is_said_before_anything_starts() {
-    for (arguments, words) in [
-        (vec!["--listen", "nonsense"], "nonsense cannot be listened at"),
-        (vec!["--model", "x=/does/not/exist"], "there is no checkpoint at '/does/not/exist'"),
-    ] {
-        let (status, log) = with(&arguments).fail();
-        assert!(!status.success() && log.contains(words), "{log}");
-    }
-}
-
-#[test]
 fn told_to_end_it_closes_what_is_idle_and_ends_well() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let mut server = Options::default().start();

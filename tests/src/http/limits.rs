@@ -16,14 +16,14 @@ const BODY_MAX: usize = 32 << 20;
 
 #[test]
 fn whoever_sends_a_byte_a_second_is_cut_off_while_others_are_served() {
-    let server = Options::default().start();
+    let server = Options::configured("[server]\nheader_timeout = \"3s\"").start();
     let address = server.address;
     let (tell, told) = mpsc::channel();
     thread::spawn(move || {
         let mut slow = Connection::open(address);
+        slow.socket().set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         let began = Instant::now();
         for byte in format!("GET /health HTTP/1.1\r\nhost: {address}\r\nx-slow: {}", "a".repeat(1000)).bytes() {
-            slow.socket().set_read_timeout(Some(Duration::from_secs(1))).unwrap();
             if !slow.send(&[byte]) || slow.is_closed() {
                 break;
             }
@@ -33,12 +33,24 @@ fn whoever_sends_a_byte_a_second_is_cut_off_while_others_are_served() {
     let took = loop {
         let began = Instant::now();
         assert_eq!(get(address, "/health").status(), 200);
-        assert!(began.elapsed() < Duration::from_secs(5));
-        if let Ok(took) = told.recv_timeout(Duration::from_millis(200)) {
+        assert!(began.elapsed() < Duration::from_secs(2));
+        if let Ok(took) = told.recv_timeout(Duration::from_millis(50)) {
             break took;
         }
     };
-    assert!((10..40).contains(&took.as_secs()), "{took:?}");
+    assert!((2..20).contains(&took.as_secs()), "{took:?}");
+}
+
+#[test]
+fn whoever_sends_a_body_slowly_hears_that_it_took_too_long() {
+    let server = Options::configured("[server]\nbody_timeout = \"1s\"").start();
+    for headers in [[JSON, ("content-length", "100")], [JSON, ("transfer-encoding", "chunked")]] {
+        let mut slow = Connection::open(server.address);
+        slow.ask("POST", "/execute", &headers, b"1");
+        let reply = slow.reply("POST").unwrap();
+        assert_eq!(reply.status(), 408, "{reply:?}");
+        assert!(reply.text().contains("did not arrive within 1 s"), "{reply:?}");
+    }
 }
 
 #[test]
@@ -121,8 +133,8 @@ fn a_connection_serves_one_request_after_another() {
 
 #[test]
 fn connections_have_a_number_and_room_comes_back() {
-    let server = Options::default().start();
-    let mut kept: Vec<Connection> = (0..511).map(|_| Connection::open(server.address)).collect();
+    let server = Options::configured("[server]\nconnections_max = 16").start();
+    let mut kept: Vec<Connection> = (0..15).map(|_| Connection::open(server.address)).collect();
     // Connections are taken in the order in which they came.
     let mut last = Connection::open(server.address);
     last.ask("GET", "/health", &[], b"");
@@ -143,4 +155,29 @@ fn connections_have_a_number_and_room_comes_back() {
         assert!(Instant::now() < deadline);
         sleep(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn requests_have_a_number() {
+    let server = Options::configured("[server]\nrequests_max = 2").start();
+    let waiting: Vec<Connection> = (0..2)
+        .map(|_| {
+            let mut connection = Connection::open(server.address);
+            connection.ask("POST", "/execute", &[JSON, ("content-length", "2")], b"{");
+            connection
+        })
+        .collect();
+    server.until("waiting", |metrics| metrics["pensieve_http_requests_in_flight"] == 3.0);
+    for (path, status, kind) in
+        [("/v1/messages", 529, "overloaded_error"), ("/v1/completions", 429, "rate_limit_error")]
+    {
+        let reply = request(server.address, "POST", path, &[JSON], b"{}");
+        assert_eq!((reply.status(), reply.header("retry-after")), (status, Some("1")), "{reply:?}");
+        assert_eq!(reply.json()["error"]["type"], kind);
+    }
+    for mut connection in waiting {
+        connection.send(b"}");
+        assert_eq!(connection.reply("POST").unwrap().status(), 400);
+    }
+    assert_eq!(request(server.address, "POST", "/v1/messages", &[JSON], b"{}").status(), 400);
 }

@@ -3,7 +3,10 @@
 pub mod client;
 pub mod server;
 
+mod disconnects;
 mod door;
 mod ends;
 mod limits;
 mod lists;
+mod restart;
+mod streams;

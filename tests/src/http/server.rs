@@ -24,8 +24,10 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Options {
     /// Plugins that lie in its folder.
     pub plugins: Vec<PathBuf>,
-    /// Models by id.
+    /// Models by id; without any there is one that no plugin takes, so that the program does not bring its own.
     pub models: Vec<(String, PathBuf)>,
+    /// The text of its configuration.
+    pub config: String,
     /// More arguments.
     pub arguments: Vec<String>,
     /// More variables.
@@ -43,6 +45,11 @@ pub struct Server {
 }
 
 impl Options {
+    /// Only this configuration.
+    pub fn configured(config: &str) -> Self {
+        Self { config: config.into(), ..Self::default() }
+    }
+
     /// Starts it in a home of its own and waits until it listens.
     pub fn start(&self) -> Server {
         self.start_in(&home())
@@ -92,8 +99,15 @@ impl Options {
             fs::create_dir_all(link.parent().unwrap()).unwrap();
             fs::hard_link(program(), &link).or_else(|_| fs::copy(program(), &link).map(drop)).unwrap();
         }
+        fs::write(home.path().join("pensieve.toml"), &self.config).unwrap();
         let mut command = Command::new(&link);
         command.arg("serve").arg("--plugins").arg(&plugins);
+        if self.models.is_empty() && !self.config.contains("[[models]]") {
+            let nothing = home.path().join("nothing");
+            fs::create_dir_all(&nothing).unwrap();
+            fs::write(nothing.join("config.json"), r#"{"architectures": ["NothingForCausalLM"]}"#).unwrap();
+            command.arg("--model").arg(format!("nothing={}", nothing.display()));
+        }
         if !self.arguments.iter().any(|argument| argument == "--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
