@@ -52,8 +52,8 @@ FAMILIES = [
     (
         PHI,
         [
-            # 0.4 of 32 is 12 values, not 12.8.
-            Variant("phi2", 31, phi2(64, heads=2, vocab=128, partial=0.4), gguf=("f32", "fused", "q8_0")),
+            # 0.4 of 16 is 6 values, not 6.4.
+            Variant("phi2", 31, phi2(32, heads=2, vocab=128, partial=0.4), gguf=("f32", "fused", "q8_0")),
             # Phi-1.5: half of each head, and a config.json in the old style.
             Variant("phi1_5", 132, phi2(32, heads=2, vocab=128, partial=0.5), old_config=True),
         ],

@@ -123,19 +123,18 @@ fn adapted(driver: &mut Driver, pairs: Vec<LowRankPair>, tokens: &[u32]) -> Vec<
 
 #[test]
 fn an_adapter_names_a_stack_or_its_parts_whichever_the_checkpoint_has() {
-    // 64 wide, two heads of 32: queries, keys and values of 64 rows each, stacked in one of the files and not in the other.
+    // Two heads of 16: queries, keys and values of 32 rows each, stacked in one of the files and not in the other.
     let attention = "model.layers.1.self_attn";
-    let (a, b) = (values(RANK * 64, 1), values(192 * RANK, 2));
+    let (a, b) = (values(RANK * 32, 1), values(96 * RANK, 2));
     let tokens: Vec<u32> = (0..24).map(|i| i * 11 % 128).collect();
     for file in ["", "fused.gguf"] {
         for kernels in ["auto", "generic"] {
             let options = Options::with_settings(format!(r#"{{"kernels": "{kernels}", "kv": "f32"}}"#));
-            let mut driver =
-                Driver::load(&plugin("pensieve-phi"), &fixture("phi/phi2").join(file), &options).unwrap();
+            let mut driver = Driver::load(&plugin("pensieve-phi"), &fixture("phi/phi2").join(file), &options).unwrap();
             let plain = driver.logits(&tokens).unwrap();
-            let stack = vec![pair(&format!("{attention}.qkv_proj"), 192, &a, &b)];
-            let parts = ["q_proj", "k_proj", "v_proj"].iter().zip(b.chunks(64 * RANK));
-            let parts = parts.map(|(part, b)| pair(&format!("{attention}.{part}"), 64, &a, b)).collect();
+            let stack = vec![pair(&format!("{attention}.qkv_proj"), 96, &a, &b)];
+            let parts = ["q_proj", "k_proj", "v_proj"].iter().zip(b.chunks(32 * RANK));
+            let parts = parts.map(|(part, b)| pair(&format!("{attention}.{part}"), 32, &a, b)).collect();
             let stack = adapted(&mut driver, stack, &tokens);
             assert!(distance(&stack, &plain) > 0.1, "the adapter must be worth noticing");
             assert_eq!(adapted(&mut driver, parts, &tokens), stack, "{file} ({kernels} kernels)");

@@ -106,8 +106,8 @@ impl<'a> Comparison<'a> {
         let checkpoint = fixture(self.fixture).join(self.file);
         let what = format!("{} ({} kernels)", checkpoint.display(), self.kernels);
         let options = Options { context: self.context, ..Options::with_settings(settings) };
-        let mut driver = Driver::load(self.plugin, &checkpoint, &options)
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut driver =
+            Driver::load(self.plugin, &checkpoint, &options).unwrap_or_else(|error| panic!("{what}: {error}"));
         for (way, logits) in [
             ("whole", driver.logits(&tokens).unwrap()),
             ("in chunks of 13", driver.logits_in_chunks(&tokens, 13).unwrap()),

@@ -187,7 +187,8 @@ mod tests {
     fn tensors() -> Vec<(String, Vec<usize>)> {
         let mut tensors = vec![("embed_tokens.weight".to_owned(), vec![96, 32]), ("norm.weight".to_owned(), vec![32])];
         for layer in 0..2 {
-            let mut add = |name: &str, shape: &[usize]| tensors.push((format!("layers.{layer}.{name}"), shape.to_vec()));
+            let mut add =
+                |name: &str, shape: &[usize]| tensors.push((format!("layers.{layer}.{name}"), shape.to_vec()));
             add("input_layernorm.weight", &[32]);
             add("post_attention_layernorm.weight", &[32]);
             for (name, rows) in [("q", 32), ("k", 16), ("v", 16)] {

@@ -71,7 +71,8 @@ mod tests {
         assert_eq!(checkpoint.architecture(), "X");
         let norm = checkpoint.weights().get("model.norm.weight").unwrap().to_f32().unwrap();
         assert!(norm.iter().all(|value| (0.5..=1.5).contains(value)) && norm[0] != norm[1]);
-        let head = checkpoint.weights().get("lm_head.weight").unwrap().expect_shape(&[8, 64]).unwrap().to_f32().unwrap();
+        let head =
+            checkpoint.weights().get("lm_head.weight").unwrap().expect_shape(&[8, 64]).unwrap().to_f32().unwrap();
         let size = head.iter().map(|value| value * value).sum::<f32>() / head.len() as f32;
         assert!((0.5..2.0).contains(&(size * 64.0)), "{size}");
     }
