@@ -271,7 +271,7 @@ async fn schemas_that_cannot_be_enforced_do_so_no_harm_unless_they_are_strict() 
 async fn log_probabilities_come_with_the_text_of_their_tokens() {
     let home = Home::open(|_| ()).await;
     let answer = home.ask(Request { logprobs: Some(2), ..request(asked("hello")) }).await.unwrap();
-    let likelihoods: Vec<_> = answer.deltas.iter().flat_map(|delta| match delta {
+    let likelihoods = answer.deltas.iter().flat_map(|delta| match delta {
         Delta::Text { logprobs, .. } => logprobs.clone(),
         _ => Vec::new(),
     });
