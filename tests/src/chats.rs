@@ -22,7 +22,10 @@ const CALL: &str = "<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"command\
 
 const SCRIPT: [(&str, &str); 9] = [
     ("<tool_response>", "There are three files."),
-    ("call twice", "First.\n<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"Read\", \"arguments\": {\"path\": \"a é\"}}\n</tool_call>"),
+    (
+        "call twice",
+        "First.\n<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"Read\", \"arguments\": {\"path\": \"a é\"}}\n</tool_call>",
+    ),
     ("call wrongly", "<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"wrong\": 1}}\n</tool_call>"),
     ("call", CALL),
     ("think", "<think>\nHm, 日本.\n</think>\n\nYes."),
@@ -134,7 +137,10 @@ async fn text_comes_in_whole_characters_and_counts_are_exact() {
     // Drawn with the usual chain, or with one by name, the script is as likely as can be.
     for sampling in [
         Sampling { seed: Some(7), logit_bias: vec![(3, 5.0)], frequency_penalty: Some(0.5), ..Sampling::default() },
-        Sampling { stages: Some(vec![StageSpec { sampler: "greedy".into(), parameters: String::new() }]), ..Sampling::default() },
+        Sampling {
+            stages: Some(vec![StageSpec { sampler: "greedy".into(), parameters: String::new() }]),
+            ..Sampling::default()
+        },
     ] {
         let drawn = home.ask(Request { sampling, ..request(asked("hello")) }).await.unwrap();
         assert_eq!(drawn.text, answer.text);
@@ -162,7 +168,11 @@ async fn tool_calls_stream_and_their_results_go_on_from_there() {
     assert_eq!(first.calls, [("Bash".into(), r#"{"command": "ls -la | wc"}"#.into())]);
     assert!(first.pieces > 3, "{} pieces", first.pieces);
     assert_eq!(first.reason, Some(Finish::EndOfTurn));
-    let call = Part::ToolCall { id: first.ids[0].clone(), name: "Bash".into(), arguments: json!({ "command": "ls -la | wc" }) };
+    let call = Part::ToolCall {
+        id: first.ids[0].clone(),
+        name: "Bash".into(),
+        arguments: json!({ "command": "ls -la | wc" }),
+    };
     let result = Part::ToolResult { id: first.ids[0].clone(), text: "3".into(), is_error: false };
     let mut conversation = with_tools("call a tool");
     conversation.turns.push(Turn { role: Role::Assistant, parts: vec![call] });
@@ -229,7 +239,9 @@ async fn answers_have_the_form_that_was_asked_for() {
     let home = Home::open(|_| ()).await;
     let schema = json!({ "type": "object", "properties": { "city": { "type": "string" }, "people": { "type": "integer" } }, "required": ["city", "people"], "additionalProperties": false });
     let format = Format::Grammar(Grammar::json_schema(schema.to_string(), false));
-    for (text, tools, expect) in [("json", vec![], Some("Bern")), ("hello", vec![], None), ("json", tools(), Some("Bern"))] {
+    for (text, tools, expect) in
+        [("json", vec![], Some("Bern")), ("hello", vec![], None), ("json", tools(), Some("Bern"))]
+    {
         let conversation = Conversation { tools, ..asked(text) };
         let answer = home.ask(Request { format: format.clone(), ..request(conversation) }).await.unwrap();
         let value: serde_json::Value = serde_json::from_str(&answer.text).unwrap();
@@ -246,7 +258,8 @@ async fn answers_have_the_form_that_was_asked_for() {
 async fn schemas_that_cannot_be_enforced_do_so_no_harm_unless_they_are_strict() {
     let home = Home::open(|_| ()).await;
     let mut conversation = with_tools("call");
-    conversation.tools[1].schema = json!({ "type": "object", "properties": { "x": { "$ref": "https://example.org" } } });
+    conversation.tools[1].schema =
+        json!({ "type": "object", "properties": { "x": { "$ref": "https://example.org" } } });
     let answer = home.ask(request(conversation.clone())).await.unwrap();
     assert_eq!(answer.calls[0].1, r#"{"command": "ls -la | wc"}"#);
     conversation.tools[1].strict = true;
@@ -258,7 +271,7 @@ async fn schemas_that_cannot_be_enforced_do_so_no_harm_unless_they_are_strict() 
 async fn log_probabilities_come_with_the_text_of_their_tokens() {
     let home = Home::open(|_| ()).await;
     let answer = home.ask(Request { logprobs: Some(2), ..request(asked("hello")) }).await.unwrap();
-    let likelihoods: Vec<_> = answer.deltas.iter().flat_map(|delta| match delta {
+    let likelihoods = answer.deltas.iter().flat_map(|delta| match delta {
         Delta::Text { logprobs, .. } => logprobs.clone(),
         _ => Vec::new(),
     });

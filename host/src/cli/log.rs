@@ -1,5 +1,5 @@
 //! The server's log: to stderr, since stdout says where it listens and nothing else. `PENSIEVE_LOG` says how much, in the
-//! words of `tracing`: a level, or one for each part, as `warn,pensieve::fleet=debug`.
+//! words of `tracing`: a level, or one for each part, as `warn,pensieve::fleet=debug`; else the configuration does.
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;

@@ -4,20 +4,19 @@
 //! else is in the log. The first signal to end drains, the second one does not wait.
 
 use clap::Args;
-use std::{
-    fmt::Display,
-    future::Future,
-    io::Write,
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-};
+use std::{future::Future, io::Write, sync::Arc};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::log;
+use super::{
+    banner,
+    exit::{Complaint, Exit, Outcome},
+    given::{Given, Settled},
+    log,
+};
 use crate::{
-    fleet::{Config, Fleet, ModelConfig, Refusal},
-    http::{Server, Settings},
+    config,
+    fleet::{self, Fleet, Refusal},
+    http::Server,
     prompt::Chats,
 };
 
@@ -25,100 +24,87 @@ use crate::{
 const FILES_RESERVED: u64 = 128;
 const CONNECTIONS_MIN: usize = 16;
 
+/// Serve models over HTTP, with Anthropic's and OpenAI's APIs.
+///
+/// Without any model it serves the starter, which comes with this program. Once it is ready it prints one line to standard
+/// output; everything else goes to standard error.
 #[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve serve
+  pensieve serve --model coder=./qwen2.5-coder-1.5b-q4_k_m.gguf
+  pensieve serve --model me=hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --listen 127.0.0.1:9000
+  PENSIEVE_API_KEY=secret pensieve serve --config pensieve.toml --listen 0.0.0.0:8000")]
 pub(super) struct Serve {
-    /// Where to listen: an address and a port, 0 for any port that is free.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
-    listen: String,
-    /// A folder with plugins, before the usual ones.
-    #[arg(long = "plugins", value_name = "DIR")]
-    plugins: Vec<PathBuf>,
-    /// A model and its checkpoint: a .gguf file, or a folder with safetensors.
+    /// Where to listen: an address and a port, 0 for any port that is free [default: 127.0.0.1:8000].
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<String>,
+    /// A model and where it comes from: a .gguf file, a folder with safetensors, hf:OWNER/REPO[/FILE] or 'starter'; may be
+    /// given again.
     #[arg(long = "model", value_name = "ID=SOURCE", value_parser = model)]
     models: Vec<(String, String)>,
-    /// Where models run: auto, cpu, cuda:N or metal:N.
-    #[arg(long, default_value = "auto")]
-    device: String,
     /// How lines of the log are written.
-    #[arg(long, value_enum, default_value_t)]
-    log_format: log::Format,
+    #[arg(long, value_enum)]
+    log_format: Option<log::Format>,
+    #[command(flatten)]
+    given: Given,
 }
 
 impl Serve {
-    pub(super) fn run(self) -> ExitCode {
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => return failed(&format_args!("the server does not start: {error}")),
-        };
-        if let Err(error) = log::begin(self.log_format, "info") {
-            return failed(&error);
+    pub(super) fn run(self) -> Outcome {
+        let mut settled = self.given.settle(&self.models)?;
+        if let Some(listen) = &self.listen {
+            config::check_listen(listen).map_err(|what| {
+                Complaint::new(Exit::Usage, format!("--listen {listen}: {what}; it takes an address and a port"))
+            })?;
+            settled.config.server.listen.clone_from(listen);
         }
-        let served = runtime.block_on(self.serve());
+        let server = &settled.config.server;
+        let format = if server.log_format == "json" { log::Format::Json } else { log::Format::Text };
+        log::begin(self.log_format.unwrap_or(format), &server.log).map_err(|what| Complaint::new(Exit::Usage, what))?;
+        let mut settings = server.http();
+        settings.limits.connections_max = connections(settings.limits.connections_max);
+        let runtime = super::runtime()?;
+        // A port that is taken is known before anything is loaded down, and a download can be interrupted like any other
+        // program: signals are listened to only after it.
+        let server = runtime.block_on(Server::bind(settings))?;
+        let fleet = settled.fleet()?;
+        let served = runtime.block_on(serve(server, fleet, &settled));
         // What still runs has nothing left to say.
         runtime.shutdown_background();
-        match served {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(refusal) => failed(&refusal),
-        }
-    }
-
-    async fn serve(self) -> Result<(), Refusal> {
-        let ended = ended()?;
-        tokio::pin!(ended);
-        let home = home();
-        let mut settings = Settings { listen: self.listen.clone(), ..Settings::default() };
-        settings.limits.connections_max = connections(settings.limits.connections_max);
-        let server = Server::bind(settings).await?;
-        let config = self.fleet(&home)?;
-        let starting = Fleet::start(config);
-        let fleet = tokio::select! {
-            fleet = starting => Arc::new(fleet?),
-            () = &mut ended => return Ok(()),
-        };
-        announce(&server)?;
-        server.run(Arc::new(Chats::new(fleet)), ended).await;
-        Ok(())
-    }
-
-    fn fleet(&self, home: &Path) -> Result<Config, Refusal> {
-        let mut config = Config::new(&self.plugins, home);
-        for (id, source) in &self.models {
-            let source = resolve_source(source)?;
-            let model = ModelConfig { id: id.clone(), source, device: self.device.clone(), ..ModelConfig::default() };
-            config.models.push(model);
-        }
-        config.default_model = config.models.first().map(|model| model.id.clone());
-        Ok(config)
+        served
     }
 }
 
-/// The path of a checkpoint.
-fn resolve_source(source: &str) -> Result<PathBuf, Refusal> {
-    let path = PathBuf::from(source);
-    std::path::absolute(&path).ok().filter(|path| path.exists()).ok_or_else(|| {
-        let reason = format!("there is no checkpoint at '{}'", path.display());
-        Refusal::new("source", reason, "name a .gguf file, or a folder with config.json and safetensors")
-    })
+async fn serve(server: Server, fleet: fleet::Config, settled: &Settled) -> Outcome {
+    let ended = ended()?;
+    tokio::pin!(ended);
+    let starting = Fleet::start(fleet);
+    let fleet = tokio::select! {
+        fleet = starting => Arc::new(fleet?),
+        () = &mut ended => return Ok(()),
+    };
+    announce(&server)?;
+    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::Facts::of(settled)));
+    server.run(Arc::new(Chats::new(fleet)), ended).await;
+    banner.abort();
+    Ok(())
 }
 
 fn model(argument: &str) -> Result<(String, String), String> {
     match argument.split_once('=') {
-        Some((id, source)) if !id.is_empty() && !source.is_empty() => Ok((id.to_owned(), source.to_owned())),
+        Some((id, source)) if !id.is_empty() && !source.is_empty() => {
+            config::check_id(id).map_err(|what| format!("the id {what}; it takes letters, digits and -_./: signs"))?;
+            Ok((id.to_owned(), source.to_owned()))
+        }
         _ => Err("it has to be ID=SOURCE".into()),
     }
 }
 
-/// `$PENSIEVE_HOME`, or `.pensieve` in the user's home.
-fn home() -> PathBuf {
-    let variable = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    variable("PENSIEVE_HOME").unwrap_or_else(|| variable("HOME").unwrap_or_default().join(".pensieve"))
-}
-
-fn announce(server: &Server) -> Result<(), Refusal> {
+fn announce(server: &Server) -> Outcome {
     let mut stdout = std::io::stdout().lock();
     let written = writeln!(stdout, "pensieve is listening on http://{}", server.address());
     let written = written.and_then(|()| stdout.flush());
-    written.map_err(|error| Refusal::new("stdout", format!("standard output cannot be written to: {error}"), ""))
+    written.map_err(|error| Complaint::system("standard output cannot be written to", &error))
 }
 
 /// As many connections as the system has descriptors for, which it is asked to have more of.
@@ -156,9 +142,4 @@ async fn next(interrupt: &mut Signal, terminate: &mut Signal) -> i32 {
         _ = interrupt.recv() => SignalKind::interrupt().as_raw_value(),
         _ = terminate.recv() => SignalKind::terminate().as_raw_value(),
     }
-}
-
-fn failed(error: &dyn Display) -> ExitCode {
-    eprintln!("pensieve: {error}");
-    ExitCode::FAILURE
 }

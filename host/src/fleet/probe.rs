@@ -31,7 +31,7 @@ const SOURCE_FILES_MAX: usize = 4096;
 /// Answers of an older form are not asked for.
 const FORM: &str = "1";
 const CACHED_FILES_MAX: usize = 512;
-const RECENT_MAX: usize = 16;
+const RECENT_MAX: usize = 8;
 
 /// Asks children about checkpoints.
 #[derive(Clone, Debug)]

@@ -67,6 +67,7 @@ fn describe() {
     metrics::describe_counter!("pensieve_http_connections_refused_total", "Connections beyond the limit.");
     metrics::describe_gauge!("pensieve_http_requests_in_flight", "Requests that are being served.");
     metrics::describe_histogram!("pensieve_http_request_seconds", "Time from a request's headers to its last byte.");
+    crate::prompt::measures::describe();
 }
 
 /// The page.
@@ -144,20 +145,20 @@ const COLUMNS: [Column; 15] = [
     column("pensieve_sequences_waiting", "gauge", "Requests that wait for the model.", |model| {
         model.waiting + worker(model, |w| w.waiting)
     }),
-    column("pensieve_steps_total", "counter", "Steps of the worker.", |model| worker(model, |w| w.steps)),
-    column("pensieve_preemptions_total", "counter", "Sequences that gave their blocks up.", |model| {
+    column("pensieve_worker_steps_total", "counter", "Steps of the worker.", |model| worker(model, |w| w.steps)),
+    column("pensieve_worker_preemptions_total", "counter", "Sequences that gave their blocks up.", |model| {
         worker(model, |w| w.preemptions)
     }),
-    column("pensieve_tokens_reused_total", "counter", "Prompt tokens taken from earlier requests.", |model| {
+    column("pensieve_worker_tokens_reused_total", "counter", "Prompt tokens taken from earlier requests.", |model| {
         worker(model, |w| w.reused_tokens)
     }),
-    column("pensieve_tokens_computed_total", "counter", "Tokens computed, prompts and answers.", |model| {
+    column("pensieve_worker_tokens_computed_total", "counter", "Tokens computed, prompts and answers.", |model| {
         worker(model, |w| w.computed_tokens)
     }),
-    column("pensieve_tokens_generated_total", "counter", "Tokens generated.", |model| {
+    column("pensieve_worker_tokens_generated_total", "counter", "Tokens generated.", |model| {
         worker(model, |w| w.generated_tokens)
     }),
-    column("pensieve_forward_microseconds_total", "counter", "Time in the model.", |model| {
+    column("pensieve_worker_forward_microseconds_total", "counter", "Time in the model.", |model| {
         worker(model, |w| w.forward_us)
     }),
 ];

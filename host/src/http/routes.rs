@@ -17,7 +17,11 @@ pub(super) fn routes(app: &Arc<App>) -> Vec<Route> {
     vec![
         post(app, "/v1/messages", |chats, call| async move { anthropic::messages(&chats, call, false).await }),
         post(app, "/v1/messages/stream", |chats, call| async move { anthropic::messages(&chats, call, true).await }),
-        post(app, "/v1/messages/count_tokens", |chats, call| async move { anthropic::count_tokens(&chats, call).await }),
+        post(
+            app,
+            "/v1/messages/count_tokens",
+            |chats, call| async move { anthropic::count_tokens(&chats, call).await },
+        ),
         post(app, "/v1/chat/completions", |chats, call| async move { openai::chat_completions(&chats, call).await }),
         post(app, "/v1/completions", |chats, call| async move { openai::completions(&chats, call).await }),
         post(app, "/token_stream", token_stream::answer),

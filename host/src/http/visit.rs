@@ -50,9 +50,10 @@ impl Visit {
             id,
             route = Empty,
             model = Empty,
-            input_tokens = Empty,
+            outcome = Empty,
+            prompt_tokens = Empty,
             reused_tokens = Empty,
-            output_tokens = Empty
+            generated_tokens = Empty
         );
         metrics::gauge!("pensieve_http_requests_in_flight").increment(1);
         let method = if is_common(method) { method.to_string() } else { "other".to_owned() };

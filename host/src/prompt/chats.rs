@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    convention::{Convention, Conventions},
+    convention::{Convention, Conventions, Dialect},
     formats::{Format as CallFormat, Parser, Rules, Thoughts},
     generation::{Generation, Reader},
     sampling,
@@ -91,7 +91,10 @@ impl Chats {
             tokens: prompt.tokens,
             max_tokens: request.max_tokens.map_or(room, |tokens| tokens.min(room)),
             seed: request.sampling.seed.unwrap_or_else(|| fastrand::u64(..)),
-            stages: sampling::stages(&request.sampling, &known.samplers),
+            stages: match known.samplers {
+                Some(stages) if request.sampling.stages.is_none() => stages,
+                _ => sampling::stages(&request.sampling, &[]),
+            },
             stop_tokens: convention.end_of_turn.clone(),
             stops: request.stops.into_iter().map(String::into_bytes).collect(),
             logprobs: request.logprobs,
@@ -147,16 +150,15 @@ impl Prepared {
 
     /// Queues it.
     pub fn start(self) -> Result<Generation, Failure> {
-        let plain = CallFormat::default();
-        let dialect = if self.reading.is_taught { &self.convention.taught } else { &self.convention.own };
-        let format = if self.reading.thoughts == Thoughts::Never && self.reading.tools.is_empty() {
-            &plain
-        } else {
-            &dialect.format
+        let Reading { is_taught, tools, thoughts } = self.reading;
+        let Dialect { format, markers } = if is_taught { &self.convention.taught } else { &self.convention.own };
+        let format = CallFormat {
+            calls: format.calls.clone().filter(|_| !tools.is_empty()),
+            reasoning: format.reasoning.clone().filter(|_| thoughts != Thoughts::Never),
         };
         let reader = Reader {
-            parser: Parser::new(format, self.reading.tools, self.reading.thoughts),
-            markers: dialect.markers.clone(),
+            parser: Parser::new(&format, tools, thoughts),
+            markers: markers.within(&format),
             vocabulary: self.convention.vocabulary.clone(),
             logprobs: self.job.logprobs.is_some(),
             clamped: self.clamped,

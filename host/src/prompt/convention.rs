@@ -17,7 +17,7 @@ use crate::{
     job::{Failure, FailureCode},
 };
 
-const KEPT_MAX: usize = 16;
+const KEPT_MAX: usize = 8;
 
 /// Special tokens by which models of several families end a turn, or hand over for a tool's result. Cards name one of them
 /// as a rule, and a model that was trained with another talks on without end.

@@ -13,9 +13,22 @@
 
 use std::time::Instant;
 
-use metrics::{counter, gauge, histogram};
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use tracing::Span;
 
 use crate::job::{Failure, FailureCode, Finish, Usage};
+
+/// Tells whoever reads the figures what they are.
+pub fn describe() {
+    describe_counter!("pensieve_requests_total", "Answers that have ended, by model and outcome.");
+    describe_gauge!("pensieve_requests_active", "Answers that wait or are being written.");
+    describe_histogram!("pensieve_queue_wait_seconds", "From the queue, a load included, to the prompt's computation.");
+    describe_histogram!("pensieve_first_token_seconds", "From the queue to the first token.");
+    describe_histogram!("pensieve_inter_token_seconds", "Between tokens.");
+    describe_counter!("pensieve_prompt_tokens_total", "Tokens of prompts.");
+    describe_counter!("pensieve_reused_tokens_total", "Of those, tokens that were not computed again.");
+    describe_counter!("pensieve_generated_tokens_total", "Tokens of answers.");
+}
 
 /// Measures one answer. Dropped before its end, it counts as cancelled.
 #[derive(Debug)]
@@ -77,9 +90,10 @@ impl Measures {
             Finish::Cancelled => "cancelled",
         };
         self.end(outcome);
-        let seconds = self.began.elapsed().as_secs_f64();
-        let Usage { prompt, reused, generated } = usage;
-        tracing::info!(model = self.model, outcome, prompt, reused, generated, seconds, "answered");
+        // The line that the log has of the request ends with these.
+        let span = Span::current();
+        span.record("model", self.model.as_str()).record("outcome", outcome).record("prompt_tokens", usage.prompt);
+        span.record("reused_tokens", usage.reused).record("generated_tokens", usage.generated);
     }
 
     /// It broke off.

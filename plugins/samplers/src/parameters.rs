@@ -78,7 +78,9 @@ impl Parameters {
         let object = value.as_object().filter(|object| object.len() <= TOKENS_MAX);
         object.and_then(|object| object.iter().map(bias).collect()).ok_or_else(|| {
             let (low, high) = (range.start(), range.end());
-            let wanted = format!("an object of at most {TOKENS_MAX} numbers from {low} to {high} by token id below {vocabulary}");
+            let wanted = format!(
+                "an object of at most {TOKENS_MAX} numbers from {low} to {high} by token id below {vocabulary}"
+            );
             self.wrong(key, &value, &wanted)
         })
     }

@@ -20,6 +20,10 @@ use crate::{
 /// White space as calls have it, at most so much.
 const SPACE: &str = r"[ \t\r\n]{0,8}";
 
+/// A schema that is longer is not enforced, nor are those behind so many bytes of them; the engine takes no more.
+const SCHEMA_BYTES_MAX: usize = 256 << 10;
+const SCHEMAS_BYTES_MAX: usize = 2 << 20;
+
 /// What an answer may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
@@ -168,17 +172,20 @@ impl Frame<'_> {
     fn framed(&self, rules: &str, answer: Option<&Grammar>) -> Grammar {
         let mut frame = String::from(rules);
         let _ = writeln!(frame, "SPACE: /{SPACE}/\nCOMMA: /{SPACE},{SPACE}/\nEND: /{SPACE}\\}}/");
+        if let Body::Object(keys) | Body::List(keys) = &self.calls.body {
+            let [name, arguments] = [&keys.name, &keys.arguments].map(|key| escaped(&json(key)));
+            let _ = writeln!(frame, "OPENING: /\\{{{SPACE}{name}{SPACE}:{SPACE}/");
+            let _ = writeln!(frame, "MIDDLE: /{SPACE},{SPACE}{arguments}{SPACE}:{SPACE}/");
+        }
+        let mut room = SCHEMAS_BYTES_MAX;
         let mut parts: Vec<Part> = answer.into_iter().map(|answer| Part::new("the answer", answer.clone())).collect();
         let mut objects = Vec::new();
         for (index, tool) in self.tools.iter().enumerate() {
             let part = parts.len();
             objects.push(match &self.calls.body {
-                Body::Object(keys) | Body::List(keys) => {
-                    let (name, key, arguments) = (json(&tool.name), json(&keys.name), json(&keys.arguments));
-                    let [name, key, arguments] = [&name, &key, &arguments].map(|text| escaped(text));
-                    let head =
-                        format!("\\{{{SPACE}{key}{SPACE}:{SPACE}{name}{SPACE},{SPACE}{arguments}{SPACE}:{SPACE}");
-                    let _ = writeln!(frame, "HEAD{index}: /{head}/");
+                Body::Object(_) | Body::List(_) => {
+                    let name = escaped(&json(&tool.name));
+                    let _ = writeln!(frame, "HEAD{index}: OPENING /{name}/ MIDDLE");
                     format!("HEAD{index} @part{part} END")
                 }
                 Body::Named { arguments, id } => {
@@ -191,9 +198,15 @@ impl Frame<'_> {
                     format!("{name} {id} {marker} SPACE @part{part}")
                 }
             });
-            let schema = if tool.schema.is_object() { tool.schema.to_string() } else { r#"{"type":"object"}"#.into() };
-            let what = format!("the schema of tool '{}'", tool.name);
-            parts.push(Part::new(what, Grammar::json_schema(schema, !tool.strict)));
+            let schema = tool.schema.to_string();
+            let fits = tool.schema.is_object() && schema.len() <= room.min(SCHEMA_BYTES_MAX);
+            let grammar = if fits || tool.strict {
+                room = room.saturating_sub(schema.len());
+                Grammar::json_schema(schema, !tool.strict)
+            } else {
+                Grammar::any_json_object()
+            };
+            parts.push(Part::new(format!("the schema of tool '{}'", tool.name), grammar));
         }
         let _ = writeln!(frame, "object: {}", objects.join("\n  | "));
         Grammar::Framed { frame, parts }

@@ -13,7 +13,8 @@ pub fn format(reasoning: Option<Reasoning>) -> Format {
 /// What the system's text tells of tools. It does not depend on whether one must be called, so that the prompt stays the
 /// same from turn to turn.
 pub fn words(tools: &[Tool]) -> String {
-    let mut text = String::from("You can call these tools. Each line has one, with the JSON schema of its arguments:\n");
+    let mut text =
+        String::from("You can call these tools. Each line has one, with the JSON schema of its arguments:\n");
     for tool in tools {
         let line = serde_json::json!({
             "name": tool.name, "description": tool.description, "arguments": tool.schema,

@@ -36,6 +36,14 @@ impl Markers {
         Self { tokens: special.filter_map(named).collect() }
     }
 
+    /// Those of them that stand in this format, which has less than the one that they were found for.
+    #[must_use]
+    pub fn within(&self, format: &Format) -> Self {
+        let stands = |(_, name): &(&u32, &String)| format.markers().any(|(text, _)| text.contains(name.as_str()));
+        let tokens = self.tokens.iter().filter(stands);
+        Self { tokens: tokens.map(|(token, name)| (*token, name.clone())).collect() }
+    }
+
     /// A text as the engine is to look for it: a token, if it is one.
     pub(super) fn marker(&self, text: &str) -> Marker {
         match self.tokens.iter().find(|(_, name)| *name == text) {
@@ -89,5 +97,37 @@ impl Weave {
                 woven.extend_from_slice(markers.tokens[&token].as_bytes());
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_stand_where_their_tokens_did_however_late_the_bytes_are() {
+        let tokenizer = r#"{"decoder": {"type": "ByteFallback"}, "added_tokens": [
+            {"id": 3, "content": "[A]", "special": true}, {"id": 4, "content": "[B]", "special": true}],
+            "model": {"vocab": {"x": 0, "yy": 1, "zzz": 2}}}"#;
+        let vocabulary = Vocabulary::new(tokenizer, 5, &[]).unwrap();
+        let format = r#"{"calls": {"open": "[A]", "body": {"object": {}}}}"#;
+        let format = Format::of(format, None, |_| false).unwrap();
+        let markers = Markers::of(&format, &vocabulary);
+        let check = |events: &[(&[u32], &str)], expect: &str| {
+            let mut weave = Weave::default();
+            let mut woven = Vec::new();
+            for (ids, bytes) in events {
+                let tokens = Tokens { ids: ids.to_vec(), bytes: bytes.as_bytes().to_vec(), ..Tokens::default() };
+                woven.extend(weave.push(&tokens, &markers, &vocabulary));
+            }
+            assert_eq!(String::from_utf8(woven).unwrap(), expect, "{events:?}");
+        };
+        check(&[(&[0], "x"), (&[3], ""), (&[4], ""), (&[1], "yy")], "x[A]yy");
+        // Bytes wait for a stop string that does not come, or that comes.
+        check(&[(&[0], ""), (&[3], ""), (&[1], "x"), (&[2], "yyzzz")], "x[A]yyzzz");
+        check(&[(&[0, 3, 3, 1], "xy"), (&[3], "y")], "x[A][A]yy[A]");
+        check(&[(&[0], ""), (&[3], ""), (&[], "")], "");
+        assert!(markers.within(&Format::default()).tokens.is_empty());
     }
 }

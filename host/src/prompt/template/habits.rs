@@ -115,8 +115,7 @@ impl Habits {
                 form.result(say("tool", CAME), 0, TOOL),
             ]);
         }
-        let takes_system =
-            opening.is_some() && longer.iter().all(|messages| before(messages) == opening);
+        let takes_system = opening.is_some() && longer.iter().all(|messages| before(messages) == opening);
         Self { takes_system, alternates, user_first, takes_tools, calls, ..habits }
     }
 

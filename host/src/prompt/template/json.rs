@@ -58,8 +58,7 @@ pub(super) fn tojson(value: &Value, args: &[Value]) -> Result<Value, Error> {
     if [indent.as_deref().unwrap_or_default(), &item, &key].iter().any(|text| text.len() > LAYOUT_BYTES_MAX) {
         return Err(too_wide());
     }
-    let layout =
-        Layout { indent, item, key, sort_keys: is_set(sort_keys), ensure_ascii: is_set(ensure_ascii) };
+    let layout = Layout { indent, item, key, sort_keys: is_set(sort_keys), ensure_ascii: is_set(ensure_ascii) };
     let mut text = String::new();
     layout.write(value, &mut text, 0)?;
     Ok(Value::from(text))

@@ -81,9 +81,8 @@ impl Controls {
                 && (*is_special || text.chars().count() > 2 && source.contains(text.as_str()))
         };
         let tokens: Vec<_> = specials.added.iter().filter(steers).collect();
-        let texts = AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            .build(tokens.iter().map(|(text, _)| text))?;
+        let texts =
+            AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(tokens.iter().map(|(text, _)| text))?;
         Ok(Self { texts, is_special: tokens.iter().map(|(_, is_special)| *is_special).collect() })
     }
 

@@ -87,7 +87,9 @@ fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
     let mut waiting = String::new();
     for turn in &conversation.turns {
         match turn.role {
-            Role::System if steps.is_empty() && waiting.is_empty() => leading = joined(&leading, &texts(&turn.parts, GAP)),
+            Role::System if steps.is_empty() && waiting.is_empty() => {
+                leading = joined(&leading, &texts(&turn.parts, GAP))
+            }
             Role::System => waiting = joined(&waiting, &texts(&turn.parts, GAP)),
             Role::User => {
                 for part in &turn.parts {
@@ -109,11 +111,9 @@ fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
                 for part in &turn.parts {
                     match part {
                         Part::Thinking(text) => answer.0 = joined(&answer.0, text),
-                        Part::ToolCall { id, name, arguments } => answer.1.push(Call {
-                            id: id.clone(),
-                            name: name.clone(),
-                            arguments: arguments.clone(),
-                        }),
+                        Part::ToolCall { id, name, arguments } => {
+                            answer.1.push(Call { id: id.clone(), name: name.clone(), arguments: arguments.clone() })
+                        }
                         Part::Text(_) | Part::ToolResult { .. } => {}
                     }
                 }

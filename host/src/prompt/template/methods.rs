@@ -266,8 +266,7 @@ pub(super) fn join_filter(value: &Value, args: &[Value]) -> Result<Value, Error>
     let by = text(&by)?;
     match attribute {
         Some(attribute) => {
-            let picked: Vec<_> =
-                value.try_iter()?.map(|item| item.get_attr(attribute)).collect::<Result<_, _>>()?;
+            let picked: Vec<_> = value.try_iter()?.map(|item| item.get_attr(attribute)).collect::<Result<_, _>>()?;
             join(&Value::from(picked), &by)
         }
         None => join(value, &by),

@@ -72,7 +72,8 @@ impl Tokens {
             }
             Ok::<_, tokenizers::Error>((id, token, text.get().to_owned()))
         };
-        let normalized = normalized.into_iter().map(as_found).collect::<Result<_, _>>().map_err(|error| unusable(&error))?;
+        let normalized =
+            normalized.into_iter().map(as_found).collect::<Result<_, _>>().map_err(|error| unusable(&error))?;
         let literal = literal.into_iter().map(|(id, token)| (id, token.clone(), token.content)).collect();
         Ok(Arc::new(Self {
             literal: Added::new(literal).map_err(|error| unusable(&error))?,
@@ -141,9 +142,7 @@ impl Tokens {
             return Ok(());
         }
         if overlaps(plain, &place) {
-            let within = |range: &Range<usize>| {
-                overlaps(plain, &(range.start + place.start..range.end + place.start))
-            };
+            let within = |range: &Range<usize>| overlaps(plain, &(range.start + place.start..range.end + place.start));
             ids.extend(self.tokenize(stretch, opens_text, within)?);
             return Ok(());
         }

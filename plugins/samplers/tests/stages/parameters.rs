@@ -13,7 +13,7 @@ fn refusal(name: &str, parameters: &str) -> String {
 #[test]
 fn every_stage_has_defaults() {
     let samplers = pensieve_samplers::samplers();
-    assert_eq!(samplers.len(), 11);
+    assert_eq!(samplers.len(), 12);
     for sampler in samplers {
         for parameters in ["", "{}", " { } "] {
             assert!(sampler.create(parameters, 1000, 0).is_ok(), "{}", sampler.name());
