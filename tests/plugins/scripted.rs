@@ -88,9 +88,7 @@ impl Architecture for Scripted {
         }
         let options = if request.source.options.is_empty() { "{}" } else { &request.source.options };
         let options = json(options, "options")?;
-        let config = json(&read(&request.source, "config.json")?, "config.json")?;
-        let pause =
-            |name: &str| Duration::from_micros(options[name].as_u64().or_else(|| config[name].as_u64()).unwrap_or(0));
+        let pause = |name: &str| Duration::from_micros(options[name].as_u64().unwrap_or(0));
         Ok(Box::new(Loaded {
             context: if request.context == 0 { card.context } else { request.context.min(card.context) },
             script,
@@ -113,7 +111,7 @@ struct Loaded {
     context: u32,
     script: Vec<Line>,
     tokens: Tokens,
-    /// How long a step takes, and each token of it; options or the configuration say so.
+    /// How long a step takes, and each token of it.
     step_pause: Duration,
     token_pause: Duration,
     seen: Vec<u32>,

@@ -67,7 +67,12 @@ fn round_trip() {
     fs::create_dir(&home).unwrap();
     let mut command = Command::new(claude);
     command.args(["-p", PROMPT, "--allowedTools", "Bash", "--output-format", "json", "--model", MODEL]);
-    command.env_clear().current_dir(&home).env("HOME", &home).env("SECRET", "6").env("PATH", env::var_os("PATH").unwrap());
+    command
+        .env_clear()
+        .current_dir(&home)
+        .env("HOME", &home)
+        .env("SECRET", "6")
+        .env("PATH", env::var_os("PATH").unwrap());
     command.env("ANTHROPIC_BASE_URL", format!("http://{}", server.address));
     command.env("ANTHROPIC_API_KEY", "pensieve-local-key").env("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
     let output = command.output().unwrap();

@@ -51,7 +51,7 @@ fn every_reason_to_stop_is_told() {
 #[test]
 fn a_full_context_is_told_from_a_full_answer() {
     let root = tempfile::tempdir().unwrap();
-    let server = super::slow(root.path(), &json!({"max_position_embeddings": 64}));
+    let server = super::serve_with(root.path(), "context = 64");
     let message = both(&server, &about("Go on forever", &json!({"max_tokens": 1000})));
     assert_eq!(message["stop_reason"], "model_context_window_exceeded");
     assert_eq!(input_tokens(&message) + message["usage"]["output_tokens"].as_u64().unwrap(), 64);
@@ -128,7 +128,7 @@ fn answers_keep_to_schemas_and_grammars() {
         assert!(forced["degrees"].is_i64(), "{forced}");
         let grammar = json!({"pensieve": {"grammar": {"regex": "(yes|no)"}, "seed": 7}});
         assert!(["yes", "no"].contains(&text(&both(server, &about("Say hello", &grammar))).as_str()));
-        let samplers = json!({"pensieve": {"samplers": [{"sampler": "top_k", "parameters": {"k": 5}}, "seeded"]}});
+        let samplers = json!({"pensieve": {"samplers": [{"sampler": "top_k", "k": 5}, "seeded"]}});
         assert_eq!(text(&both(server, &about("Say hello", &samplers))), "Hello there, blåbær friend 🫐.");
     });
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{COUNT, MESSAGES, about, serve, streamed, tools};
 use crate::http::{
-    client::{Reply, post, request},
+    client::{Incoming, Reply, post, request},
     server::Server,
 };
 
@@ -161,9 +161,9 @@ fn what_fails_after_the_start_is_an_event() {
 #[test]
 fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let root = tempfile::tempdir().unwrap();
-    let server = super::slow(root.path(), &json!({"step_us": 50_000}));
+    let server = super::serve_with(root.path(), "options = { step_us = 50_000 }");
     let mut body = about("Go on forever", &json!({"stream": true}));
-    let mut incoming = crate::http::client::Incoming::open(server.address, MESSAGES, &[], &body);
+    let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
     while incoming.event().unwrap().name != "content_block_delta" {}
     for child in crate::openai::children(server.pid()) {
         // SAFETY: the server's children are waited for by the server, and at worst the signal finds nobody.
@@ -174,4 +174,23 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     body["stream"] = false.into();
     body["max_tokens"] = 1.into();
     assert_eq!(super::whole(&server, &body)["stop_reason"], "max_tokens");
+}
+
+#[test]
+fn a_queue_that_is_full_is_an_overload() {
+    let root = tempfile::tempdir().unwrap();
+    let server = super::serve_with(root.path(), "options = { step_us = 50_000 }\nsequences_max = 1\nwaiting_max = 1");
+    let mut body = about("Go on forever", &json!({"stream": true}));
+    let open = || Incoming::open(server.address, MESSAGES, &[], &body);
+    let mut running = open();
+    while running.event().unwrap().name != "content_block_delta" {}
+    let mut waiting = open();
+    assert_eq!(waiting.event().unwrap().name, "message_start");
+    let (events, error) = streamed(&server, &body);
+    assert_eq!((events[0].0.as_str(), &error["error"]["type"]), ("message_start", &json!("overloaded_error")));
+    body["stream"] = false.into();
+    refused(&post(server.address, MESSAGES, &body), 529, "overloaded_error", "");
+    // Whoever waited is served.
+    drop(running);
+    assert_eq!(waiting.events().last().unwrap().name, "message_stop");
 }

@@ -9,7 +9,7 @@ mod pace;
 mod reuse;
 
 use serde_json::{Value, json};
-use std::{fs, path::Path};
+use std::path::Path;
 
 use crate::{
     artifacts::{plugin, test_plugin},
@@ -47,18 +47,16 @@ const SCRIPT: [(&str, &str); 9] = [
 
 /// A server of one model.
 fn serve(root: &Path) -> Server {
-    slow(root, &json!({}))
+    serve_with(root, "")
 }
 
-/// One whose model takes its time, as its configuration says.
-fn slow(root: &Path, config: &Value) -> Server {
+/// One whose model is configured by these lines, too.
+fn serve_with(root: &Path, lines: &str) -> Server {
     let source = root.join("scripted");
     scripted::checkpoint(&source, &SCRIPT);
-    let mut config = config.clone();
-    config["architectures"] = json!(["ScriptedForCausalLM"]);
-    fs::write(source.join("config.json"), config.to_string()).unwrap();
+    let config = format!("[[models]]\nid = \"scripted\"\nsource = \"{}\"\n{lines}\n", source.display());
     let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
-    Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start()
+    Options { plugins, config, ..Options::default() }.start()
 }
 
 /// The body of a message about this, with more fields.

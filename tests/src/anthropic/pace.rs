@@ -4,7 +4,7 @@
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-use super::{MESSAGES, about, serve, slow};
+use super::{MESSAGES, about, serve, serve_with};
 use crate::http::{
     client::{Connection, Incoming},
     server::Server,
@@ -14,7 +14,7 @@ use crate::http::{
 fn a_stream_begins_within_a_tenth_of_a_second() {
     let root = tempfile::tempdir().unwrap();
     // A prompt would take minutes.
-    let server = slow(root.path(), &json!({"token_us": 20_000}));
+    let server = serve_with(root.path(), "options = { token_us = 20_000 }");
     let prose = "The quick brown fox jumps over the lazy dog, and 17 others (of them 3 cats) watch it; why not? ";
     let tools: Vec<_> = (0..24)
         .map(|n| {
@@ -49,7 +49,7 @@ fn a_stream_begins_within_a_tenth_of_a_second() {
 #[test]
 fn pings_fill_the_silence_while_a_prompt_is_computed() {
     let root = tempfile::tempdir().unwrap();
-    let server = slow(root.path(), &json!({"token_us": 4_000}));
+    let server = serve_with(root.path(), "options = { token_us = 4_000 }");
     // Some 3,500 tokens, so 14 seconds.
     let body = about(&format!("{} hello", "a b c d e f g ".repeat(500)), &json!({"stream": true}));
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
@@ -92,7 +92,7 @@ fn falls_idle(server: &Server) {
 fn a_client_that_leaves_stops_the_work() {
     let root = tempfile::tempdir().unwrap();
     // The prompt alone would take minutes, in steps of a second.
-    let server = slow(root.path(), &json!({"token_us": 1_000, "step_us": 500_000}));
+    let server = serve_with(root.path(), "options = { token_us = 1_000, step_us = 500_000 }");
     let long = format!("{} forever", "a b c d e f g ".repeat(5_000));
     let body = about(&long, &json!({"stream": true}));
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
