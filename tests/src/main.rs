@@ -12,12 +12,14 @@ mod reference;
 mod worker;
 
 mod adapters;
+mod anthropic;
 mod attaching;
 mod bad_models;
 mod batches;
 mod chats;
-mod clients;
+mod claude_code;
 mod cli;
+mod clients;
 mod conformance;
 mod damage;
 mod deaths;
