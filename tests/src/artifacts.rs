@@ -18,6 +18,15 @@ pub fn plugin(package: &str) -> PathBuf {
     library(&workspace_build(), package)
 }
 
+/// The plugin of an example that is a workspace of its own. It takes this workspace's profiles, so that what it depends on
+/// need not be built twice; a stranger builds it without.
+pub fn outside_plugin(folder: &str, package: &str) -> PathBuf {
+    let manifest = format!("examples/{folder}/Cargo.toml");
+    let arguments = ["--manifest-path", &manifest, "--config", "Cargo.toml"];
+    let artifacts = once(folder, || build(cargo(), &target_dir(), &arguments));
+    library(&artifacts, package)
+}
+
 /// One of the plugins in `tests/plugins`, by its file's name.
 pub fn test_plugin(name: &str) -> PathBuf {
     library(&workspace_build(), name)

@@ -171,3 +171,50 @@ impl SelfAttention {
         self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pensieve_sdk::{Architecture, LoadRequest, Services, Source, testing};
+
+    const CONFIG: &str = r#"{
+        "architectures": ["Qwen2ForCausalLM"], "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "tie_word_embeddings": true, "rope_theta": 1000000.0
+    }"#;
+
+    /// The tensors of a checkpoint of this configuration.
+    fn tensors() -> Vec<(String, Vec<usize>)> {
+        let mut tensors = vec![("embed_tokens.weight".to_owned(), vec![96, 32]), ("norm.weight".to_owned(), vec![32])];
+        for layer in 0..2 {
+            let mut add =
+                |name: &str, shape: &[usize]| tensors.push((format!("layers.{layer}.{name}"), shape.to_vec()));
+            add("input_layernorm.weight", &[32]);
+            add("post_attention_layernorm.weight", &[32]);
+            for (name, rows) in [("q", 32), ("k", 16), ("v", 16)] {
+                add(&format!("self_attn.{name}_proj.weight"), &[rows, 32]);
+                add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+            }
+            add("self_attn.o_proj.weight", &[32, 32]);
+            add("mlp.gate_proj.weight", &[48, 32]);
+            add("mlp.up_proj.weight", &[48, 32]);
+            add("mlp.down_proj.weight", &[32, 48]);
+        }
+        tensors.into_iter().map(|(name, shape)| (format!("model.{name}"), shape)).collect()
+    }
+
+    #[test]
+    fn obeys_the_laws() -> Result<()> {
+        for kernels in ["auto", "generic"] {
+            let folder = tempfile::tempdir()?;
+            testing::random_checkpoint(folder.path(), CONFIG, &tensors())?;
+            let options = format!(r#"{{"kernels": "{kernels}"}}"#);
+            let source = Source { options, ..Source::new(folder.path()) };
+            let request = LoadRequest { source, device: "cpu".into(), context: 0, state_bytes: 4 << 20, threads: 0 };
+            let model = Paged::<Qwen2>::architecture().load(&request, &Services::silent())?;
+            let report = testing::conformance(model);
+            assert!(report.passed(), "{kernels}: {report}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,33 @@
+//! The server's log: to stderr, since stdout says where it listens and nothing else. `PENSIEVE_LOG` says how much, in the
+//! words of `tracing`: a level, or one for each part, as `warn,pensieve::fleet=debug`; else the configuration does.
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+const VARIABLE: &str = "PENSIEVE_LOG";
+
+/// How a line of the log is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// One object each, for programs.
+    Json,
+}
+
+/// Begins the log. `usual` is how much is said unless the variable tells otherwise.
+pub(super) fn begin(format: Format, usual: &str) -> Result<(), String> {
+    let told = std::env::var(VARIABLE).ok().filter(|told| !told.trim().is_empty());
+    let filter = EnvFilter::builder().parse(told.as_deref().unwrap_or(usual));
+    let filter = filter.map_err(|error| format!("{VARIABLE} is not a filter: {error}"))?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let begun = match format {
+        Format::Text => {
+            use std::io::IsTerminal as _;
+            lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init()
+        }
+        Format::Json => lines.json().with_current_span(true).with_span_list(false).try_init(),
+    };
+    begun.map_err(|error| format!("the log cannot begin: {error}"))
+}
