@@ -19,6 +19,8 @@ fn llama_of_another_toolchain_obeys_the_laws_and_reaches_the_reference() {
         fixture: "llama/gqa",
         file: "f32.gguf",
         logits: "logits",
+        tokens: "tokens",
+        context: 0,
         kernels: "auto",
         tolerance: 1e-4,
     }
