@@ -26,7 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const SCRIPT: [(&str, &str); 8] = [
     ("<tool_response>\n21 degrees", "It is 21 degrees in Oslo."),
     ("Say hello", "Hello there, blåbær friend 🫐."),
-    ("Call for the weather", concat!("<tool_call>\n", r#"{"name": "weather", "arguments": {"city": "Oslo"}}"#, "\n</tool_call>")),
+    (
+        "Call for the weather",
+        concat!("<tool_call>\n", r#"{"name": "weather", "arguments": {"city": "Oslo"}}"#, "\n</tool_call>"),
+    ),
     (
         "Call for both",
         concat!(
@@ -126,7 +129,16 @@ fn installed(name: &str, list: &str, install: fn(&Path) -> Result<(), String>) -
 fn install_python(packages: &Path) -> Result<(), String> {
     finish(Command::new("python3").args(["-m", "venv"]).arg(packages), PATIENCE)?;
     let mut pip = Command::new(packages.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", "--only-binary", ":all:"]);
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--only-binary",
+        ":all:",
+    ]);
     pip.args(["--retries", "2", "--timeout", "20", "--requirement"]).arg(folder().join("requirements.txt"));
     finish(&mut pip, PATIENCE).map(drop)
 }

@@ -113,7 +113,8 @@ fn told(chunks: &[Value], index: &Value) -> Value {
                 calls.push(call);
             } else {
                 let arguments = &mut calls[place]["function"]["arguments"];
-                *arguments = (arguments.as_str().unwrap().to_owned() + call["function"]["arguments"].as_str().unwrap()).into();
+                *arguments =
+                    (arguments.as_str().unwrap().to_owned() + call["function"]["arguments"].as_str().unwrap()).into();
             }
         }
         tokens.extend(choice["logprobs"]["content"].as_array().into_iter().flatten().cloned());
@@ -154,7 +155,8 @@ fn fields_are_checked_before_anything_is_queued() {
                 let reply = post(server.address, path, &body(json!({ name: inside })));
                 assert_eq!(reply.status(), 200, "{name}: {inside}: {reply:?}");
             }
-            let outside = [json!(min - step), json!(max + step), json!(1e300), json!("1"), json!(true), json!({}), json!([1])];
+            let outside =
+                [json!(min - step), json!(max + step), json!(1e300), json!("1"), json!(true), json!({}), json!([1])];
             for outside in outside {
                 refused(&post(server.address, path, &body(json!({ name: outside }))), 400, Some(name));
             }
@@ -193,7 +195,8 @@ fn fields_are_checked_before_anything_is_queued() {
         (TEXT, "logprobs", json!(6), "logprobs"),
         (TEXT, "best_of", json!(9), "best_of"),
     ] {
-        let body = if path == CHAT { chat("hello", json!({ name: value })) } else { text("hello", json!({ name: value })) };
+        let body =
+            if path == CHAT { chat("hello", json!({ name: value })) } else { text("hello", json!({ name: value })) };
         refused(&post(server.address, path, &body), 400, Some(param));
     }
 }
@@ -269,7 +272,8 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
 
 #[cfg(target_os = "linux")]
 fn children(parent: u32) -> Vec<i32> {
-    let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let processes =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_child = |pid: &i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         // The name in brackets may hold anything.

@@ -35,14 +35,18 @@ impl AdapterFormat for Gguf {
         let kind = metadata.string("general.type").map_err(here)?.unwrap_or("model");
         if kind != "adapter" {
             let message = format!("this GGUF file holds a {kind}, not an adapter");
-            return Err(here(Error::invalid(message).help("give it as a model's source, or name the adapter's own file")));
+            return Err(here(
+                Error::invalid(message).help("give it as a model's source, or name the adapter's own file"),
+            ));
         }
         let method = metadata.string("adapter.type").map_err(here)?.unwrap_or("lora");
         if method != "lora" {
             return Err(here(Error::unsupported(format!("adapters of type '{method}' are not known, only lora"))));
         }
         if metadata.contains("adapter.alora.invocation_tokens") {
-            return Err(here(Error::unsupported("this adapter begins to hold at certain tokens (aLoRA), which is not served")));
+            return Err(here(Error::unsupported(
+                "this adapter begins to hold at certain tokens (aLoRA), which is not served",
+            )));
         }
         let alpha = metadata.f32("adapter.lora.alpha").map_err(here)?;
         let alpha = alpha.ok_or_else(|| here(metadata.missing("adapter.lora.alpha")))?;

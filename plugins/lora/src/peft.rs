@@ -80,17 +80,22 @@ impl Config {
         let here = |error: Error| error.context(path.display());
         let bytes = fs::metadata(path).map_err(|error| here(error.into()))?.len();
         if bytes > CONFIG_BYTES_MAX {
-            return Err(here(Error::invalid(format!("{bytes} bytes are more than the {CONFIG_BYTES_MAX} that are read"))));
+            return Err(here(Error::invalid(format!(
+                "{bytes} bytes are more than the {CONFIG_BYTES_MAX} that are read"
+            ))));
         }
         let text = fs::read(path).map_err(|error| here(error.into()))?;
-        serde_json::from_slice(&text).map_err(|error| here(Error::corrupt(format!("not a PEFT configuration: {error}"))))
+        serde_json::from_slice(&text)
+            .map_err(|error| here(Error::corrupt(format!("not a PEFT configuration: {error}"))))
     }
 
     /// Refuses what low-rank pairs cannot express.
     fn check(&self) -> Result<()> {
         let kind = self.peft_type.as_deref().unwrap_or("LORA");
         if kind != "LORA" {
-            return Err(Error::unsupported(format!("an adapter of type '{kind}' is not low-rank; only LORA is served")));
+            return Err(Error::unsupported(format!(
+                "an adapter of type '{kind}' is not low-rank; only LORA is served"
+            )));
         }
         let says = |key: &str| self.rest.get(key).filter(|value| !is_nothing(value));
         if let Some(bias) = says("bias").filter(|bias| bias.as_str() != Some("none")) {
@@ -196,9 +201,7 @@ impl Targets {
         match &config.target_modules {
             Value::Null => Ok(Self::Any),
             Value::String(name) if name == "all-linear" => Ok(Self::Any),
-            Value::String(pattern) => {
-                Ok(Self::Pattern(regex("target_modules", pattern, &format!("^(?:{pattern})$"))?))
-            }
+            Value::String(pattern) => Ok(Self::Pattern(regex("target_modules", pattern, &format!("^(?:{pattern})$"))?)),
             Value::Array(names) => {
                 let names = names.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<_>>();
                 names.map(Self::Names).ok_or_else(wrong)
@@ -255,7 +258,8 @@ mod tests {
     use serde_json::json;
 
     fn config(mut change: Value) -> Result<Config> {
-        let mut whole = json!({ "peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none" });
+        let mut whole =
+            json!({ "peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none" });
         whole.as_object_mut().unwrap().append(change.as_object_mut().unwrap());
         let config: Config = serde_json::from_value(whole).unwrap();
         config.check().map(|()| config)
@@ -268,7 +272,10 @@ mod tests {
         check(&format!("base_model.model.{q}.lora_A.weight"), Some((q, Half::A)));
         check(&format!("base_model.model.{q}.lora_B.default.weight"), Some((q, Half::B)));
         check("base_model.model.model.embed_tokens.lora_embedding_A", Some(("model.embed_tokens", Half::TableA)));
-        check("base_model.model.model.embed_tokens.lora_embedding_B.default", Some(("model.embed_tokens", Half::TableB)));
+        check(
+            "base_model.model.model.embed_tokens.lora_embedding_B.default",
+            Some(("model.embed_tokens", Half::TableB)),
+        );
         check(&format!("base_model.model.{q}.lora_magnitude_vector.weight"), None);
         check(&format!("base_model.model.{q}.lora_A.bias"), None);
         check("base_model.model.lm_head.weight", None);
