@@ -201,8 +201,10 @@ impl Hub {
             })
             .collect();
         if let Some(folder) = preferred.filter(|choice| choice.head.is_empty()) {
-            let weights = names.iter().filter(|name| choice::is_weights(name)).cloned().collect::<Vec<_>>();
-            let bytes = bytes(&folder.files).saturating_add(bytes(&weights));
+            // Shards are named by an index that is not here yet; by their names they are known all the same.
+            let weights = names.iter().filter(|name| choice::is_weights(name) && !folder.files.contains(name));
+            let files: Vec<String> = folder.files.iter().chain(weights).cloned().collect();
+            let bytes = bytes(&files);
             offers.insert(0, Offer { file: String::new(), bytes, preferred: true });
         }
         Ok(offers)

@@ -1,5 +1,5 @@
 //! The integration tests: one binary, so that it links once. A plugin that a test needs is built by the first test that asks
-//! for it, so `cargo test` on a fresh clone is the whole command.
+//! for it, so `cargo test --workspace` on a fresh clone is the whole command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -12,10 +12,12 @@ mod reference;
 mod worker;
 
 mod adapters;
+mod anthropic;
 mod attaching;
 mod bad_models;
 mod batches;
 mod chats;
+mod claude_code;
 mod cli;
 mod clients;
 mod conformance;

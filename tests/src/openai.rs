@@ -270,8 +270,9 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
 }
 
+/// The processes that a process has started.
 #[cfg(target_os = "linux")]
-fn children(parent: u32) -> Vec<i32> {
+pub fn children(parent: u32) -> Vec<i32> {
     let processes =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_child = |pid: &i32| {

@@ -73,6 +73,17 @@ fn host_and_plugins_meet_in_the_contract_alone() {
     assert!(!reach(&dependencies, "pensieve-llama").contains("candle-transformers"));
 }
 
+#[test]
+fn one_build_makes_the_program_and_every_plugin() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("\ndefault-members = [\"host\", \"plugins/*\"]\n"));
+    for plugin in fs::read_dir(root().join("plugins")).unwrap() {
+        let manifest = fs::read_to_string(plugin.unwrap().path().join("Cargo.toml")).unwrap();
+        // A library of that kind lies beside the program, where the program looks for plugins.
+        assert!(manifest.contains("crate-type = [\"cdylib\""), "{manifest}");
+    }
+}
+
 /// The Rust files below a folder.
 fn sources(folder: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -125,7 +125,7 @@ impl Bench {
     async fn measure(&self, mut config: Config, model: &str) -> Result<Report, Complaint> {
         let most = self.concurrency.iter().copied().max().unwrap_or(1);
         let card = Fleet::start(config.clone()).await?.card(model).await?;
-        self.fit(&mut config, &card, most)?;
+        self.fit(&mut config, model, &card, most)?;
         let fleet = Fleet::start(config).await?;
         let begun = Instant::now();
         let mut loading = Loading::default();
@@ -167,9 +167,10 @@ impl Bench {
     }
 
     /// Gives the model memory for all streams at once, or tells why that cannot be.
-    fn fit(&self, config: &mut Config, card: &Card, concurrency: u32) -> Outcome {
+    fn fit(&self, config: &mut Config, model: &str, card: &Card, concurrency: u32) -> Outcome {
         let tokens = u64::from(self.prompt) + u64::from(self.generate);
-        let context = config.models.first().map_or(0, |model| model.context);
+        let configured = config.models.iter().find(|known| known.id == model).or(config.models.first());
+        let context = configured.map_or(0, |known| known.context);
         let context = if context == 0 { card.context } else { context.min(card.context) };
         if tokens > u64::from(context) {
             let line = format!(

@@ -97,7 +97,7 @@ impl From<Refusal> for Complaint {
     fn from(refusal: Refusal) -> Self {
         let exit = match refusal.kind.as_str() {
             "taken" => Exit::Taken,
-            "keyless" | "listen" => Exit::Usage,
+            "keyless" => Exit::Usage,
             _ => Exit::Failed,
         };
         Self::new(exit, refusal.to_string())

@@ -1,10 +1,7 @@
-//! The server's log: to stderr, since stdout says where it listens and nothing else. `PENSIEVE_LOG` says how much, in the
-//! words of `tracing`: a level, or one for each part, as `warn,pensieve::fleet=debug`; else the configuration does.
+//! The server's log: to stderr, since stdout says where it listens and nothing else.
 
 use clap::ValueEnum;
 use tracing_subscriber::EnvFilter;
-
-const VARIABLE: &str = "PENSIEVE_LOG";
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -16,11 +13,10 @@ pub(super) enum Format {
     Json,
 }
 
-/// Begins the log. `usual` is how much is said unless the variable tells otherwise.
-pub(super) fn begin(format: Format, usual: &str) -> Result<(), String> {
-    let told = std::env::var(VARIABLE).ok().filter(|told| !told.trim().is_empty());
-    let filter = EnvFilter::builder().parse(told.as_deref().unwrap_or(usual));
-    let filter = filter.map_err(|error| format!("{VARIABLE} is not a filter: {error}"))?;
+/// Begins the log. `filter` says how much, in the words of `tracing`: a level, or one for each part, as
+/// `warn,pensieve::fleet=debug`.
+pub(super) fn begin(format: Format, filter: &str) -> Result<(), String> {
+    let filter = EnvFilter::builder().parse(filter).map_err(|error| format!("the log cannot begin: {error}"))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let begun = match format {
         Format::Text => {

@@ -2,7 +2,7 @@
 //!
 //! ```json
 //! "pensieve": {
-//!   "samplers": ["top_k", {"sampler": "temperature", "parameters": {"temperature": 0.7}}],
+//!   "samplers": [{"sampler": "top_k", "k": 40}, "seeded"],
 //!   "adapter": "poet", "adapter_scale": 0.8,
 //!   "grammar": {"json_schema": {…}} or {"regex": "…"} or {"lark": "…"},
 //!   "seed": 7,
@@ -98,19 +98,16 @@ fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, Problem> {
         if item.is_string() {
             return Ok(StageSpec { sampler: item.text(NAME_LEN_MAX)?.to_owned(), parameters: String::new() });
         }
-        if item.json()?.as_object().is_none() {
-            return Err(item.should_be("a sampler's name or {\"sampler\": …, \"parameters\": {…}}"));
-        }
-        let sampler = item.get("sampler").text(NAME_LEN_MAX)?.to_owned();
-        let parameters = item.get("parameters");
-        let text = match parameters.present() {
-            Some(parameters) => Value::Object(parameters.object()?.clone()).to_string(),
-            None => String::new(),
+        let Some(mut parameters) = item.json()?.as_object().cloned() else {
+            return Err(item.should_be("a sampler's name, or an object with the name as 'sampler' and its parameters"));
         };
-        if text.len() > PARAMETERS_LEN_MAX {
-            return Err(parameters.problem(format_args!("has {} bytes, more than {PARAMETERS_LEN_MAX}", text.len())));
+        let sampler = item.get("sampler").text(NAME_LEN_MAX)?.to_owned();
+        parameters.shift_remove("sampler");
+        let parameters = if parameters.is_empty() { String::new() } else { Value::Object(parameters).to_string() };
+        if parameters.len() > PARAMETERS_LEN_MAX {
+            return Err(item.problem(format_args!("has {} bytes, more than {PARAMETERS_LEN_MAX}", parameters.len())));
         }
-        Ok(StageSpec { sampler, parameters: text })
+        Ok(StageSpec { sampler, parameters })
     };
     field.items(STAGES_MAX)?.map(stage).collect()
 }
@@ -179,7 +176,7 @@ mod tests {
     #[test]
     fn reads_everything() {
         let request = request(json!({
-            "samplers": ["top_k", {"sampler": "temperature", "parameters": {"temperature": 0.5, "a": 1}}, {"sampler": "x"}],
+            "samplers": ["top_k", {"sampler": "temperature", "temperature": 0.5, "a": 1}, {"sampler": "x"}],
             "adapter": "poet", "adapter_scale": 0.5, "grammar": {"json_schema": {"type": "object", "a": 1}},
             "seed": -1, "template": {"enable_thinking": true},
         }));
@@ -215,12 +212,12 @@ mod tests {
         check(json!({"samplers": [""]}), "pensieve.samplers.0: should not be empty");
         check(
             json!({"samplers": [1]}),
-            "pensieve.samplers.0: should be a sampler's name or {\"sampler\": …, \"parameters\": {…}}, not 1",
+            "pensieve.samplers.0: should be a sampler's name, or an object with the name as 'sampler' and its parameters, not 1",
         );
         check(json!({"samplers": [{}]}), "pensieve.samplers.0.sampler: this field is required");
         check(
-            json!({"samplers": [{"sampler": "a", "parameters": []}]}),
-            "pensieve.samplers.0.parameters: should be an object, not a list",
+            json!({"samplers": [{"sampler": "a", "b": "x".repeat(20_000)}]}),
+            "pensieve.samplers.0: has 20008 bytes, more than 16384",
         );
         check(json!({"adapter": 1}), "pensieve.adapter: should be a string, not 1");
         check(json!({"adapter_scale": 1}), "pensieve.adapter_scale: there is no adapter beside it");

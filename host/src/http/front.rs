@@ -22,13 +22,15 @@ use super::{
     door::Door,
     metrics::Recorder,
     routes::{self, OPEN, Refused, Visitor},
-    visit::{Outgoing, Served, Visit},
+    visit::{Outgoing, Visit},
 };
 use crate::{
     dialects::{Dialect, Problem, ProblemKind},
     prompt::Chats,
 };
 
+/// What requests are counted under that no route takes.
+const NO_ROUTE: &str = "none";
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// What routes share.
@@ -100,15 +102,15 @@ impl Front {
         request: Request<Incoming>,
         local: IpAddr,
     ) -> hyper::Response<Outgoing> {
-        let visit = Visit::begin(request.method());
+        let (path, method) = (request.uri().path().to_owned(), request.method());
+        let mut patterns =
+            self.methods.iter().filter(|(pattern, served)| served == method && routes::id(pattern, &path).is_some());
+        let visit = Visit::begin(method, patterns.next().map_or(NO_ROUTE, |(pattern, _)| pattern));
         let dialect = Dialect::of(request.uri().path(), request.headers().contains_key("anthropic-version"));
-        let path = request.uri().path().to_owned();
         let serving = self.serve(request, local, &visit.id, dialect);
         let (mut response, origin) = serving.instrument(visit.span.clone()).await;
         if let Some(Refused(problem)) = response.extensions_mut().remove() {
-            let served: Option<Served> = response.extensions().get().copied();
             response = self.envelope(&problem, &visit.id, dialect, &path);
-            served.map(|served| response.extensions_mut().insert(served));
         }
         let status = response.status();
         let headers = response.headers_mut();
@@ -167,7 +169,7 @@ impl Front {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             ProblemKind::Method => {
-                let allowed = self.methods.iter().filter(|(pattern, _)| routes::fits(pattern, path));
+                let allowed = self.methods.iter().filter(|(pattern, _)| routes::id(pattern, path).is_some());
                 let allowed: Vec<&str> = allowed.map(|(_, method)| method.as_str()).collect();
                 if let Ok(allowed) = HeaderValue::from_str(&allowed.join(", ")) {
                     headers.insert(header::ALLOW, allowed);

@@ -3,9 +3,9 @@
 use futures_util::FutureExt;
 use hyper::{HeaderMap, Method};
 use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
-use warp::{Filter, Rejection, Reply, filters::BoxedFilter, path::Tail, reply::Response};
+use warp::{Filter, Rejection, Reply, filters::BoxedFilter, path::FullPath, reply::Response};
 
-use super::{body, front::App, lists, metrics, openapi, visit::Served};
+use super::{body, front::App, lists, metrics, openapi};
 use crate::{
     chat::Client,
     dialects::{Answer, Call, Dialect, Problem, ProblemKind, anthropic, execute, openai, token_stream},
@@ -63,12 +63,12 @@ pub(super) fn methods(routes: &[Route]) -> Vec<(&'static str, Method)> {
     routes.iter().map(|route| (route.pattern, route.method.clone())).collect()
 }
 
-/// Whether a path is one of a pattern's.
-pub(super) fn fits(pattern: &str, path: &str) -> bool {
-    match pattern.strip_suffix("{id}") {
-        Some(prefix) => path.strip_prefix(prefix).is_some_and(|id| !id.is_empty()),
-        None => pattern == path,
-    }
+/// What stands for `{id}` in a path of this pattern, empty where the pattern has none. Its slashes may be written as they
+/// are: a model's id may have some.
+pub(super) fn id(pattern: &str, path: &str) -> Option<String> {
+    let Some(prefix) = pattern.strip_suffix("{id}") else { return (pattern == path).then(String::new) };
+    let decoded = percent_encoding::percent_decode_str(path.strip_prefix(prefix)?).decode_utf8();
+    decoded.ok().filter(|id| !id.is_empty()).map(String::from)
 }
 
 /// Who has come through the door; an extension of the request.
@@ -129,7 +129,7 @@ where
     };
     let arguments = at(pattern).and(warp::post()).and(warp::header::headers_cloned()).and(warp::ext::get::<Visitor>());
     let filter = arguments.and(warp::body::stream()).then(answer);
-    Route { method: Method::POST, pattern, filter: served(pattern, filter.boxed()) }
+    Route { method: Method::POST, pattern, filter: filter.boxed() }
 }
 
 fn get<F, R>(app: &Arc<App>, pattern: &'static str, handler: F) -> Route
@@ -150,39 +150,19 @@ where
         }
     };
     let filter = at(pattern).and(warp::get()).and(warp::ext::get::<Visitor>()).then(answer);
-    Route { method: Method::GET, pattern, filter: served(pattern, filter.boxed()) }
+    Route { method: Method::GET, pattern, filter: filter.boxed() }
 }
 
 /// A route that says that somebody is there.
 fn head(pattern: &'static str) -> Route {
     let filter = at(pattern).and(warp::head()).map(|_| warp::reply().into_response());
-    Route { method: Method::HEAD, pattern, filter: served(pattern, filter.boxed()) }
-}
-
-fn served(pattern: &'static str, filter: BoxedFilter<(Response,)>) -> BoxedFilter<(Response,)> {
-    let named = filter.map(move |mut response: Response| {
-        response.extensions_mut().insert(Served(pattern));
-        response
-    });
-    named.boxed()
+    Route { method: Method::HEAD, pattern, filter: filter.boxed() }
 }
 
 /// The paths of a pattern, and what stands for `{id}`.
 fn at(pattern: &'static str) -> BoxedFilter<(String,)> {
-    let mut path = warp::any().boxed();
-    for segment in pattern.split('/').filter(|segment| !segment.is_empty()) {
-        if segment == "{id}" {
-            return path.and(warp::path::tail()).and_then(rest).boxed();
-        }
-        path = path.and(warp::path(segment)).boxed();
-    }
-    path.and(warp::path::end()).map(String::new).boxed()
-}
-
-/// The rest of a path, whose slashes may be written as they are: a model's id may have some.
-async fn rest(tail: Tail) -> Result<String, Rejection> {
-    let decoded = percent_encoding::percent_decode_str(tail.as_str()).decode_utf8();
-    decoded.ok().filter(|id| !id.is_empty()).map(String::from).ok_or_else(warp::reject::not_found)
+    let id = move |path: FullPath| async move { id(pattern, path.as_str()).ok_or_else(warp::reject::not_found) };
+    warp::path::full().and_then(id).boxed()
 }
 
 /// A defect in a handler costs its own request only.

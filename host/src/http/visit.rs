@@ -29,10 +29,6 @@ pub(super) struct Visit {
     began: Instant,
 }
 
-/// The pattern of the route that has answered; an extension of the answer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Served(pub(super) &'static str);
-
 /// The body of an answer and whose it is.
 #[derive(Debug)]
 pub(super) struct Outgoing {
@@ -41,14 +37,14 @@ pub(super) struct Outgoing {
 }
 
 impl Visit {
-    /// A request has come.
-    pub(super) fn begin(method: &hyper::Method) -> Self {
+    /// A request has come that a route of this pattern will answer.
+    pub(super) fn begin(method: &hyper::Method, route: &'static str) -> Self {
         let id = fresh_id();
         // These fields are known later, and by others.
         let span = tracing::info_span!(
             "request",
             id,
-            route = Empty,
+            route,
             model = Empty,
             outcome = Empty,
             prompt_tokens = Empty,
@@ -57,15 +53,11 @@ impl Visit {
         );
         metrics::gauge!("pensieve_http_requests_in_flight").increment(1);
         let method = if is_common(method) { method.to_string() } else { "other".to_owned() };
-        Self { id, span, method, route: "none", status: None, is_complete: false, began: Instant::now() }
+        Self { id, span, method, route, status: None, is_complete: false, began: Instant::now() }
     }
 
     /// The answer's head is there.
     pub(super) fn answer(mut self, response: Response) -> hyper::Response<Outgoing> {
-        if let Some(Served(route)) = response.extensions().get() {
-            self.route = route;
-            self.span.record("route", route);
-        }
         self.status = Some(response.status().as_u16());
         self.is_complete = response.body().is_end_stream();
         let mut head = hyper::Response::new(());

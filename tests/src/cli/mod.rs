@@ -1,5 +1,6 @@
 //! The program as people and scripts use it: what it prints, where, and the code that it ends with.
 
+mod answers;
 mod codes;
 mod measured;
 mod pull;
