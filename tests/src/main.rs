@@ -30,6 +30,7 @@ mod grammars;
 mod http;
 mod llama;
 mod loading;
+mod lora;
 mod mistral;
 mod openai;
 mod overhead;
