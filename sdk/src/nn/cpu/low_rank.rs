@@ -159,7 +159,11 @@ mod tests {
                         let scale = if row == 1 { 0.0 } else { row as f32 - 0.5 };
                         let expected = before[row * outputs + j] + scale * inner.sum::<f32>();
                         let found = out[row * outputs + j];
-                        assert!((found - expected).abs() < tolerance, "{} {dtype:?}: {found}, not {expected}", level.name());
+                        assert!(
+                            (found - expected).abs() < tolerance,
+                            "{} {dtype:?}: {found}, not {expected}",
+                            level.name()
+                        );
                     }
                 }
             }
