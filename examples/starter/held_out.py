@@ -87,7 +87,7 @@ RUN = [
 ]
 
 
-def _tool(name, description, required=(), **properties):
+def _tool(name, description, required=(), /, **properties):
     schema = {"type": "object", "properties": {k: v if isinstance(v, dict) else {"type": v} for k, v in properties.items()}, "required": list(required)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
