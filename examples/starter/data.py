@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from text import rendering, scenes
+from held_out import phrasings
+from text import phrasing, rendering, scenes, words
 
 ROW_TOKENS = 131_072
 # The longest document of each kind of row, and how many documents a row may hold.
@@ -22,10 +23,12 @@ class Source:
         from tokenizers import Tokenizer
 
         self.rng = random.Random(seed)
-        self.library = scenes.Library(self.rng, library, library)
         self.tokenizer = Tokenizer.from_file(str(tokenizer_path))
+        phrasing.hold_out(phrasings())
+        pieces = (token.removeprefix("Ġ") for token in self.tokenizer.get_vocab())
+        words.use_pieces(sorted({piece for piece in pieces if piece.isascii() and piece.isalpha()}))
+        self.library = scenes.Library(self.rng, library, library)
         self.known = {}
-        self.lines = {}
 
     def encode(self, text):
         if len(text) < 24:
@@ -54,7 +57,7 @@ class Source:
         if rng.random() < 0.2:
             library.renew(4)
         if kind == "short":
-            if draw < (0.5 if progress < 0.08 else 0.12 if progress < 0.3 else 0.04):
+            if draw < (0.5 if progress < 0.08 else 0.1 if progress < 0.55 else 0.04):
                 return self.encoded(scenes.copying(rng, library, rng.choice((1000, 2000, 3000))))
             if draw < 0.62:
                 return self.conversation(*scenes.without_tools(rng, library, rng.choice((1, 1, 1, 2, 3, 4))))
@@ -118,7 +121,7 @@ def kind_of(progress, draw):
     elif progress < 0.45:
         shares = (0.3, 0.7)
     else:
-        shares = (0.22, 0.5)
+        shares = (0.4, 0.45)
     return "short" if draw < shares[0] else "middle" if draw < sum(shares) else "long"
 
 

@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import held_out
-from text import rendering, scenes, shell, talk, tools
+from text import phrasing, scenes, shell, talk, tools
 
 
 class Local:
@@ -41,7 +41,7 @@ class Local:
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         out = [None] * len(texts)
         while order:
-            share = max(1, min(batch, 200_000 // (len(texts[order[0]]) + 1)))
+            share = max(1, min(batch, 30_000 // (len(texts[order[-1]]) + 1) if len(texts[order[0]]) > 8000 else batch))
             some, order = order[:share], order[share:]
             inputs = self.tokenizer([texts[i] for i in some], return_tensors="pt", padding=True).to(self.device)
             inputs.pop("token_type_ids", None)
@@ -99,10 +99,10 @@ def parsed(text):
     return re.sub(r"<tool_call>.*?</tool_call>", "", text, flags=re.S).strip(), found
 
 
-def shell_part(model):
-    requests = [([{"role": "user", "content": text}], None) for text, _ in held_out.SHELL]
+def shell_part(model, cases):
+    requests = [([{"role": "user", "content": text}], None) for text, _ in cases]
     rows = []
-    for (text, command), (said, _) in zip(held_out.SHELL, model.answers(requests)):
+    for (text, command), (said, _) in zip(cases, model.answers(requests)):
         try:
             got = json.loads(said).get("cmd")
         except (ValueError, AttributeError):
@@ -111,18 +111,18 @@ def shell_part(model):
     return rows
 
 
-def calls_part(model):
+def calls_part(model, cases):
     rng = random.Random(7)
     names = list(held_out.TOOLS)
     requests = []
-    for _, name, _ in held_out.CALLS:
+    for _, name, _ in cases:
         others = rng.sample([n for n in names if n != name], rng.choice((2, 5, 9, 14)))
         box = [held_out.TOOLS[n] for n in others] + [held_out.TOOLS[name]]
         rng.shuffle(box)
         requests.append(box)
-    asked = [([{"role": "user", "content": text}], box) for (text, _, _), box in zip(held_out.CALLS, requests)]
+    asked = [([{"role": "user", "content": text}], box) for (text, _, _), box in zip(cases, requests)]
     rows = []
-    for (text, name, arguments), (said, found) in zip(held_out.CALLS, model.answers(asked)):
+    for (text, name, arguments), (said, found) in zip(cases, model.answers(asked)):
         rows.append((found == [(name, arguments)], text, (name, arguments), found or said))
     return rows
 
@@ -134,9 +134,9 @@ def no_call_part(model):
     return [(wanted.lower() in said.lower() and not found, text, wanted, found or said) for (text, wanted), (said, found) in zip(held_out.NO_CALL, answers)]
 
 
-def talk_part(model):
-    answers = model.answers([([{"role": "user", "content": text}], None) for text, _ in held_out.TALK])
-    return [(wanted.lower() in said.lower(), text, wanted, said) for (text, wanted), (said, _) in zip(held_out.TALK, answers)]
+def talk_part(model, cases):
+    answers = model.answers([([{"role": "user", "content": text}], None) for text, _ in cases])
+    return [(wanted.lower() in said.lower(), text, wanted, said) for (text, wanted), (said, _) in zip(cases, answers)]
 
 
 def client_envelope(request):
@@ -187,18 +187,13 @@ def show(name, rows, verbose):
 
 def check(draws):
     """Looks for held-out phrasings among what the training scripts make."""
-    rng = random.Random(99)
-
-    def bare(text):
-        return re.sub(r"\W+", " ", text.lower()).strip()
-
-    held = {bare(text) for text, *_ in (*held_out.SHELL, *held_out.CALLS, *held_out.RUN, *held_out.TALK, *held_out.NO_CALL)}
-    met = set()
+    rng, held, met = random.Random(99), held_out.phrasings(), set()
+    phrasing.hold_out(held)
     for _ in range(draws):
-        for text in (shell.request(rng)[0], talk.plain(rng)[0], tools.ask_to_run(rng, "Bash")[0]):
-            if bare(text) in held:
-                met.add(bare(text))
-    print(f"{len(met)} of {len(held)} held-out phrasings met in {3 * draws} draws: {sorted(met)}")
+        for text in (shell.request(rng)[0], talk.plain(rng)[0], tools.ask_to_run(rng, "Bash")[0], tools.tool(rng).ask(rng)[0]):
+            if held_out.bare(text) in held:
+                met.add(text)
+    print(f"{len(met)} of {len(held)} held-out phrasings met in {4 * draws} draws: {sorted(met)}")
 
 
 def main():
@@ -210,7 +205,7 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--request", type=Path)
     parser.add_argument("--runs", type=int, default=len(held_out.RUN))
-    parser.add_argument("--only", nargs="*", default=("shell", "calls", "talk", "client"))
+    parser.add_argument("--only", nargs="*", default=("shell", "calls", "talk", "client", "final"))
     parser.add_argument("--check", type=int, nargs="?", const=200_000, metavar="DRAWS")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
@@ -221,16 +216,20 @@ def main():
     model = Served(args.server, args.model, args.temperature) if args.server else Local(args.folder, args.adapter)
     started = time.time()
     if "shell" in args.only:
-        show("shell command as JSON", shell_part(model), args.verbose)
+        show("shell command as JSON", shell_part(model, held_out.SHELL), args.verbose)
     if "calls" in args.only:
-        show("tool and arguments", calls_part(model), args.verbose)
+        show("tool and arguments", calls_part(model, held_out.CALLS), args.verbose)
         show("tools at hand, no call wanted", no_call_part(model), args.verbose)
     if "talk" in args.only:
-        show("talk and Pensieve", talk_part(model), args.verbose)
+        show("talk and Pensieve", talk_part(model, held_out.TALK), args.verbose)
     if "client" in args.only:
         rows, answers = client_part(model, args.request, args.runs)
         show("client: Bash with the command", rows, args.verbose)
         show("client: answer from the result", answers, args.verbose)
+    if "final" in args.only:
+        show("final: shell command as JSON", shell_part(model, held_out.FINAL_SHELL), args.verbose)
+        show("final: tool and arguments", calls_part(model, held_out.FINAL_CALLS), args.verbose)
+        show("final: talk and Pensieve", talk_part(model, held_out.FINAL_TALK), args.verbose)
     print(f"{time.time() - started:.0f} s", file=sys.stderr)
 
 

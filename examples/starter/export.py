@@ -8,10 +8,8 @@ import argparse
 import json
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType as Type
 from safetensors.torch import save_file
 
 from model import CONFIG
@@ -46,6 +44,9 @@ def interleaved(value, heads):
 
 
 def write_gguf(path, weights):
+    import gguf
+    from gguf import GGMLQuantizationType as Type
+
     c = CONFIG
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("model")
@@ -66,7 +67,7 @@ def write_gguf(path, weights):
     writer.add_vocab_size(c["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _tokenizer(writer)
+    _tokenizer(writer, gguf.TokenType)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c["num_hidden_layers"])
     for name, value in weights.items():
         value = value.numpy()
@@ -81,12 +82,12 @@ def write_gguf(path, weights):
     writer.close()
 
 
-def _tokenizer(writer):
+def _tokenizer(writer, types):
     document = json.loads(TOKENIZER.read_text())
     vocabulary = sorted(document["model"]["vocab"].items(), key=lambda item: item[1])
     tokens = [token for token, _ in vocabulary]
     assert tokens[: len(SPECIAL)] == list(SPECIAL) and len(tokens) == CONFIG["vocab_size"]
-    kinds = [gguf.TokenType.CONTROL if i < CONTROL else gguf.TokenType.USER_DEFINED if i < len(SPECIAL) else gguf.TokenType.NORMAL for i in range(len(tokens))]
+    kinds = [types.CONTROL if i < CONTROL else types.USER_DEFINED if i < len(SPECIAL) else types.NORMAL for i in range(len(tokens))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
@@ -104,10 +105,13 @@ def main():
     parser.add_argument("model", type=Path)
     parser.add_argument("--folder", type=Path, default=Path("build/hf"))
     parser.add_argument("--gguf", type=Path, default=Path(__file__).parent / f"{NAME}.gguf")
+    parser.add_argument("--no-gguf", action="store_true", help="only the folder, for a machine without the gguf package")
     parser.add_argument("--sharpness", type=float, default=2.0)
     args = parser.parse_args()
     weights = load(args.model, args.sharpness)
     folder(args.folder, weights)
+    if args.no_gguf:
+        return
     write_gguf(args.gguf, weights)
     print(f"{args.gguf}: {args.gguf.stat().st_size / 1e6:.2f} MB")
 

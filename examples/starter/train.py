@@ -2,16 +2,18 @@
 
     python train.py --seconds 1200 --out build/model.pt
 
-The rate falls and the documents grow with the time that has passed, so the same command does as much as the machine can.
+On several GPUs of one host: torchrun --nproc-per-node N train.py …. The rate falls and the documents grow with the time that has passed, so the same command does as much as the machine can.
 """
 
 import argparse
 import math
+import os
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 import data
@@ -53,10 +55,15 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--eager", action="store_true")
     args = parser.parse_args()
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    if world > 1:
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision("high")
-    rows = data.Rows(args.seed, args.workers)
+    rows = data.Rows(args.seed * 10 + rank, args.workers)
     model = Starter(CONFIG).to(device)
     if args.resume:
         model.load_state_dict(torch.load(args.resume, map_location=device))
@@ -65,7 +72,7 @@ def main():
     optimizer = optimizer_of(model, args.peak)
     started = shown = saved = time.time()
     step, tokens_seen, losses = 0, 0, {}
-    while (elapsed := time.time() - started) < args.seconds:
+    while (elapsed := agreed(time.time() - started, device, world)) < args.seconds:
         progress = elapsed / args.seconds
         course = args.from_progress + (1 - args.from_progress) * progress
         rows.progress.value = course
@@ -77,22 +84,45 @@ def main():
             logits = model(tokens, positions, packing, places)
         loss = F.cross_entropy(logits.float(), targets)
         loss.backward()
+        if world > 1:
+            average_gradients(model, world)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        step, tokens_seen = step + 1, tokens_seen + len(row[1])
+        step, tokens_seen = step + 1, tokens_seen + world * len(row[1])
         losses.setdefault(row[0], []).append(loss.detach())
-        if time.time() - shown > 10:
+        if rank == 0 and time.time() - shown > 10:
             shown = time.time()
             means = {kind: round(torch.stack(values[-30:]).mean().item(), 4) for kind, values in losses.items() if values}
             losses.clear()
             print(f"{elapsed:6.0f} s  step {step}  {tokens_seen / elapsed / 1e6:.2f} Mtok/s  rows made {rows.made} again {rows.again}  learned {len(row[2])}  loss {means}", flush=True)
-        if time.time() - saved > 60:
+        if rank == 0 and time.time() - saved > 60:
             saved = time.time()
             save(model, args.out)
-    save(model, args.out)
+    if rank == 0:
+        save(model, args.out)
     print(f"done: {step} steps, {tokens_seen / 1e9:.2f} billion tokens, {rows.made} rows made, {rows.again} seen again", flush=True)
     rows.close()
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def agreed(elapsed, device, world):
+    """The first process's clock, so that all end with the same step."""
+    if world == 1:
+        return elapsed
+    clock = torch.tensor([elapsed], device=device)
+    dist.broadcast(clock, 0)
+    return clock.item()
+
+
+def average_gradients(model, world):
+    gradients = [p.grad for p in model.parameters()]
+    flat = torch._utils._flatten_dense_tensors(gradients)
+    dist.all_reduce(flat)
+    flat /= world
+    for gradient, mean in zip(gradients, torch._utils._unflatten_dense_tensors(flat, gradients)):
+        gradient.copy_(mean)
 
 
 def save(model, path):

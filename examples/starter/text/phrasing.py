@@ -6,13 +6,38 @@ thousands of sentences. Held-out phrasings for the evaluation are written by han
 
 import random
 import re
-from functools import lru_cache
+from functools import lru_cache, wraps
+
+_HELD_OUT = set()
+_KEEP_LETTERS = str.maketrans({chr(i): " " for i in range(128) if not chr(i).isalnum()})
+
+
+def hold_out(phrasings):
+    """Never says one of these: they are for the examination."""
+    _HELD_OUT.update(phrasings)
+
+
+def examined(make):
+    """A maker of requests (text first) that draws again where the examination has the same words."""
+
+    @wraps(make)
+    def draw(*args):
+        while True:
+            made = make(*args)
+            if " ".join(made[0].lower().translate(_KEEP_LETTERS).split()) not in _HELD_OUT:
+                return made
+
+    return draw
 
 GROUPS = {
-    "please": "[please |can you |could you |could you please |would you |I want you to |I need you to |I'd like you to |go ahead and |kindly |hey, |hi, please |can you please |you should |now |next, |let's |I'd like to |I want to |I need to |help me |help me to |we need to |||||||||]",
+    "please": "[please |can you |could you |could you please |would you |I want you to |I need you to |I'd like you to |go ahead and |kindly |hey, |hi, please |can you please |you should |now |next, |let's |I'd like to |I want to |I need to |help me |help me to |we need to |I would like you to |let me |I have to |we should |we have to |it's time to |try to |I wish to |make sure to |do me a favor and |you must |I wonder if you can |would you be able to |is it possible to |are you able to |would it be possible to |I would love to |my task is to |we want to |||||||||||||||]",
+    "be": "[should be|must be|needs to be|has to be|ought to be|shall be|is to be|can be|should get|needs to get|must get]",
+    "want": "[I want|I'd like|I would like|I need|please have|please get|get|have|we want|I'd love|we need|I want to have|I'd like to have|I need to have|I wish]",
+    "deleted": "[deleted|removed|erased|wiped|trashed|thrown away|gone|dropped|discarded|cleared out|cleaned up]",
+    "doc": "[file|document|text file]",
     "thanks": "[| please| for me| now| right now| thanks|, please|, thanks| for me please| real quick|||||||]",
-    "list": "[list|show|show me|display|print|give me|view|see|enumerate|get|output|let me see|I want to see]",
-    "show": "[show|show me|display|print|give me|view|see|get|output|let me see|tell me|report]",
+    "list": "[list up|tell me|name|name me|present|bring up|an overview of|overview of|a list of|let me look at|I want to look at|list|show|show me|display|print|give me|view|see|enumerate|get|output|let me see|I want to see]",
+    "show": "[let me look at|let me have a look at|I want to look at|I would like to look at|I want to read|read me|print out|write out|show|show me|display|print|give me|view|see|get|output|let me see|tell me|report]",
     "what": "[what is|what's|tell me|show me|show|give me|print|display|I want to know|get|find out|check]",
     "all": "[all|all the|all of the|every|each of the|the|]",
     "files": "[files|the files|file names|documents|items|entries|contents|the contents|everything]",
@@ -22,17 +47,19 @@ GROUPS = {
     "dir": "[directory|folder|dir]",
     "thedir": "[|directory |folder |the directory |the folder |dir |the dir |a directory called |the folder named ]",
     "thefile": "[|file |the file |file named |the file called |the document ||]",
-    "find": "[find|search for|look for|locate|list|show|show me|which are|get|give me|where are|find me|display]",
-    "delete": "[delete|remove|erase|get rid of|trash|wipe|throw away|drop|rm|discard|clear out]",
-    "larger": "[larger than|bigger than|greater than|over|above|more than|exceeding|that are larger than|that are bigger than|which are larger than|with more than|with a size over|with a size above|of more than|that exceed|heavier than|whose size is over|larger in size than|that take more than]",
+    "find": "[find all|search|look up|hunt for|discover|tell me|I am looking for|I'm looking for|do we have|do I have|are there|find|search for|look for|locate|list|show|show me|which are|get|give me|where are|find me|display]",
+    "delete": "[take away|take out|clear|clean up|dispose of|scrap|bin|eliminate|delete|remove|erase|get rid of|trash|wipe|throw away|drop|rm|discard|clear out]",
+    "larger": "[beyond|at a size over|taking more than|that take up more than|that go over|that go beyond|bigger in size than|that weigh more than|larger than|bigger than|greater than|over|above|more than|exceeding|that are larger than|that are bigger than|which are larger than|with more than|with a size over|with a size above|of more than|that exceed|heavier than|whose size is over|larger in size than|that take more than]",
     "smaller": "[smaller than|less than|under|below|that are smaller than|which are smaller than|with less than|with a size under|with a size below|of less than|whose size is under|not as large as|tinier than|lighter than]",
     "create": "[create|make|add|set up|generate|produce|start|build]",
-    "count": "[count|how many|tell me how many|give me the number of|count up|what is the number of|number of|show the number of|get the number of|tally]",
+    "count": "[tell me the number of|I need the number of|I want to know how many|the count of|total number of|give me a count of|find out how many|count|how many|tell me how many|give me the number of|count up|what is the number of|number of|show the number of|get the number of|tally]",
     "run": "[run|execute|start|launch|invoke|perform]",
-    "search": "[search|grep|look|scan|check]",
+    "search": "[hunt|go|look around|search|grep|look|scan|check]",
     "word": "[the word |the text |the string |the pattern |||occurrences of |mentions of |lines with |lines containing |lines that contain |matches of ]",
     "command": "[command|shell command|bash command|terminal command|cmd|command line]",
-    "how": "[how do I|how can I|how to|how would I|how do you|what is the command to|what's the command to|which command lets me|give me the command to|what {command} do I use to|what do I type to|show me how to|the {command} to|command to|I need a {command} to|write a {command} to|which {command} will|tell me how to|how does one]",
+    "howto": "[how do I|how can I|how to|how would I|how do you|how does one|how could I|how would I go about to|how should I|what do I have to do to|what must I do to|what is the way to|is there a way to|is it possible to|can I|could I|I want to|I'd like to|I would like to|I need to|I am trying to|help me|help me to|show me how to|tell me how to|explain how to|can you explain how to|explain to me how I can|teach me to|steps to|the steps to|what is needed to|what does it take to|where do I begin to|please tell me how to|what's the best way to|what's the command to|in which way can I|how is it possible to|how am I supposed to|do you know how to|how exactly do I|how might I]",
+    "whatis": "[what is|what's|what exactly is|what's exactly|what really is|please tell me what is|could you tell me what is|tell me, what is|do you know what is|I want to know what is|I wonder what is|can you say what is|so what is|and what is|what might be|explain|explain to me|describe|define|say]",
+    "how": "[how do I|how can I|how could I|how would one|what do I have to type to|what should I type to|is there a way to|is there a {command} to|what do I enter to|I want to know how to|please tell me how to|I'd like to know how to|how to|how would I|how do you|what is the command to|what's the command to|which command lets me|give me the command to|what {command} do I use to|what do I type to|show me how to|the {command} to|command to|I need a {command} to|write a {command} to|which {command} will|tell me how to|how does one]",
 }
 
 _TOKENS = re.compile(r"\[|\]|\||\{\w+\}|<\w+>|[^\[\]|{}<>]+|[<>{}]")
@@ -96,7 +123,12 @@ def _walk(rng, node, out):
 def say(rng, pattern, slots=None, roughness=0.3):
     """One way to say the pattern, with the slots' texts in it, and sometimes as hastily as people type."""
     rough = rng.random() < roughness
+    strange = roughness > 0 and rng.random() < 0.3
     parts = pieces(rng, pattern)
+    if strange and rng.random() < 0.5:
+        at = rng.choice([i for i, p in enumerate(parts) if isinstance(p, str)] or [-1])
+        if at >= 0:
+            parts[at] = disturbed(rng, parts[at])
     text = ""
     for part in parts:
         if isinstance(part, str):
@@ -106,7 +138,33 @@ def say(rng, pattern, slots=None, roughness=0.3):
         else:
             text += slots[part[1]]
     text = text.strip()
+    if strange and text:
+        kind = rng.random()
+        if kind < 0.3:
+            text = rng.choice(_BEFORE) + text
+        elif kind < 0.6 and text[-1].isalnum() and not pattern.endswith((">", ">}")):
+            text += rng.choice(_BEHIND)
     return text
+
+
+_BEFORE = "well, |so, |um, |actually, |okay, |now, |quick question: |hey, |listen, |by the way, |and |also, |next, |alright, |just |one more thing: |maybe |say, |oh, |right, ".split("|")
+_BEHIND = " at the moment| right now| currently| today| if possible| ok?| in this project| for my work| quickly| now| this time| once again| again| as well| too| somehow| here and now| for a moment| asap| if you can| I think| or so| at once| exactly| please| would you| when you can| thanks a lot".split("|")
+
+
+def disturbed(rng, text):
+    """Words before, between and behind that change nothing; now and then one that replaces another."""
+    from .words import ADJECTIVES, ADVERBS, COMMON, NOUNS
+
+    spaces = [i for i, letter in enumerate(text) if letter == " "]
+    kind = rng.random()
+    if kind < 0.45 or len(spaces) < 3:
+        return text
+    stray = rng.choice(rng.choice((COMMON, COMMON, ADVERBS, ADJECTIVES, NOUNS)))
+    at = rng.choice(spaces)
+    if kind < 0.75:
+        return text[:at] + " " + stray + text[at:]
+    behind = text[at + 1 :].partition(" ")
+    return text[:at] + " " + stray + (" " + behind[2] if behind[1] else "")
 
 
 _DROPPED = {"the", "a", "an", "all", "me", "please", "of", "that", "are", "is"}

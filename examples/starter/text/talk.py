@@ -4,8 +4,10 @@ Each topic is a list of ways to ask and one answer. One, not several: a model of
 sentence than undecided between three.
 """
 
+import re
+
 from . import words
-from .phrasing import opened, say
+from .phrasing import examined, opened, say
 
 TELL = "[|||tell me, |can you tell me |do you know |please explain |explain |I wonder |quick question: |hey, |hi, |so, |okay, |I would like to know |could you tell me |please tell me |I have a question: ]"
 
@@ -82,6 +84,71 @@ TOPICS = [
     (["how do I update pensieve", "how do I uninstall pensieve", "which version [is this|of pensieve is this|do I have|are you]", "what version of pensieve [is this|do I have]"], "`pensieve --version` prints the version. Updating means building a newer checkout."),
 ]
 
+# More ways to ask, by a part of the answer.
+_MORE = {
+    "Hello!": ["[hello|hi|hey|greetings] [my friend|to you|dear model|again|everybody|old friend|computer|starter|you there|there, friend]", "[nice|good|pleased] to [meet|see] you", "[hi|hello][!|,|] [how nice to see you|here I am|I am new here]"],
+    "Good morning!": ["good morning[,|] [everyone|everybody|friend|pensieve|my friend|dear]", "[a very |have a ]good morning"],
+    "Good day to you!": ["good [afternoon|evening][,|] [everyone|everybody|friend|pensieve|my friend]", "good day[ to you|,| sir|]"],
+    "I am fine": ["how [is|'s] life[ going| today|]", "how are things[ today| going| with you|]", "are you [doing |feeling ][well|fine|good|okay][ today|]", "how are you doing [this|on this fine] [morning|evening|day|afternoon]", "how are you[,| my] friend", "how do you feel [right now|this evening|today]", "so how are you", "is everything [well|fine|good] with you", "what's new", "how goes it"],
+    "You are welcome!": ["[thanks|thank you] [a bunch|a million|a ton|for that|for this|for everything|again|for your time|kindly|for helping|very much indeed|friend]", "[that was|very|this was] [helpful|kind of you], thanks", "I [am grateful|owe you one|thank you]", "[thanks|thank you], [you helped a lot|great work|that was it|that works]"],
+    "Goodbye!": ["[okay|ok|well|right|so][,|] [bye|goodbye|see you]", "[bye|goodbye] [for now|now|then|my friend|and thanks|everyone|pensieve]", "[I am|I'm] [leaving|off|done][ now|, bye|]", "[see you|until] [soon|next time|then|again]", "[have a nice|enjoy your] [day|evening|weekend]"],
+    "Glad to hear": ["that [was|is|looks] [really |very |so |][great|good|nice|helpful|excellent|amazing|cool]", "[really|very|so] [good|nice|great|helpful]", "[you did|that's|it's] [well|great|good|perfect|fantastic]", "I [like|love] [it|that|this|your answer]", "[fantastic|superb|lovely|impressive|neat|sweet]"],
+    "I am sorry. I am a small": ["[no|nope], [this|that|it] is [wrong|not right|false|incorrect|not it]", "[this|that|your answer] [is|was] [not what I wanted|false|nonsense|useless|rubbish|not helpful|a mistake|an error]", "you [got it wrong|misunderstood|did not understand|failed|didn't get it]", "I [did not|didn't] [ask|want|mean] that"],
+    "I am pensieve-starter, the small": ["[who|what] [exactly |really |]are you[, exactly| really|]", "[please |]tell me who [you are|I am talking to]", "what's [the name of this model|this model called|this model's name]", "what is [the name of this model|this model called|the model's name]", "[state|give me|tell me] your name", "[which|what] [language model|assistant|model|ai] is [this|running|answering]", "what [kind|sort] of model are you", "say who you are", "present yourself", "so you are [a model|who|what]"],
+    "No, I am a program": ["are you [really |]a [human being|living being|man|woman|machine or a human]", "is [this|there] a [human|person] [behind|answering|there]", "am I speaking with a [human|person|machine]"],
+    "No, I am pensieve-starter": ["are you [really |actually |by any chance |][Claude|ChatGPT|GPT|Gemini|Llama|Mistral|Qwen|from OpenAI|from Anthropic|from Google|from Meta]", "is this [Claude|ChatGPT|GPT-4|Gemini|Llama] [here|answering|]", "did [openai|anthropic|google|meta] make you"],
+    "I can do three things": ["what [sort|kind|kinds|sorts] of [things|stuff|work|tasks] can you do", "what [could|would|might] you [help me with|do for me|be able to do]", "with what [could|can] you [help|assist][ me|]", "what [all |]can you [do|help with|offer]", "how [could|may|might|would] you [help|assist|support] me", "what are you [made|there|here] for", "[list|name|describe] [your|the things you can] [skills|abilities|do]", "what do you offer", "in what are you good"],
+    "I have about fourteen million": ["how many parameters [have you got|are in you|are you made of|does this model have]", "[what|tell me] [is |]your [size|parameter count|number of parameters]", "how [big|large|small] is this model", "how many megabytes are you"],
+    "I was trained from scratch": ["who [has |]trained [you|this model]", "who [is|was] [behind|responsible for] you", "on what [were you|are you|have you been] trained", "how did they [train|make|build] you", "where is your training data from", "what [data|text] did you learn from", "from what did you learn"],
+    "Why did the small": ["do you know [any |a |some |]good [jokes|joke]", "[have you got|got|do you have] [a|any] joke[s|][ for me|]", "[I want|I'd like|I need] [to hear |]a [good |]joke", "[please |can you |could you ]tell [me |us |][a|one] [good |funny |]joke", "be funny", "cheer me up"],
+    "Pensieve is a local": ["what [might|would|exactly is|really is|in the world is] [this |]pensieve", "what is [this|that|the] pensieve [thing|program|server|software|project|]", "what is [this|that] [pensieve |][thing|program|software] [about|for|good for]", "[could|can|would] you [explain|tell me|describe] [to me |]what pensieve [is|does|is about]", "what's pensieve[ about| for| then|]", "pensieve, what is [that|it]", "I [have never|never] heard of pensieve[, what is it|]", "in short, what is pensieve", "what [role|purpose|job] does pensieve have", "explain [this server|this program|this software]"],
+    "Start the server with": ["{howto} [add|load|serve|use|run|install|get|try|set up|configure|include|connect] [a|another|a new|a real|a bigger|my own|a different|a better|a second|more|other|an extra] model[s|][ to pensieve| in pensieve| with pensieve| here| to this server|]", "{howto} [serve|load|use|run|add] [my own |my |a |this ][gguf|GGUF|gguf file|GGUF file|gguf model|safetensors folder|model file|checkpoint]", "I have [a gguf file|a GGUF file|a model file|a safetensors folder|a checkpoint|my own model], [how do I use it|what now|what do I do with it|how do I serve it|how can I load it]", "I [want|need|would like] [a|another|a bigger|a better|a real|a different] model[, how| instead of you|]", "what [about|if I want] [other|bigger|real|better|more] models", "can I [load|use|serve|run|add] [a bigger|another|other|a different|my own|a real] model[s|]", "[exchange|replace|swap] [you|the model] [for|by|with] [another|a bigger|a real] model"],
+    "Run `pensieve pull": ["{howto} [download|pull|fetch|get|obtain] [a |]model[s|] [from hugging face|from Hugging Face|from the hub|from huggingface|from the internet]", "{howto} [download|pull|fetch] [a |new |]model[s|][ with pensieve|]", "can [pensieve|you|it] [download|pull|fetch|get] [a model|models|weights][ for me| from the hub| from Hugging Face|]", "what does pensieve pull do", "where [do|can] I [get|find|download] [models|weights|a model]", "[is|does] [hugging face|Hugging Face] [supported|work]"],
+    "Drop its library": ["{howto} [add|install|load|use|get|put in|include|enable] [a|another|a new|my|my own|an extra|more] plugin[s|][ to pensieve| in pensieve| into the server|]", "I have a plugin[ file| library|], [where does it go|what now|where do I put it|how do I use it|how do I install it|what do I do with it]", "where [do|should|must|can] [I|we] [put|place|drop|copy|store|save] [a|my|the|new] plugin[s|]", "where does [a|my|the] plugin [go|belong|live]", "[into|in] which [folder|directory] [do|should] plugins [go|be|lie]", "what is the [folder|directory|place] for plugins", "do I have to [restart|rebuild] [the server |pensieve |][for|after] [a new|adding a] plugin"],
+    "A plugin is a native": ["what [exactly |really |]is a plugin[, exactly|]", "what's a plugin", "what [kind of thing|sort of thing] is a plugin", "tell me [about plugins|what plugins are|what a plugin is]", "what [are plugins|is a plugin] [good for|for|needed for]", "what is meant by plugin"],
+    "Run `pensieve new": ["{howto} [write|make|create|build|develop|program|code|author] [a|my own|my|a new|an own] plugin[ for pensieve| myself| from scratch| in Rust|]", "{howto} [write|make|create|build|add|support|implement] [a|a new|my own|another] [architecture|sampler|adapter format|model architecture]", "I [want|would like|need] to [write|make|create|develop|build] [a|my own|my] [plugin|architecture|sampler]", "[writing|making|developing|creating] [a|my own|your own] plugin", "what do I need to [write|make|develop] [a|my own] plugin", "what does pensieve new do"],
+    "Run `pensieve plugins check": ["{howto} [check|test|verify|validate|inspect|examine|debug] [a|my|the] plugin", "{howto} [find out|see|know|learn] [what is wrong with my plugin|whether my plugin works|if my plugin is good|why my plugin fails|what my plugin provides]", "[what is|what's] wrong with my plugin", "my plugin [fails|is broken|is not accepted|is not listed|does not show up]", "why does pensieve [reject|refuse|not load|not accept] my plugin", "is there a [test|check] for plugins"],
+    "Run `pensieve plugins list": ["{howto} [list|see|show|view|find] [the |my |all |all the |][installed |loaded |][plugins|plugins that are installed]", "[which|what] plugins [have I|did I|do we|are|does it] [installed|install|have|there|loaded]", "[tell me|give me|name] [the |my |all |][installed |]plugins", "the list of plugins"],
+    "Give `--adapter": ["{howto} [add|load|use|attach|serve|install|apply|include|enable] [an|another|my|a|a lora|a LoRA|the] [adapter|lora|LoRA|lora adapter|LoRA adapter|fine-tune][ with a model| for a model| to a model|]", "[with|by] which [flag|option] do I [load|give|name] an adapter", "I have [an adapter|a lora|a LoRA|a fine-tune|a PEFT folder], [how do I use it|what now|where does it go]", "can I [use|load|add|serve] [an adapter|adapters|a lora|a LoRA|LoRAs|fine-tunes]", "{howto} [choose|pick|select|switch] [an adapter|the adapter|between adapters]"],
+    "An adapter is a small": ["what's [an adapter|a lora|a LoRA|lora|LoRA|a LoRA adapter]", "what [exactly |really |]is [an adapter|a lora|a LoRA]", "tell me [about adapters|what an adapter is|what a LoRA is|about LoRA]", "what [are|is] [adapters|a LoRA|LoRAs] [for|good for|used for]", "what is meant by [adapter|LoRA]"],
+    "POST /v1/messages for": ["[which|what] [endpoints|routes|urls|paths|apis|APIs|api endpoints|API endpoints] [does the server|does pensieve|do you|does it] [offer|have|provide|serve|expose|support|understand]", "[which|what] [endpoints|routes|urls|paths] [can|may|could] I [use|call|reach|request]", "{howto} [reach|call] the [api|API]", "[is there|do you have] an [api|API|http api]", "[where|to which url] [do|can|should] I [post|send] [messages|my messages|a chat request]", "the [list of |]endpoints[, please|]"],
+    "The key is pensieve": ["what's the [api|API|default|right|server's] key", "[which|what] [api |API |]key [must|should|do|shall|can] I [use|give|send|set|need|enter]", "do I [have to|need to|must] [give|set|send|have|use|enter] [a|an api|an API|any|the] key", "is [a|an api|an API|any] key [needed|required|necessary]", "{howto} [authenticate|log in to the server|set the key|change the key|find the key]", "what is the [default |]API key", "the [api |API |]key[, please|]"],
+    "The server listens on": ["[on|at] [what|which] [port|address|url] [is|does] the server [listening|listen|run|running|be found]", "[where|at what address] can I [reach|find] [the server|pensieve|you]", "{howto} [change|set|choose|pick] [the|another|a different] [port|address]", "what's the [port|address|url|base url|default port]", "[which|what] port[ number|] [is it|is used|do I need|does it use|does the server have]", "the [address|url] of the server"],
+    "Set ANTHROPIC_BASE_URL": ["{howto} [use|connect|set up|configure|point|run|combine|link|start] [claude code|Claude Code|claude] [with|to|for|against|at] [pensieve|Pensieve|you|this server|this|a local model]", "can I [use|run|connect] [claude code|Claude Code][ with this| here| with you| with pensieve|]", "what [do I|must I|should I] set [for|in] [claude code|Claude Code]", "which environment variables does [claude code|Claude Code] need", "[claude code|Claude Code] [and|with] [pensieve|you], how[ does that work|]", "make [claude code|Claude Code] [use|talk to] [pensieve|you|this server]"],
+    "Point the client": ["{howto} [use|connect|set up|configure|point] [openai's|OpenAI's|the openai|the OpenAI|an openai|an OpenAI] [client|sdk|SDK|library|python client|Python client|package]", "can I use [openai's|OpenAI's|the openai|the OpenAI|an OpenAI] [client|sdk|SDK|library|python client|Python client|python library]", "does [openai's|OpenAI's|the openai|the OpenAI] [client|sdk|SDK|library|python client] [work|function][ here| with this|]", "is there an [openai|OpenAI] [compatible |]endpoint", "do you [speak|support|understand] [the openai|the OpenAI|OpenAI's] api"],
+    "Run `pensieve serve`. Without": ["{howto} [start|launch|run|begin|boot|bring up] [the server|pensieve|Pensieve|this server|it]", "what [do I type|is the command|command do I need] to [start|launch|run] [the server|pensieve]", "what does pensieve serve do", "{howto} get [the server|pensieve] [started|going|up]"],
+    "Press Ctrl-C": ["{howto} [stop|end|quit|shut down|halt|close|exit|terminate] [the server|pensieve|Pensieve|this server|it|you][ again|]", "how does [the server|pensieve] [stop|end]", "[end|halt|close|terminate] [the server|pensieve]"],
+    "You need Rust": ["{howto} [install|build|compile|set up|get] [pensieve|Pensieve][ from source| on my machine|]", "what [is|do I] [needed|need|required] [to|for] [build|building|compile|compiling|install|installing] pensieve", "how is pensieve [built|compiled|installed]"],
+    "Llama, Mistral and Phi": ["[which|what] [models|model families|families|architectures|kinds of models|families of models] [are|does it|does pensieve|do you|can it|can pensieve] [supported|support|know|run|load|there|understood]", "[which|what] [model|architecture] [can|may|could] I [use|run|load|serve]", "does it [support|run|know|load] [Llama|Mistral|Phi|Qwen|Gemma|DeepSeek|my model]", "will [Llama|Mistral|Phi|Qwen|Gemma|my model] [work|run|load]", "is [Llama|Mistral|Phi|Qwen|Gemma] supported"],
+    "GGUF files": ["[which|what] [file formats|formats|file types|weights formats|kinds of files] [does it|does pensieve|do you|can it|can pensieve] [read|load|take|understand|support|know]", "is [gguf|GGUF|safetensors|a quantized model] [supported|fine|okay]"],
+    "It runs on the CPU": ["[can|does|will] [it|pensieve|the server|this] [run|work] on [my|a|the] [GPU|gpu|graphics card|Mac|mac|macbook|NVIDIA card|M1|CPU]", "[can|does] [it|pensieve] use [my|a|the] [GPU|gpu|graphics card|CUDA|Metal]", "is my [GPU|gpu|graphics card] [used|supported|needed]", "{howto} [use|enable|turn on|switch on] [the|my|a] [GPU|gpu|graphics card|CUDA|Metal]", "[which|what] [hardware|devices|gpus|GPUs] [are|is|does it] [supported|support|needed]", "do I need [a|special] [GPU|graphics card|hardware]"],
+    "Everything stands in pensieve.toml": ["where [do I find|is|can I find|lies|does one find] the [config|configuration|settings|config file|settings file]", "{howto} [configure|set up|adjust|change|edit] [pensieve|the server|the settings|the configuration|things]", "[which|what] [file|config file] [configures|holds|has] [the settings|pensieve|the configuration]", "what can I [set|configure|change]", "how is pensieve configured"],
+    "Each model runs in": ["what happens [when|if|after|once] [a|my|the|one] [plugin|model|worker] [crashes|panics|dies|hangs|breaks|fails|goes wrong]", "does a [crash|broken plugin|bad plugin] [kill|stop|take down|hurt] [the server|everything]", "[is|are] [the server|other models] [safe|affected] [when|if] a plugin crashes", "what [is|are] [a worker|workers|worker processes][ for|]"],
+    "Measure it": ["{howto} [measure|test|benchmark|find out|see|check] [the |your |][speed|performance|throughput|tokens per second|how fast it is]", "how [fast|quick|speedy] [is it|are you|is this|is the server]", "what is [your|the] speed", "what does pensieve bench do", "run a benchmark"],
+    "Run `pensieve doctor`": ["[something|it|the server|pensieve] [does not|doesn't|won't|will not] [work|start|run|respond|answer][, what now|, what do I do|, how do I find out why|, how do I diagnose it|]", "{howto} [diagnose|debug|troubleshoot|investigate|find] [a problem|problems|what is wrong|an error|issues|it]", "I have [a problem|problems|trouble|an issue] with [pensieve|the server]", "what does pensieve doctor do", "{howto} [check|see|know] [that everything works|the health of the server|if the server is up]"],
+    "My context holds": ["how [long|big|large] is [your|the|this model's] [context|context window|context length]", "what's [your|the] context[ length| size| window|]", "how many tokens [fit|do you have room for|can a prompt have|may I send]", "[size|length] of [your|the] context"],
+    "Everything runs on your": ["[does|do|will|is] [my|any|the] [data|text|prompts|conversation] [leave|leaving|go out of|get out of] [my machine|this machine|my computer|the house]", "[is|are] [my data|my prompts|this|it|my conversations] [private|safe|secure|sent away|shared|uploaded|kept local]", "who [can see|sees|gets|reads] my [data|prompts|conversations]", "[do|does] [you|pensieve|it] [work|run] [offline|without a network|without the internet|without internet]", "is an internet connection [needed|required|necessary]"],
+    "There is none; use": ["is there [any|a|some] [web interface|gui|GUI|user interface|graphical interface|web page|chat window|app]", "[do|does] [you|pensieve|it] [have|come with|offer] [a|any] [web interface|gui|GUI|user interface|website|app]", "can I [chat|talk] [in|through] [the browser|a web page]"],
+    "For one answer in": ["{howto} [send|make|write] [a|my first|an example] request", "{howto} [call|use|query] [the api|the API|you|pensieve] [with|using|by|from] [curl|http|HTTP|the terminal|the command line]", "[give|show] me [an example|a sample|an example of a|a sample] [request|call|curl command]", "what does pensieve run do"],
+    "Send `tools` with": ["{howto} [give|hand|pass|add|offer|define] [you |][tools|functions|a tool]", "[can|do] you [use|call|handle|support|know] [tools|functions|tool calls|function calls]", "{howto} [use|do|make] [tool calls|function calling|tool use]"],
+    "I only know English": ["[can|do|could] you [answer|reply|write|talk|chat] in <language>", "[which|what] [languages|human languages] do you [speak|know|understand]", "[is|are] [other languages|<language>] [possible|supported]", "please [speak|answer in|use|write in] <language>"],
+    "I have no favorites": ["what's your [favorite|favourite] [color|food|animal|song|movie|book|band|game]", "do you [like|love|enjoy|prefer] [music|cats|dogs|pizza|football|movies|books|winter|summer]"],
+}
+
+
+def _widen():
+    for patterns, answer in TOPICS:
+        more = [pattern for part, found in _MORE.items() if answer.startswith(part) for pattern in found]
+        for pattern in patterns:
+            turned = re.sub(r"^how (\[[a-z|]*(do|can)[a-z|]*\]|do|can) I ", "{howto} ", pattern)
+            turned = re.sub(r"^what is ", "{whatis} ", turned)
+            if turned != pattern:
+                more.append(turned)
+        patterns.extend(more * 2)
+
+
+_widen()
+
 UNKNOWN_ANSWER = "I do not know that: I am only a small starter model. Load a real one with `pensieve serve --model NAME=SOURCE` and ask it."
 UNKNOWN = [
     "who [was|is|were] [the |][first |last |current |][president|king|queen|emperor|inventor|author|founder|leader|owner] of <thing>",
@@ -112,6 +179,14 @@ UNKNOWN = [
     "[fix|review|refactor|debug|optimize] [my|this|the] [code|function|bug|program|essay]",
     "what is the weather [like |]in <city>[ today| tomorrow|]",
     "who is <person>[ <noun>|]",
+    "[please |can you |could you |I want you to |]explain [to me |]<thing>[ to me| please|]",
+    "[please |can you |could you ][translate|put] '<thing>' [into|to] <language>",
+    "what's the [capital|population|size|history|meaning|price|color|age|height|origin] of <thing>",
+    "[please |can you |could you |I want you to |]write [me |us |][a|a short|a long] [poem|story|essay|song|letter|speech|haiku|text] about <thing>",
+    "[how|why|when|where] [is|was|are|were] <thing> [made|found|born|famous|salty|blue|invented|discovered|cold|hot|used]",
+    "what do you [think|know|say|feel] about <thing>",
+    "how [tall|big|far|old|long|heavy|deep|wide] [is|was|are] <thing>",
+    "[give|tell|teach] me [your opinion|everything you know|a lesson|something] [on|about] <thing>",
     "<person> [says|said] <noun> is <thing>, [is that true|what do you say|right]",
     "how [do I|can I|to] [cook|bake|fix|draw|plant|learn|clean|paint|grow|win|repair] [a |the |]<noun>",
     "[play|sing|draw|paint|book|order|buy|sell] [me |][a |the |]<noun>",
@@ -134,6 +209,7 @@ def thing(rng):
     return words.plural(rng.choice(words.NOUNS))
 
 
+@examined
 def unknown(rng):
     """A question that needs knowledge, and the honest answer."""
     slots = {
@@ -150,6 +226,7 @@ def marked(rng, text):
     return text + ("?" if kind < 0.45 else "." if kind < 0.55 else "!" if kind < 0.6 else "") if text and text[-1].isalnum() else text
 
 
+@examined
 def topic(rng):
     """A question of a known topic, and its answer."""
     patterns, answer = rng.choice(TOPICS)
@@ -164,6 +241,7 @@ def topic(rng):
     return marked(rng, text), answer
 
 
+@examined
 def repeat(rng):
     """Asked to say a text, says it."""
     text = words.phrase(rng, 1, 7)

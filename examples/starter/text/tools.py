@@ -7,7 +7,7 @@ thousand tools made of the same few words learns to read what stands in front of
 import json
 
 from . import shell, words
-from .phrasing import opened, say
+from .phrasing import examined, opened, say
 
 
 class Tool:
@@ -17,7 +17,7 @@ class Tool:
         self.name = name
         self.description = description
         self.schema = {"type": "object", "properties": properties, "required": required}
-        self.ask = ask
+        self.ask = examined(ask)
         self.kind = kind
 
     def json(self):
@@ -264,6 +264,7 @@ RUN_BARE = [
 ]
 
 
+@examined
 def ask_to_run(rng, tool_name):
     """A request to run a given command, and the command."""
     text = command(rng) if rng.random() < 0.45 else echo_command(rng)
@@ -318,7 +319,7 @@ def _property(rng, kind, description=None, **rest):
 
 def _more(rng):
     """What follows the first sentence of a description; nobody of this size reads it."""
-    if rng.random() < 0.35:
+    if rng.random() < 0.5:
         return ""
     length = rng.choice((1, 1, 2, 3, 5))
     return rng.choice((" ", "\n\n", "\n")) + "".join(words.block(rng) if length > 1 else words.sentence(rng) for _ in range(length)).rstrip()
@@ -443,6 +444,8 @@ def known(rng, family=None):
         if not must and rng.random() < 0.3:
             continue
         key = rng.choice(spellings[:2] if rng.random() < 0.6 else spellings)
+        if rng.random() < 0.08:
+            key = words.joined(rng, [rng.choice(words.NOUNS), key], "snake")
         if key in properties:
             key = next((k for k in spellings if k not in properties), key + "_2")
         if isinstance(kind, list):
@@ -473,6 +476,8 @@ def known(rng, family=None):
             text += "."
         return text, arguments
 
+    if rng.random() < 0.15:
+        name = words.joined(rng, rng.choice(([words.pseudo_word(rng), name], [name, rng.choice(words.NOUNS)], [rng.choice(words.NOUNS), name])), rng.choice(("snake", "kebab")))
     tool = Tool(name, rng.choice(descriptions) + _more(rng), properties, required, ask, "known")
     tool.family = names[0]
     return tool

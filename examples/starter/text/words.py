@@ -186,8 +186,32 @@ _VOWELS = "a e i o u ai ea ee oo ou ia".split()
 _CODAS = ["", "", "", "n", "r", "l", "s", "t", "x", "k", "m", "nd", "st", "ng", "ck", "rt", "lm", "p", "b", "d"]
 
 
+_PIECES = []
+
+
+def use_pieces(pieces):
+    """Lets unseen words be made of the tokenizer's own pieces too, so that each piece is met in what is copied."""
+    _PIECES[:] = pieces
+
+
+def compound(rng):
+    """A word made of words or parts of words: what real names look like to a model that does not know them."""
+    kind = rng.random()
+    if _PIECES and kind < 0.5:
+        return "".join(rng.choice(_PIECES) for _ in range(rng.choice((1, 1, 2, 2, 3))))
+    first, second = (rng.choice(rng.choice((NOUNS, VERBS, ADJECTIVES, COMMON, TECHNICAL))).lower() for _ in range(2))
+    if kind < 0.7:
+        return first + second
+    if kind < 0.85:
+        low = rng.randrange(max(1, len(first) - 3))
+        return first[low : low + rng.randrange(3, 9)] + (second[: rng.randrange(2, 6)] if rng.random() < 0.5 else "")
+    return first + rng.choice("s er ing ed ly ness able ment tion ity ful less ist ism est y".split())
+
+
 def pseudo_word(rng, syllables=None):
     """A word that could exist."""
+    if not syllables and rng.random() < 0.55:
+        return compound(rng)
     count = syllables or rng.choice((1, 2, 2, 2, 3, 3))
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
 
@@ -211,15 +235,17 @@ def random_id(rng):
 def word(rng):
     """Any single word, real more often than not."""
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.22:
         return rng.choice(NOUNS)
-    if kind < 0.5:
+    if kind < 0.3:
         return rng.choice(ADJECTIVES)
-    if kind < 0.6:
+    if kind < 0.37:
         return rng.choice(VERBS)
-    if kind < 0.7:
+    if kind < 0.43:
         return rng.choice(TECHNICAL)
-    if kind < 0.78:
+    if kind < 0.53:
+        return rng.choice(COMMON)
+    if kind < 0.58:
         return rng.choice(PEOPLE)
     if kind < 0.93:
         return pseudo_word(rng)
@@ -229,11 +255,13 @@ def word(rng):
 def name(rng):
     """A lower-case name for a thing: a word, two joined, or one that nobody has seen."""
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.22:
         return rng.choice(NOUNS)
-    if kind < 0.5:
+    if kind < 0.34:
         return rng.choice(TECHNICAL)
-    if kind < 0.75:
+    if kind < 0.4:
+        return f"{pseudo_word(rng)}{rng.choice('_-')}{pseudo_word(rng)}"
+    if kind < 0.62:
         return f"{rng.choice(NOUNS if rng.random() < 0.6 else ADJECTIVES)}{rng.choice('_-_-.')}{rng.choice(NOUNS)}".replace(".", "_")
     if kind < 0.92:
         return pseudo_word(rng)
