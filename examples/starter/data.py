@@ -57,15 +57,15 @@ class Source:
         if rng.random() < 0.2:
             library.renew(4)
         if kind == "short":
-            if draw < (0.5 if progress < 0.08 else 0.1 if progress < 0.55 else 0.04):
+            if draw < (0.5 if progress < 0.08 else 0.08):
                 return self.encoded(scenes.copying(rng, library, rng.choice((1000, 2000, 3000))))
-            if draw < 0.62:
+            if draw < 0.45:
                 return self.conversation(*scenes.without_tools(rng, library, rng.choice((1, 1, 1, 2, 3, 4))))
-            return self.conversation(*scenes.with_tools(rng, library, rng.choice((1, 1, 2, 2, 3, 4)), rng.choice((1, 1, 2, 3)), 0.15, 0))
+            return self.conversation(*scenes.with_tools(rng, library, rng.choice((1, 2, 3, 4, 6, 8, 10)), rng.choice((1, 1, 2, 3)), 0.1, 0, 0.3))
         if kind == "middle":
             if draw < (0.15 if progress < 0.2 else 0.03):
                 return self.encoded(scenes.copying(rng, library, rng.choice((6000, 12000))))
-            if draw < 0.5:
+            if draw < 0.42:
                 return self.conversation(*scenes.client_session(rng, library, rng.choice((1, 1, 2, 3, 4))))
             if draw < 0.9:
                 noise = rng.choice((0, 0.3, 1.0))
@@ -121,7 +121,7 @@ def kind_of(progress, draw):
     elif progress < 0.45:
         shares = (0.3, 0.7)
     else:
-        shares = (0.4, 0.45)
+        shares = (0.44, 0.46)
     return "short" if draw < shares[0] else "middle" if draw < sum(shares) else "long"
 
 

@@ -308,7 +308,7 @@ class Scene:
         if rng.random() < 0.75 or self.searching:
             text, answer = talk.topic(rng)
         elif rng.random() < 0.8:
-            text, answer = talk.unknown(rng)
+            text, answer = talk.unknown(rng, talk.UNSERVED)
         else:
             text, answer = talk.repeat(rng)
         self.turn(text)
@@ -438,7 +438,7 @@ def copying(rng, library, characters):
     while total < characters:
         kind = rng.random()
         if kind < 0.5 or not spans:
-            span = rng.choice((words.phrase(rng, 2, 10), tools.command(rng), words.path(rng), words.random_id(rng), words.sentence(rng), words.pseudo_word(rng), f"{words.pseudo_word(rng)} {words.pseudo_word(rng)} {words.random_id(rng)}"))
+            span = rng.choice((" ".join(words.compound(rng) for _ in range(rng.randrange(1, 6))), words.file_name(rng), f"{words.compound(rng)}_{words.compound(rng)}", words.phrase(rng, 2, 10), tools.command(rng), words.path(rng), words.random_id(rng), words.sentence(rng), words.pseudo_word(rng), f"{words.pseudo_word(rng)} {words.pseudo_word(rng)} {words.random_id(rng)}"))
             key = words.word(rng)
             spans.append((key, span))
             out.append((f"{key}: {span}\n", READ))

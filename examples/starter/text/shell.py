@@ -314,6 +314,10 @@ def request(rng, intents=INTENTS):
     for key, make in SLOTS.items():
         if f"<{key}>" in command:
             texts[key], values[key] = make(rng)
+    for first, second in (("file", "file2"), ("dir", "dir2")):
+        if second in values and rng.random() < 0.35:
+            values[second] = words.derived(rng, values[first])
+            texts[second] = quoted(rng, values[second])
     asking = pattern.startswith(("what", "which", "where", "who", "how", "is ", "are ", "does", "do ", "in ", "{how}", "{what}", "{count}", "{want}", "when", "since", "<", "I ", "the ", "[the ", "there", "are", "[every", "[all", "[what", "[which", "[who", "can ", "could ", "under", "[tell", "a ", "[a ", "[an ", "[just", "[only"))
     frame = pattern if asking else "{please}" + pattern + "{thanks}"
     text = opened(rng, say(rng, frame, texts, 0.25))

@@ -431,8 +431,40 @@ def _catalog():
     ]
 
 
+# More ways to ask for what the catalog has, by a tool's first name.
+_MORE = {
+    "get_weather": ["what's the weather [like |]in <0>[ today| right now| now|]?", "is it [windy|foggy|hot|humid|freezing|stormy] in <0>[ today| right now| at the moment|]?", "how [warm|cold|hot] is it in <0>, in <1>?", "how many degrees [is it|does it have|are there] in <0>[ in <1>|]?".replace("[ in <1>|]", ""), "how many degrees is it in <0>, in <1>?", "[I'm|I am|we are] [off|going|on my way|travelling] to <0>[ soon| today|][.|,] [how's|how is|what is|what about] the weather [there|over there]?", "<0>: [weather|temperature|forecast]?", "[will|does] it rain in <0>[ today|]?", "what should I wear in <0>[ today|]?"],
+    "search_web": ["[search|look] [online|the internet|the web] for [information about |]<0>", "[please |]find out [online |]about <0>", "[find|get|search] [me |][the |]<0> [online|on the internet|on the web]", "[run|start|do] [a|an] [online |internet |]search for <0>", "what can [you find|be found] [online |]about <0>?", "[research|investigate] <0>"],
+    "calculate": ["[please |]work out <0>", "how much does <0> [make|give]?", "<0>", "do the math: <0>", "<0> [equals|is] what?", "[compute|calculate|evaluate] <0> for me"],
+    "send_email": ["send a mail to <0>, subject <1>, and [say|write|tell] <2>", "[write|mail] to <0> with the subject <1> and the [body|text|message] <2>", "[mail|email|e-mail] <0> with the subject <1> and the [text|message|body|content] <2>", "<0> should get [a mail|an email] with subject <1> and [text|body] <2>"],
+    "create_event": ["put <0> [in|into|on] [my|the] calendar [on|for] <1>", "[schedule|plan|arrange|book] <0> for <1> at <2>", "on <1> at <2> [there is|I have|comes] <0>[, put it in my calendar|]", "[new|another] [event|appointment|meeting] on <1>: <0>"],
+    "set_timer": ["[start|set] a timer, <0> minutes", "[give me|I need] [a shout|a ring|a signal|an alarm|a beep] in <0> minutes", "timer[:| for] <0> [minutes|min]", "<0> minutes[, go| on the timer|, please]", "[ring|beep] [after|in] <0> minutes"],
+    "translate": ["how would [one|you|I] say <0> in <1>?", "what's <0> in <1>?", "[give|tell] me the <1> [word|words|translation] for <0>", "I need <0> in <1>", "<0>, but in <1>"],
+    "read_file": ["[could you |please |]open <0> and [show|read|give] it [to me|out]", "[let me|I want to|I would like to] [see|read|view] [what's in |what is in |the contents of |the file |]<0>", "what's [in|inside] <0>?", "[give|get] me [the text of |the file |]<0>", "[the contents of |what's written in ]<0>, please"],
+    "write_file": ["[put|place|store|write|save] [the text |the words |]<1> [into|in|to|inside] [the file |a file called |a file named |]<0>", "[create|make] <0> [containing|with the text|with the content|that contains|with] <1>", "<0> [shall|should|must] [contain|have|hold] [the text |]<1>", "[write|save] a file <0> [with|containing|that says] <1>"],
+    "Edit": ["[please |]change <1> to <2> in <0>", "<1> in <0> [should be|must be|must become|has to be] <2>", "use <2> instead of <1> in <0>"],
+    "Glob": ["[please |]find all files that match <0>", "[which|what] files [look like|are like|fit|match] <0>?", "files matching <0>", "[show|give] me [the |]<0> files"],
+    "Grep": ["[look|search] for <0> in the files [below|under|in|of] <1>", "which files [contain|have|use|hold] <0>?", "[search|scan|look through] [all |]the files for <0>", "[search|scan] <1> for <0>", "is <0> [used|found] [anywhere|somewhere][ in <1>|]?".replace("[ in <1>|]", ""), "find <0> [in|below|under|inside] <1>"],
+    "list_directory": ["what files are in [the directory |the folder |]<0>?", "what's in [the directory |the folder |]<0>?", "[please |]list what's in <0>", "[show|list] [me |][the |]files [in|of|inside|under] [the folder |the directory |]<0>", "which [files|things] are [there |]in <0>?"],
+    "delete_file": ["<0> [should|must|has to] be [deleted|removed]", "I want <0> [deleted|removed|gone]", "[delete|remove] <0> for good"],
+    "WebFetch": ["[get|load|grab|pull up|show] [me |]the [page|site|url|website] <0>[ for me|]", "what does <0> [return|answer|show|contain]?", "what's [on|at] <0>?", "[request|call] <0>", "[open|visit] <0> and tell me what [is there|it says]"],
+    "get_stock_price": ["what's the [current |latest |][stock |share |]price of <0>?", "how much does [one|a] <0> [share|stock] cost?", "how much [is|are] <0> [shares|stock|stocks]?", "[stock|share] price of <0>[, please|]", "what does <0> trade at?", "[price|quote] of <0>"],
+    "convert_currency": ["what [is|are] <0> <1> in <2>?", "[please |]convert <0> <1> to <2>", "[turn|swap|change] <0> <1> [into|for|to] <2>", "how many <2> [for|are] <0> <1>?", "<0> <1> [makes|gives|is] how many <2>?"],
+    "get_time": ["what's the [local |current |]time in <0>?", "what time [do they have|is it now|is it right now] in <0>?", "the time in <0>[, please|]"],
+    "play_music": ["put on <0>", "[please |]play [the song |]<0> by <1>", "start <0>", "[I'd like|I want] <0> by <1>", "some <0>, please"],
+    "send_message": ["tell <0> <1>", "[message|text|write to] <0>: <1>", "[send|give] <0> [the|a] message <1>", "<0> should know <1>", "send <0> <1>"],
+    "create_task": ["add <0> to [my|the] [todo list|list|todos|tasks]", "[please |]put <0> on [my|the] list with <1> priority", "put <0> on [my|the] [list|todo list]", "todo: <0>", "I [still |]have to do <0>, [note it|put it down|write it down]", "[new|next] todo, <1> priority: <0>"],
+    "define_word": ["what's the [meaning|definition] of [the word |]<0>?", "look [the word |]<0> up", "[please |]define [the word |the term |]<0>", "[explain|tell me] what <0> means", "meaning of <0>?"],
+    "query_database": ["[run|execute|do] the [query|sql query|statement] <0>", "[query|sql]: <0>"],
+    "track_package": ["where's my [package|parcel|order] <0>?", "[please |]track [the |][parcel|package|order] <0>", "[is|has] <0> [been delivered|arrived|on its way]?", "[status|whereabouts] of [package|parcel|order] <0>"],
+    "get_user": ["[information|details] [on|about] user <0>", "find the user with [the |]id <0>"],
+}
 _UNITS = "meters|feet|inches|miles|kilometers|centimeters|kilograms|pounds|ounces|grams|liters|gallons|cups|celsius|fahrenheit|kelvin|seconds|minutes|hours|days|yards|acres|knots|joules|calories|watts|bytes|bits".split("|")
+
+
 _CATALOG = _catalog()
+for _family in _CATALOG:
+    _family[3].extend(2 * _MORE.get(_family[0][0], []))
 
 
 def known(rng, family=None):
@@ -491,7 +523,7 @@ _ACTS = {
     "tag": "[tag|label|mark]", "share": "[share|send around|pass on]", "print": "[print|put on paper]", "measure": "[measure|gauge|take the measure of]", "order": "[order|buy|purchase]", "sell": "[sell|put up for sale]", "paint": "[paint|color]",
     "repair": "[repair|fix|mend]", "inspect": "[inspect|examine|check]", "count": "[count|tell me the number of]", "reserve": "[reserve|book|set aside]", "ship": "[ship|dispatch|send off]", "notify": "[notify|inform|alert]", "merge": "[merge|combine|join]",
     "split": "[split|divide|break up]", "restore": "[restore|bring back|recover]", "verify": "[verify|confirm|make sure of]", "upload": "[upload|put online]", "download": "[download|save locally]", "subscribe": "[subscribe to|follow]", "register": "[register|sign up|enroll]",
-    "compress": "[compress|shrink]", "encrypt": "[encrypt|scramble]", "plot": "[plot|draw a chart of|chart]", "summarize": "[summarize|sum up|give a summary of]", "validate": "[validate|check the validity of]", "compare": "[compare]", "water": "[water]", "feed": "[feed]",
+    "compress": "[compress|shrink]", "encrypt": "[encrypt|scramble]", "plot": "[plot|draw a chart of|chart]", "summarize": "[summarize|sum up|give a summary of]", "validate": "[validate|check the validity of]", "compare": "[compare]", "water": "[water|give water to]", "feed": "[feed|give food to]", "restart": "[restart|start again|bring up again]", "open": "[open]", "close": "[close|shut]", "clean": "[clean|wipe]", "send": "[send|pass]", "find": "[find|look for|locate]", "read": "[read|have a look at]", "write": "[write|put down]", "check": "[check|look at]", "build": "[build|construct]", "test": "[test|try out]", "play": "[play]", "save": "[save|store|keep]", "search": "[search|look through]", "track": "[track|follow]", "convert": "[convert|turn]", "translate": "[translate]", "add": "[add|put in]", "set": "[set]", "call": "[call|ring]", "pay": "[pay|settle]", "invite": "[invite|ask]", "block": "[block|stop]", "enable": "[enable|turn on|switch on]", "disable": "[disable|turn off|switch off]", "deploy": "[deploy|roll out]", "remove": "[remove|take away]", "book": "[book|reserve]",
 }
 _PARAMETERS = [
     ("id", "string", v_id, ("with [the |][id|number|identifier] {v}", "[id|number|no.|#] {v}", "{v}", "number {v}")),
@@ -502,16 +534,21 @@ _PARAMETERS = [
     ("amount", "number", v_number, ("with [an|the] amount of {v}", "amount {v}", "[worth|to the amount of] {v}")),
     ("quantity", "integer", v_int, ("[with a |]quantity [of |]{v}", "{v} times", "{v} pieces", "{v} of them")),
     ("priority", ["low", "medium", "high"], None, ("with {v} priority", "priority {v}", "at {v} priority")),
-    ("color", ["red", "green", "blue", "yellow", "black", "white"], None, ("in {v}", "with the color {v}", "color {v}", "colored {v}")),
+    ("color", ["red", "green", "blue", "yellow", "black", "white"], None, ("in {v}", "with the color {v}", "color {v}", "colored {v}", "{v}", "{v}")),
     ("format", ["json", "csv", "xml", "yaml", "pdf"], None, ("as {v}", "in {v} format", "format {v}", "in the format {v}")),
     ("owner", "string", v_person, ("[owned by|belonging to|of] {v}", "owner {v}", "with {v} as owner")),
     ("user", "string", v_person, ("for [the |]user {v}", "for {v}", "on behalf of {v}", "user {v}")),
     ("assignee", "string", v_person, ("to {v}", "assigned to {v}", "assignee {v}")),
+    ("people", "integer", v_int, ("for {v} people", "with {v} people", "for {v}", "{v} people")),
+    ("minutes", "integer", v_int, ("for {v} minutes", "{v} minutes", "lasting {v} minutes")),
+    ("target", "string", v_id, ("into {v}", "to {v}", "with {v}", "target {v}")),
+    ("source", "string", v_id, ("from {v}", "source {v}", "of {v}")),
+    ("room", "string", v_phrase, ("in [the |]room {v}", "room {v}", "in {v}")),
     ("email", "string", v_email, ("with [the |]email [address |]{v}", "at {v}", "email {v}", "mail to {v}")),
     ("date", "string", v_date, ("on {v}", "for {v}", "date {v}", "dated {v}")),
     ("time", "string", v_time, ("at {v}", "time {v}", "from {v} on")),
     ("city", "string", v_city, ("in {v}", "in the city of {v}", "city {v}", "near {v}")),
-    ("path", "string", v_path, ("from {v}", "[at|under] the path {v}", "path {v}", "in [the file |]{v}")),
+    ("path", "string", v_path, ("from {v}", "below {v}", "[at|under] the path {v}", "path {v}", "in [the file |]{v}")),
     ("destination", "string", v_dir, ("to {v}", "into {v}", "with destination {v}", "destination {v}")),
     ("url", "string", v_url, ("[from|at] {v}", "with [the |]url {v}", "url {v}")),
     ("language", "string", v_language, ("in {v}", "with the language {v}", "language {v}")),
@@ -524,6 +561,9 @@ _PARAMETERS = [
     ("verbose", "boolean", None, ("[verbosely|with all details|in verbose mode]",)),
     ("tags", "tags", None, ("with [the |]tags {v}", "tagged {v}", "tags {v}")),
 ]
+
+
+_DONE = {"get": "fetched", "sell": "sold", "split": "split", "feed": "fed", "stop": "stopped", "ship": "shipped", "tag": "tagged", "plot": "plotted", "unlock": "unlocked", "copy": "copied", "notify": "notified"}
 
 
 def invented(rng, act=None, noun=None):
@@ -581,10 +621,15 @@ def invented(rng, act=None, noun=None):
         if rng.random() < 0.4:
             rng.shuffle(order)
         verb = say(rng, spoken) if rng.random() < 0.75 else act
+        done = _DONE.get(act, words.past(act))
         article = rng.choice(("the", "the", "a", "this", "my", "our"))
         joiner = rng.choice((" ", " ", ", ", " and "))
         body = f"{verb} {article} {thing}" + "".join((" " if i == 0 else joiner) + c for i, (_, c) in enumerate(order))
         text = opened(rng, say(rng, "{please}<b>{thanks}", {"b": body}, 0.1))
+        if rng.random() < 0.25:
+            frame = rng.choice(("{want} <t> <d><c>", "<t> {be} <d><c>", "<t> {be} <d><c>{thanks}", "[have|get] <t> <d><c>"))
+            clauses_text = "".join((" " if i == 0 else joiner) + c for i, (_, c) in enumerate(order))
+            text = opened(rng, say(rng, frame, {"t": f"{article} {thing}", "d": done, "c": clauses_text}, 0.1))
         if rng.random() < 0.15:
             text = f"{rng.choice(('Use', 'Call', 'Use the tool', 'Please use'))} {name}{rng.choice((': ', ' to ', ' and '))}{body}"
         ordered = {key: arguments[key] for key in properties if key in arguments}

@@ -197,12 +197,12 @@ def use_pieces(pieces):
 def compound(rng):
     """A word made of words or parts of words: what real names look like to a model that does not know them."""
     kind = rng.random()
-    if _PIECES and kind < 0.5:
+    if _PIECES and kind < 0.6:
         return "".join(rng.choice(_PIECES) for _ in range(rng.choice((1, 1, 2, 2, 3))))
     first, second = (rng.choice(rng.choice((NOUNS, VERBS, ADJECTIVES, COMMON, TECHNICAL))).lower() for _ in range(2))
-    if kind < 0.7:
+    if kind < 0.78:
         return first + second
-    if kind < 0.85:
+    if kind < 0.9:
         low = rng.randrange(max(1, len(first) - 3))
         return first[low : low + rng.randrange(3, 9)] + (second[: rng.randrange(2, 6)] if rng.random() < 0.5 else "")
     return first + rng.choice("s er ing ed ly ness able ment tion ity ful less ist ism est y".split())
@@ -210,7 +210,7 @@ def compound(rng):
 
 def pseudo_word(rng, syllables=None):
     """A word that could exist."""
-    if not syllables and rng.random() < 0.55:
+    if not syllables and rng.random() < 0.7:
         return compound(rng)
     count = syllables or rng.choice((1, 2, 2, 2, 3, 3))
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(count))
@@ -275,6 +275,19 @@ def file_name(rng):
     stem = name(rng)
     if rng.random() < 0.12:
         stem = stem.capitalize()
+    if rng.random() < 0.06:
+        stem += f".{name(rng)}"
+    return f"{stem}.{rng.choice(EXTENSIONS)}"
+
+
+def derived(rng, name_):
+    """A name made from another one, as copies are called."""
+    stem, dot, end = name_.rpartition(".") if "." in name_.rpartition("/")[2][1:] else (name_, "", "")
+    kind = rng.random()
+    if kind < 0.5:
+        return stem + rng.choice("_old _copy -copy _backup .backup 2 _new -2 _final .orig _v2 s _1".split()) + dot + end
+    if kind < 0.7:
+        return rng.choice("old_ new_ copy_of_ backup_ my_".split()) + name_ if "/" not in name_ else name_ + "2"
     return f"{stem}.{rng.choice(EXTENSIONS)}"
 
 
