@@ -217,7 +217,7 @@ pub enum Delta {
     },
     /// The model calls a tool.
     ToolCall {
-        /// Names the call; unique in the conversation.
+        /// Names the call; unique in the conversation: 24 letters and digits, before which dialects put what they like.
         id: String,
         /// The tool.
         name: String,

@@ -1,17 +1,40 @@
 //! What the program is told on its command line: one verb, one file.
 
 mod answer;
+mod banner;
+mod bench;
+mod doctor;
+mod exit;
+mod folder;
+mod given;
+mod log;
+mod models;
 pub(crate) mod plugins;
 pub(crate) mod probe;
+mod progress;
+mod pull;
+mod run;
+mod serve;
+mod shell;
 mod worker;
 
-use std::process::ExitCode;
-
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use tokio::runtime::{Builder, Runtime};
 
-/// A local inference host whose model architectures, samplers and adapter formats are plugins.
+use exit::{Complaint, end};
+
+/// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
+/// adapter formats are plugins.
 #[derive(Parser)]
-#[command(name = "pensieve", version)]
+#[command(name = "pensieve", version, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  pensieve serve                                  serve the model that comes with this program
+  pensieve serve --model me=hf:OWNER/REPO         serve one from the hub
+  pensieve run \"list all files\"                   ask once, without a server
+  pensieve doctor                                 tell what works here, and what does not
+
+docs/configuration.md tells what can be set, docs/cli.md what exit codes mean.")]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
@@ -19,9 +42,19 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
+    Serve(Box<serve::Serve>),
+    Run(run::Run),
+    Pull(pull::Pull),
+    /// Look at models.
+    #[command(subcommand)]
+    Models(models::Models),
     /// Look at plugins.
     #[command(subcommand)]
     Plugins(plugins::Plugins),
+    Bench(bench::Bench),
+    Doctor(doctor::Doctor),
+    Completions(shell::Completions),
+    Man(shell::Man),
     /// Answer a server's question about a checkpoint.
     #[command(subcommand, hide = true)]
     Probe(probe::Probe),
@@ -33,8 +66,23 @@ enum Verb {
 /// Does what the command line says.
 pub fn run() -> ExitCode {
     match Arguments::parse().verb {
+        Verb::Serve(serve) => end(serve.run()),
+        Verb::Run(run) => end(run.run()),
+        Verb::Pull(pull) => end(pull.run()),
+        Verb::Models(models) => end(models.run()),
         Verb::Plugins(plugins) => plugins.run(),
+        Verb::Bench(bench) => end(bench.run()),
+        Verb::Doctor(doctor) => end(doctor.run()),
+        Verb::Completions(completions) => end(completions.run()),
+        Verb::Man(man) => end(man.run()),
         Verb::Probe(probe) => probe.run(),
         Verb::Worker(worker) => worker.run(),
     }
+}
+
+fn runtime() -> Result<Runtime, Complaint> {
+    Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Complaint::system("threads cannot be started", &error))
 }

@@ -30,6 +30,12 @@ pub use pensieve_plugin_api::laws::{Options, Outcome, Reference, Report, Verdict
 use crate::{Capacity, Model, export::export_model};
 use pensieve_plugin_api::laws;
 
+#[cfg(feature = "weights")]
+pub use checkpoint::random_checkpoint;
+
+#[cfg(feature = "weights")]
+mod checkpoint;
+
 /// Tries every law on a freshly loaded model.
 pub fn conformance(model: Box<dyn Model>) -> Report {
     conformance_with(model, &Options::default())

@@ -7,9 +7,11 @@ own, and so is what each GGUF file says when it is read back. Model families sha
 its table of variants.
 """
 
+import argparse
 import json
 import shutil
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from byte_tokenizer import BOS, EOS, EOT, Vocabulary
 from random_blocks import random_blocks
 
 POSITIONS = 72
+LONG_POSITIONS = 88  # A second text for LongRoPE, beyond an original context of 72.
 PROMPT = 8
 CONTINUATION = 16
 F32_ERROR_MAX = 2e-5  # Room for another processor: where the fixtures were made, all stay below 1e-5.
@@ -56,21 +59,32 @@ class Variant:
     old_config: bool = False  # Write config.json as transformers 4 did: rope_theta, rope_scaling, torch_dtype.
     omitted: tuple = ()  # Keys that config.json leaves to their defaults.
     explicit_head_dim: bool = False  # GGUF says attention.key_length.
+    distinct: int = 6  # Tokens that the greedy continuation must have; tied embeddings like to repeat themselves.
     blocks: dict = field(default_factory=dict)  # Tensor suffix to block format: GGUF only, out of random blocks.
 
 
-def make_all(family, variants, root, only=None):
-    """Makes a family's fixtures, or the one named, and writes what they can catch beside them."""
+def main(doc, families):
+    """The command line of a family's script: pairs of a `Family` and its variants, all into one folder."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path(__file__).resolve().parent.parent / "fixtures" / families[0][0].name
+    parser.add_argument("--out", type=Path, default=default, help="folder to write the variants to")
+    parser.add_argument("--only", help="make this variant alone")
+    args = parser.parse_args()
+    make_all([(family, variant) for family, variants in families for variant in variants], args.out, args.only)
+
+
+def make_all(variants, root, only=None):
+    """Makes all fixtures, or the one named, and writes what they can catch beside them."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     disable_progress_bar()
     lines = []
-    for variant in variants:
+    for family, variant in variants:
         if only in (None, variant.name):
             lines += [variant.name, *("    " + line for line in make(family, variant, root))]
             print("\n".join(lines[lines.index(variant.name) :]), flush=True)
     if not lines:
-        raise SystemExit(f"no variant is called {only} (there are: {', '.join(v.name for v in variants)})")
+        raise SystemExit(f"no variant is called {only} (there are: {', '.join(v.name for _, v in variants)})")
     if only is None:
         (root / "report.txt").write_text("\n".join(lines) + "\n")
 
@@ -84,9 +98,14 @@ def make(family, variant, root):
     config = family.config_class(bos_token_id=BOS, attn_implementation="eager", **variant.config)
     layout = gguf_file.Layout(family.gguf_arch, config, family.gguf_permutes_qk)
     weights, encoded = _draw(config, layout, variant, rng)
-    tokens, greedy, margin = _tokens_with_clear_continuation(config, weights, rng)
+    tokens, greedy, margin = _tokens_with_clear_continuation(config, weights, variant.distinct, rng)
     expected = _logits(config, weights, tokens)
     reference = {"tokens": tokens.astype(np.uint32), "greedy": greedy.astype(np.uint32), "logits": expected}
+
+    if config.rope_parameters["rope_type"] == "longrope":
+        beyond = rng.integers(EOT + 1, config.vocab_size, LONG_POSITIONS - POSITIONS)
+        reference["tokens_long"] = np.concatenate((tokens, beyond)).astype(np.uint32)
+        reference["logits_long"] = _logits(config, weights, reference["tokens_long"].astype(np.int64))
 
     vocabulary = Vocabulary.of_size(config.vocab_size)
     if not variant.blocks:
@@ -98,15 +117,20 @@ def make(family, variant, root):
         gguf_file.write(path, layout, weights, format, vocabulary, variant.explicit_head_dim, encoded)
         stored, error, q8_change = _check_gguf(path, layout, config, weights, tokens)
         line = f"{format}.gguf: read back in float64 within {error:.1e}"
-        if format in ("f32", "mixed"):
+        if format in ("f32", "mixed", "fused"):
             assert all(np.array_equal(stored[name], weights[name]) for name in weights)
         else:
             reference[f"logits_{format}"] = _logits(config, stored, tokens)
             line += f", its rounding moves the logits by {_distance(reference[f'logits_{format}'], expected):.1e}"
+        if "tokens_long" in reference and format != "f32":
+            long = _logits(config, stored, reference["tokens_long"].astype(np.int64))
+            reference[f"logits_long_{format}"] = long
         if format in ("q8_0", "mixed"):
             line += f", rounding activations to q8_0 too by {q8_change:.1e} more"
         report.append(line)
     report += _check_power(_shape(config), weights, tokens, expected)
+    if "tokens_long" in reference:
+        report += _check_long(_shape(config), weights, reference)
     save_file(reference, folder / "reference.safetensors")
     for path in folder.iterdir():
         path.chmod(0o644)
@@ -125,7 +149,7 @@ def _draw(config, layout, variant, rng):
             data = random_blocks(kind, *shape, std, rng)
             encoded[name] = (data, kind)
             weights[name] = layout.to_hf(name, dequantize(data, kind))
-        elif "norm" in name:
+        elif name.endswith("norm.weight"):
             weights[name] = (rng.uniform(0.5, 1.5, shape) * std).astype(np.float32)
         else:
             weights[name] = (rng.standard_normal(shape) * std).astype(np.float32)
@@ -135,9 +159,11 @@ def _draw(config, layout, variant, rng):
 
 
 def _std(name, shape, config):
-    into_stream = "o_proj" in name or "down_proj" in name
+    into_stream = any(part in name for part in ("o_proj", "down_proj", ".dense.", ".fc2."))
     if "embed_tokens" in name:
         return _STREAM_STD
+    if name.endswith("norm.bias"):
+        return 0.4
     if "norm" in name:
         tied_head = name == "model.norm.weight" and config.tie_word_embeddings
         return 1.5 / (_STREAM_STD * config.hidden_size**0.5) if tied_head else 1.0
@@ -166,7 +192,7 @@ def _logits(config, weights, tokens):
 
 
 @torch.no_grad()
-def _tokens_with_clear_continuation(config, weights, rng):
+def _tokens_with_clear_continuation(config, weights, distinct, rng):
     """Random tokens whose first eight continue greedily without near ties, without an end and with some variety."""
     model = _model(config, weights)
     for _ in range(200):
@@ -177,7 +203,7 @@ def _tokens_with_clear_continuation(config, weights, rng):
             margin = min(margin, float(best.values[0] - best.values[1]))
             sequence.append(int(best.indices[0]))
         greedy = sequence[PROMPT:]
-        if margin >= GREEDY_MARGIN_MIN and len(set(greedy)) >= 6 and not {BOS, EOS, EOT} & set(greedy):
+        if margin >= GREEDY_MARGIN_MIN and len(set(greedy)) >= distinct and not {BOS, EOS, EOT} & set(greedy):
             return tokens, np.array(greedy), margin
     raise ValueError("no prompt continues clearly; take another seed")
 
@@ -199,9 +225,13 @@ def _write_folder(folder, config, weights, variant, vocabulary):
 def _make_old(settings):
     rope = settings.pop("rope_parameters")
     settings["torch_dtype"] = settings.pop("dtype")
-    settings["rope_theta"] = rope.pop("rope_theta")
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in rope:
+            settings[key] = rope.pop(key)
+    if rope["rope_type"] == "longrope":
+        del rope["original_max_position_embeddings"]  # Phi-3 has it beside.
     settings["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-    if rope["rope_type"] == "linear":
+    if rope["rope_type"] in ("linear", "longrope"):
         rope["type"] = rope.pop("rope_type")
     del settings["transformers_version"]
 
@@ -220,7 +250,8 @@ def _check_folder(folder, tokens, expected):
 def _check_gguf(path, layout, config, weights, tokens):
     """The stored weights in Hugging Face order; how far transformers is from a float64 decoder that follows the file's
     own row order and metadata; and how far activations in q8_0, which fast kernels use, move that decoder."""
-    in_file_order, shape = gguf_file.read(path, layout, weights.keys())
+    names = gguf_file.fused(weights) if path.stem == "fused" else weights
+    in_file_order, shape = gguf_file.read(path, layout, names.keys())
     stored = {name: layout.to_hf(name, value) for name, value in in_file_order.items()}
     exact = forward.logits(in_file_order, shape, tokens)
     error = _distance(exact, _logits(config, stored, tokens))
@@ -229,14 +260,25 @@ def _check_gguf(path, layout, config, weights, tokens):
 
 
 def _shape(config):
+    rope = dict(config.rope_parameters)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if rope["rope_type"] == "longrope":
+        rope["factor"] = config.max_position_embeddings / rope["original_max_position_embeddings"]
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    window = getattr(config, "sliding_window", None)
+    growth = (rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings"))
     return forward.Shape(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        eps=config.rms_norm_eps,
-        theta=config.rope_parameters["rope_theta"],
-        rope=dict(config.rope_parameters),
+        head_dim=head_dim,
+        eps=getattr(config, "rms_norm_eps", None) or config.layer_norm_eps,
+        theta=rope["rope_theta"],
+        rope=rope,
+        rotary_dim=int(head_dim * rope.get("partial_rotary_factor", 1.0)),
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        parallel=config.model_type == "phi",
+        growth=growth if growth[0] else (),
     )
 
 
@@ -261,6 +303,17 @@ def _check_power(shape, weights, tokens, expected):
     return report
 
 
+def _check_long(shape, weights, reference):
+    """The same beyond LongRoPE's original context, where the short factors must show."""
+    tokens, expected = reference["tokens_long"].astype(np.int64), reference["logits_long"]
+    error = _distance(forward.logits(weights, shape, tokens), expected)
+    assert error <= F32_ERROR_MAX, f"f32 is {error:.1e} from float64 on the long text"
+    mistaken = replace(shape, rope=shape.rope | {"long_factor": shape.rope["short_factor"]})
+    change = _distance(forward.logits(weights, mistaken, tokens), expected)
+    assert change > SENSITIVITY_MIN, f"short factors on the long text would move the logits by only {change:.1e}"
+    return [f"f32 is within {error:.1e} of float64 on the long text", f"short factors on the long text: {change:.2g}"]
+
+
 def _mistakes(shape, weights):
     rope = shape.rope
     yield "rope turns neighbours instead of halves", replace(shape, interleaved=True), weights
@@ -270,7 +323,7 @@ def _mistakes(shape, weights):
     yield f"norm epsilon {other:g}", replace(shape, eps=other), weights
     if 1 < shape.kv_heads < shape.heads:
         yield "kv heads tiled instead of repeated", replace(shape, kv_tiled=True), weights
-    width = len(weights["model.norm.weight"])
+    width = weights["model.embed_tokens.weight"].shape[1]
     if shape.head_dim * shape.heads != width:
         yield "attention scale of width/heads", replace(shape, attention_scale=(width / shape.heads) ** -0.5), weights
     if rope["rope_type"] != "default":
@@ -281,10 +334,25 @@ def _mistakes(shape, weights):
             no_band = rope | {bound: edge + (-1e-9 if name == "low" else 1e-9)}
             yield f"no middle band, {name} bound moved", replace(shape, rope=no_band), weights
     if rope["rope_type"] == "yarn":
-        yield "yarn without its amplitude", replace(shape, rope=rope | {"amplitude": 1.0}), weights
+        other = ("with an", {"amplitude": 1.3}) if rope.get("mscale_all_dim") else ("without its", {"amplitude": 1.0})
+        yield f"yarn {other[0]} amplitude", replace(shape, rope=rope | other[1]), weights
         yield "linear instead of yarn", replace(shape, rope=rope | {"rope_type": "linear"}), weights
+    if rope["rope_type"] == "longrope":
+        yield "longrope without its amplitude", replace(shape, rope=rope | {"amplitude": 1.0}), weights
+        yield "long factors on a short text", replace(shape, rope=rope | {"short_factor": rope["long_factor"]}), weights
+    if shape.rotary_dim != shape.head_dim and rope["rope_type"] == "default":
+        yield "the whole head rotated", replace(shape, rotary_dim=0), weights
+    if any(window and window < POSITIONS for window in shape.windows):
+        yield "no window", replace(shape, windows=()), weights
+        for name, more in (("wider", 1), ("narrower", -1)):
+            windows = tuple(window and window + more for window in shape.windows)
+            yield f"a window one token {name}", replace(shape, windows=windows), weights
+        if len(set(shape.windows)) > 1:
+            yield "layers' windows exchanged", replace(shape, windows=shape.windows[::-1]), weights
+    if shape.growth:
+        yield "queries that do not grow", replace(shape, growth=()), weights
     for part in sorted({name.split(".")[-2] for name in weights if name.endswith(".bias")}):
-        kept = {name: value for name, value in weights.items() if not name.endswith(f".{part}.bias")}
+        kept = {name: value for name, value in weights.items() if not f".{name}".endswith(f".{part}.bias")}
         yield f"no bias of {part}", shape, kept
 
 

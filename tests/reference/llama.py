@@ -5,14 +5,11 @@ from each other, biases, each RoPE scaling, shards, half precision, and both sty
 arguments to write tests/fixtures/llama again; it prints what each fixture can catch, and leaves that in report.txt.
 """
 
-import argparse
-from pathlib import Path
-
 import gguf
 import torch
 import transformers
 
-from fixture import Family, Variant, make_all
+from fixture import Family, Variant, main
 
 LLAMA = Family("llama", transformers.LlamaConfig, gguf.MODEL_ARCH.LLAMA, gguf_permutes_qk=True)
 ALL_FORMATS = ("f32", "f16", "q8_0")
@@ -113,14 +110,5 @@ VARIANTS = [
 ]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    default = Path(__file__).resolve().parent.parent / "fixtures" / LLAMA.name
-    parser.add_argument("--out", type=Path, default=default, help="folder to write the variants to")
-    parser.add_argument("--only", help="make this variant alone")
-    args = parser.parse_args()
-    make_all(LLAMA, VARIANTS, args.out, args.only)
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__, [(LLAMA, VARIANTS)])

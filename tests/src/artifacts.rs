@@ -15,21 +15,33 @@ use std::{
 
 /// The plugin that a package of this workspace builds.
 pub fn plugin(package: &str) -> PathBuf {
-    let artifacts = once(package, || build(cargo(), &target_dir(), &["-p", package]));
+    library(&workspace_build(), package)
+}
+
+/// The plugin of an example that is a workspace of its own. It takes this workspace's profiles, so that what it depends on
+/// need not be built twice; a stranger builds it without.
+pub fn outside_plugin(folder: &str, package: &str) -> PathBuf {
+    let manifest = format!("examples/{folder}/Cargo.toml");
+    let arguments = ["--manifest-path", &manifest, "--config", "Cargo.toml"];
+    let artifacts = once(folder, || build(cargo(), &target_dir(), &arguments));
     library(&artifacts, package)
 }
 
 /// One of the plugins in `tests/plugins`, by its file's name.
 pub fn test_plugin(name: &str) -> PathBuf {
-    let arguments = ["-p", "pensieve-test-plugins", "--features", "plugins", "--examples"];
-    let artifacts = once("test plugins", || build(cargo(), &target_dir(), &arguments));
-    library(&artifacts, name)
+    library(&workspace_build(), name)
 }
 
 /// The program itself.
 pub fn program() -> PathBuf {
-    let artifacts = once("program", || build(cargo(), &target_dir(), &["-p", "pensieve", "--bin", "pensieve"]));
-    library(&artifacts, "pensieve")
+    library(&workspace_build(), "pensieve")
+}
+
+/// Everything that tests run or load. A build of single packages would choose other features for what they depend on
+/// than `cargo test --workspace` has chosen, and compile candle a second time.
+fn workspace_build() -> Artifacts {
+    let arguments = ["--workspace", "--lib", "--bins", "--examples", "--features", "pensieve-test-plugins/plugins"];
+    once("workspace", || build(cargo(), &target_dir(), &arguments))
 }
 
 /// The plugin of a package as another Rust toolchain builds it. None, with a line that says why, where there is no other

@@ -1,7 +1,11 @@
 //! Checkpoints that a test writes for itself.
 
-use std::fs;
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::json;
+use std::{fs, path::Path};
 use tempfile::TempDir;
+
+use crate::random::Random;
 
 /// A checkpoint for `examples/bigram`.
 pub fn bigram(vocabulary: u32, context: u32) -> TempDir {
@@ -10,5 +14,65 @@ pub fn bigram(vocabulary: u32, context: u32) -> TempDir {
         r#"{{"architectures": ["BigramForCausalLM"], "vocab_size": {vocabulary}, "max_position_embeddings": {context}}}"#
     );
     fs::write(folder.path().join("config.json"), config).expect("a writable folder");
+    folder
+}
+
+/// A Llama of random weights that is large enough for its prompts to take time: 4 layers of 256, about 3 M weights, with the
+/// tokenizer and the chat template of a fixture.
+pub fn llama(context: u32) -> TempDir {
+    const VOCABULARY: usize = 128;
+    const HIDDEN: usize = 256;
+    const INNER: usize = 704;
+    const LAYERS: usize = 4;
+    const HEADS: usize = 8;
+    const KV_HEADS: usize = 2;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/llama/bf16");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        fs::copy(fixture.join(name), folder.path().join(name)).expect("a writable folder");
+    }
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "max_position_embeddings": context, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+        "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": false,
+    });
+    fs::write(folder.path().join("config.json"), config.to_string()).expect("a writable folder");
+    let kv = HIDDEN / HEADS * KV_HEADS;
+    let mut shapes = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+        ("lm_head.weight".to_owned(), vec![VOCABULARY, HIDDEN]),
+    ];
+    for layer in 0..LAYERS {
+        let layer = |name: &str| format!("model.layers.{layer}.{name}.weight");
+        shapes.push((layer("input_layernorm"), vec![HIDDEN]));
+        shapes.push((layer("post_attention_layernorm"), vec![HIDDEN]));
+        shapes.push((layer("self_attn.q_proj"), vec![HIDDEN, HIDDEN]));
+        shapes.push((layer("self_attn.k_proj"), vec![kv, HIDDEN]));
+        shapes.push((layer("self_attn.v_proj"), vec![kv, HIDDEN]));
+        shapes.push((layer("self_attn.o_proj"), vec![HIDDEN, HIDDEN]));
+        shapes.push((layer("mlp.gate_proj"), vec![INNER, HIDDEN]));
+        shapes.push((layer("mlp.up_proj"), vec![INNER, HIDDEN]));
+        shapes.push((layer("mlp.down_proj"), vec![HIDDEN, INNER]));
+    }
+    let mut random = Random(7);
+    let mut weight = |is_norm: bool| {
+        let spread = (random.below(2001) as f32 - 1000.0) / 1000.0;
+        if is_norm { 1.0 + 0.1 * spread } else { 0.1 * spread }
+    };
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = shapes
+        .into_iter()
+        .map(|(name, shape)| {
+            let count = shape.iter().product();
+            let bytes =
+                std::iter::repeat_with(|| weight(shape.len() == 1).to_le_bytes()).take(count).flatten().collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).expect("bytes that fit the shape"))
+    });
+    safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).expect("a writable folder");
     folder
 }

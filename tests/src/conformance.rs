@@ -41,6 +41,39 @@ fn llama_obeys_the_laws_by_formulas() {
     }
 }
 
+/// One checkpoint per way in which the families differ from Llama.
+const OTHERS: [(&str, &str); 8] = [
+    ("pensieve-llama", "mistral/window/q8_0.gguf"),
+    ("pensieve-mistral", "mistral/window"),
+    ("pensieve-mistral", "mistral/mixed_windows"),
+    ("pensieve-mistral", "mistral/growing/f32.gguf"),
+    ("pensieve-phi", "phi/phi2/fused.gguf"),
+    ("pensieve-phi", "phi/window/q8_0.gguf"),
+    ("pensieve-phi", "phi/longrope"),
+    ("pensieve-phi", "phi/mini/f32.gguf"),
+];
+
+#[test]
+fn mistral_and_phi_obey_the_laws_by_formulas() {
+    for (package, checkpoint) in OTHERS {
+        check(&plugin(package), checkpoint, "generic");
+    }
+}
+
+#[test]
+fn mistral_and_phi_obey_the_laws_to_the_last_bit_by_our_kernels() {
+    if std::env::var("PENSIEVE_KERNELS").is_ok_and(|kernels| kernels == "generic") {
+        return println!("skipped: PENSIEVE_KERNELS forces the generic kernels");
+    }
+    for (package, checkpoint) in OTHERS {
+        let report = check(&plugin(package), checkpoint, "auto");
+        for law in COMPARED {
+            let is_exact = matches!(report.outcome(law), Some(Outcome::Exact));
+            assert!(is_exact, "{checkpoint}: '{law}' is not exact\n{report}");
+        }
+    }
+}
+
 #[test]
 fn llama_obeys_the_laws_to_the_last_bit_by_our_kernels() {
     if std::env::var("PENSIEVE_KERNELS").is_ok_and(|kernels| kernels == "generic") {

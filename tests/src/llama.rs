@@ -3,19 +3,15 @@
 use crate::{
     artifacts::plugin,
     driver::{Driver, Options},
-    reference::{Comparison, Reference, fixture},
+    reference::{Comparison, EXACT, Reference, fixture},
 };
 
-/// What every path must reach where weights are multiplied as they are.
-const EXACT: f32 = 1e-4;
 /// What rounding activations to 8 bits may add: about twice what `tests/fixtures/llama/report.txt` says it does.
 const ROUNDED: f32 = 0.4;
 
 fn compare(fixture: &str, file: &str, logits: &str, tolerance: f32) {
     let plugin = plugin("pensieve-llama");
-    for kernels in ["auto", "generic"] {
-        Comparison { plugin: &plugin, fixture, file, logits, kernels, tolerance }.check();
-    }
+    Comparison { logits, tolerance, ..Comparison::of(&plugin, fixture, file) }.check_both();
 }
 
 macro_rules! references {

@@ -1,19 +1,25 @@
 //! The integration tests: one binary, so that it links once. A plugin that a test needs is built by the first test that asks
-//! for it, so `cargo test` on a fresh clone is the whole command.
+//! for it, so `cargo test --workspace` on a fresh clone is the whole command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod artifacts;
 mod checkpoints;
 mod driver;
+mod hub;
 mod random;
 mod reference;
 mod worker;
 
 mod adapters;
+mod anthropic;
 mod attaching;
 mod bad_models;
 mod batches;
+mod chats;
+mod claude_code;
+mod cli;
+mod clients;
 mod conformance;
 mod damage;
 mod deaths;
@@ -21,12 +27,18 @@ mod dropped;
 mod extensions;
 mod fleet;
 mod grammars;
+mod http;
 mod llama;
 mod loading;
+mod mistral;
+mod openai;
 mod overhead;
 mod panics;
+mod phi;
+mod qwen2;
 mod reuse;
 mod samplers;
+mod scripted;
 mod services;
 mod serving;
 mod speed;

@@ -60,6 +60,9 @@ pub fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f32 {
     worst
 }
 
+/// What every path must reach where weights are multiplied as they are.
+pub const EXACT: f32 = 1e-4;
+
 /// One comparison of a plugin with a reference.
 pub struct Comparison<'a> {
     /// The plugin's library.
@@ -70,23 +73,41 @@ pub struct Comparison<'a> {
     pub file: &'a str,
     /// The reference's name: `logits`.
     pub logits: &'a str,
+    /// The text's name: `tokens`.
+    pub tokens: &'a str,
+    /// The context that the model is loaded for; 0 for the checkpoint's.
+    pub context: u32,
     /// `auto` or `generic`.
     pub kernels: &'a str,
     /// The largest difference that passes.
     pub tolerance: f32,
 }
 
-impl Comparison<'_> {
+impl<'a> Comparison<'a> {
+    /// The comparison of a fixture's own text on the CPU's kernels.
+    pub fn of(plugin: &'a Path, fixture: &'a str, file: &'a str) -> Self {
+        let (logits, tokens, kernels) = ("logits", "tokens", "auto");
+        Self { plugin, fixture, file, logits, tokens, context: 0, kernels, tolerance: EXACT }
+    }
+
+    /// Compares on both kernel paths.
+    pub fn check_both(self) {
+        for kernels in ["auto", "generic"] {
+            Comparison { kernels, ..self }.check();
+        }
+    }
+
     /// Computes all positions at once and in chunks, and compares both with the reference.
     pub fn check(&self) {
         let reference = Reference::of(self.fixture);
-        let (tokens, expected) = (reference.tokens("tokens"), reference.logits(self.logits));
+        let (tokens, expected) = (reference.tokens(self.tokens), reference.logits(self.logits));
         assert!(tokens.len() >= 64, "a reference of at least 64 positions");
         let settings = format!(r#"{{"kernels": "{}", "kv": "f32"}}"#, self.kernels);
         let checkpoint = fixture(self.fixture).join(self.file);
         let what = format!("{} ({} kernels)", checkpoint.display(), self.kernels);
-        let mut driver = Driver::load(self.plugin, &checkpoint, &Options::with_settings(settings))
-            .unwrap_or_else(|error| panic!("{what}: {error}"));
+        let options = Options { context: self.context, ..Options::with_settings(settings) };
+        let mut driver =
+            Driver::load(self.plugin, &checkpoint, &options).unwrap_or_else(|error| panic!("{what}: {error}"));
         for (way, logits) in [
             ("whole", driver.logits(&tokens).unwrap()),
             ("in chunks of 13", driver.logits_in_chunks(&tokens, 13).unwrap()),

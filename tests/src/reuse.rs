@@ -7,7 +7,7 @@ use pensieve::{
 };
 use std::{fs, path::Path, time::Duration};
 
-use crate::worker::{Worker, faults, job, prompt, with_disk};
+use crate::worker::{Worker, faults, job, prompt, recurrent, with_disk};
 
 /// Waits until the worker has put all that it has on disk.
 fn settle(worker: &mut Worker) -> u64 {
@@ -40,6 +40,26 @@ fn the_next_turn_of_a_conversation_reuses_the_last_one_and_says_the_same() {
     assert_eq!(again.events[0], Event::Started { prompt_tokens: 170, reused_tokens: 144 });
     let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(3, next, 30) });
     assert_eq!((fresh.usage().reused, &fresh.ids), (0, &again.ids), "another key shares nothing");
+}
+
+#[test]
+fn a_model_with_a_state_per_sequence_goes_on_from_where_the_last_turn_ended() {
+    let mut worker = Worker::start(recurrent(3));
+    let first = worker.run(&job(1, prompt(1, 100), 50));
+    let next = [prompt(1, 100), first.ids.clone(), prompt(2, 20)].concat();
+    let again = worker.run(&job(2, next.clone(), 30));
+    assert_eq!(again.usage().reused, 149, "all but the last token, which was never computed");
+    let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(3, next.clone(), 30) });
+    assert_eq!((fresh.usage().reused, &fresh.ids), (0, &again.ids), "another key shares nothing");
+    // More conversations than states: running ones take the room of those that wait for a next turn.
+    for id in 4..40 {
+        worker.submit(&job(id, prompt(id, 50), 20));
+    }
+    for id in 4..40 {
+        assert!(worker.outcome(id).end.is_ok());
+    }
+    let forgotten = worker.run(&job(40, next, 30));
+    assert_eq!((forgotten.usage().reused, &forgotten.ids), (0, &again.ids));
 }
 
 #[test]

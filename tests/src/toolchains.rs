@@ -14,15 +14,7 @@ use crate::{
 fn llama_of_another_toolchain_obeys_the_laws_and_reaches_the_reference() {
     let Some(other) = plugin_by_other_toolchain("pensieve-llama") else { return };
     conformance::check(&other, "llama/gqa/f32.gguf", "auto");
-    Comparison {
-        plugin: &other,
-        fixture: "llama/gqa",
-        file: "f32.gguf",
-        logits: "logits",
-        kernels: "auto",
-        tolerance: 1e-4,
-    }
-    .check();
+    Comparison::of(&other, "llama/gqa", "f32.gguf").check();
 }
 
 #[test]

@@ -62,6 +62,12 @@ pub fn faults() -> Load {
     }
 }
 
+/// How to load the `recurrent` test plugin with room for so many states.
+pub fn recurrent(states: u64) -> Load {
+    let architecture = Provider { plugin: test_plugin("recurrent"), name: "recurrent".into() };
+    Load { architecture, state_bytes: 8 * states, ..faults() }
+}
+
 /// The same with a cache on disk.
 pub fn with_disk(load: Load, folder: &Path) -> Load {
     Load { disk: Some(DiskTier { folder: folder.to_owned(), bytes: 16 << 20 }), ..load }

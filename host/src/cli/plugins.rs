@@ -10,7 +10,7 @@ use std::{
 use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 
-use super::answer::Answer;
+use super::{answer::Answer, exit::end, folder::List};
 use crate::{
     fleet::Refusal,
     plugin::{LoadedPlugin, Manifest},
@@ -26,12 +26,8 @@ pub(super) enum Plugins {
         #[arg(long)]
         json: bool,
     },
-    /// Check every library in a folder.
-    List {
-        /// The folder.
-        #[arg(long = "plugins", value_name = "DIR", default_value = "plugins")]
-        folder: PathBuf,
-    },
+    /// List the files in the plugin folders, what they provide, and why some are rejected.
+    List(List),
 }
 
 /// What the check of a file found.
@@ -49,7 +45,7 @@ impl Plugins {
         match self {
             Self::Check { file, json: true } => check_for_programs(&file),
             Self::Check { file, json: false } => check(&file),
-            Self::List { folder } => list(&folder),
+            Self::List(list) => end(list.run()),
         }
     }
 }
@@ -82,23 +78,6 @@ fn check_for_programs(file: &Path) -> ExitCode {
         eprintln!("the answer cannot be written: {error}");
         ExitCode::FAILURE
     })
-}
-
-fn list(folder: &Path) -> ExitCode {
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) => {
-            eprintln!("the folder '{}' cannot be read: {error}", folder.display());
-            return ExitCode::FAILURE;
-        }
-    };
-    let library = |path: &PathBuf| path.to_string_lossy().ends_with(std::env::consts::DLL_SUFFIX);
-    let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(library).collect();
-    files.sort();
-    for file in files {
-        check(&file);
-    }
-    ExitCode::SUCCESS
 }
 
 fn print(manifest: &Manifest) {

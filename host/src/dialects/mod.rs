@@ -2,6 +2,16 @@
 //! into its own JSON and events. It is the only place that knows that JSON, and it knows nothing of connections: `http`
 //! hands it a body and writes down what it says.
 
+pub(crate) mod anthropic;
+pub(crate) mod openai;
+
+pub(crate) mod execute;
+pub(crate) mod token_stream;
+
+mod extras;
+mod fields;
+mod plain;
+
 use std::pin::Pin;
 
 use futures_util::Stream;
@@ -10,6 +20,40 @@ use crate::{
     chat::Client,
     job::{Failure, FailureCode},
 };
+
+/// Whose API a client speaks, as far as that shows before a route is known: it decides the envelope of errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    /// Anthropic's, and everything that is nobody else's.
+    Anthropic,
+    /// OpenAI's.
+    OpenAi,
+}
+
+impl Dialect {
+    /// The dialect of a path. Both APIs list models at the same one; Anthropic's clients send `anthropic-version`.
+    pub(crate) fn of(path: &str, anthropic_version: bool) -> Self {
+        match path {
+            "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
+            _ if path == "/v1/models" || path.starts_with("/v1/models/") => {
+                if anthropic_version {
+                    Self::Anthropic
+                } else {
+                    Self::OpenAi
+                }
+            }
+            _ => Self::Anthropic,
+        }
+    }
+
+    /// The status and the JSON for a problem.
+    pub(crate) fn envelope(self, problem: &Problem, request_id: &str) -> (u16, Vec<u8>) {
+        match self {
+            Self::Anthropic => anthropic::envelope(problem, request_id),
+            Self::OpenAi => openai::envelope(problem, request_id),
+        }
+    }
+}
 
 /// A request that has come through the door: its body is within the limit, and its sender is known.
 #[derive(Clone, Debug, Default)]

@@ -1,6 +1,6 @@
 //! What a worker does with its one model. Two state machines decide everything that can be decided without touching the
-//! model: [`blocks`] says which tokens' keys and values lie where and may be used again, [`scheduler`] says which tokens
-//! the next step computes. Neither does I/O, reads a clock or calls a plugin: time and results come in as arguments, so
+//! model: [`blocks`] says which tokens' keys and values lie where and may be used again ([`states`] for models that keep a
+//! state per sequence instead), [`scheduler`] says which tokens the next step computes. None of them does I/O, reads a clock or calls a plugin: time and results come in as arguments, so
 //! that a test can run a million steps in seconds and replay any of them from its seed. What a sequence may say and where
 //! it ends is a matter of bytes: [`vocabulary`], [`stops`], [`constrain`].
 //!
@@ -9,6 +9,7 @@
 
 pub mod blocks;
 pub mod scheduler;
+pub mod states;
 
 pub mod constrain;
 pub mod stops;

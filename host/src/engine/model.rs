@@ -119,7 +119,8 @@ impl Model {
             let (adapter, adapter_scale) = adapters.get(&span.sequence).copied().unwrap_or((NO_ADAPTER, 1.0));
             let (len, past) = (range.len() as u32, range.start as u32);
             let blocks = scheduler.table(span.sequence).into();
-            spans.push(api::Span { sequence: span.sequence, start, len, past, want, adapter, adapter_scale, blocks });
+            let sequence = scheduler.state_of(span.sequence);
+            spans.push(api::Span { sequence, start, len, past, want, adapter, adapter_scale, blocks });
         }
         let width = self.card.vocabulary as usize;
         logits.resize(rows * width, 0.0);

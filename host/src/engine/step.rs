@@ -95,6 +95,7 @@ impl Engine {
         self.tier.spill_before_step(&mut self.scheduler, &mut self.model);
         let plan = self.scheduler.plan(self.born.elapsed());
         self.note(&plan);
+        self.release_states();
         let patience = if plan.spans.is_empty() { IMPORT_TIME } else { self.last_forward.min(IMPORT_TIME) };
         let imported = self.tier.import(&mut self.scheduler, &mut self.model, patience);
         if plan.spans.is_empty() {
@@ -333,6 +334,7 @@ impl Engine {
     }
 
     fn fail(&mut self, id: u64, failure: Failure) {
+        self.scheduler.discard(id);
         if self.close(id).is_some() {
             self.events.push((id, Event::Failed(failure)));
         }
@@ -343,10 +345,20 @@ impl Engine {
         let sequence = self.sequences.remove(&id)?;
         self.stats.reused_tokens += u64::from(sequence.reused);
         self.scheduler.finish(id);
-        self.model.release(id);
+        if self.model.is_paged() {
+            self.model.release(id);
+        }
+        self.release_states();
         let free = self.adapters.end(id);
         self.forget(free);
         Some(sequence)
+    }
+
+    /// Has a per-sequence model forget the states that nobody will continue.
+    fn release_states(&mut self) {
+        for state in self.scheduler.states().take_dropped() {
+            self.model.release(state);
+        }
     }
 
     fn forget(&mut self, adapter: Option<u32>) {

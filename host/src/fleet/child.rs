@@ -25,18 +25,32 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 const WORDS_BYTES_MAX: u64 = 64 << 10;
 const WORDS_SHOWN: usize = 200;
 
-/// What variables a child sees: enough to find libraries, none of the server's secrets.
-const VARIABLES: [&str; 9] = [
+/// What variables a child sees: enough to find libraries and devices, none of the server's secrets.
+const VARIABLES: [&str; 18] = [
     "PATH",
     "HOME",
     "TMPDIR",
     "LANG",
+    "TZ",
     "LD_LIBRARY_PATH",
     "DYLD_LIBRARY_PATH",
     "DYLD_FALLBACK_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_CACHE_PATH",
+    "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+    "RAYON_NUM_THREADS",
     "RUST_BACKTRACE",
+    "PENSIEVE_KERNELS",
 ];
+
+/// The variables of a child that runs foreign code.
+pub(super) fn environment() -> impl Iterator<Item = (&'static str, OsString)> {
+    VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
+}
 
 /// Why there is no answer.
 #[derive(Debug)]
@@ -105,8 +119,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     deadline: Duration,
 ) -> Result<T, Silence> {
     let mut command = Command::new(program);
-    command.args(arguments).env_clear().process_group(0).kill_on_drop(true);
-    command.envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    command.args(arguments).env_clear().envs(environment()).process_group(0).kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(Silence::Spawn)?;
     let group = Group::of(&child);

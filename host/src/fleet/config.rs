@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::plugins;
-use crate::wire::{DiskTier, Limits};
+use crate::{
+    job::{AdapterUse, StageSpec},
+    wire::{DiskTier, Limits},
+};
 
 /// A whole fleet.
 #[derive(Clone, Debug)]
@@ -16,6 +19,8 @@ pub struct Config {
     pub cards: PathBuf,
     /// The models.
     pub models: Vec<ModelConfig>,
+    /// Other names for them.
+    pub variants: Vec<Variant>,
     /// Who answers for ids that nobody has; none to refuse them.
     pub default_model: Option<String>,
     /// What all workers together may take.
@@ -53,6 +58,23 @@ pub struct ModelConfig {
     pub limits: Limits,
     /// Adapters by name.
     pub adapters: BTreeMap<String, PathBuf>,
+    /// How its tokens are picked, whatever a client's fields say; none to do as they say.
+    pub samplers: Option<Vec<StageSpec>>,
+}
+
+/// Another name for a model, with an adapter or samplers. It shares the model's worker.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Variant {
+    /// What clients call it.
+    pub id: String,
+    /// The model's id.
+    pub base: String,
+    /// What else clients may call it; `*` stands for anything.
+    pub aliases: Vec<String>,
+    /// The adapter that it runs under.
+    pub adapter: Option<AdapterUse>,
+    /// How its tokens are picked, whatever a client's fields say; none for the model's way.
+    pub samplers: Option<Vec<StageSpec>>,
 }
 
 /// What happens after a worker's death.
@@ -94,6 +116,7 @@ impl Config {
             plugins,
             cards: home.join("cache/cards"),
             models: Vec::new(),
+            variants: Vec::new(),
             default_model: None,
             memory_bytes: super::memory::default_budget(),
             idle_timeout: None,

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     job::{Event, Failure, FailureCode, Job},
-    wire::{Command, Report},
+    wire::{Command, Level, Report},
 };
 
 /// How long workers have to answer for the statistics.
@@ -156,6 +156,13 @@ impl Crew {
                 model.tell_waiting(&Update::Loading { done, total, what });
             }
             Report::Loaded(loaded) => {
+                tracing::info!(
+                    model = name,
+                    device = loaded.device,
+                    state_bytes = loaded.state_bytes,
+                    "loaded: {}",
+                    loaded.note
+                );
                 (hand.loaded, hand.moved_at) = (Some(*loaded), now);
                 for (name, path) in &self.config.models[hand.model].adapters {
                     hand.attaching.insert(name.clone());
@@ -174,7 +181,7 @@ impl Crew {
             Report::Attached { name: adapter, result } => {
                 hand.attaching.remove(&adapter);
                 if let Err(failure) = result {
-                    eprintln!("[{name}] adapter '{adapter}': {failure}");
+                    tracing::error!(model = name, "adapter '{adapter}': {failure}");
                 }
             }
             Report::Events(events) => {
@@ -190,7 +197,7 @@ impl Crew {
                     asked.missing.remove(&serial);
                 }
             }
-            Report::Log { level, message } => eprintln!("[{name}] {level:?}: {}", super::refusal::clean(&message)),
+            Report::Log { level, message } => log(name, level, &super::refusal::clean(&message)),
             Report::Hello { .. }
             | Report::Detached { .. }
             | Report::Heartbeat { .. }
@@ -210,7 +217,7 @@ impl Crew {
         if model.stage != Stage::Loading(serial) && model.stage != Stage::Ready(serial) {
             return;
         }
-        eprintln!("[{}] {failure}", config.id);
+        tracing::error!(model = config.id, "{failure}");
         model.deaths_total += 1;
         model.last_failure = Some(failure.clone());
         model.stage = match model.deaths.count(now, &self.config.restart) {
@@ -343,5 +350,15 @@ impl Crew {
         let next = hands.chain(models).chain(rest).flatten().min();
         let far = now + Duration::from_secs(3600);
         next.unwrap_or(far).min(far).max(now + Duration::from_millis(1))
+    }
+}
+
+/// What a worker says for the log.
+fn log(model: &str, level: Level, message: &str) {
+    match level {
+        Level::Error => tracing::error!(model, "{message}"),
+        Level::Warn => tracing::warn!(model, "{message}"),
+        Level::Info => tracing::info!(model, "{message}"),
+        Level::Debug => tracing::debug!(model, "{message}"),
     }
 }

@@ -110,6 +110,19 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, card: &Card) -> Result<Need
     Ok(Need { state_bytes, bytes })
 }
 
+/// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
+pub(super) fn context(budget: u64, model: &ModelConfig, card: &Card) -> u32 {
+    let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
+    match (card.state, plan(budget, model, card)) {
+        (State::Paged { tokens, bytes }, Ok(need)) => {
+            let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
+            context.min(u32::try_from(held).unwrap_or(u32::MAX))
+        }
+        // One that cannot be loaded says so when it is asked for.
+        _ => context,
+    }
+}
+
 fn megabytes(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
@@ -194,6 +207,21 @@ mod tests {
         let told = ModelConfig { state_bytes: Some(5), ..model };
         assert_eq!(plan(2 << 30, &told, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
         assert_eq!(plan(2 << 30, &told, &card(0, State::PerSequence { bytes: 9 })).unwrap().state_bytes, 5);
+    }
+
+    #[test]
+    fn a_sequence_is_as_long_as_card_configuration_and_memory_allow() {
+        let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
+        let check = |context, state_bytes, state, expect| {
+            let model = ModelConfig { context, state_bytes, ..ModelConfig::default() };
+            assert_eq!(super::context(4 << 30, &model, &card(1 << 30, state)), expect);
+        };
+        check(0, None, paged, 8192);
+        check(100, None, paged, 100);
+        check(9000, None, paged, 8192);
+        check(0, Some(5 << 20), paged, 80);
+        check(0, Some(u64::MAX), paged, 8192);
+        check(0, Some(1), State::PerSequence { bytes: 1 }, 8192);
     }
 
     #[test]

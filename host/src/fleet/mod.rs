@@ -19,7 +19,7 @@ mod stats;
 mod stream;
 mod worker;
 
-pub use config::{Config, Deadlines, ModelConfig, Restart};
+pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
 pub use refusal::Refusal;
 pub use stats::{FleetStats, ModelState, ModelStats};
 pub use stream::{EventStream, Update};
@@ -42,7 +42,7 @@ use tokio::{
 
 use crate::{
     card::Card,
-    job::{AdapterUse, Failure, FailureCode, Job},
+    job::{Failure, FailureCode, Job, StageSpec},
 };
 use crew::{Crew, Order};
 use model::Model;
@@ -61,6 +61,19 @@ pub struct Fleet {
     crew: JoinHandle<()>,
 }
 
+/// What is known of a model that may not be loaded.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its id.
+    pub id: String,
+    /// Its card.
+    pub card: Arc<Card>,
+    /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
+    pub context: u32,
+    /// How tokens are picked, whatever a client's fields say; none to do as they say.
+    pub samplers: Option<Vec<StageSpec>>,
+}
+
 impl Fleet {
     /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
     pub async fn start(config: Config) -> Result<Self, Refusal> {
@@ -69,6 +82,7 @@ impl Fleet {
             program: config.plugins.program.clone(),
             cache: config.cards.clone(),
             deadline: config.deadlines.probe,
+            recent: Arc::default(),
         };
         let config = Arc::new(config);
         let (orders, received) = unbounded_channel();
@@ -93,8 +107,8 @@ impl Fleet {
     pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
         let meant = self.resolve(name)?;
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
-        if let Some(name) = meant.adapter {
-            job.adapter = Some(AdapterUse { name, scale: 1.0 });
+        if meant.adapter.is_some() {
+            job.adapter = meant.adapter;
         }
         let (updates, received) = unbounded_channel();
         let stream = EventStream { job: job.id, updates: received, orders: self.orders.clone(), ended: false };
@@ -112,9 +126,30 @@ impl Fleet {
         Ok(self.prober.probe(&model.source, &model.options, &catalogue).await?.card)
     }
 
+    /// What is known of the model that this name stands for, whether it is loaded or not.
+    pub async fn known(&self, name: &str) -> Result<Known, Failure> {
+        let model = &self.config.models[self.resolve(name)?.model];
+        let card = self.prober.probe(&model.source, &model.options, &self.plugins.catalogue()).await?.card;
+        let context = memory::context(self.config.memory_bytes, model, &card);
+        let samplers = self.samplers(name)?.map(<[StageSpec]>::to_vec);
+        Ok(Known { id: model.id.clone(), card, context, samplers })
+    }
+
     /// The models as they were configured.
     pub fn models(&self) -> &[ModelConfig] {
         &self.config.models
+    }
+
+    /// Other names for them, as they were configured.
+    pub fn variants(&self) -> &[Variant] {
+        &self.config.variants
+    }
+
+    /// How tokens are picked for this name, if that is settled, whatever a client's fields say.
+    pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
+        let meant = self.resolve(name)?;
+        let own = meant.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
+        Ok(own.or(self.config.models[meant.model].samplers.as_deref()))
     }
 
     /// The plugin folders.
@@ -147,7 +182,8 @@ impl Fleet {
     }
 
     fn resolve(&self, name: &str) -> Result<names::Meant, Failure> {
-        names::resolve(&self.config.models, self.config.default_model.as_deref(), name)
+        let Config { models, variants, default_model, .. } = &*self.config;
+        names::Names { models, variants, default: default_model.as_deref() }.resolve(name)
     }
 }
 

@@ -1,59 +1,86 @@
 //! Which model a client means: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
 
-use super::ModelConfig;
-use crate::job::{Failure, FailureCode};
+use super::{ModelConfig, Variant};
+use crate::job::{AdapterUse, Failure, FailureCode};
 
 /// What a client's model id stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Meant {
     /// The model's place in the configuration.
     pub(super) model: usize,
+    /// The variant's place, if it is one.
+    pub(super) variant: Option<usize>,
     /// The adapter.
-    pub(super) adapter: Option<String>,
+    pub(super) adapter: Option<AdapterUse>,
 }
 
-/// Finds the model: by its id, by either kind of name with one of its adapters behind it, by an alias (the longest that
-/// fits, but a wildcard does not swallow an adapter), or the default.
-pub(super) fn resolve(models: &[ModelConfig], default: Option<&str>, name: &str) -> Result<Meant, Failure> {
-    if let Some(model) = by_id(models, name) {
-        return Ok(Meant { model, adapter: None });
-    }
-    let split = name.rsplit_once(':').and_then(|(base, adapter)| Some((find(models, base)?, adapter)));
-    if let Some((model, adapter)) = split
-        && models[model].adapters.contains_key(adapter)
-    {
-        return Ok(Meant { model, adapter: Some(adapter.to_owned()) });
-    }
-    if let Some(model) = by_alias(models, name) {
-        return Ok(Meant { model, adapter: None });
-    }
-    if let Some((model, adapter)) = split {
-        let known = listed(models[model].adapters.keys());
-        let message = format!("model '{}' has no adapter '{adapter}' (it has: {known})", models[model].id);
-        return Err(Failure::new(FailureCode::NotFound, message).with_help("add it to [models.adapters]"));
-    }
-    let default = default.and_then(|id| models.iter().position(|model| model.id == id));
-    default.map(|model| Meant { model, adapter: None }).ok_or_else(|| {
-        let message =
-            format!("there is no model '{name}' (there are: {})", listed(models.iter().map(|model| &model.id)));
-        Failure::new(FailureCode::NotFound, message).with_help("name one of them, or set a default model")
-    })
+/// Every name that there is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names<'a> {
+    pub(super) models: &'a [ModelConfig],
+    pub(super) variants: &'a [Variant],
+    pub(super) default: Option<&'a str>,
 }
 
-fn find(models: &[ModelConfig], name: &str) -> Option<usize> {
-    by_id(models, name).or_else(|| by_alias(models, name))
-}
+impl Names<'_> {
+    /// Finds the model: by its id or a variant's, by either kind of name with one of the model's adapters behind it, by an
+    /// alias (the longest that fits, but a wildcard does not swallow an adapter), or the default.
+    pub(super) fn resolve(&self, name: &str) -> Result<Meant, Failure> {
+        if let Some(meant) = self.by_id(name) {
+            return Ok(meant);
+        }
+        let split = name.rsplit_once(':').and_then(|(base, adapter)| {
+            let meant = self.by_id(base).or_else(|| self.by_alias(base))?;
+            Some((meant, adapter))
+        });
+        if let Some((meant, adapter)) = &split
+            && self.models[meant.model].adapters.contains_key(*adapter)
+        {
+            let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
+            return Ok(Meant { adapter, ..meant.clone() });
+        }
+        if let Some(meant) = self.by_alias(name) {
+            return Ok(meant);
+        }
+        if let Some((meant, adapter)) = split {
+            let model = &self.models[meant.model];
+            let known = listed(model.adapters.keys());
+            let message = format!("model '{}' has no adapter '{adapter}' (it has: {known})", model.id);
+            return Err(Failure::new(FailureCode::NotFound, message).with_help("add it to [models.adapters]"));
+        }
+        self.default.and_then(|id| self.by_id(id)).ok_or_else(|| {
+            let ids = self.models.iter().map(|model| &model.id);
+            let known = listed(ids.chain(self.variants.iter().map(|variant| &variant.id)));
+            let message = format!("there is no model '{name}' (there are: {known})");
+            Failure::new(FailureCode::NotFound, message).with_help("name one of them, or set a default model")
+        })
+    }
 
-fn by_id(models: &[ModelConfig], name: &str) -> Option<usize> {
-    models.iter().position(|model| model.id == name)
-}
+    fn by_id(&self, name: &str) -> Option<Meant> {
+        let model = self.models.iter().position(|model| model.id == name);
+        model.map(|model| Meant { model, variant: None, adapter: None }).or_else(|| {
+            let variant = self.variants.iter().position(|variant| variant.id == name)?;
+            self.variant(variant)
+        })
+    }
 
-fn by_alias(models: &[ModelConfig], name: &str) -> Option<usize> {
-    let aliases = models.iter().enumerate().flat_map(|(place, model)| {
-        model.aliases.iter().filter(|alias| fits(alias, name)).map(move |alias| (alias.len(), place))
-    });
-    // Of equally long aliases, the one of the first model.
-    aliases.max_by_key(|&(len, place)| (len, std::cmp::Reverse(place))).map(|(_, place)| place)
+    fn by_alias(&self, name: &str) -> Option<Meant> {
+        let fitting = |aliases: &[String]| aliases.iter().filter(|alias| fits(alias, name)).map(String::len).max();
+        let models = self.models.iter().enumerate().filter_map(|(model, config)| {
+            Some((fitting(&config.aliases)?, Meant { model, variant: None, adapter: None }))
+        });
+        let variants = self.variants.iter().enumerate();
+        let variants = variants.filter_map(|(place, variant)| Some((fitting(&variant.aliases)?, self.variant(place)?)));
+        // Of equally long aliases, the one of the first model.
+        let found = models.chain(variants).reduce(|first, other| if other.0 > first.0 { other } else { first });
+        found.map(|(_, meant)| meant)
+    }
+
+    fn variant(&self, place: usize) -> Option<Meant> {
+        let variant = &self.variants[place];
+        let model = self.models.iter().position(|model| model.id == variant.base)?;
+        Some(Meant { model, variant: Some(place), adapter: variant.adapter.clone() })
+    }
 }
 
 /// Whether a name fits a pattern in which each `*` stands for any text.
@@ -93,11 +120,26 @@ mod tests {
         ]
     }
 
+    fn variants() -> Vec<Variant> {
+        let adapter = Some(AdapterUse { name: "poet".into(), scale: 0.5 });
+        vec![Variant {
+            id: "muse".into(),
+            base: "large".into(),
+            aliases: vec!["verse-*".into()],
+            adapter,
+            samplers: None,
+        }]
+    }
+
+    fn resolve(default: Option<&str>, name: &str) -> Result<Meant, Failure> {
+        Names { models: &models(), variants: &variants(), default }.resolve(name)
+    }
+
     fn check(name: &str, expect: Option<(&str, Option<&str>)>) {
-        let models = models();
-        let found = resolve(&models, None, name).ok();
-        let found = found.as_ref().map(|meant| (models[meant.model].id.as_str(), meant.adapter.as_deref()));
-        assert_eq!(found, expect, "{name}");
+        let (models, found) = (models(), resolve(None, name).ok());
+        let adapter = |meant: &Meant| meant.adapter.as_ref().map(|adapter| adapter.name.clone());
+        let found = found.as_ref().map(|meant| (models[meant.model].id.as_str(), adapter(meant)));
+        assert_eq!(found, expect.map(|(model, adapter)| (model, adapter.map(str::to_owned))), "{name}");
     }
 
     #[test]
@@ -119,18 +161,28 @@ mod tests {
         check("claude-opus-9:0", Some(("large", None)));
         check("a:b", Some(("a:b", None)));
         check("large:painter", None);
-        let failure = resolve(&models(), Some("small"), "large:painter").unwrap_err();
+        let failure = resolve(Some("small"), "large:painter").unwrap_err();
         assert_eq!(failure.message, "model 'large' has no adapter 'painter' (it has: poet)");
     }
 
     #[test]
     fn the_default_answers_for_unknown_ids() {
-        let meant = resolve(&models(), Some("large"), "gpt-9").unwrap();
-        assert_eq!(meant, Meant { model: 1, adapter: None });
-        let failure = resolve(&models(), None, "gpt-9").unwrap_err();
+        let meant = resolve(Some("large"), "gpt-9").unwrap();
+        assert_eq!(meant, Meant { model: 1, variant: None, adapter: None });
+        let failure = resolve(None, "gpt-9").unwrap_err();
         assert_eq!(
             failure.to_string(),
-            "there is no model 'gpt-9' (there are: small, large, a:b); name one of them, or set a default model"
+            "there is no model 'gpt-9' (there are: small, large, a:b, muse); name one of them, or set a default model"
         );
+    }
+
+    #[test]
+    fn a_variant_brings_its_adapter() {
+        check("muse", Some(("large", Some("poet"))));
+        check("verse-1", Some(("large", Some("poet"))));
+        let meant = resolve(None, "muse").unwrap();
+        assert_eq!((meant.variant, meant.adapter.unwrap().scale), (Some(0), 0.5));
+        assert_eq!(resolve(None, "muse:poet").unwrap().adapter.unwrap().scale, 1.0);
+        assert!(resolve(None, "muse:painter").is_err());
     }
 }

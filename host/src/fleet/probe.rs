@@ -6,12 +6,13 @@
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 use std::{
+    collections::VecDeque,
     ffi::OsString,
     fmt::Write as _,
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -30,6 +31,7 @@ const SOURCE_FILES_MAX: usize = 4096;
 /// Answers of an older form are not asked for.
 const FORM: &str = "1";
 const CACHED_FILES_MAX: usize = 512;
+const RECENT_MAX: usize = 8;
 
 /// Asks children about checkpoints.
 #[derive(Clone, Debug)]
@@ -40,6 +42,8 @@ pub(super) struct Prober {
     pub(super) cache: PathBuf,
     /// How long one child may take.
     pub(super) deadline: Duration,
+    /// Cards that were asked for lately, as every request asks for one and a tokenizer has megabytes; the latest first.
+    pub(super) recent: Arc<Mutex<VecDeque<(String, Arc<Card>)>>>,
 }
 
 /// Who takes a checkpoint, and what it is.
@@ -63,11 +67,16 @@ impl Prober {
         }
         let mut declined = Vec::new();
         for claimant in claimants {
-            match self.describe(&claimant, source, options, &signature).await? {
-                Described::Card(card) => {
-                    let Claimant { plugin, architecture } = claimant;
-                    return Ok(Probed { plugin, architecture, card: Arc::new(*card) });
-                }
+            let key = key(&["card", &signature, claimant.plugin.copy.sha256(), &claimant.architecture, options]);
+            let probed = |card| {
+                let Claimant { plugin, architecture } = claimant.clone();
+                Ok(Probed { plugin, architecture, card })
+            };
+            if let Some(card) = self.recent(&key) {
+                return probed(card);
+            }
+            match self.describe(&claimant, source, options, &key).await? {
+                Described::Card(card) => return probed(self.keep(key, *card)),
                 Described::Declined(refusal) => declined.push(format!("{}: {}", claimant.architecture, refusal.reason)),
                 Described::Refused(refusal) => {
                     let message = format!("plugin '{}': {}", claimant.plugin.manifest.id, refusal.reason);
@@ -99,11 +108,10 @@ impl Prober {
         claimant: &Claimant,
         source: &Path,
         options: &str,
-        signature: &str,
+        key: &str,
     ) -> Result<Described, Failure> {
         let plugin = &claimant.plugin;
-        let key = key(&["card", signature, plugin.copy.sha256(), &claimant.architecture, options]);
-        if let Some(card) = self.remembered(&key) {
+        if let Some(card) = self.remembered(key) {
             return Ok(Described::Card(card));
         }
         let arguments: [OsString; 6] = [
@@ -119,9 +127,26 @@ impl Prober {
             failure(FailureCode::Plugin, &message, "update the plugin, or download the checkpoint again")
         })?;
         if let Described::Card(card) = &described {
-            self.remember(&key, card);
+            self.remember(key, card);
         }
         Ok(described)
+    }
+
+    fn recent(&self, key: &str) -> Option<Arc<Card>> {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = recent.iter().position(|(known, _)| known == key)?;
+        let found = recent.remove(place)?;
+        let card = found.1.clone();
+        recent.push_front(found);
+        Some(card)
+    }
+
+    fn keep(&self, key: String, card: Card) -> Arc<Card> {
+        let card = Arc::new(card);
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.push_front((key, card.clone()));
+        recent.truncate(RECENT_MAX);
+        card
     }
 
     fn remembered<T: DeserializeOwned>(&self, key: &str) -> Option<T> {

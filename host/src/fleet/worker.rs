@@ -31,7 +31,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::child::{Group, signal_name};
+use super::child::{Group, environment, signal_name};
 use crate::{
     job::{Failure, FailureCode},
     wire::{self, Command, PROTOCOL, Report},
@@ -137,7 +137,7 @@ fn spawn(program: &Path, socket: OwnedFd) -> io::Result<Child> {
     let number = socket.as_raw_fd();
     command.args([OsString::from("worker"), "--socket".into(), number.to_string().into()]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    command.process_group(0).kill_on_drop(true);
+    command.env_clear().envs(environment()).process_group(0).kill_on_drop(true);
     let inherit = move || {
         // SAFETY: the descriptor is open in the child, which is a copy of this process from when `socket` was alive.
         let socket = unsafe { BorrowedFd::borrow_raw(number) };
@@ -280,7 +280,7 @@ impl Words {
             while (&mut reader).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await.is_ok_and(|read| read > 0) {
                 let text = super::refusal::clean(String::from_utf8_lossy(&line).trim_end());
                 line.clear();
-                eprintln!("[{model}] {text}");
+                tracing::info!(model, "its worker says: {text}");
                 let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
                 lines.push_back(text);
                 if lines.len() > WORDS_KEPT {

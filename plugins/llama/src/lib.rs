@@ -1,4 +1,5 @@
-//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and what is Llama by another name: TinyLlama, SmolLM, Yi.
+//! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and what is Llama by another name: TinyLlama, SmolLM, Yi, and
+//! in GGUF files Mistral too.
 //!
 //! Reference: `modeling_llama.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -8,7 +9,7 @@ use pensieve_sdk::{
         Activation, Angles, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope,
         Shape, Step, Tensor, activation,
     },
-    weights::{Checkpoint, RopeConfig},
+    weights::{Checkpoint, Format, RopeConfig},
 };
 
 export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged::<Llama>::architecture()));
@@ -26,6 +27,8 @@ struct Config {
     rms_norm_eps: f64,
     hidden_act: Activation,
     tie_word_embeddings: bool,
+    /// Of GGUF files that are Mistral's.
+    sliding_window: Option<usize>,
     rope: RopeConfig,
 }
 
@@ -61,6 +64,7 @@ impl Decoder for Llama {
             rms_norm_eps: config.f64_or("rms_norm_eps", 1e-6)?,
             hidden_act: activation(config.str_or("hidden_act", "silu")?)?,
             tie_word_embeddings: config.bool_or("tie_word_embeddings", false)?,
+            sliding_window: if checkpoint.format() == Format::Gguf { config.sliding_window()? } else { None },
             rope: config.rope()?,
         })
     }
@@ -147,12 +151,13 @@ struct SelfAttention {
 impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let (heads, kv_heads, head_dim) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
         Ok(Self {
             q_proj: loader.linear("q_proj", config.hidden_size, heads * head_dim)?,
             k_proj: loader.linear("k_proj", config.hidden_size, kv_heads * head_dim)?,
             v_proj: loader.linear("v_proj", config.hidden_size, kv_heads * head_dim)?,
             o_proj: loader.linear("o_proj", heads * head_dim, config.hidden_size)?,
-            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+            attention: Attention { window: config.sliding_window, ..attention },
         })
     }
 

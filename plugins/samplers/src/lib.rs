@@ -1,7 +1,7 @@
 //! The samplers that every host needs, as one plugin.
 //!
 //! A chain is a list of stages, each named here. Most narrow the candidates (`top_k`, `top_p`, `min_p`, `typical`,
-//! `xtc`) or change their logits (`temperature`, `penalties`, `dry`); the chain's last one picks (`greedy`, `seeded`,
+//! `xtc`) or change their logits (`temperature`, `penalties`, `dry`, `bias`); the chain's last one picks (`greedy`, `seeded`,
 //! `mirostat`). Three rules hold in all of them: ties go to the lower id; NaN counts as −inf and is never picked; and
 //! the exponential and the random generator are our own, so that one seed gives the same tokens on every platform.
 
@@ -25,7 +25,8 @@ export!(Plugin::new("samplers", "top-k, top-p, min-p, penalties and the other us
 
 /// Every stage of this plugin.
 pub fn samplers() -> Vec<Box<dyn Sampler>> {
-    let kinds: [(&'static str, Make); 11] = [
+    let kinds: [(&'static str, Make); 12] = [
+        ("bias", reweigh::bias),
         ("penalties", reweigh::penalties),
         ("dry", dry::dry),
         ("temperature", reweigh::temperature),

@@ -4,6 +4,7 @@
 //! would be right. A derived deserializer knows neither the stage nor the range, hence this small reader; it also learns
 //! the known keys by being asked for them, so that they are written down once.
 
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
 use pensieve_sdk::{Error, Result};
@@ -59,6 +60,28 @@ impl Parameters {
         let list = value.as_array().filter(|list| list.len() <= TOKENS_MAX);
         list.and_then(|list| list.iter().map(token).collect()).ok_or_else(|| {
             self.wrong(key, &value, &format!("a list of at most {TOKENS_MAX} token ids below {vocabulary}"))
+        })
+    }
+
+    /// Numbers within the range by token id; none if the key is absent.
+    pub(crate) fn biases(
+        &mut self,
+        key: &'static str,
+        vocabulary: u32,
+        range: RangeInclusive<f64>,
+    ) -> Result<HashMap<u32, f32>> {
+        let Some(value) = self.take(key) else { return Ok(HashMap::new()) };
+        let bias = |(token, bias): (&String, &Value)| {
+            let token = token.parse().ok().filter(|&id: &u32| id < vocabulary)?;
+            Some((token, bias.as_f64().filter(|bias| range.contains(bias))? as f32))
+        };
+        let object = value.as_object().filter(|object| object.len() <= TOKENS_MAX);
+        object.and_then(|object| object.iter().map(bias).collect()).ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            let wanted = format!(
+                "an object of at most {TOKENS_MAX} numbers from {low} to {high} by token id below {vocabulary}"
+            );
+            self.wrong(key, &value, &wanted)
         })
     }
 

@@ -1,8 +1,11 @@
-//! The stages that change every logit or those of repeated tokens by a formula: `temperature` and `penalties`.
+//! The stages that change every logit, those of repeated tokens or those of named ones by a formula: `temperature`,
+//! `penalties` and `bias`.
 //!
 //! The penalties are one stage, as all three read the same counts, and clients send them together. They differ in what
 //! they count: the repetition penalty asks whether a token stood anywhere, prompt included, as Hugging Face defines it;
 //! presence and frequency are OpenAI's and count only what was generated. `window` limits both to the last tokens.
+
+use std::collections::HashMap;
 
 use pensieve_sdk::Result;
 use pensieve_sdk::sampler::{Candidates, History, Stage};
@@ -32,6 +35,11 @@ pub(crate) fn penalties(parameters: &mut Parameters, _: &Sequence) -> Result<Box
     }))
 }
 
+/// `bias`: adds to the logits of the tokens that `biases` names, an object of numbers by token id (OpenAI's `logit_bias`).
+pub(crate) fn bias(parameters: &mut Parameters, sequence: &Sequence) -> Result<Box<dyn Stage>> {
+    Ok(Box::new(Bias { biases: parameters.biases("biases", sequence.vocabulary, -100.0..=100.0)? }))
+}
+
 /// A number of latest tokens; −1, the default, stands for all of them.
 pub(crate) fn window(parameters: &mut Parameters, key: &'static str) -> Result<usize> {
     let window = parameters.integer(key, -1, -1..=u32::MAX.into())?;
@@ -57,6 +65,17 @@ impl Stage for Temperature {
                 candidates.sort();
             }
         }
+        Ok(None)
+    }
+}
+
+struct Bias {
+    biases: HashMap<u32, f32>,
+}
+
+impl Stage for Bias {
+    fn sample(&mut self, candidates: &mut Candidates<'_>, _: History<'_>) -> Result<Option<u32>> {
+        reweigh(candidates, &self.biases, |logit, &bias| logit + bias);
         Ok(None)
     }
 }

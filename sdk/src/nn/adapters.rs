@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use std::{collections::HashMap, ops::Range};
 
 use super::{
-    loader::{LayerId, Registry},
+    loader::{LayerId, Registered, Registry},
     ops::Ops,
 };
 use crate::{AdapterData, Error, LowRankPair, Result};
@@ -44,10 +44,11 @@ impl Adapters {
     pub(super) fn attach(&mut self, adapter: &AdapterData, registry: &Registry, ops: &Ops) -> Result<u32> {
         let mut layers = HashMap::new();
         for pair in &adapter.pairs {
-            let (id, pair_on_device) =
-                place(pair, registry, ops).map_err(|e| e.context(format!("'{}'", pair.target)))?;
-            if layers.insert(id, pair_on_device).is_some() {
-                return Err(Error::invalid(format!("'{}': the adapter changes this weight twice", pair.target)));
+            let placed = place(pair, registry, ops).map_err(|e| e.context(format!("'{}'", pair.target)))?;
+            for (id, pair_on_device) in placed {
+                if layers.insert(id, pair_on_device).is_some() {
+                    return Err(Error::invalid(format!("'{}': the adapter changes this weight twice", pair.target)));
+                }
             }
         }
         let id = self.last.checked_add(1).ok_or_else(|| Error::invalid("adapter ids are used up"))?;
@@ -95,11 +96,13 @@ impl Adapters {
     }
 }
 
-fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<(LayerId, LowRank)> {
-    let Some((id, layer)) = registry.find(&pair.target) else {
+/// Brings a pair to its layer, or in parts to the layers of a stack, which share its `a` and divide the rows of its `b`.
+fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(LayerId, LowRank)>> {
+    let layers = registry.find(&pair.target);
+    let Some(inputs) = layers.first().map(|(_, layer)| layer.inputs) else {
         return Err(Error::not_found("the model has no such linear layer"));
     };
-    let (inputs, outputs) = (layer.inputs, layer.outputs);
+    let outputs: usize = layers.iter().map(|(_, layer)| layer.outputs).sum();
     if (pair.inputs, pair.outputs) != (inputs, outputs) {
         let (found, expected) = (format!("{}→{}", pair.inputs, pair.outputs), format!("{inputs}→{outputs}"));
         return Err(Error::invalid(format!("the adapter maps {found}, the model's layer maps {expected}")));
@@ -111,12 +114,19 @@ fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<(LayerId,
         return Err(Error::corrupt("it holds values that are not numbers"));
     }
     let a = Tensor::from_slice(&pair.a, (pair.rank, inputs), ops.device())?.t()?.contiguous()?;
-    let b = match layer.paired_heads {
-        Some(head_dim) => pair_up(&pair.b, pair.rank, head_dim),
-        None => pair.b.clone(),
+    let mut rest = pair.b.as_slice();
+    let part = |(id, layer): (LayerId, &Registered)| {
+        let values = layer.outputs * pair.rank;
+        let rows = rest.get(..values).ok_or_else(|| Error::corrupt(format!("its b has {} values", pair.b.len())))?;
+        rest = &rest[values..];
+        let rows = match layer.paired_heads {
+            Some(head_dim) => pair_up(rows, pair.rank, head_dim),
+            None => rows.to_vec(),
+        };
+        let b = Tensor::from_vec(rows, (layer.outputs, pair.rank), ops.device())?.t()?.contiguous()?;
+        Ok((id, LowRank { a: a.clone(), b: (b * f64::from(pair.scale))? }))
     };
-    let b = Tensor::from_vec(b, (outputs, pair.rank), ops.device())?.t()?.contiguous()?;
-    Ok((id, LowRank { a, b: (b * f64::from(pair.scale))? }))
+    layers.into_iter().map(part).collect()
 }
 
 /// Reorders the rows of each head so that row `i` of its first half stands beside row `i` of its second.

@@ -22,6 +22,10 @@ impl Linear {
         Self { weight, bias, id }
     }
 
+    pub(super) fn id(&self) -> LayerId {
+        self.id
+    }
+
     /// Applies the layer to each row of `x`, of shape `[rows, inputs]`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let mut out = step.ops().linear(x, &self.weight)?;

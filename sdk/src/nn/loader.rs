@@ -6,6 +6,7 @@
 use candle_core::Tensor;
 use std::{
     cell::{Cell, RefCell},
+    collections::HashSet,
     fmt::Display,
     sync::Arc,
 };
@@ -15,13 +16,23 @@ use super::{
     ops::{Matrix, Ops},
 };
 use crate::{
-    Result, Services,
-    weights::{Checkpoint, Format},
+    Error, Result, Services,
+    weights::{Checkpoint, Format, RawTensor, quote},
 };
 
 /// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
 /// which rotate together are neighbours. Others that rotate neighbours do so in Hugging Face too.
 const REORDERED: [&str; 5] = ["llama", "mistral3", "granite", "granitemoe", "minicpm"];
+
+/// Tensors that hold nothing which a configuration does not say: RoPE's frequencies, which [`Config::rope`] has read from
+/// GGUF files and older folders repeat in every layer.
+///
+/// [`Config::rope`]: crate::weights::Config::rope
+const DERIVED: [&str; 4] =
+    ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq"];
+
+/// How many unused tensors are named.
+const NAMED_MAX: usize = 4;
 
 /// Names a linear layer within its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,6 +42,8 @@ pub struct LayerId(usize);
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     layers: Vec<Registered>,
+    /// Names under which several layers stand one above the other.
+    stacks: Vec<(String, Vec<LayerId>)>,
 }
 
 /// A linear layer as adapters see it.
@@ -44,10 +57,14 @@ pub(super) struct Registered {
 }
 
 impl Registry {
-    /// The layer of this name.
-    pub(super) fn find(&self, name: &str) -> Option<(LayerId, &Registered)> {
-        let index = self.layers.iter().position(|layer| layer.name == name)?;
-        Some((LayerId(index), &self.layers[index]))
+    /// The layer of this name, or the layers of the stack of this name from top to bottom; nothing where there is neither.
+    pub(super) fn find(&self, name: &str) -> Vec<(LayerId, &Registered)> {
+        let of = |id: &LayerId| Some((*id, self.layers.get(id.0)?));
+        if let Some(index) = self.layers.iter().position(|layer| layer.name == name) {
+            return of(&LayerId(index)).into_iter().collect();
+        }
+        let stack = self.stacks.iter().find(|(stack, _)| stack == name);
+        stack.into_iter().flat_map(|(_, parts)| parts.iter().filter_map(of)).collect()
     }
 }
 
@@ -65,16 +82,31 @@ pub(super) struct Shared<'a> {
     ops: &'a Ops,
     context: usize,
     registry: RefCell<Registry>,
+    used: RefCell<HashSet<String>>,
     loaded_bytes: Cell<u64>,
 }
 
 impl<'a> Shared<'a> {
     pub(super) fn new(checkpoint: &'a Checkpoint, services: &'a Services, ops: &'a Ops, context: usize) -> Self {
-        Self { checkpoint, services, ops, context, registry: RefCell::default(), loaded_bytes: Cell::new(0) }
+        let (registry, used) = (RefCell::default(), RefCell::default());
+        Self { checkpoint, services, ops, context, registry, used, loaded_bytes: Cell::new(0) }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
         Loader { shared: self, prefix: String::new() }
+    }
+
+    /// Tensors of the checkpoint that nothing asked for, for a person: a part of the model that the plugin does not know,
+    /// or a name that it missed.
+    pub(super) fn unused(&self) -> Option<String> {
+        let (weights, used) = (self.checkpoint.weights(), self.used.borrow());
+        let is_unused = |name: &&str| !used.contains(*name) && !DERIVED.iter().any(|derived| name.ends_with(derived));
+        let unused: Vec<_> = weights.names().filter(is_unused).collect();
+        let named = unused.iter().take(NAMED_MAX).map(|name| quote(name)).collect::<Vec<_>>().join(", ");
+        let more = unused.len().saturating_sub(NAMED_MAX);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let (count, all) = (unused.len(), weights.names().count());
+        (count > 0).then(|| format!("{count} of the checkpoint's {all} tensors: {named}{more}"))
     }
 
     pub(super) fn into_registry(self) -> Registry {
@@ -118,6 +150,32 @@ impl Loader<'_> {
         Ok(Linear::new(weight, bias, id))
     }
 
+    /// Linear layers of one input, which a checkpoint has each by itself or stacked as the rows of `name.weight`: queries,
+    /// keys and values as `qkv_proj`, gate and up as `gate_up_proj`. Adapters find the parts and the stack in either case.
+    pub fn stacked<const N: usize>(&self, name: &str, inputs: usize, parts: [(&str, usize); N]) -> Result<[Linear; N]> {
+        let stack = self.at(name);
+        let layers: Vec<Linear> = if stack.has("weight") {
+            let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
+            let weight = stack.raw("weight", &[outputs, inputs])?;
+            let bias = if stack.has("bias") { Some(stack.raw("bias", &[outputs])?) } else { None };
+            let mut start = 0;
+            let part = |(part, outputs): (&str, usize)| {
+                let rows = start..start + outputs;
+                start = rows.end;
+                let weight = Arc::new(self.shared.ops.matrix(&weight.rows(rows.clone())?)?);
+                let bias = bias.as_ref().map(|bias| self.shared.ops.vector(&bias.rows(rows)?)).transpose()?;
+                let id = self.register(&self.name(part), &weight);
+                Ok(Linear::new(weight, bias, id))
+            };
+            parts.into_iter().map(part).collect::<Result<_>>()?
+        } else {
+            parts.into_iter().map(|(part, outputs)| self.linear(part, inputs, outputs)).collect::<Result<_>>()?
+        };
+        let ids = layers.iter().map(Linear::id).collect();
+        self.shared.registry.borrow_mut().stacks.push((stack.prefix, ids));
+        layers.try_into().map_err(|_| Error::invalid(format!("'{name}' has other parts than were asked for")))
+    }
+
     /// The embedding `name.weight`, of shape `[rows, width]`.
     pub fn embedding(&self, name: &str, rows: usize, width: usize) -> Result<Embedding> {
         let here = self.at(name);
@@ -126,19 +184,27 @@ impl Loader<'_> {
 
     /// A small dense tensor of one dimension, as `f32`.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
-        let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(&[len])?;
-        self.count(&raw.name, raw.data.len())?;
-        self.shared.ops.vector(&raw)
+        self.shared.ops.vector(&self.raw(name, &[len])?)
     }
 
     /// The values of a small dense tensor of one dimension, where the checkpoint has it.
     pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
-        self.shared.checkpoint.weights().find(&self.name(name)).map(|raw| raw.to_f32()).transpose()
+        let name = self.name(name);
+        let values = self.shared.checkpoint.weights().find(&name).map(|raw| raw.to_f32()).transpose()?;
+        self.shared.used.borrow_mut().insert(name);
+        Ok(values)
+    }
+
+    /// A tensor as it lies in the checkpoint.
+    fn raw(&self, name: &str, shape: &[usize]) -> Result<RawTensor> {
+        let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(shape)?;
+        self.count(&raw.name, raw.data.len())?;
+        self.shared.used.borrow_mut().insert(raw.name.clone());
+        Ok(raw)
     }
 
     fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix> {
-        let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(&[outputs, inputs])?;
-        self.count(&raw.name, raw.data.len())?;
+        let raw = self.raw(name, &[outputs, inputs])?;
         self.shared.ops.matrix(&raw).map_err(|error| error.context(format!("tensor '{}'", raw.name)))
     }
 

@@ -15,14 +15,12 @@ pub struct GatedMlp {
 }
 
 impl GatedMlp {
-    /// Loads `gate_proj`, `up_proj` and `down_proj`, with biases where the checkpoint has them.
+    /// Loads `gate_proj`, `up_proj` (or both stacked as `gate_up_proj`) and `down_proj`, with biases where the checkpoint
+    /// has them.
     pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
-        Ok(Self {
-            gate_proj: loader.linear("gate_proj", width, inner)?,
-            up_proj: loader.linear("up_proj", width, inner)?,
-            down_proj: loader.linear("down_proj", inner, width)?,
-            act,
-        })
+        let parts = [("gate_proj", inner), ("up_proj", inner)];
+        let [gate_proj, up_proj] = loader.stacked("gate_up_proj", width, parts)?;
+        Ok(Self { gate_proj, up_proj, down_proj: loader.linear("down_proj", inner, width)?, act })
     }
 
     /// Applies the block to each row of `x`.

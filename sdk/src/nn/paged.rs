@@ -15,7 +15,7 @@ use super::{
 use crate::{
     AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, Level, LoadRequest, Model, Resident, Result,
     Services, Source, StateKind,
-    weights::{Checkpoint, Dtype},
+    weights::{Checkpoint, Dtype, Names},
 };
 
 /// A decoder-only language model: what an author writes.
@@ -26,6 +26,8 @@ pub trait Decoder: Sized + Send + 'static {
     const GGUF: &'static [&'static str];
     /// Values of `architectures` in the `config.json` files that it claims.
     const CLASSES: &'static [&'static str];
+    /// Names of tensors in those GGUF files that the SDK does not know: `("attn_sub_norm", "self_attn.inner_norm")`.
+    const GGUF_NAMES: Names = &[];
 
     /// What the model reads from a configuration.
     type Config;
@@ -117,7 +119,7 @@ struct Opened<D: Decoder> {
 impl<D: Decoder> Opened<D> {
     fn open(source: &Source) -> Result<Self> {
         let options = Options::read(source)?;
-        let checkpoint = Checkpoint::open(&source.path)?;
+        let checkpoint = Checkpoint::open_with(&source.path, D::GGUF_NAMES)?;
         let architecture = checkpoint.architecture();
         if !D::GGUF.contains(&architecture) && !D::CLASSES.contains(&architecture) {
             return Err(Error::declined(format!("'{architecture}' is not an architecture that {} knows", D::NAME)));
@@ -184,6 +186,9 @@ impl<D: Decoder> Architecture for Paged<D> {
         let shared = Shared::new(&opened.checkpoint, services, &ops, context);
         let blocks = blocks_within(request.state_bytes, opened.block_bytes)?;
         let decoder = D::load(&shared.root(), &opened.config)?;
+        if let Some(names) = shared.unused() {
+            services.log(Level::Warn, format!("{} does not use {names}", D::NAME));
+        }
         let registry = shared.into_registry();
         let kv = KvCache::new(shape.kv, opened.kv, blocks, &ops)?;
         let weight_bytes = opened.checkpoint.weights().bytes();

@@ -79,14 +79,21 @@ impl Rope {
 
     /// The angles of a step's positions; all layers share them.
     pub fn angles(&self, step: &Step<'_>) -> Result<Angles> {
+        self.angles_scaled(step, |_| 1.0)
+    }
+
+    /// Angles that also multiply what they rotate by a factor of its position, as models do with queries whose scores
+    /// would fade over long contexts. The whole of a head must be rotated.
+    pub fn angles_scaled(&self, step: &Step<'_>, factor: impl Fn(u32) -> f32) -> Result<Angles> {
         let positions = step.positions();
         let shape = (positions.len(), self.frequencies.len());
         let (mut cos, mut sin) = (Vec::with_capacity(shape.0 * shape.1), Vec::with_capacity(shape.0 * shape.1));
         for &position in positions {
+            let amplitude = self.amplitude * factor(position);
             for frequency in &self.frequencies {
                 let (s, c) = (position as f32 * frequency).sin_cos();
-                cos.push(c * self.amplitude);
-                sin.push(s * self.amplitude);
+                cos.push(c * amplitude);
+                sin.push(s * amplitude);
             }
         }
         let device = step.ops().device();

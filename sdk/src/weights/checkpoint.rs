@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Bytes, Config, RawTensor, Tokenizer, Weights, gguf, names, quote, safetensors};
+use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, quote, safetensors};
 use crate::{Error, Result};
 
 const ARCHITECTURE_BYTES_MAX: usize = 128;
@@ -36,6 +36,11 @@ impl Checkpoint {
     /// Opens a GGUF file, or a folder with `config.json` and safetensors. Nothing in it may be changed in place as long
     /// as the checkpoint or one of its tensors is in use.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, &[])
+    }
+
+    /// The same, with names for what the architecture's GGUF files have and others have not.
+    pub fn open_with(path: &Path, names: Names) -> Result<Self> {
         let kind = std::fs::metadata(path).map_err(|error| Error::from(error).context(path.display()))?;
         if kind.is_dir() {
             return Self::open_folder(path);
@@ -46,7 +51,7 @@ impl Checkpoint {
                 .help("give the folder, which also has config.json and the tokenizer"));
         }
         let parts = gguf::open(path)?;
-        Self::from_gguf(path, parts).map_err(|error| error.context(path.display()))
+        Self::from_gguf(path, parts, names).map_err(|error| error.context(path.display()))
     }
 
     /// Where it was opened: a file for GGUF, a folder for safetensors.
@@ -121,7 +126,7 @@ impl Checkpoint {
         Ok(Self { path, format: Format::Safetensors, architecture, config, weights, metadata: None, files })
     }
 
-    pub(super) fn from_gguf(path: &Path, mut parts: Vec<gguf::Gguf>) -> Result<Self> {
+    pub(super) fn from_gguf(path: &Path, mut parts: Vec<gguf::Gguf>, own: Names) -> Result<Self> {
         let files = parts.iter().map(|part| (part.header.clone(), part.file_len)).collect();
         let tensors: Vec<RawTensor> = parts.iter_mut().flat_map(|part| std::mem::take(&mut part.tensors)).collect();
         let metadata = parts.into_iter().next().map(|first| first.metadata).unwrap_or_default();
@@ -131,7 +136,7 @@ impl Checkpoint {
         let weights = Weights::new(
             tensors
                 .into_iter()
-                .map(|tensor| RawTensor { name: names::hugging_face(&architecture, &tensor.name), ..tensor }),
+                .map(|tensor| RawTensor { name: names::hugging_face(&architecture, &tensor.name, own), ..tensor }),
         )?;
         let config = Config::from_gguf(&architecture, &metadata, &weights)?;
         let path = path.to_path_buf();

@@ -109,6 +109,24 @@ impl Config {
         Ok(self.find_usize("sliding_window")?.filter(|window| is_on && *window > 0))
     }
 
+    /// The same for each of so many layers, whose types may differ: by name in `layer_types`, or from the layer
+    /// `max_window_layers` on.
+    pub fn sliding_windows(&self, layers: usize) -> Result<Vec<Option<usize>>> {
+        let window = self.sliding_window()?;
+        let Some(types) = self.find("layer_types") else {
+            let full = self.usize_or("max_window_layers", 0)?;
+            return Ok((0..layers).map(|layer| window.filter(|_| layer >= full)).collect());
+        };
+        let of_type = |name: &Value| match name.as_str() {
+            Some("full_attention") => Some(None),
+            Some("sliding_attention") => Some(window),
+            _ => None,
+        };
+        let windows = types.as_array().and_then(|types| types.iter().map(of_type).collect::<Option<Vec<_>>>());
+        let what = format!("a list of {layers} of 'full_attention' and 'sliding_attention'");
+        windows.filter(|list| list.len() == layers).ok_or_else(|| is_not("layer_types", types, &what))
+    }
+
     /// The ids that end a generation, by `generation_config.json` and `config.json` together.
     pub fn eos_token_ids(&self) -> &[u32] {
         &self.eos

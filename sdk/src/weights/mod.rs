@@ -23,6 +23,7 @@ pub use self::{
     checkpoint::{Checkpoint, Format},
     config::{Config, RopeConfig, RopeScaling, RopeStyle},
     dtype::Dtype,
+    names::Names,
     tensor::{RawTensor, Weights},
     tokenizer::Tokenizer,
 };

@@ -3,34 +3,36 @@
 //! Plugins ask for Hugging Face's names, as those stand in the papers' reference code and in adapters. The two naming
 //! schemes differ by a handful of words, with exceptions per family, so the translation is a table and a new family is a
 //! few lines of data. A name that the table does not know passes through unchanged: a plugin for an architecture that
-//! nobody here has heard of finds its tensors under the names in the file.
+//! nobody here has heard of finds its tensors under the names in the file, or brings rows of its own.
 
-/// The Hugging Face name of a tensor in a GGUF file of an architecture.
-pub(super) fn hugging_face(architecture: &str, name: &str) -> String {
+/// What GGUF calls a part of a model, within a layer (`attn_q`) or outside (`token_embd`), and what Hugging Face does.
+pub type Names = &'static [(&'static str, &'static str)];
+
+/// The Hugging Face name of a tensor in a GGUF file of an architecture; `own` are the rows that its plugin brings.
+pub(super) fn hugging_face(architecture: &str, name: &str, own: Names) -> String {
     let Some((path, kind)) = name.rsplit_once('.') else { return name.to_owned() };
     if let Some((layer, part)) = path.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
         let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
-        if let Some(part) = look_up(architecture, part, LAYER).filter(|_| is_number) {
+        if let Some(part) = look_up(architecture, part, own, LAYER).filter(|_| is_number) {
             return format!("model.layers.{layer}.{part}.{kind}");
         }
-    } else if let Some(path) = look_up(architecture, path, MODEL) {
+    } else if let Some(path) = look_up(architecture, path, own, MODEL) {
         return format!("{path}.{kind}");
     }
     name.to_owned()
 }
 
-fn look_up(architecture: &str, part: &str, table: &[(&str, &'static str)]) -> Option<&'static str> {
-    let own = EXCEPTIONS.iter().filter(|(architectures, _)| architectures.contains(&architecture));
-    let own = own.flat_map(|(_, names)| names.iter());
-    own.chain(table).find(|(gguf, _)| *gguf == part).map(|(_, name)| *name)
+fn look_up(architecture: &str, part: &str, own: Names, table: Names) -> Option<&'static str> {
+    let family = EXCEPTIONS.iter().filter(|(architectures, _)| architectures.contains(&architecture));
+    let family = family.flat_map(|(_, names)| names.iter());
+    own.iter().chain(family).chain(table).find(|(gguf, _)| *gguf == part).map(|(_, name)| *name)
 }
 
 /// Names outside of the layers.
-const MODEL: &[(&str, &str)] =
-    &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
+const MODEL: Names = &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")];
 
 /// Names within a layer.
-const LAYER: &[(&str, &str)] = &[
+const LAYER: Names = &[
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -44,8 +46,6 @@ const LAYER: &[(&str, &str)] = &[
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
 ];
-
-type Names = &'static [(&'static str, &'static str)];
 
 /// Where a family differs, by the names of its architectures in GGUF.
 const EXCEPTIONS: &[(&[&str], Names)] = &[
@@ -77,7 +77,7 @@ mod tests {
 
     #[track_caller]
     fn check(architecture: &str, gguf: &str, expected: &str) {
-        assert_eq!(hugging_face(architecture, gguf), expected);
+        assert_eq!(hugging_face(architecture, gguf, &[]), expected);
     }
 
     #[test]
@@ -118,6 +118,16 @@ mod tests {
     }
 
     #[test]
+    fn an_architecture_may_bring_names_of_its_own() {
+        let own = &[("attn_sub_norm", "self_attn.inner_norm"), ("attn_q", "attention.query"), ("token_embd", "wte")];
+        let name = |name| hugging_face("nobody-knows", name, own);
+        assert_eq!(name("blk.3.attn_sub_norm.weight"), "model.layers.3.self_attn.inner_norm.weight");
+        assert_eq!(name("blk.3.attn_q.weight"), "model.layers.3.attention.query.weight");
+        assert_eq!(name("blk.3.attn_k.weight"), "model.layers.3.self_attn.k_proj.weight");
+        assert_eq!(name("token_embd.weight"), "wte.weight");
+    }
+
+    #[test]
     fn no_two_tensors_of_a_family_get_one_name() {
         let families = EXCEPTIONS.iter().flat_map(|(architectures, _)| *architectures).chain(&["llama"]);
         for family in families {
@@ -127,8 +137,8 @@ mod tests {
             let names: HashSet<_> = parts
                 .iter()
                 .map(|part| match MODEL.iter().any(|(name, _)| name == part) {
-                    true => hugging_face(family, &format!("{part}.weight")),
-                    false => hugging_face(family, &format!("blk.0.{part}.weight")),
+                    true => hugging_face(family, &format!("{part}.weight"), &[]),
+                    false => hugging_face(family, &format!("blk.0.{part}.weight"), &[]),
                 })
                 .collect();
             assert_eq!(names.len(), parts.len(), "{family}");

@@ -3,7 +3,7 @@
 //! What a plugin asks for and what a file has are compared here, once, so that a missing tensor or a wrong shape ends in
 //! a message that names both sides instead of in arithmetic on the wrong numbers.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use half::{bf16, f16};
 
@@ -36,6 +36,24 @@ impl RawTensor {
         let (name, found) = (quote(&self.name), &self.shape);
         Err(Error::corrupt(format!("tensor {name} has the shape {found:?}, expected is {expected:?}"))
             .help("configuration and weights are of different models: download both again"))
+    }
+
+    /// Some rows: the tensor of these indices of the first dimension, read where it lies.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        let count = self.shape.first().copied().unwrap_or_default();
+        let row_bytes = self.data.len().checked_div(count).filter(|bytes| bytes * count == self.data.len());
+        let data = row_bytes.and_then(|bytes| self.data.slice(rows.start * bytes..rows.end.checked_mul(bytes)?));
+        let mut shape = self.shape.clone();
+        match (data, shape.first_mut()) {
+            (Some(data), Some(first)) if rows.start <= rows.end => {
+                *first = rows.len();
+                Ok(Self { name: self.name.clone(), dtype: self.dtype, shape, data })
+            }
+            _ => {
+                let (name, shape) = (quote(&self.name), &self.shape);
+                Err(Error::corrupt(format!("tensor {name} of shape {shape:?} has no rows {rows:?} to take apart")))
+            }
+        }
     }
 
     /// The values of a dense tensor. Quantized ones stay as they are; the kernels read them in place.
@@ -197,6 +215,18 @@ mod tests {
         assert_eq!(quantized.message, "tensor 'x' is stored as Q8_0, not as F32, F16 or BF16");
         let misshapen = tensor("x", Dtype::F32, &[3], &[0; 8]).to_f32().unwrap_err();
         assert_eq!(misshapen.message, "tensor 'x' has 8 bytes, which is not its shape [3]");
+    }
+
+    #[test]
+    fn rows_lie_where_the_tensor_lies() {
+        let quantized = tensor("x", Dtype::Q8_0, &[3, 32], &[[1; 34], [2; 34], [3; 34]].concat());
+        let rows = quantized.rows(1..3).unwrap();
+        assert_eq!((rows.shape.as_slice(), &*rows.data), ([2, 32].as_slice(), &[[2; 34], [3; 34]].concat()[..]));
+        assert!(std::ptr::eq(&*rows.data, &quantized.data[34..]), "copied");
+        let error = quantized.rows(2..4).unwrap_err();
+        assert_eq!(error.message, "tensor 'x' of shape [3, 32] has no rows 2..4 to take apart");
+        let line = tensor("x", Dtype::Q8_0, &[32], &[0; 34]);
+        assert!(line.rows(0..16).is_err(), "a block cannot be taken apart");
     }
 
     #[test]

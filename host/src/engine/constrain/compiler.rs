@@ -169,8 +169,11 @@ impl Shared {
                 job.slot.fill(Err(GrammarError::Busy));
                 continue;
             }
-            let compiled = panic::catch_unwind(AssertUnwindSafe(|| self.compile(&job.source)));
-            job.slot.fill(compiled.unwrap_or_else(|_| Err(source::explain("panic"))));
+            let compiled = self.compile(&job.source).or_else(|error| {
+                let relaxed = job.source.relaxed(error, |part| self.compile(part).map(drop))?;
+                self.compile(&relaxed)
+            });
+            job.slot.fill(compiled);
         }
     }
 
@@ -189,6 +192,11 @@ impl Shared {
     }
 
     fn compile(&self, source: &Source) -> Result<Template, GrammarError> {
+        panic::catch_unwind(AssertUnwindSafe(|| self.try_compile(source)))
+            .unwrap_or_else(|_| Err(source::explain("panic")))
+    }
+
+    fn try_compile(&self, source: &Source) -> Result<Template, GrammarError> {
         let factory = self.factory()?;
         let grammar = source.render(&self.vocabulary)?;
         let parser = factory.create_parser(grammar).map_err(|error| source::explain(&error.to_string()))?;

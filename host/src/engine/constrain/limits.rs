@@ -23,6 +23,7 @@ const SCHEMA_VALUES_MAX: usize = 50_000;
 const SCHEMA_FIELDS_MAX: usize = 2_000;
 const LARK_BYTES_MAX: usize = 64 << 10;
 const REGEX_BYTES_MAX: usize = 16 << 10;
+const PARTS_MAX: usize = 1024;
 const DIVISOR_MAX: u64 = 20_000;
 
 /// What the compiler may spend on a grammar, and on a step of it.
@@ -46,9 +47,15 @@ pub(super) fn check(spec: &Spec) -> Result<(), GrammarError> {
         let trigger = if let Trigger::After(marker) = &rule.trigger { Some(marker) } else { None };
         let markers = [trigger, rule.open.as_ref(), rule.close.as_ref()];
         let grammar = match &rule.grammar {
-            Grammar::JsonSchema { schema, .. } => length("bytes of schema", schema, SCHEMA_BYTES_MAX),
-            Grammar::Regex(regex) => length("bytes of regex", regex, REGEX_BYTES_MAX),
-            Grammar::Lark(lark) => length("bytes of Lark", lark, LARK_BYTES_MAX),
+            Grammar::Framed { frame, parts } => length("bytes of frame", frame, LARK_BYTES_MAX)
+                .and_then(|_| length_of("parts in a frame", parts.len(), PARTS_MAX))
+                .and_then(|_| {
+                    parts
+                        .iter()
+                        .try_for_each(|part| size(&part.grammar).map(drop).map_err(|error| error.context(&part.what)))
+                })
+                .map(|()| rule.grammar.bytes()),
+            grammar => size(grammar),
         };
         total += markers
             .into_iter()
@@ -58,6 +65,15 @@ pub(super) fn check(spec: &Spec) -> Result<(), GrammarError> {
             .map_err(|error| error.context(format!("rule {index}")))?;
     }
     length_of("bytes of grammars", total, SPEC_BYTES_MAX).map(drop)
+}
+
+fn size(grammar: &Grammar) -> Result<usize, GrammarError> {
+    match grammar {
+        Grammar::JsonSchema { schema, .. } => length("bytes of schema", schema, SCHEMA_BYTES_MAX),
+        Grammar::Regex(regex) => length("bytes of regex", regex, REGEX_BYTES_MAX),
+        Grammar::Lark(lark) => length("bytes of Lark", lark, LARK_BYTES_MAX),
+        Grammar::Framed { .. } => Err(GrammarError::Invalid("a frame stands within another".to_owned())),
+    }
 }
 
 /// Reads a schema and checks its size. Of a lenient one, divisors that are too large are taken out.

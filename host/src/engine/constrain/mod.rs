@@ -25,4 +25,4 @@ mod tests;
 pub use compiler::{Compiler, Compiling};
 pub use constraint::{Constraint, ConstraintError};
 pub use masks::{Masks, is_allowed, keep_allowed};
-pub use spec::{Grammar, GrammarError, Marker, Reasoning, Rule, Spec, Then, Trigger};
+pub use spec::{Grammar, GrammarError, Marker, Part, Reasoning, Rule, Spec, Then, Trigger};

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     limits,
-    spec::{Grammar, GrammarError, Marker, Rule},
+    spec::{Grammar, GrammarError, Marker, Part, Rule},
 };
 use crate::engine::vocabulary::Vocabulary;
 
@@ -30,9 +30,32 @@ impl Source {
 
     /// How many bytes it keeps.
     pub(super) fn bytes(&self) -> usize {
-        match &self.grammar {
-            Grammar::JsonSchema { schema: text, .. } | Grammar::Regex(text) | Grammar::Lark(text) => text.len(),
+        self.grammar.bytes()
+    }
+
+    /// The same with any JSON object for every lenient schema in its frame that does not compile by itself. An error if
+    /// the fault lies elsewhere: that of a part that may not be passed over, or else `error`.
+    pub(super) fn relaxed(
+        &self,
+        error: GrammarError,
+        compile: impl Fn(&Self) -> Result<(), GrammarError>,
+    ) -> Result<Self, GrammarError> {
+        let Grammar::Framed { frame, parts } = &self.grammar else { return Err(error) };
+        let mut relaxed = parts.clone();
+        for part in &mut relaxed {
+            let alone = Self { open: None, grammar: part.grammar.clone(), close: None };
+            match compile(&alone) {
+                Ok(()) => {}
+                Err(_) if matches!(part.grammar, Grammar::JsonSchema { lenient: true, .. }) => {
+                    part.grammar = Grammar::any_json_object();
+                }
+                Err(error) => return Err(error.context(&part.what)),
+            }
         }
+        if relaxed == *parts {
+            return Err(error);
+        }
+        Ok(Self { grammar: Grammar::Framed { frame: frame.clone(), parts: relaxed }, ..self.clone() })
     }
 
     /// A text that it may begin with if it fits anything at all, so that what comes then can be looked at.
@@ -42,17 +65,19 @@ impl Source {
     }
 
     pub(super) fn render(&self, vocabulary: &Vocabulary) -> Result<TopLevelGrammar, GrammarError> {
-        let mut body = match &self.grammar {
-            Grammar::JsonSchema { schema, lenient } => GrammarWithLexer::from_json_schema(json(schema, *lenient)?),
-            Grammar::Regex(regex) => GrammarWithLexer::from_regex(regex),
-            Grammar::Lark(lark) => {
-                limits::lark(lark)?;
-                GrammarWithLexer::from_lark(lark.clone())
+        let mut body = compiled(&self.grammar)?;
+        let mut parts = Vec::new();
+        if let Grammar::Framed { parts: grammars, .. } = &self.grammar {
+            for (index, Part { what, grammar }) in grammars.iter().enumerate() {
+                let mut part = compiled(grammar).map_err(|error| error.context(what))?;
+                part.name = Some(format!("part{index}"));
+                parts.push(part);
             }
-        };
+        }
         let is_json = matches!(self.grammar, Grammar::JsonSchema { .. });
         if !is_json && self.open.is_none() && self.close.is_none() {
-            return Ok(TopLevelGrammar::from_grammar(body));
+            parts.insert(0, body);
+            return Ok(TopLevelGrammar { grammars: parts, max_tokens: None });
         }
         body.name = Some("body".to_owned());
         let margin = if is_json { "MARGIN" } else { "" };
@@ -63,7 +88,20 @@ impl Source {
         if is_json {
             frame.push_str(&format!("MARGIN: /[ \\t\\r\\n]{{0,{JSON_MARGIN_MAX}}}/\n"));
         }
-        Ok(TopLevelGrammar { grammars: vec![GrammarWithLexer::from_lark(frame), body], max_tokens: None })
+        parts.splice(0..0, [GrammarWithLexer::from_lark(frame), body]);
+        Ok(TopLevelGrammar { grammars: parts, max_tokens: None })
+    }
+}
+
+/// A grammar by itself, without what it is made of.
+fn compiled(grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
+    match grammar {
+        Grammar::JsonSchema { schema, lenient } => json(schema, *lenient).map(GrammarWithLexer::from_json_schema),
+        Grammar::Regex(regex) => Ok(GrammarWithLexer::from_regex(regex)),
+        Grammar::Lark(lark) | Grammar::Framed { frame: lark, .. } => {
+            limits::lark(lark)?;
+            Ok(GrammarWithLexer::from_lark(lark.clone()))
+        }
     }
 }
 

@@ -90,6 +90,24 @@ pub enum Grammar {
     Regex(String),
     /// A grammar in llguidance's dialect of Lark.
     Lark(String),
+    /// Several grammars in a frame: a grammar in Lark whose `@part0`, `@part1`, … stand for them. Of the lenient schemas
+    /// among them those that cannot be enforced at all become any JSON object.
+    Framed {
+        /// The frame.
+        frame: String,
+        /// What stands in it; not framed themselves.
+        parts: Vec<Part>,
+    },
+}
+
+/// A grammar within a frame.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Part {
+    /// What it is, for errors: `the schema of tool 'f'`.
+    pub what: String,
+    /// The grammar.
+    pub grammar: Grammar,
 }
 
 /// Why there is no constraint.
@@ -119,6 +137,21 @@ impl Grammar {
     /// Any JSON object: what is left of a schema that cannot be enforced.
     pub fn any_json_object() -> Self {
         Self::json_schema(r#"{"type":"object"}"#, true)
+    }
+
+    /// How long its text is.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::JsonSchema { schema: text, .. } | Self::Regex(text) | Self::Lark(text) => text.len(),
+            Self::Framed { frame, parts } => frame.len() + parts.iter().map(|part| part.grammar.bytes()).sum::<usize>(),
+        }
+    }
+}
+
+impl Part {
+    /// A part that errors call so.
+    pub fn new(what: impl Into<String>, grammar: Grammar) -> Self {
+        Self { what: what.into(), grammar }
     }
 }
 

@@ -17,7 +17,10 @@ pub use plan::{Config, Ended, Plan, Refused, Request, Reused, Span};
 
 use std::{collections::HashMap, time::Duration};
 
-use super::blocks::{BlockTable, Import, Key};
+use super::{
+    blocks::{BlockTable, Import, Key},
+    states::StateTable,
+};
 use pace::Pace;
 use waiting::Waiting;
 
@@ -25,8 +28,10 @@ use waiting::Waiting;
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
-    /// None for a per-sequence model, whose states are only counted.
+    /// None for a per-sequence model.
     blocks: Option<BlockTable>,
+    /// Of a per-sequence model; a paged one has none.
+    states: StateTable,
     pace: Pace,
     sequences: HashMap<u64, Sequence>,
     /// Those that have been let in, oldest first.
@@ -38,6 +43,7 @@ pub struct Scheduler {
 #[derive(Debug)]
 struct Sequence {
     root: Key,
+    salt: Vec<u8>,
     /// Prompt and generated tokens.
     tokens: Vec<u32>,
     /// How many of them are the prompt.
@@ -62,7 +68,8 @@ impl Scheduler {
         let step_tokens_max = config.step_tokens_max.max(sequences_max + chunk_min);
         let config = Config { sequences_max, step_tokens_max, chunk_min, chunk_max, ..config };
         let (sequences, running, waiting) = (HashMap::new(), Vec::new(), Waiting::default());
-        Self { pace: Pace::new(&config), config, blocks, sequences, running, waiting, admitted: 0 }
+        let states = StateTable::new(sequences_max);
+        Self { pace: Pace::new(&config), config, blocks, states, sequences, running, waiting, admitted: 0 }
     }
 
     /// Takes a sequence in; it runs when its turn comes.
@@ -87,6 +94,7 @@ impl Scheduler {
         }
         let new = Sequence {
             root,
+            salt,
             prompt: prompt.len(),
             tokens: prompt,
             computed: 0,
@@ -145,16 +153,26 @@ impl Scheduler {
         }
     }
 
-    /// Forgets a sequence, whatever it was doing: it is complete, cancelled or broken. Its blocks are free for others
-    /// at once.
+    /// Forgets a sequence, whatever it was doing: it is complete or cancelled. Its blocks are free for others at once.
     pub fn finish(&mut self, sequence: u64) {
-        if self.sequences.remove(&sequence).is_none() {
-            return;
-        }
-        self.waiting.remove(sequence);
-        self.running.retain(|other| *other != sequence);
-        if let Some(blocks) = &mut self.blocks {
-            blocks.close(sequence);
+        self.close(sequence, true);
+    }
+
+    /// Forgets a sequence that is broken: what the model remembers of it is not to be relied on.
+    pub fn discard(&mut self, sequence: u64) {
+        self.close(sequence, false);
+    }
+
+    fn close(&mut self, id: u64, sound: bool) {
+        let Some(mut sequence) = self.sequences.remove(&id) else { return };
+        self.waiting.remove(id);
+        self.running.retain(|other| *other != id);
+        match &mut self.blocks {
+            Some(blocks) => blocks.close(id),
+            None => {
+                sequence.tokens.truncate(sequence.computed);
+                self.states.close(id, sequence.salt, sound.then_some(sequence.tokens));
+            }
         }
     }
 
@@ -187,6 +205,16 @@ impl Scheduler {
     /// Where a sequence's tokens lie, for the model; empty for a per-sequence model.
     pub fn table(&self, sequence: u64) -> &[u32] {
         self.blocks.as_ref().map_or(&[], |blocks| blocks.blocks(sequence))
+    }
+
+    /// What a per-sequence model calls a sequence's state; the sequence itself for a paged one.
+    pub fn state_of(&self, sequence: u64) -> u64 {
+        self.states.state_of(sequence)
+    }
+
+    /// The states of a per-sequence model, for what it is to forget and for metrics.
+    pub fn states(&mut self) -> &mut StateTable {
+        &mut self.states
     }
 
     /// How many of a sequence's prompt tokens were taken over instead of computed.
@@ -238,7 +266,13 @@ impl Scheduler {
 
     /// Opens a sequence's table, if all its tokens will fit beside what the running ones are about to need.
     fn enter(&mut self, id: u64) -> bool {
-        let Some(blocks) = &mut self.blocks else { return true };
+        let Some(blocks) = &mut self.blocks else {
+            if let Some(sequence) = self.sequences.get_mut(&id) {
+                let known = self.states.open(id, &sequence.salt, &sequence.tokens);
+                sequence.take_over(known);
+            }
+            return true;
+        };
         let running = self.running.iter().filter_map(|other| Some((other, self.sequences.get(other)?)));
         let outstanding: usize = running.map(|(other, sequence)| lacks(blocks, *other, &sequence.tokens)).sum();
         let alone = self.running.is_empty();

@@ -118,8 +118,11 @@ fn keys_that_collide_never_serve_another_text() {
 
 #[test]
 fn a_per_sequence_model_is_served_within_its_number_of_states() {
-    let config = Config { sequences_max: 3, ..usual(8).config };
-    let totals = run(&Scenario { layout: None, config, ..usual(8) });
-    assert!(totals.finished > 1_000);
-    assert_eq!((totals.reused, totals.preempted), (0, 0));
+    for (states, reused_min) in [(3, 100), (60, 10_000)] {
+        let config = Config { sequences_max: states, step_tokens_max: 80, ..usual(8).config };
+        let totals = run(&Scenario { layout: None, config, ..usual(8) });
+        assert!(totals.finished > 1_000);
+        assert!(totals.reused > reused_min, "{states} states: {} tokens were taken over", totals.reused);
+        assert_eq!(totals.preempted, 0);
+    }
 }

@@ -86,6 +86,8 @@ pub(super) struct World {
     /// Texts that a prompt may start with.
     beginnings: Vec<(u8, Vec<u32>)>,
     memory: Vec<Vec<u64>>,
+    /// What each state of a per-sequence model has seen.
+    states: BTreeMap<u64, Vec<u64>>,
     disk: HashMap<Key, (Record, Vec<u64>)>,
 }
 
@@ -105,6 +107,7 @@ impl World {
             live: BTreeMap::new(),
             beginnings,
             memory: Vec::new(),
+            states: BTreeMap::new(),
             disk: HashMap::new(),
         };
         world.start();
@@ -142,6 +145,7 @@ impl World {
 
     /// A new process: memory is lost, the disk is found again.
     fn start(&mut self) {
+        self.states.clear();
         let blocks = self.scenario.layout.map(|layout| {
             let mut table = BlockTable::new(layout, &SECRET);
             if let Some(bits) = self.scenario.key_bits {
@@ -304,7 +308,15 @@ impl World {
     fn compute(&mut self, span: &Span) {
         let Some(live) = self.live.get_mut(&span.sequence) else { panic!("{} is not alive", span.sequence) };
         let Some(layout) = self.scenario.layout else {
-            assert_eq!(span.tokens.start, live.computed, "a state holds every token once");
+            for state in self.scheduler.states().take_dropped() {
+                // A sequence that ends before its first step has a state of which the model knows nothing.
+                self.states.remove(&state);
+            }
+            let state = self.states.entry(self.scheduler.state_of(span.sequence)).or_default();
+            assert_eq!(*state, live.prints[..span.tokens.start], "a state holds every token once, and no other's");
+            state.extend(&live.prints[span.tokens.clone()]);
+            assert!(self.states.len() <= self.scenario.config.sequences_max, "there is no room for another state");
+            self.totals.reused += span.tokens.start - live.computed;
             live.computed = span.tokens.end;
             self.totals.computed += span.tokens.len();
             return;

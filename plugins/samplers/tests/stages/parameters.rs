@@ -13,7 +13,7 @@ fn refusal(name: &str, parameters: &str) -> String {
 #[test]
 fn every_stage_has_defaults() {
     let samplers = pensieve_samplers::samplers();
-    assert_eq!(samplers.len(), 11);
+    assert_eq!(samplers.len(), 12);
     for sampler in samplers {
         for parameters in ["", "{}", " { } "] {
             assert!(sampler.create(parameters, 1000, 0).is_ok(), "{}", sampler.name());
@@ -54,6 +54,10 @@ fn refuses_values_out_of_range_and_names_the_range() {
         ("dry", r#"{"sequence_breakers": [1000]}"#),
         ("dry", r#"{"sequence_breakers": ["\n"]}"#),
         ("dry", r#"{"sequence_breakers": 5}"#),
+        ("bias", r#"{"biases": {"1000": 1}}"#),
+        ("bias", r#"{"biases": {"-1": 1}}"#),
+        ("bias", r#"{"biases": {"1": 101}}"#),
+        ("bias", r#"{"biases": [1]}"#),
         ("xtc", r#"{"threshold": 1.1}"#),
         ("xtc", r#"{"probability": -1}"#),
         ("mirostat", r#"{"tau": -1}"#),

@@ -2,7 +2,7 @@
 
 use pensieve_sdk::sampler::History;
 
-use crate::chain::{Candidate, Chain, Noise};
+use crate::chain::{Candidate, Chain, NO_HISTORY, Noise};
 use crate::reference;
 
 fn history(tokens: &[u32], prompt: usize) -> History<'_> {
@@ -86,6 +86,19 @@ fn penalties_of_nothing_change_nothing() {
         let (_, left) = chain.run(&logits, history(&tokens[..end], 0)).unwrap();
         assert!(left.into_iter().eq((0..).zip(logits.iter().copied())));
     }
+}
+
+#[test]
+fn biases_are_added_to_the_tokens_that_they_name() {
+    let mut chain = Chain::new(&[("bias", r#"{"biases": {"1": 2.5, "3": -100}}"#), ("greedy", "")], 4, 0);
+    let (token, left) = chain.run(&[1.0, 0.0, 2.0, 3.0], NO_HISTORY).unwrap();
+    assert_eq!(left, [(0, 1.0), (1, 2.5), (2, 2.0), (3, -97.0)]);
+    assert_eq!(token, Some(1));
+    // What stages before left over need not be the whole vocabulary.
+    let (token, left) = chain.run_on(&[(3, 9.0), (0, 1.0)], NO_HISTORY).unwrap();
+    assert_eq!((token, left), (Some(0), vec![(3, -91.0), (0, 1.0)]));
+    let (_, left) = Chain::new(&[("bias", "")], 2, 0).run(&[1.0, 0.0], NO_HISTORY).unwrap();
+    assert_eq!(left, [(0, 1.0), (1, 0.0)]);
 }
 
 #[test]

@@ -172,6 +172,9 @@ impl Source<'_> {
         if let Some(context) = self.integers("rope.scaling.original_context_length")? {
             rope.insert("original_max_position_embeddings".to_owned(), context);
         }
+        if let Some(beta) = self.number("attention.temperature_scale")? {
+            rope.insert("llama_4_scaling_beta".to_owned(), json!(beta));
+        }
         let scaling = self.scaling()?;
         rope.extend(scaling);
         Ok(rope)

@@ -50,7 +50,7 @@ fn model(architecture: &str) -> Gguf {
 
 fn open(file: &Gguf) -> Result<Config> {
     let gguf = gguf::Gguf::read(&file.map())?;
-    Ok(Checkpoint::from_gguf(Path::new("test.gguf"), vec![gguf])?.config().clone())
+    Ok(Checkpoint::from_gguf(Path::new("test.gguf"), vec![gguf], &[])?.config().clone())
 }
 
 #[test]
@@ -127,6 +127,23 @@ fn a_window_that_is_switched_off_is_none() {
     assert_eq!(window(json!({ "sliding_window": null })), None);
     assert_eq!(window(json!({ "sliding_window": 0 })), None);
     assert_eq!(window(json!({})), None);
+}
+
+#[test]
+fn windows_follow_the_layers_types() {
+    let windows = |value| config(value).unwrap().sliding_windows(3);
+    assert_eq!(windows(json!({ "sliding_window": 8 })).unwrap(), [Some(8); 3]);
+    assert_eq!(
+        windows(json!({ "layer_types": ["sliding_attention", "full_attention", "full_attention"] })).unwrap(),
+        [None; 3]
+    );
+    let types = ["full_attention", "sliding_attention", "full_attention"];
+    assert_eq!(windows(json!({ "sliding_window": 8, "layer_types": types })).unwrap(), [None, Some(8), None]);
+    assert_eq!(windows(json!({ "sliding_window": 8, "max_window_layers": 1 })).unwrap(), [None, Some(8), Some(8)]);
+    for types in [json!(["full_attention"]), json!(["full_attention", "linear_attention", "full_attention"]), json!(1)]
+    {
+        assert!(windows(json!({ "sliding_window": 8, "layer_types": types })).is_err());
+    }
 }
 
 #[test]
@@ -346,6 +363,12 @@ fn gguf_rope_scaling_comes_from_metadata_and_tensors() {
     assert_eq!(scaling(yarn.clone()), expected(whole));
     assert_eq!(scaling(yarn.clone().f32("llama.rope.scaling.attn_factor", 0.5)), expected(0.5 * whole));
     assert_eq!(scaling(yarn.f32("llama.rope.scaling.yarn_log_multiplier", 1.0)), expected(1.0));
+}
+
+#[test]
+fn gguf_attention_temperature_reads_like_config_json() {
+    let file = open(&llama().f32("llama.attention.temperature_scale", 0.5)).unwrap();
+    assert_eq!(file.value().pointer("/rope_parameters/llama_4_scaling_beta"), Some(&json!(0.5)));
 }
 
 #[test]

@@ -291,7 +291,7 @@ fn no_damage_to_a_file_is_a_crash() {
             bytes.truncate(random.below(bytes.len() + 1));
         }
         let read = Gguf::read(&Bytes::copy_of(&bytes).unwrap());
-        let opened = read.and_then(|gguf| Checkpoint::from_gguf(Path::new("fuzzed.gguf"), vec![gguf]));
+        let opened = read.and_then(|gguf| Checkpoint::from_gguf(Path::new("fuzzed.gguf"), vec![gguf], &[]));
         outcomes[usize::from(opened.is_ok())] += 1;
         if let Ok(checkpoint) = opened {
             walk(&checkpoint);

@@ -1,0 +1,104 @@
+//! What a person who starts a server wants to see: where it is, what it serves, and how to use it from Claude Code. Only on a
+//! terminal; programs have the one line on standard output, and the log.
+
+use std::{
+    collections::HashSet, fmt::Write, io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,
+};
+use tokio::time::sleep;
+
+use super::given::Settled;
+use crate::{
+    config::units,
+    fleet::{
+        Fleet, ModelState,
+        plugins::{PluginState, Status},
+    },
+    http::LOCAL_KEY,
+};
+
+/// How often it is looked whether a model was loaded.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// What the fleet does not know.
+pub(super) struct Facts {
+    file: Option<PathBuf>,
+    has_key: bool,
+}
+
+impl Facts {
+    pub(super) fn of(settled: &Settled) -> Self {
+        Self { file: settled.file.clone(), has_key: !settled.config.server.keys.is_empty() }
+    }
+}
+
+/// Shows it, and tells of every model when it is loaded.
+pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, facts: Facts) {
+    if !std::io::stderr().is_terminal() {
+        return;
+    }
+    eprint!("{}", text(&fleet, address, &facts).await);
+    let mut told = HashSet::new();
+    loop {
+        for model in fleet.stats(false).await.models {
+            let Some(loaded) = model.loaded.filter(|_| model.state == ModelState::Ready) else { continue };
+            if told.insert((model.id.clone(), model.loads)) {
+                eprintln!(
+                    "model '{}' is on {} ({}): {} of weights, {} for sequences of up to {} tokens",
+                    model.id,
+                    loaded.device,
+                    loaded.note,
+                    units::bytes(loaded.weight_bytes),
+                    units::bytes(loaded.state_bytes),
+                    loaded.context
+                );
+            }
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn text(fleet: &Fleet, address: SocketAddr, facts: &Facts) -> String {
+    let mut text = String::from("\n");
+    let file = facts.file.as_ref().map_or_else(|| "none".into(), |file| file.display().to_string());
+    let _ = writeln!(text, "  configuration  {file}");
+    for (place, model) in fleet.models().iter().enumerate() {
+        let label = if place == 0 { "models" } else { "" };
+        let said = match fleet.card(&model.id).await {
+            Ok(card) => format!("{}, {}, loads on first request", card.architecture, units::bytes(card.weight_bytes)),
+            Err(failure) => failure.to_string(),
+        };
+        let _ = writeln!(text, "  {label:<13}  {}: {said}", model.id);
+    }
+    for variant in fleet.variants() {
+        let _ = writeln!(text, "  {:<13}  {}: another name for '{}'", "", variant.id, variant.base);
+    }
+    let _ = writeln!(text, "  plugins        {}", plugins(&fleet.plugins().snapshot()));
+    let key = if facts.has_key { "the key that is configured" } else { LOCAL_KEY };
+    let host =
+        if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() };
+    let _ = writeln!(text, "\n  Claude Code uses it with\n");
+    let _ = writeln!(text, "    export ANTHROPIC_BASE_URL=http://{host}");
+    let _ = writeln!(
+        text,
+        "    export ANTHROPIC_API_KEY={}\n",
+        if facts.has_key { format!("…  # {key}") } else { key.to_owned() }
+    );
+    text
+}
+
+/// One line about all plugin files.
+pub(super) fn plugins(states: &[PluginState]) -> String {
+    let ready: Vec<&str> = states
+        .iter()
+        .filter_map(|state| match &state.status {
+            Status::Ready { plugin } => Some(plugin.id.as_str()),
+            _ => None,
+        })
+        .collect();
+    let rejected = states.iter().filter(|state| matches!(state.status, Status::Rejected(_))).count();
+    let mut line = if ready.is_empty() { "none".to_owned() } else { ready.join(", ") };
+    if rejected > 0 {
+        let _ = write!(line, "; {rejected} rejected: see pensieve doctor");
+    }
+    line
+}

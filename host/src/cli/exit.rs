@@ -1,0 +1,105 @@
+//! How the program ends: a code for scripts, and one line for people.
+
+use std::{fmt, process::ExitCode};
+
+use crate::{
+    config::Wrong,
+    fleet::Refusal,
+    hub::{Kind, Trouble},
+    job::{Failure, FailureCode},
+};
+
+/// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Exit {
+    Failed = 1,
+    Usage = 2,
+    Absent = 3,
+    Denied = 4,
+    Network = 5,
+    Space = 6,
+    Damaged = 7,
+    Taken = 8,
+    Plugin = 9,
+}
+
+/// Why the program does not do what it was told.
+#[derive(Clone, Debug)]
+pub(super) struct Complaint {
+    pub(super) exit: Exit,
+    /// What happened, to what, and what to do.
+    pub(super) lines: Vec<String>,
+}
+
+/// What a verb comes to.
+pub(super) type Outcome = Result<(), Complaint>;
+
+impl Complaint {
+    pub(super) fn new(exit: Exit, line: impl Into<String>) -> Self {
+        Self { exit, lines: vec![line.into()] }
+    }
+
+    /// An error of the system, at something.
+    pub(super) fn system(what: impl fmt::Display, error: &std::io::Error) -> Self {
+        let exit = match error.kind() {
+            std::io::ErrorKind::NotFound => Exit::Absent,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Exit::Space,
+            std::io::ErrorKind::AddrInUse => Exit::Taken,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, format!("{what}: {error}"))
+    }
+}
+
+/// Says what went wrong, if something did.
+pub(super) fn end(outcome: Outcome) -> ExitCode {
+    let Err(complaint) = outcome else { return ExitCode::SUCCESS };
+    for line in &complaint.lines {
+        eprintln!("pensieve: {line}");
+    }
+    ExitCode::from(complaint.exit as u8)
+}
+
+impl From<Wrong> for Complaint {
+    fn from(wrong: Wrong) -> Self {
+        Self { exit: Exit::Usage, lines: wrong.lines }
+    }
+}
+
+impl From<Trouble> for Complaint {
+    fn from(trouble: Trouble) -> Self {
+        let exit = match trouble.kind {
+            Kind::Usage => Exit::Usage,
+            Kind::Absent => Exit::Absent,
+            Kind::Denied => Exit::Denied,
+            Kind::Network => Exit::Network,
+            Kind::Space => Exit::Space,
+            Kind::Damaged => Exit::Damaged,
+            Kind::Other => Exit::Failed,
+        };
+        Self::new(exit, trouble.to_string())
+    }
+}
+
+impl From<Failure> for Complaint {
+    fn from(failure: Failure) -> Self {
+        let exit = match failure.code {
+            FailureCode::Invalid | FailureCode::TooLong => Exit::Usage,
+            FailureCode::NotFound => Exit::Absent,
+            FailureCode::Unsupported => Exit::Plugin,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, failure.to_string())
+    }
+}
+
+impl From<Refusal> for Complaint {
+    fn from(refusal: Refusal) -> Self {
+        let exit = match refusal.kind.as_str() {
+            "taken" => Exit::Taken,
+            "keyless" => Exit::Usage,
+            _ => Exit::Failed,
+        };
+        Self::new(exit, refusal.to_string())
+    }
+}

@@ -1,0 +1,79 @@
+//! `pensieve plugins list`: the plugin folders as a server would see them. Every file is looked at in a process of its own.
+
+use clap::Args;
+use std::{fmt::Write as _, io::Write as _};
+
+use super::{
+    exit::{Complaint, Outcome},
+    given::Given,
+};
+use crate::{
+    fleet::plugins::{PluginFolder, PluginState, Settings, Status},
+    plugin::Manifest,
+};
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve plugins list
+  pensieve plugins list --plugins ./target/release
+  pensieve plugins list --json | jq -r '.[] | select(.status == \"rejected\") | .file'")]
+pub(super) struct List {
+    /// Print one line of JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    given: Given,
+}
+
+impl List {
+    pub(super) fn run(self) -> Outcome {
+        let config = self.given.settle(&[])?.config;
+        let mut settings = Settings::new(&config.plugins.folders, &config.home);
+        settings.allow = config.plugins.allow;
+        settings.limits.inspection = config.plugins.inspection_timeout;
+        settings.limits.file_bytes_max = config.plugins.file_max;
+        let folders: Vec<String> = settings.folders.iter().map(|folder| format!("'{}'", folder.display())).collect();
+        let states =
+            super::runtime()?.block_on(async { PluginFolder::open(settings).await.map(|folder| folder.snapshot()) })?;
+        let text = if self.json {
+            let line = serde_json::to_string(&states).map_err(|error| Complaint::system("the list", &error.into()))?;
+            format!("{line}\n")
+        } else if states.is_empty() {
+            format!("no plugins in {}\n", folders.join(", "))
+        } else {
+            states.iter().map(told).collect()
+        };
+        std::io::stdout()
+            .lock()
+            .write_all(text.as_bytes())
+            .map_err(|error| Complaint::system("standard output", &error))
+    }
+}
+
+fn told(state: &PluginState) -> String {
+    let file = state.file.display();
+    match &state.status {
+        Status::Ready { plugin } => provides(plugin, &format!("ready, {file}")),
+        Status::Shadowed { plugin, by } => {
+            provides(plugin, &format!("not used, as '{}' comes first, {file}", by.display()))
+        }
+        Status::Rejected(refusal) => format!("{file}\n  rejected: {refusal}\n"),
+        Status::Pending => format!("{file}\n  still being looked at\n"),
+        Status::Retired { plugin, .. } => provides(plugin, &format!("removed, {file}")),
+    }
+}
+
+fn provides(manifest: &Manifest, state: &str) -> String {
+    let mut text = format!("{} {}: {}\n  {state}\n", manifest.id, manifest.version, manifest.description);
+    let architectures: Vec<&str> = manifest.architectures.iter().map(|claim| claim.architecture.as_str()).collect();
+    for (kind, names) in [
+        ("architectures", architectures),
+        ("samplers", manifest.samplers.iter().map(String::as_str).collect()),
+        ("adapter formats", manifest.adapter_formats.iter().map(String::as_str).collect()),
+    ] {
+        if !names.is_empty() {
+            let _ = writeln!(text, "  {kind}: {}", names.join(", "));
+        }
+    }
+    text
+}

@@ -1,0 +1,136 @@
+//! The flags that most verbs share, and what comes of them, the variables and the file together.
+
+use clap::Args;
+use std::{env, path::PathBuf};
+
+use super::{
+    exit::{Complaint, Exit},
+    progress::Download,
+};
+use crate::{
+    config::{self, Config, Model, Source},
+    fleet,
+    hub::Hub,
+    starter,
+};
+
+#[derive(Args, Clone, Debug)]
+pub(super) struct Given {
+    /// The configuration's file [default: ./pensieve.toml, else pensieve.toml in $PENSIEVE_HOME].
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A folder with plugins, before the usual ones; may be given again.
+    #[arg(long = "plugins", value_name = "DIR")]
+    plugins: Vec<PathBuf>,
+    /// Where models run: auto, cpu, cuda:N or metal:N.
+    #[arg(long)]
+    device: Option<String>,
+}
+
+/// What is set, and where that stands.
+pub(super) struct Settled {
+    pub(super) config: Config,
+    pub(super) file: Option<PathBuf>,
+}
+
+impl Given {
+    /// Reads the file, then the variables, then these flags and models.
+    pub(super) fn settle(&self, models: &[(String, String)]) -> Result<Settled, Complaint> {
+        let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let named = self.config.clone().or_else(|| variable("PENSIEVE_CONFIG").map(PathBuf::from));
+        let config::Found { mut config, file, warnings } = config::find(named.as_deref(), &home)?;
+        for warning in warnings {
+            eprintln!("pensieve: warning: {warning}");
+        }
+        for (id, source) in models {
+            let source = source_of(source)?;
+            match config.models.iter_mut().find(|model| model.id == *id) {
+                Some(model) => model.source = source,
+                None => config.models.push(Model::new(id, source)),
+            }
+        }
+        if config.models.is_empty() {
+            let source = Source::Starter;
+            config.models.push(Model::new(source.id(), source));
+        }
+        config::apply(&mut config, variable)?;
+        if !self.plugins.is_empty() {
+            config.plugins.folders.clone_from(&self.plugins);
+        }
+        if let Some(device) = &self.device {
+            config::check_device(device)
+                .map_err(|what| Complaint::new(Exit::Usage, format!("--device {device}: {what}")))?;
+            config.models.iter_mut().for_each(|model| model.device.clone_from(device));
+        }
+        Ok(Settled { config, file })
+    }
+
+    /// The one model that a flag means, or the first one there is: a name that is configured, or a source.
+    pub(super) fn settle_one(&self, model: Option<&str>) -> Result<(Settled, String), Complaint> {
+        let mut settled = self.settle(&[])?;
+        let Some(text) = model else {
+            let id = settled.config.fleet.default_model.clone();
+            let id = id.unwrap_or_else(|| settled.config.models[0].id.clone());
+            return Ok((settled, id));
+        };
+        let config = &mut settled.config;
+        let (name, _adapter) = text.rsplit_once(':').unwrap_or((text, ""));
+        let known = |name: &str| {
+            config.models.iter().any(|model| model.id == name)
+                || config.variants.iter().any(|variant| variant.id == name)
+        };
+        if known(text) || known(name) {
+            return Ok((settled, text.to_owned()));
+        }
+        let mut model = Model::new("", source_of(text)?);
+        model.id = model.source.id();
+        if let Some(device) =
+            self.device.clone().or_else(|| env::var("PENSIEVE_DEVICE").ok().filter(|text| !text.is_empty()))
+        {
+            model.device = device;
+        }
+        config.variants.clear();
+        config.fleet.default_model = None;
+        let id = model.id.clone();
+        config.models = vec![model];
+        Ok((settled, id))
+    }
+}
+
+impl Settled {
+    /// The fleet that is described. What is on the hub and not here yet is loaded down, and the starter is unpacked.
+    pub(super) fn fleet(&self) -> Result<fleet::Config, Complaint> {
+        self.config.fleet(|source| locate(source, &self.config))
+    }
+}
+
+/// The path of a source, which may have to be loaded down first.
+pub(super) fn locate(source: &Source, config: &Config) -> Result<PathBuf, Complaint> {
+    match source {
+        Source::Path(path) => {
+            let absolute = std::path::absolute(path).map_err(|error| Complaint::system(path.display(), &error))?;
+            match absolute.metadata() {
+                Ok(_) => Ok(absolute),
+                Err(error) => {
+                    let help =
+                        "name a .gguf file, a folder with config.json and safetensors, hf:OWNER/REPO, or 'starter'";
+                    let line = format!("there is no checkpoint at '{}': {error}; {help}", path.display());
+                    Err(Complaint { lines: vec![line], ..Complaint::system("", &error) })
+                }
+            }
+        }
+        Source::Starter => starter::path(&config.home).map_err(|what| Complaint::system("the starter model", &what)),
+        Source::Hub(name) => {
+            let hub = Hub::from_environment()?;
+            if let Some(pulled) = hub.cached(name) {
+                return Ok(pulled.path);
+            }
+            Ok(hub.pull(name, &mut Download::new())?.path)
+        }
+    }
+}
+
+fn source_of(text: &str) -> Result<Source, Complaint> {
+    Source::parse(text, std::path::Path::new("")).map_err(|what| Complaint::new(Exit::Usage, what))
+}

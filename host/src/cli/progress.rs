@@ -1,0 +1,181 @@
+//! How far something is, on standard error: a bar for people, and now and then a line where there is no terminal.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::{
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+use crate::{config::units, hub};
+
+/// How often a line is written where there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// A bar, or lines.
+pub(super) struct Gauge {
+    name: String,
+    unit: Unit,
+    total: u64,
+    begun: u64,
+    since: Instant,
+    written: Instant,
+    bar: Option<ProgressBar>,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Bytes,
+    Steps,
+}
+
+impl Gauge {
+    /// `done` of it was there before.
+    pub(super) fn begin(name: &str, unit: Unit, done: u64, total: u64) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let amounts = match unit {
+                Unit::Bytes => "{bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+                Unit::Steps => "{percent} %",
+            };
+            let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+            let style = ProgressStyle::with_template(&format!("{{msg}} [{{bar:28}}] {amounts}"));
+            if let Ok(style) = style {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            // What is there already took no time now.
+            bar.set_position(done);
+            bar.reset_eta();
+            bar.set_message(name.to_owned());
+            bar
+        });
+        let now = Instant::now();
+        let gauge = Self { name: name.to_owned(), unit, total, begun: done, since: now, written: now, bar };
+        if gauge.bar.is_none() && unit == Unit::Bytes {
+            let there = if done > 0 { format!(", {} are here already", units::bytes(done)) } else { String::new() };
+            eprintln!("{name}: {}{there}", units::bytes(total));
+        }
+        gauge
+    }
+
+    pub(super) fn reach(&mut self, done: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+            return;
+        }
+        if done < self.begun {
+            (self.begun, self.since) = (done, Instant::now());
+        }
+        if self.written.elapsed() >= LINE_EVERY {
+            self.written = Instant::now();
+            eprintln!("{}", self.line(done, self.since.elapsed()));
+        }
+    }
+
+    /// It is over; a bar goes away.
+    pub(super) fn end(self) {
+        match &self.bar {
+            Some(bar) => bar.finish_and_clear(),
+            None if self.unit == Unit::Bytes => {
+                let rate = rate(self.total - self.begun.min(self.total), self.since.elapsed());
+                eprintln!("{}: done, {}/s", self.name, units::bytes(rate));
+            }
+            None => {}
+        }
+    }
+
+    fn line(&self, done: u64, elapsed: Duration) -> String {
+        let percent = (u128::from(done) * 100).checked_div(u128::from(self.total)).unwrap_or(0);
+        if self.unit == Unit::Steps {
+            return format!("{}: {percent} %", self.name);
+        }
+        let rate = rate(done.saturating_sub(self.begun), elapsed);
+        let rest = self.total.saturating_sub(done).checked_div(rate);
+        let rest = rest.map_or_else(|| "stalled".to_owned(), |seconds| format!("{} left", minutes(seconds)));
+        format!("{}: {percent} %, {}/s, {rest}", self.name, units::bytes(rate))
+    }
+}
+
+fn rate(amount: u64, elapsed: Duration) -> u64 {
+    let ms = elapsed.as_millis().max(1);
+    u64::try_from(u128::from(amount) * 1000 / ms).unwrap_or(u64::MAX)
+}
+
+fn minutes(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// Downloads, one after the other.
+pub(super) struct Download(Option<Gauge>);
+
+impl Download {
+    pub(super) fn new() -> Self {
+        Self(None)
+    }
+}
+
+impl hub::Progress for Download {
+    fn say(&mut self, line: &str) {
+        match self.0.as_ref().and_then(|gauge| gauge.bar.as_ref()) {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn begin(&mut self, name: &str, done: u64, total: u64) {
+        self.0 = Some(Gauge::begin(name, Unit::Bytes, done, total));
+    }
+
+    fn reach(&mut self, done: u64) {
+        if let Some(gauge) = &mut self.0 {
+            gauge.reach(done);
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(gauge) = self.0.take() {
+            gauge.end();
+        }
+    }
+}
+
+/// A model's load: it says what it is at only when it gets there.
+#[derive(Default)]
+pub(super) struct Loading(Option<Gauge>);
+
+impl Loading {
+    pub(super) fn reach(&mut self, done: u64, total: u64, what: &str) {
+        if total == 0 {
+            return;
+        }
+        if self.0.as_ref().is_none_or(|gauge| gauge.total != total || gauge.name != what) {
+            self.end();
+            self.0 = Some(Gauge::begin(what, Unit::Steps, done, total));
+        }
+        if let Some(gauge) = &mut self.0 {
+            gauge.reach(done);
+        }
+    }
+
+    pub(super) fn end(&mut self) {
+        if let Some(gauge) = self.0.take() {
+            gauge.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_rate_and_rest() {
+        let gauge = Gauge { bar: None, ..Gauge::begin("x.gguf", Unit::Bytes, 100 << 20, 1000 << 20) };
+        assert_eq!(gauge.line(300 << 20, Duration::from_secs(2)), "x.gguf: 30 %, 100 MiB/s, 7 s left");
+        assert_eq!(gauge.line(100 << 20, Duration::from_secs(2)), "x.gguf: 10 %, 0 B/s, stalled");
+        assert_eq!((minutes(59), minutes(61), minutes(7260)), ("59 s".into(), "1 min 1 s".into(), "2 h 1 min".into()));
+    }
+}

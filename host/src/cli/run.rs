@@ -1,0 +1,186 @@
+//! `pensieve run`: one answer, without a server. The model runs in a worker all the same, so that a plugin that fails ends
+//! with an error and not with this program.
+
+use clap::Args;
+use serde_json::json;
+use std::{
+    io::{self, IsTerminal, Read, Write},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    exit::{Complaint, Exit, Outcome},
+    given::Given,
+    progress::Loading,
+};
+use crate::{
+    chat::{Conversation, Delta, Input, Part, Request, Role, Sampling, Turn},
+    fleet::Fleet,
+    job::{Failure, FailureCode, Finish, Usage},
+    prompt::Chats,
+};
+
+const PROMPT_BYTES_MAX: u64 = 32 << 20;
+
+/// Ask a model something, without a server.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve run \"list all files, the newest first\"
+  pensieve run --model ./model.gguf --max-tokens 200 \"Why is the sky blue?\"
+  pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Answer in French.\" Hello
+  git diff | pensieve run --system \"Write a commit message.\" -
+  pensieve run --json \"list files\" | jq -r .text")]
+pub(super) struct Run {
+    /// A configured model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or 'starter' [default: the first that is
+    /// configured, else the starter].
+    #[arg(long, value_name = "SOURCE")]
+    model: Option<String>,
+    /// What stands before the conversation.
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// How many tokens to generate at most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: Option<u32>,
+    /// 0 takes the most likely token each time.
+    #[arg(long, value_name = "T", value_parser = temperature)]
+    temperature: Option<f32>,
+    /// Equal seeds give equal answers.
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Continue the text as it is, instead of answering it.
+    #[arg(long, conflicts_with = "system")]
+    raw: bool,
+    /// Print one line of JSON when the answer is complete.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    given: Given,
+    /// The question; '-' reads it from standard input.
+    #[arg(required = true)]
+    prompt: Vec<String>,
+}
+
+/// What came of it.
+#[derive(Default)]
+struct Answer {
+    text: String,
+    thinking: String,
+    finish: Option<(Finish, Usage)>,
+    first: Option<Duration>,
+}
+
+impl Run {
+    pub(super) fn run(self) -> Outcome {
+        let request = self.request()?;
+        let (mut settled, model) = self.given.settle_one(self.model.as_deref())?;
+        // One answer is not worth the disk.
+        settled.config.cache.budget = 0;
+        let config = settled.fleet()?;
+        let runtime = super::runtime()?;
+        runtime.block_on(async {
+            let fleet = Arc::new(Fleet::start(config).await?);
+            let chats = Chats::new(fleet.clone());
+            let outcome = self.answer(&chats, Request { model: model.clone(), ..request }).await;
+            fleet.shutdown(Duration::ZERO).await;
+            self.conclude(&model, outcome?)
+        })
+    }
+
+    fn request(&self) -> Result<Request, Complaint> {
+        let prompt = if self.prompt == ["-"] { standard_input()? } else { self.prompt.join(" ") };
+        let input = if self.raw {
+            Input::Text(prompt)
+        } else {
+            let turn = Turn { role: Role::User, parts: vec![Part::Text(prompt)] };
+            let system = self.system.clone().unwrap_or_default();
+            Input::Chat(Conversation { system, turns: vec![turn], ..Conversation::default() })
+        };
+        let sampling = Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::default() };
+        Ok(Request { input, max_tokens: self.max_tokens, sampling, ..Request::default() })
+    }
+
+    async fn answer(&self, chats: &Chats, request: Request) -> Result<Answer, Complaint> {
+        let begun = Instant::now();
+        let mut generation = chats.prepare(request).await?.start()?;
+        let (mut answer, mut loading) = (Answer::default(), Loading::default());
+        while let Some(delta) = generation.next().await {
+            match delta {
+                Delta::Loading { done, total, what } => loading.reach(done, total, &what),
+                Delta::Started { .. } | Delta::Prompt { .. } => loading.end(),
+                Delta::Thinking(text) => {
+                    answer.first.get_or_insert_with(|| begun.elapsed());
+                    if !self.json && io::stderr().is_terminal() {
+                        eprint!("\x1b[2m{text}\x1b[0m");
+                    }
+                    answer.thinking.push_str(&text);
+                }
+                Delta::Text { text, .. } => {
+                    answer.first.get_or_insert_with(|| begun.elapsed());
+                    if !self.json {
+                        show(&text)?;
+                    }
+                    answer.text.push_str(&text);
+                }
+                // Nobody offered it a tool.
+                Delta::ToolCall { .. } | Delta::ToolArguments(_) => {}
+                Delta::Finished { reason, usage } => answer.finish = Some((reason, usage)),
+                Delta::Failed(failure) => {
+                    loading.end();
+                    return Err(failure.into());
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    fn conclude(&self, model: &str, answer: Answer) -> Outcome {
+        let Some((reason, usage)) = answer.finish else {
+            return Err(Failure::new(FailureCode::WorkerLost, "the answer has no end").into());
+        };
+        if !self.json {
+            return show(if answer.text.ends_with('\n') { "" } else { "\n" });
+        }
+        let line = json!({
+            "model": model,
+            "text": answer.text,
+            "thinking": answer.thinking,
+            "finish": finish(reason),
+            "prompt_tokens": usage.prompt,
+            "generated_tokens": usage.generated,
+            "first_token_ms": answer.first.map(|first| u64::try_from(first.as_millis()).unwrap_or(u64::MAX)),
+        });
+        show(&format!("{line}\n"))
+    }
+}
+
+fn finish(reason: Finish) -> &'static str {
+    match reason {
+        Finish::Length => "max_tokens",
+        Finish::ContextFull => "context_full",
+        Finish::Deadline => "deadline",
+        Finish::Cancelled => "cancelled",
+        Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => "end",
+    }
+}
+
+fn show(text: &str) -> Outcome {
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.map_err(|error| Complaint::system("standard output", &error))
+}
+
+fn standard_input() -> Result<String, Complaint> {
+    let mut text = String::new();
+    let read = io::stdin().lock().take(PROMPT_BYTES_MAX + 1).read_to_string(&mut text);
+    read.map_err(|error| Complaint::new(Exit::Usage, format!("standard input cannot be read: {error}")))?;
+    if text.len() as u64 > PROMPT_BYTES_MAX {
+        return Err(Complaint::new(Exit::Usage, "standard input has more than 32 MiB"));
+    }
+    Ok(text)
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number: &f32| (0.0..=100.0).contains(number));
+    number.ok_or_else(|| "it has to be a number from 0 to 100".into())
+}

@@ -1,0 +1,70 @@
+//! `pensieve completions` and `pensieve man`: what shells and readers want to know of this program, made from its own flags.
+
+use clap::{Args, CommandFactory, ValueEnum};
+use clap_complete::Shell;
+use std::io::Write;
+
+use super::{
+    Arguments,
+    exit::{Complaint, Exit, Outcome},
+};
+
+/// Print a script that completes this program's verbs and flags.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve completions bash > ~/.local/share/bash-completion/completions/pensieve
+  pensieve completions zsh > ~/.zfunc/_pensieve
+  pensieve completions fish > ~/.config/fish/completions/pensieve.fish")]
+pub(super) struct Completions {
+    /// bash, elvish, fish, powershell or zsh.
+    #[arg(value_name = "SHELL", value_parser = shell)]
+    shell: Shell,
+}
+
+/// Print the manual page of this program, or of a verb.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve man | man -l -
+  pensieve man serve > ~/.local/share/man/man1/pensieve-serve.1")]
+pub(super) struct Man {
+    /// The verb.
+    verb: Option<String>,
+}
+
+impl Completions {
+    pub(super) fn run(self) -> Outcome {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Arguments::command(), "pensieve", &mut script);
+        print(&script)
+    }
+}
+
+impl Man {
+    pub(super) fn run(self) -> Outcome {
+        let mut command = Arguments::command();
+        // The flags that every verb has are part of its page only once the whole is built.
+        command.build();
+        if let Some(verb) = &self.verb {
+            let found = command.get_subcommands().find(|known| known.get_name() == verb && !known.is_hide_set());
+            let Some(found) = found.cloned() else {
+                return Err(Complaint::new(
+                    Exit::Usage,
+                    format!("there is no verb '{verb}'; pensieve --help lists them"),
+                ));
+            };
+            command = found;
+        }
+        let mut page = Vec::new();
+        let rendered = clap_mangen::Man::new(command).render(&mut page);
+        rendered.map_err(|error| Complaint::system("the page", &error))?;
+        print(&page)
+    }
+}
+
+fn print(text: &[u8]) -> Outcome {
+    std::io::stdout().lock().write_all(text).map_err(|error| Complaint::system("standard output", &error))
+}
+
+fn shell(text: &str) -> Result<Shell, String> {
+    Shell::from_str(text, true).map_err(|_| "it has to be one of bash, elvish, fish, powershell and zsh".into())
+}

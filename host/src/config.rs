@@ -1,0 +1,445 @@
+//! What a person has set: a file `pensieve.toml`, variables, and flags, the later ones before the earlier ones.
+//!
+//! This is the only place that knows the file's words. Everything in it is checked before anything starts, and everything
+//! that is wrong is said at once, with its line; what comes out are the plain settings of fleet and server.
+//! `examples/pensieve.toml` documents every key, and a test holds it to that.
+
+mod models;
+mod place;
+mod reader;
+mod source;
+pub(crate) mod units;
+mod variables;
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use toml::de::DeTable;
+
+pub use models::{Model, Variant, check_device, check_id};
+pub use place::{Found, find, home};
+pub use source::Source;
+pub use variables::{VARIABLES, Variable, apply};
+
+use crate::{fleet, http, wire};
+use reader::{Document, Section};
+
+/// Everything that can be set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Where this program keeps what it keeps.
+    pub home: PathBuf,
+    /// The server.
+    pub server: Server,
+    /// Plugins.
+    pub plugins: Plugins,
+    /// All models together.
+    pub fleet: Fleet,
+    /// Where texts that were computed are kept.
+    pub cache: Cache,
+    /// The models.
+    pub models: Vec<Model>,
+    /// Other names for them, with an adapter or samplers.
+    pub variants: Vec<Variant>,
+}
+
+/// The server: where it listens, and to whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// An address and a port.
+    pub listen: String,
+    /// Who may come in.
+    pub keys: Vec<String>,
+    /// Names of this server besides those of the machine.
+    pub hosts: Vec<String>,
+    /// Origins of web pages that may use it.
+    pub origins: Vec<String>,
+    /// What is logged.
+    pub log: String,
+    /// `text` or `json`.
+    pub log_format: &'static str,
+    /// Connections at once.
+    pub connections_max: usize,
+    /// Requests at once.
+    pub requests_max: usize,
+    /// Streamed answers at once.
+    pub streams_max: usize,
+    /// Bytes of a request's body.
+    pub body_max: u64,
+    /// How long a request's headers may take.
+    pub header_timeout: Duration,
+    /// How long its body may take.
+    pub body_timeout: Duration,
+    /// How long a client may leave its answer unread.
+    pub stall_timeout: Duration,
+    /// How long running answers have when the server ends.
+    pub drain: Duration,
+}
+
+/// Where plugins come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plugins {
+    /// Folders before the usual ones.
+    pub folders: Vec<PathBuf>,
+    /// The only files that may be plugins; none for any.
+    pub allow: Option<Vec<String>>,
+    /// How long a file must have stayed as it is.
+    pub settle: Duration,
+    /// How long looking at one may take.
+    pub inspection_timeout: Duration,
+    /// How long a plugin's file may be.
+    pub file_max: u64,
+}
+
+/// All models together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fleet {
+    /// What all of them may take; none for two thirds of the machine's memory.
+    pub memory: Option<u64>,
+    /// After how long without a request a model leaves memory.
+    pub idle_timeout: Option<Duration>,
+    /// Who answers for names that nobody has; none for the first model.
+    pub default_model: Option<String>,
+    /// Whether unknown names are the default model's.
+    pub unknown_models: &'static str,
+    /// How long finding out about a checkpoint may take.
+    pub probe_timeout: Duration,
+    /// How long a load may go without progress.
+    pub load_timeout: Duration,
+    /// How long a worker may be silent.
+    pub silence_timeout: Duration,
+    /// How long a worker may take to end.
+    pub farewell_timeout: Duration,
+    /// How long a request waits for memory.
+    pub memory_timeout: Duration,
+    /// The pause before a worker that died is started again.
+    pub restart_pause: Duration,
+    /// The longest such pause.
+    pub restart_pause_max: Duration,
+    /// So many deaths are too many.
+    pub deaths_max: usize,
+    /// How long a death counts.
+    pub deaths_window: Duration,
+    /// How long a model rests after too many.
+    pub quarantine: Duration,
+}
+
+/// Where texts that were computed are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// The folder; none for one in the home.
+    pub folder: Option<PathBuf>,
+    /// Bytes for each model; 0 to keep nothing.
+    pub budget: u64,
+}
+
+/// Why a configuration is not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    /// Everything that is wrong, ready to be shown.
+    pub lines: Vec<String>,
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+const MS: Duration = Duration::from_millis(1);
+
+impl Config {
+    /// Nothing set, for this home.
+    pub fn new(home: &Path) -> Self {
+        Self {
+            home: home.to_path_buf(),
+            server: Server::default(),
+            plugins: Plugins::default(),
+            fleet: Fleet::default(),
+            cache: Cache { folder: None, budget: 4 << 30 },
+            models: Vec::new(),
+            variants: Vec::new(),
+        }
+    }
+
+    /// Reads a file's text; paths in it are relative to the file's folder.
+    pub fn read(text: &str, file: &Path, home: &Path) -> Result<Self, Wrong> {
+        Self::read_with_keys(text, file, home).map(|(config, _)| config)
+    }
+
+    /// Reads, and tells every key that there is, as `section.key`.
+    fn read_with_keys(text: &str, file: &Path, home: &Path) -> Result<(Self, BTreeSet<String>), Wrong> {
+        let document = Document::new(text);
+        let name = |line: String| format!("{}: {line}", file.display());
+        let table = DeTable::parse(text).map_err(|error| {
+            let line = error.span().map(|span| format!(", line {}", document.line(&span))).unwrap_or_default();
+            Wrong { lines: vec![name(format!("this is not TOML: {}{line}", error.message().replace('\n', ", ")))] }
+        })?;
+        let root = Section::root(&document, &table);
+        let mut config = Self::new(home);
+        let folder = file.parent().unwrap_or(Path::new(""));
+        config.server.read(root.section("server"));
+        config.plugins.read(root.section("plugins"), folder);
+        config.fleet.read(root.section("fleet"));
+        config.cache.read(root.section("cache"), folder);
+        (config.models, config.variants) = models::read(&root, folder);
+        models::check(&config, &root);
+        root.finish();
+        let wrong = document.wrong();
+        if wrong.is_empty() {
+            Ok((config, document.known()))
+        } else {
+            Err(Wrong { lines: wrong.into_iter().map(name).collect() })
+        }
+    }
+
+    /// The fleet that this describes. `settle` finds a source's path, and may have to load it down first.
+    pub fn fleet<E>(&self, mut settle: impl FnMut(&Source) -> Result<PathBuf, E>) -> Result<fleet::Config, E> {
+        let mut config = fleet::Config::new(&self.plugins.folders, &self.home);
+        config.plugins.allow.clone_from(&self.plugins.allow);
+        config.plugins.limits.settle = self.plugins.settle;
+        config.plugins.limits.inspection = self.plugins.inspection_timeout;
+        config.plugins.limits.file_bytes_max = self.plugins.file_max;
+        if let Some(bytes) = self.fleet.memory {
+            config.memory_bytes = bytes;
+        }
+        config.idle_timeout = self.fleet.idle_timeout;
+        config.deadlines = fleet::Deadlines {
+            probe: self.fleet.probe_timeout,
+            load: self.fleet.load_timeout,
+            silence: self.fleet.silence_timeout,
+            farewell: self.fleet.farewell_timeout,
+            memory: self.fleet.memory_timeout,
+        };
+        config.restart = fleet::Restart {
+            pause: self.fleet.restart_pause,
+            pause_max: self.fleet.restart_pause_max,
+            deaths_max: self.fleet.deaths_max,
+            window: self.fleet.deaths_window,
+            quarantine: self.fleet.quarantine,
+        };
+        let folder = self.cache.folder.clone().unwrap_or_else(|| self.home.join("cache/blocks"));
+        let disk = (self.cache.budget > 0).then(|| wire::DiskTier { folder, bytes: self.cache.budget });
+        for model in &self.models {
+            config.models.push(model.fleet(disk.clone(), &mut settle)?);
+        }
+        config.variants = self.variants.iter().map(Variant::fleet).collect();
+        let first = self.models.first().map(|model| model.id.clone());
+        let default = self.fleet.default_model.clone().or(first);
+        config.default_model = default.filter(|_| self.fleet.unknown_models == "default");
+        Ok(config)
+    }
+}
+
+impl Server {
+    /// The server that this describes.
+    pub fn http(&self) -> http::Settings {
+        let mut settings = http::Settings {
+            listen: self.listen.clone(),
+            keys: self.keys.iter().map(|key| http::Key::new(key)).collect(),
+            hosts: self.hosts.clone(),
+            origins: self.origins.clone(),
+            limits: http::Limits::default(),
+        };
+        let limits = &mut settings.limits;
+        limits.connections_max = self.connections_max;
+        limits.requests_max = self.requests_max;
+        limits.streams_max = self.streams_max;
+        limits.body_bytes_max = usize::try_from(self.body_max).unwrap_or(usize::MAX);
+        limits.header_timeout = self.header_timeout;
+        limits.body_timeout = self.body_timeout;
+        limits.write_stall = self.stall_timeout;
+        limits.drain = self.drain;
+        settings
+    }
+
+    fn read(&mut self, section: Section<'_, '_>) {
+        section.text("listen", &mut self.listen);
+        section.text_or_texts("key", &mut self.keys);
+        section.texts("hosts", &mut self.hosts);
+        section.texts("origins", &mut self.origins);
+        section.text("log", &mut self.log);
+        section.word("log_format", &["text", "json"], &mut self.log_format);
+        section.integer("connections_max", 1..=100_000, &mut self.connections_max);
+        section.integer("requests_max", 1..=100_000, &mut self.requests_max);
+        section.integer("streams_max", 1..=100_000, &mut self.streams_max);
+        section.bytes("body_max", 1024..=1 << 30, &mut self.body_max);
+        section.duration("header_timeout", 100 * MS..=HOUR, &mut self.header_timeout);
+        section.duration("body_timeout", 100 * MS..=HOUR, &mut self.body_timeout);
+        section.duration("stall_timeout", 100 * MS..=HOUR, &mut self.stall_timeout);
+        section.duration("drain", Duration::ZERO..=HOUR, &mut self.drain);
+        if let Err(what) = check_listen(&self.listen) {
+            section.note("listen", format!("'listen' in [server] is \"{}\": {what}", self.listen), LISTEN_HELP);
+        }
+        if let Err(what) = check_log(&self.log) {
+            section.note("log", format!("'log' in [server] is \"{}\": {what}", self.log), LOG_HELP);
+        }
+        if self.keys.iter().any(|key| !is_key(key)) {
+            section.note("key", "a 'key' in [server] cannot be sent in a header", KEY_HELP);
+        }
+        section.finish();
+    }
+}
+
+impl Plugins {
+    fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
+        let (mut folders, mut allow) = (Vec::new(), Vec::new());
+        section.texts("folders", &mut folders);
+        section.texts("allow", &mut allow);
+        section.duration("settle", Duration::ZERO..=MINUTE, &mut self.settle);
+        section.duration("inspection_timeout", 100 * MS..=10 * MINUTE, &mut self.inspection_timeout);
+        section.bytes("file_max", 1024..=1 << 40, &mut self.file_max);
+        let home = place::user_home();
+        self.folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
+        let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if let Some(other) = allow.iter().find(|text| !is_digest(text)) {
+            let what = format!("'allow' in [plugins] holds \"{other}\", which is no SHA-256");
+            section.note("allow", what, "sha256sum FILE tells it, 64 hexadecimal digits");
+        }
+        if section.has("allow") {
+            self.allow = Some(allow.iter().map(|text| text.to_ascii_lowercase()).collect());
+        }
+        section.finish();
+    }
+}
+
+impl Fleet {
+    fn read(&mut self, section: Section<'_, '_>) {
+        section.some_bytes("memory", 64 << 20..=1 << 50, &mut self.memory);
+        section.limit("idle_timeout", SECOND..=1000 * HOUR, &mut self.idle_timeout);
+        section.some_text("default_model", &mut self.default_model);
+        section.word("unknown_models", &["default", "refuse"], &mut self.unknown_models);
+        section.duration("probe_timeout", SECOND..=HOUR, &mut self.probe_timeout);
+        section.duration("load_timeout", SECOND..=24 * HOUR, &mut self.load_timeout);
+        section.duration("silence_timeout", 2 * SECOND..=HOUR, &mut self.silence_timeout);
+        section.duration("farewell_timeout", 100 * MS..=HOUR, &mut self.farewell_timeout);
+        section.duration("memory_timeout", Duration::ZERO..=HOUR, &mut self.memory_timeout);
+        section.duration("restart_pause", MS..=HOUR, &mut self.restart_pause);
+        section.duration("restart_pause_max", MS..=24 * HOUR, &mut self.restart_pause_max);
+        section.integer("deaths_max", 1..=1000, &mut self.deaths_max);
+        section.duration("deaths_window", SECOND..=24 * HOUR, &mut self.deaths_window);
+        section.duration("quarantine", SECOND..=1000 * HOUR, &mut self.quarantine);
+        if self.restart_pause > self.restart_pause_max {
+            let what = "'restart_pause' in [fleet] is longer than 'restart_pause_max'";
+            section.note("restart_pause", what, "the pause grows from the one to the other");
+        }
+        section.finish();
+    }
+}
+
+impl Cache {
+    fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
+        let mut text = None;
+        section.some_text("folder", &mut text);
+        section.bytes("budget", 0..=1 << 50, &mut self.budget);
+        self.folder = text.map(|text| reader::path(folder, place::user_home().as_deref(), &text));
+        section.finish();
+    }
+}
+
+const LISTEN_HELP: &str = "it takes an address and a port, such as \"127.0.0.1:8000\"";
+const LOG_HELP: &str =
+    "it takes a level (error, warn, info, debug, trace), or one per part, such as \"info,pensieve::fleet=debug\"";
+const KEY_HELP: &str = "it takes 1 to 512 visible ASCII characters without spaces";
+
+/// What is wrong with an address to listen at.
+pub fn check_listen(text: &str) -> Result<(), String> {
+    let Some((host, port)) = text.rsplit_once(':') else { return Err("it has no port".into()) };
+    if port.parse::<u16>().is_err() {
+        return Err(format!("'{port}' is no port"));
+    }
+    if text.parse::<SocketAddr>().is_ok() {
+        return Ok(());
+    }
+    let name = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
+    // A name is looked up when the server starts; here it only has to be one.
+    if name && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
+        Ok(())
+    } else {
+        Err(format!("'{host}' is no address"))
+    }
+}
+
+fn check_log(text: &str) -> Result<(), String> {
+    for part in text.split(',') {
+        // A part without a level would be taken for a target, and a misspelt level with it.
+        let level = part.rsplit_once('=').map_or(part, |(_, level)| level).trim();
+        if !["off", "error", "warn", "info", "debug", "trace"].contains(&level.to_ascii_lowercase().as_str()) {
+            return Err(format!("'{level}' is no level"));
+        }
+    }
+    tracing_subscriber::EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())
+}
+
+fn is_key(text: &str) -> bool {
+    (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        let http::Settings { listen, limits, .. } = http::Settings::default();
+        Self {
+            listen,
+            keys: Vec::new(),
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            log: "info".into(),
+            log_format: "text",
+            connections_max: limits.connections_max,
+            requests_max: limits.requests_max,
+            streams_max: limits.streams_max,
+            body_max: limits.body_bytes_max as u64,
+            header_timeout: limits.header_timeout,
+            body_timeout: limits.body_timeout,
+            stall_timeout: limits.write_stall,
+            drain: limits.drain,
+        }
+    }
+}
+
+impl Default for Plugins {
+    fn default() -> Self {
+        let limits = fleet::plugins::Limits::default();
+        Self {
+            folders: Vec::new(),
+            allow: None,
+            settle: limits.settle,
+            inspection_timeout: limits.inspection,
+            file_max: limits.file_bytes_max,
+        }
+    }
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        let (restart, deadlines) = (fleet::Restart::default(), fleet::Deadlines::default());
+        Self {
+            memory: None,
+            idle_timeout: None,
+            default_model: None,
+            unknown_models: "default",
+            probe_timeout: deadlines.probe,
+            load_timeout: deadlines.load,
+            silence_timeout: deadlines.silence,
+            farewell_timeout: deadlines.farewell,
+            memory_timeout: deadlines.memory,
+            restart_pause: restart.pause,
+            restart_pause_max: restart.pause_max,
+            deaths_max: restart.deaths_max,
+            deaths_window: restart.window,
+            quarantine: restart.quarantine,
+        }
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.lines.join("\n"))
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,297 @@
+//! `[[models]]`: checkpoints under names, and more names for them with an adapter or samplers of their own.
+
+use serde_json::{Map, Value};
+use std::{
+    collections::{BTreeMap, HashSet},
+    ops::Range,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::{Config, Source, reader::Section};
+use crate::{
+    fleet,
+    job::{AdapterUse, StageSpec},
+    wire,
+};
+
+const ID_LEN_MAX: usize = 128;
+const SCALE_MAX: f64 = 100.0;
+
+/// A checkpoint under a name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// What clients call it.
+    pub id: String,
+    /// Where it comes from.
+    pub source: Source,
+    /// What else clients may call it; `*` stands for anything.
+    pub aliases: Vec<String>,
+    /// The longest sequence; 0 for the model's own.
+    pub context: u32,
+    /// Bytes for what it remembers of sequences; none for what fits.
+    pub kv_budget: Option<u64>,
+    /// `auto`, `cpu`, `cuda:0`, `metal:0`.
+    pub device: String,
+    /// CPU threads; 0 for the machine's cores.
+    pub threads: u32,
+    /// How its tokens are picked, whatever clients say.
+    pub samplers: Option<Vec<StageSpec>>,
+    /// Settings of its architecture.
+    pub options: Map<String, Value>,
+    /// What its worker keeps to.
+    pub limits: wire::Limits,
+    /// Adapters by name.
+    pub adapters: BTreeMap<String, Source>,
+}
+
+/// Another name for a model, with an adapter or samplers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variant {
+    /// What clients call it.
+    pub id: String,
+    /// The model's id.
+    pub base: String,
+    /// What else clients may call it.
+    pub aliases: Vec<String>,
+    /// The model's adapter that it runs under.
+    pub adapter: Option<AdapterUse>,
+    /// How its tokens are picked, whatever clients say.
+    pub samplers: Option<Vec<StageSpec>>,
+}
+
+impl Model {
+    /// A model with nothing set.
+    pub fn new(id: impl Into<String>, source: Source) -> Self {
+        Self {
+            id: id.into(),
+            source,
+            aliases: Vec::new(),
+            context: 0,
+            kv_budget: None,
+            device: "auto".into(),
+            threads: 0,
+            samplers: None,
+            options: Map::new(),
+            limits: wire::Limits::default(),
+            adapters: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn fleet<E>(
+        &self,
+        disk: Option<wire::DiskTier>,
+        settle: &mut impl FnMut(&Source) -> Result<PathBuf, E>,
+    ) -> Result<fleet::ModelConfig, E> {
+        let mut adapters = BTreeMap::new();
+        for (name, source) in &self.adapters {
+            adapters.insert(name.clone(), settle(source)?);
+        }
+        Ok(fleet::ModelConfig {
+            id: self.id.clone(),
+            source: settle(&self.source)?,
+            aliases: self.aliases.clone(),
+            options: if self.options.is_empty() {
+                String::new()
+            } else {
+                Value::Object(self.options.clone()).to_string()
+            },
+            device: self.device.clone(),
+            context: self.context,
+            state_bytes: self.kv_budget,
+            threads: self.threads,
+            disk,
+            limits: self.limits.clone(),
+            adapters,
+            samplers: self.samplers.clone(),
+        })
+    }
+}
+
+impl Variant {
+    pub(super) fn fleet(&self) -> fleet::Variant {
+        fleet::Variant {
+            id: self.id.clone(),
+            base: self.base.clone(),
+            aliases: self.aliases.clone(),
+            adapter: self.adapter.clone(),
+            samplers: self.samplers.clone(),
+        }
+    }
+}
+
+/// Reads every `[[models]]`.
+pub(super) fn read(root: &Section<'_, '_>, folder: &Path) -> (Vec<Model>, Vec<Variant>) {
+    let (mut models, mut variants) = (Vec::new(), Vec::new());
+    for section in root.sections("models") {
+        let (mut id, mut source, mut base) = (String::new(), String::new(), String::new());
+        section.text("id", &mut id);
+        section.text("source", &mut source);
+        section.text("base", &mut base);
+        if let Err(what) = check_id(&id) {
+            section.note(
+                "id",
+                format!("the 'id' in [models] {what}"),
+                "it takes 1 to 128 letters, digits and -_./: signs",
+            );
+        }
+        if base.is_empty() {
+            let source = Source::parse(&source, folder).unwrap_or_else(|what| {
+                section.note("source", format!("'source' in [models] of '{id}' is wrong"), what);
+                Source::Starter
+            });
+            models.push(model(section, Model::new(id, source), folder));
+        } else {
+            if !source.is_empty() {
+                let help = "a model has a 'source'; another name for a model has the model's id as its 'base'";
+                section.note("base", format!("'{id}' in [models] has both 'source' and 'base'"), help);
+            }
+            variants.push(variant(section, id, base));
+        }
+    }
+    (models, variants)
+}
+
+fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
+    section.texts("aliases", &mut model.aliases);
+    section.integer("context", 1..=1 << 30, &mut model.context);
+    section.some_bytes("kv_budget", 1 << 16..=1 << 50, &mut model.kv_budget);
+    section.text("device", &mut model.device);
+    section.integer("threads", 0..=1024, &mut model.threads);
+    model.samplers = samplers(&section);
+    model.options = section.json("options").unwrap_or_default();
+    section.integer("sequences_max", 1..=4096, &mut model.limits.sequences_max);
+    section.integer("waiting_max", 0..=100_000, &mut model.limits.waiting_max);
+    section.integer("step_tokens_max", 16..=1 << 20, &mut model.limits.step_tokens_max);
+    let range = Duration::from_secs(1)..=Duration::from_secs(3600);
+    section.duration("step_timeout", range, &mut model.limits.step_deadline);
+    for (name, text, place) in section.named_texts("adapters") {
+        if let Err(what) = check_adapter(&name) {
+            section.note_at(&place, format!("the adapter '{name}' in [models.adapters] {what}"), "call it otherwise");
+        }
+        match Source::parse(&text, folder) {
+            Ok(Source::Starter) => {
+                section.note_at(
+                    &place,
+                    format!("the adapter '{name}' is 'starter'"),
+                    "name a file or folder, or hf:OWNER/REPO",
+                );
+            }
+            Ok(source) => drop(model.adapters.insert(name, source)),
+            Err(what) => section.note_at(&place, format!("the adapter '{name}' in [models.adapters] is wrong"), what),
+        }
+    }
+    if let Err(what) = check_device(&model.device) {
+        section.note("device", format!("'device' in [models] of '{}' is \"{}\"", model.id, model.device), what);
+    }
+    section.finish();
+    model
+}
+
+fn variant(section: Section<'_, '_>, id: String, base: String) -> Variant {
+    let (mut aliases, mut adapter, mut scale) = (Vec::new(), None, 1.0);
+    section.texts("aliases", &mut aliases);
+    section.some_text("adapter", &mut adapter);
+    section.number("adapter_scale", -SCALE_MAX..=SCALE_MAX, &mut scale);
+    let samplers = samplers(&section);
+    if adapter.is_none() && section.has("adapter_scale") {
+        section.note("adapter_scale", format!("'{id}' in [models] has a scale and no adapter"), "name the 'adapter'");
+    }
+    section.finish();
+    #[allow(clippy::cast_possible_truncation, reason = "within the range above nothing is lost that matters")]
+    let adapter = adapter.map(|name| AdapterUse { name, scale: scale as f32 });
+    Variant { id, base, aliases, adapter, samplers }
+}
+
+/// `["greedy"]`, `[{ sampler = "temperature", temperature = 0.7 }, "seeded"]`.
+fn samplers(section: &Section<'_, '_>) -> Option<Vec<StageSpec>> {
+    const HELP: &str = "an entry is a sampler's name, or a table with 'sampler' and its parameters";
+    let stage = |(entry, place): (Value, Range<usize>)| {
+        let stage = match entry {
+            Value::String(sampler) => Some(StageSpec { sampler, parameters: String::new() }),
+            Value::Object(mut parameters) => match parameters.shift_remove("sampler") {
+                Some(Value::String(sampler)) => {
+                    let parameters =
+                        if parameters.is_empty() { String::new() } else { Value::Object(parameters).to_string() };
+                    Some(StageSpec { sampler, parameters })
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        if stage.is_none() {
+            section.note_at(&place, "an entry of 'samplers' in [models] names no sampler", HELP);
+        }
+        stage
+    };
+    section.entries("samplers").map(|entries| entries.into_iter().filter_map(stage).collect())
+}
+
+/// Checks what can only be seen of all models together.
+pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
+    let mut seen = HashSet::new();
+    let ids = config.models.iter().map(|model| &model.id).chain(config.variants.iter().map(|variant| &variant.id));
+    for id in ids {
+        if !seen.insert(id) {
+            root.note("models", format!("two [[models]] have the id '{id}'"), "call one of them otherwise");
+        }
+    }
+    for Variant { id, base, adapter, .. } in &config.variants {
+        let Some(model) = config.models.iter().find(|model| model.id == *base) else {
+            let known: Vec<&str> = config.models.iter().map(|model| model.id.as_str()).collect();
+            let help = format!(
+                "name a model with a source: {}",
+                if known.is_empty() { "none".into() } else { known.join(", ") }
+            );
+            root.note("models", format!("the 'base' of '{id}' is '{base}', which is no model"), help);
+            continue;
+        };
+        if let Some(adapter) = adapter
+            && !model.adapters.contains_key(&adapter.name)
+        {
+            let what = format!("'{id}' runs under the adapter '{}', which '{base}' does not have", adapter.name);
+            root.note("models", what, "add it to the [models.adapters] of the base");
+        }
+    }
+    if let Some(default) = &config.fleet.default_model
+        && !config.models.iter().any(|model| model.id == *default)
+    {
+        root.note(
+            "fleet",
+            format!("the 'default_model' in [fleet] is '{default}', which is no model"),
+            "name one of [[models]]",
+        );
+    }
+}
+
+/// What is wrong with a model's id.
+pub fn check_id(id: &str) -> Result<(), String> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:".contains(&byte);
+    match id {
+        "" => Err("is missing".into()),
+        _ if id.len() > ID_LEN_MAX => Err(format!("has {} characters", id.len())),
+        _ if !id.bytes().all(legal) => Err(format!("is '{}'", id.escape_debug())),
+        _ => Ok(()),
+    }
+}
+
+fn check_adapter(name: &str) -> Result<(), String> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let short = (1..=ID_LEN_MAX).contains(&name.len());
+    if short && name.bytes().all(legal) {
+        Ok(())
+    } else {
+        Err("has a name that cannot stand behind a model's id".into())
+    }
+}
+
+/// What is wrong with a device's name.
+pub fn check_device(device: &str) -> Result<(), String> {
+    let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
+    let numbered = ordinal.parse::<u16>().is_ok();
+    match kind {
+        "auto" | "cpu" if device == kind => Ok(()),
+        "cuda" | "metal" if numbered => Ok(()),
+        _ => Err("a device is auto, cpu, cuda:N or metal:N".into()),
+    }
+}

@@ -1,0 +1,58 @@
+//! Where the file is, and who else may read it.
+
+use std::{
+    env,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use super::{Config, Wrong};
+
+const FILE_BYTES_MAX: u64 = 4 << 20;
+const OTHERS_READ: u32 = 0o044;
+
+/// A configuration and where it came from.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What it says.
+    pub config: Config,
+    /// The file; none if there is none.
+    pub file: Option<PathBuf>,
+    /// What is not wrong, but should be known.
+    pub warnings: Vec<String>,
+}
+
+/// Where this program keeps what it keeps: `PENSIEVE_HOME`, or `.pensieve` in the user's home.
+pub fn home() -> PathBuf {
+    let given = env::var_os("PENSIEVE_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    // Without a home the current folder is the only place that is surely the user's own.
+    given.unwrap_or_else(|| user_home().unwrap_or_default().join(".pensieve"))
+}
+
+pub(super) fn user_home() -> Option<PathBuf> {
+    env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
+}
+
+/// Reads the file that is named, or `./pensieve.toml`, or the one in the home; without any, nothing is set.
+pub fn find(named: Option<&Path>, home: &Path) -> Result<Found, Wrong> {
+    let usual = || [PathBuf::from("pensieve.toml"), home.join("pensieve.toml")].into_iter().find(|path| path.is_file());
+    let Some(file) = named.map(Path::to_path_buf).or_else(usual) else {
+        return Ok(Found { config: Config::new(home), file: None, warnings: Vec::new() });
+    };
+    let unreadable = |what: String| {
+        let line = format!("the configuration '{}' cannot be read: {what}; check the path", file.display());
+        Wrong { lines: vec![line] }
+    };
+    let metadata = file.metadata().map_err(|error| unreadable(error.to_string()))?;
+    if metadata.len() > FILE_BYTES_MAX {
+        return Err(unreadable(format!("it has {} bytes", metadata.len())));
+    }
+    let text = std::fs::read_to_string(&file).map_err(|error| unreadable(error.to_string()))?;
+    let config = Config::read(&text, &file, home)?;
+    let mut warnings = Vec::new();
+    if !config.server.keys.is_empty() && metadata.mode() & OTHERS_READ != 0 {
+        let path = file.display();
+        warnings.push(format!("'{path}' holds a key, and others may read it; run: chmod go-rwx '{path}'"));
+    }
+    Ok(Found { config, file: Some(file), warnings })
+}

@@ -1,0 +1,63 @@
+//! Where a checkpoint comes from, as people write it.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use super::{place, reader};
+use crate::hub::HubName;
+
+/// Where a checkpoint comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// A `.gguf` file or a folder with safetensors.
+    Path(PathBuf),
+    /// Something on the Hugging Face hub.
+    Hub(HubName),
+    /// The model that comes with this program.
+    Starter,
+}
+
+impl Source {
+    /// Reads it; a path is relative to `folder`. The error tells what is wrong.
+    pub fn parse(text: &str, folder: &Path) -> Result<Self, String> {
+        match text {
+            "" => Err("a source is empty; name a .gguf file, a folder, hf:OWNER/REPO or 'starter'".into()),
+            "starter" => Ok(Self::Starter),
+            _ if text.starts_with("hf:") => {
+                text.parse().map(Self::Hub).map_err(|error: crate::hub::Trouble| error.to_string())
+            }
+            _ => Ok(Self::Path(reader::path(folder, place::user_home().as_deref(), text))),
+        }
+    }
+
+    /// What clients call it, if nobody says otherwise.
+    pub fn id(&self) -> String {
+        match self {
+            Self::Starter => "pensieve-starter".into(),
+            Self::Hub(name) => match &name.file {
+                Some(file) => stem(file.rsplit('/').next().unwrap_or(file)),
+                None => name.repo.clone(),
+            },
+            Self::Path(path) => match path.file_name().and_then(|name| name.to_str()) {
+                Some(name) => stem(name),
+                None => "model".into(),
+            },
+        }
+    }
+}
+
+fn stem(name: &str) -> String {
+    name.strip_suffix(".gguf").unwrap_or(name).to_owned()
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            Self::Hub(name) => name.fmt(f),
+            Self::Starter => f.write_str("starter"),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Variables that stand for keys of the file, for containers and service managers. Flags go before them, they go before
+//! the file.
+
+use std::{env, path::PathBuf};
+
+use super::{Config, LISTEN_HELP, LOG_HELP, Wrong, check_listen, check_log, is_key, units::Amount};
+
+/// A variable.
+#[derive(Clone, Copy, Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it sets.
+    pub meaning: &'static str,
+    set: fn(&mut Config, &str) -> Result<(), String>,
+}
+
+/// All of them.
+pub const VARIABLES: [Variable; 9] = [
+    Variable { name: "PENSIEVE_CONFIG", meaning: "the configuration's file, as --config", set: |_, _| Ok(()) },
+    Variable {
+        name: "PENSIEVE_HOME",
+        meaning: "plugins, caches and models; ~/.pensieve unless set",
+        set: |_, _| Ok(()),
+    },
+    Variable {
+        name: "PENSIEVE_LISTEN",
+        meaning: "address and port, as --listen",
+        set: |config, text| {
+            check_listen(text).map_err(|what| format!("{what}; {LISTEN_HELP}"))?;
+            config.server.listen = text.to_owned();
+            Ok(())
+        },
+    },
+    Variable {
+        name: "PENSIEVE_API_KEY",
+        meaning: "the server's key",
+        set: |config, text| {
+            if !is_key(text) {
+                return Err(super::KEY_HELP.into());
+            }
+            config.server.keys = vec![text.to_owned()];
+            Ok(())
+        },
+    },
+    Variable {
+        name: "PENSIEVE_PLUGINS",
+        meaning: "folders with plugins, with colons between them, as --plugins",
+        set: |config, text| {
+            config.plugins.folders = env::split_paths(text).filter(|path| *path != PathBuf::new()).collect();
+            Ok(())
+        },
+    },
+    Variable {
+        name: "PENSIEVE_DEVICE",
+        meaning: "the device of all models, as --device",
+        set: |config, text| {
+            super::models::check_device(text)?;
+            config.models.iter_mut().for_each(|model| text.clone_into(&mut model.device));
+            Ok(())
+        },
+    },
+    Variable {
+        name: "PENSIEVE_MEMORY",
+        meaning: "what all models together may take, such as 12GiB",
+        set: |config, text| {
+            let bytes = u64::parse(text).filter(|bytes| *bytes >= 64 << 20);
+            config.fleet.memory = Some(bytes.ok_or("it takes bytes such as 12GiB, at least 64 MiB")?);
+            Ok(())
+        },
+    },
+    Variable {
+        name: "PENSIEVE_CACHE",
+        meaning: "disk for texts that were computed, for each model, such as 4GiB; 0 for none",
+        set: |config, text| {
+            config.cache.budget = u64::parse(text).ok_or("it takes bytes such as 4GiB")?;
+            Ok(())
+        },
+    },
+    Variable {
+        name: "PENSIEVE_LOG",
+        meaning: "what is logged: error, warn, info, debug, trace",
+        set: |config, text| {
+            check_log(text).map_err(|what| format!("{what}; {LOG_HELP}"))?;
+            config.server.log = text.to_owned();
+            Ok(())
+        },
+    },
+];
+
+/// Applies what `look_up` knows of the variables. Models have to be known by then.
+pub fn apply(config: &mut Config, look_up: impl Fn(&str) -> Option<String>) -> Result<(), Wrong> {
+    let mut lines = Vec::new();
+    for variable in VARIABLES {
+        if let Some(text) = look_up(variable.name).filter(|text| !text.is_empty())
+            && let Err(what) = (variable.set)(config, &text)
+        {
+            // A key is not repeated, not even a wrong one.
+            let shown = if variable.name == "PENSIEVE_API_KEY" { String::new() } else { format!(" '{text}'") };
+            lines.push(format!("the variable {}{shown} is wrong: {what}", variable.name));
+        }
+    }
+    if lines.is_empty() { Ok(()) } else { Err(Wrong { lines }) }
+}

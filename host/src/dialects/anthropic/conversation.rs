@@ -1,0 +1,173 @@
+//! `system` and `messages` into turns.
+//!
+//! Neighbours of one role are one turn, as in the original. Results of calls stand at the start of their turn, and nothing
+//! comes between a call and its result: a system message there waits until all results are in. What a request appends to
+//! the one before it thus lands behind everything that was there, which is what makes prompts share their beginnings.
+
+use std::collections::HashSet;
+
+use super::{
+    billing,
+    content::{self, Call},
+};
+use crate::{
+    chat::{Part, Role, Turn},
+    dialects::{
+        Problem,
+        fields::{Field, Quote},
+    },
+};
+
+const MESSAGES_MAX: usize = 100_000;
+
+/// Reads the system text and the turns.
+pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), Problem> {
+    let field = body.get("system");
+    let system = if field.is_absent() { String::new() } else { system(&field)? };
+    let messages = body.get("messages");
+    let items = messages.items(MESSAGES_MAX)?;
+    let count = items.len();
+    if count == 0 {
+        return Err(messages.problem("should have a message"));
+    }
+    let mut reader = Reader::default();
+    for (place, message) in items.enumerate() {
+        message.object()?;
+        reader.message(&message, place + 1 == count)?;
+    }
+    Ok((system, reader.finish()?))
+}
+
+/// A system text, which may be a list of blocks. An empty line parts them.
+fn system(field: &Field<'_>) -> Result<String, Problem> {
+    if field.is_string() {
+        return field.string().map(|text| billing::strip(text).to_owned());
+    }
+    let mut texts = Vec::new();
+    for block in content::blocks(field)? {
+        let text = billing::strip(content::only_text(&block)?);
+        if !text.is_empty() {
+            texts.push(text);
+        }
+    }
+    Ok(texts.join("\n\n"))
+}
+
+fn is_blank(content: &Field<'_>) -> bool {
+    content.json().is_ok_and(|value| value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty))
+}
+
+#[derive(Default)]
+struct Reader {
+    turns: Vec<Turn>,
+    /// Calls of the last assistant's turn without a result yet.
+    open: Vec<Call>,
+    /// System messages that wait until no call is open.
+    waiting: Vec<Turn>,
+    calls: HashSet<String>,
+}
+
+impl Reader {
+    fn message(&mut self, message: &Field<'_>, is_last: bool) -> Result<(), Problem> {
+        let role = match message.get("role").choice(&["user", "assistant", "system"])? {
+            0 => Role::User,
+            1 => Role::Assistant,
+            _ => Role::System,
+        };
+        let content = message.get("content");
+        match role {
+            Role::System => {
+                let text = system(&content)?;
+                if !text.is_empty() {
+                    let turn = Turn { role, parts: vec![Part::Text(text)] };
+                    if self.open.is_empty() { self.turns.push(turn) } else { self.waiting.push(turn) }
+                }
+            }
+            Role::User => {
+                if is_blank(&content) {
+                    return Err(content.problem("should not be empty"));
+                }
+                let parts = self.parts(role, &content)?;
+                self.user(parts)?;
+            }
+            Role::Assistant => {
+                self.all_answered()?;
+                if is_blank(&content) {
+                    // The last one may be empty: there is nothing to go on from.
+                    return if is_last { Ok(()) } else { Err(content.problem("should not be empty")) };
+                }
+                let parts = self.parts(role, &content)?;
+                if !parts.is_empty() {
+                    self.append(role, parts);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn parts(&mut self, role: Role, content: &Field<'_>) -> Result<Vec<Part>, Problem> {
+        if content.is_string() {
+            return Ok(vec![Part::Text(content.string()?.to_owned())]);
+        }
+        let mut parts = Vec::new();
+        for block in content::blocks(content)? {
+            let part = content::part(role, &block)?;
+            match &part {
+                Some(Part::ToolCall { id, .. }) => {
+                    if !self.calls.insert(id.clone()) {
+                        return Err(block.get("id").problem("another call has this id"));
+                    }
+                    self.open.push(Call { id: id.clone(), path: block.path().to_owned() });
+                }
+                Some(Part::ToolResult { id, .. }) => {
+                    let place = self.open.iter().position(|call| call.id == *id);
+                    let Some(place) = place else {
+                        return Err(block.get("tool_use_id").problem(format_args!(
+                            "the assistant's message before it has no call '{}' that waits for a result",
+                            Quote(id)
+                        )));
+                    };
+                    self.open.remove(place);
+                }
+                _ => {}
+            }
+            parts.extend(part);
+        }
+        Ok(parts)
+    }
+
+    fn user(&mut self, parts: Vec<Part>) -> Result<(), Problem> {
+        let (results, others): (Vec<Part>, Vec<Part>) =
+            parts.into_iter().partition(|part| matches!(part, Part::ToolResult { .. }));
+        if results.is_empty() {
+            self.all_answered()?;
+        }
+        self.append(Role::User, results.into_iter().chain(others).collect());
+        if self.open.is_empty() {
+            self.turns.append(&mut self.waiting);
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, role: Role, parts: Vec<Part>) {
+        match self.turns.last_mut() {
+            Some(turn) if turn.role == role => turn.parts.extend(parts),
+            _ => self.turns.push(Turn { role, parts }),
+        }
+    }
+
+    /// That no call is left without a result.
+    fn all_answered(&self) -> Result<(), Problem> {
+        match self.open.first() {
+            None => Ok(()),
+            Some(call) => {
+                Err(Problem::field(&call.path, "the call should be followed by its tool_result in the next message"))
+            }
+        }
+    }
+
+    fn finish(self) -> Result<Vec<Turn>, Problem> {
+        self.all_answered()?;
+        Ok(self.turns)
+    }
+}

@@ -1,0 +1,36 @@
+//! Problems as Anthropic's API tells them.
+
+use serde_json::{Value, json};
+
+use crate::dialects::{Problem, ProblemKind};
+
+/// The status and the body for a problem.
+pub(crate) fn envelope(problem: &Problem, request_id: &str) -> (u16, Vec<u8>) {
+    let (status, _) = kind(problem.kind);
+    (status, error(problem, request_id).to_string().into_bytes())
+}
+
+/// The body, which is an event's data as well.
+pub(super) fn error(problem: &Problem, request_id: &str) -> Value {
+    let (_, kind) = kind(problem.kind);
+    json!({
+        "type": "error",
+        "error": { "type": kind, "message": problem.message },
+        "request_id": request_id,
+    })
+}
+
+fn kind(kind: ProblemKind) -> (u16, &'static str) {
+    match kind {
+        ProblemKind::InvalidRequest | ProblemKind::TooLong => (400, "invalid_request_error"),
+        ProblemKind::Authentication => (401, "authentication_error"),
+        ProblemKind::Permission => (403, "permission_error"),
+        ProblemKind::NotFound => (404, "not_found_error"),
+        ProblemKind::Method => (405, "invalid_request_error"),
+        ProblemKind::Timeout => (408, "timeout_error"),
+        ProblemKind::TooLarge => (413, "request_too_large"),
+        ProblemKind::MediaType => (415, "invalid_request_error"),
+        ProblemKind::Internal => (500, "api_error"),
+        ProblemKind::Overloaded => (529, "overloaded_error"),
+    }
+}

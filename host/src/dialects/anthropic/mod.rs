@@ -1,0 +1,135 @@
+//! Anthropic's API: messages, whole and streamed, the counting of tokens, and the list of models.
+//!
+//! What deviates from the original, on purpose:
+//! - `max_tokens` beyond the room that is left is that room. `thinking.budget_tokens` is handed to the template as
+//!   `thinking_budget`, which few heed, and `output_config.effort` as `reasoning_effort`.
+//! - A signature of a thinking block is a digest of its text, since clients want one. Any signature is accepted, because
+//!   conversations come here from other servers; redacted thinking is dropped, because nobody here can read it.
+//! - Tools are the client's own. Those that run on Anthropic's servers (`web_search_…`) or are known to its models by type
+//!   alone (`bash_…`) are refused by name, and so are images and documents.
+//! - `cache_control` is accepted and means nothing: every prompt is cached, whoever asks for it, so what is not read from
+//!   the cache counts as plain input and nothing as its creation.
+//! - A message with the role `system` stays where it is, though behind the results of calls that it stands before; and the
+//!   billing line of Claude Code, which differs in every request, reaches no prompt.
+
+mod billing;
+mod content;
+mod conversation;
+mod envelope;
+mod events;
+mod feed;
+mod listing;
+mod request;
+mod tools;
+mod transcript;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use envelope::envelope;
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{Answer, Call, Problem, ProblemKind, fields::Quote};
+use crate::{
+    chat::Request,
+    prompt::{Chats, Generation},
+};
+use feed::Feed;
+use request::Asked;
+use transcript::{Head, Message, Transcript};
+
+/// `POST /v1/messages`, and `/v1/messages/stream`, which streams whatever the body says.
+pub(crate) async fn messages(chats: &Arc<Chats>, call: Call, always_stream: bool) -> Answer {
+    let request_id = call.request_id.clone();
+    let answer = answer(chats, call, always_stream).await;
+    answer.unwrap_or_else(|problem| refusal(&problem, &request_id))
+}
+
+/// `POST /v1/messages/count_tokens`: renders the prompt that the same message would have, and counts it.
+pub(crate) async fn count_tokens(chats: &Arc<Chats>, call: Call) -> Answer {
+    let request_id = call.request_id.clone();
+    match count(chats, call).await {
+        Ok(tokens) => whole(&json!({ "input_tokens": tokens })),
+        Err(problem) => refusal(&problem, &request_id),
+    }
+}
+
+/// `GET /v1/models`.
+pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
+    whole(&listing::list(chats.fleet().models()))
+}
+
+/// `GET /v1/models/ID`. Names that others answer for are no models.
+pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
+    match listing::find(chats.fleet().models(), id) {
+        Some(model) => whole(&model),
+        None => {
+            let message = format!("there is no model '{}'; GET /v1/models lists what there is", Quote(id));
+            refusal(&Problem::new(ProblemKind::NotFound, message), request_id)
+        }
+    }
+}
+
+async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer, Problem> {
+    let Call { body, client, request_id } = call;
+    let asked = read(move || request::message(&body)).await?;
+    let Asked { request, stream } = asked;
+    let request = Request { client, ..request };
+    let (model, stops) = (request.model.clone(), request.stops.clone());
+    let prepared = chats.prepare(request).await?;
+    let head = Head { id: fresh_id("msg"), model, input_tokens: prepared.input_tokens() };
+    let transcript = Transcript::new(head, stops);
+    let generation = prepared.start()?;
+    if stream || always_stream {
+        let pieces = Feed::new(transcript, generation, request_id).pieces();
+        return Ok(Answer::Stream { media_type: "text/event-stream", pieces });
+    }
+    collect(transcript, generation).await
+}
+
+/// The same events as a stream's, put together as a client would.
+async fn collect(mut transcript: Transcript, mut generation: Generation) -> Result<Answer, Problem> {
+    let mut message = Message::default();
+    for event in transcript.begin() {
+        message.add(event)?;
+    }
+    while !transcript.is_over() {
+        let events = match generation.next().await {
+            Some(delta) => transcript.take(delta),
+            None => transcript.break_off(),
+        };
+        for event in events {
+            message.add(event)?;
+        }
+    }
+    Ok(whole(&message.json()))
+}
+
+async fn count(chats: &Chats, call: Call) -> Result<u32, Problem> {
+    let Call { body, client, .. } = call;
+    let request = read(move || request::count(&body)).await?;
+    Ok(chats.count(Request { client, ..request }).await?)
+}
+
+/// Reads a body where it holds nobody up: a large one takes a while.
+async fn read<T: Send + 'static>(reader: impl FnOnce() -> Result<T, Problem> + Send + 'static) -> Result<T, Problem> {
+    let read = tokio::task::spawn_blocking(reader).await;
+    read.unwrap_or_else(|_| Err(Problem::new(ProblemKind::Internal, "this server failed to read the body")))
+}
+
+fn whole(body: &Value) -> Answer {
+    Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
+}
+
+fn refusal(problem: &Problem, request_id: &str) -> Answer {
+    let (status, body) = envelope(problem, request_id);
+    Answer::Whole { status, media_type: "application/json", body }
+}
+
+fn fresh_id(kind: &str) -> String {
+    let letters: String = std::iter::repeat_with(fastrand::alphanumeric).take(24).collect();
+    format!("{kind}_{letters}")
+}

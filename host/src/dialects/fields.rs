@@ -1,0 +1,336 @@
+//! JSON read field by field, such that every complaint names its field by the path that the client wrote it under:
+//! `messages.0.content.1.text: should be a string, not a number`. Derived readers would name lines and columns, which
+//! nobody has who sent an object from a program.
+//!
+//! Null counts as absent, since some clients send every optional field that way. Text that a client sent appears in no
+//! complaint but where it is short.
+
+use std::{fmt, ops::RangeInclusive};
+
+use serde_json::{Map, Value};
+
+use super::{Problem, ProblemKind};
+
+/// How many values a body may hold. A value takes some 80 bytes of memory and as few as 2 of a body.
+const VALUES_MAX: usize = 1_000_000;
+const QUOTE_LEN_MAX: usize = 60;
+
+/// A field of a request, whether it is there or not.
+#[derive(Clone, Debug)]
+pub(crate) struct Field<'a> {
+    path: String,
+    value: Option<&'a Value>,
+}
+
+/// Reads a body, which must be a JSON object. How deep it may be, `serde_json` decides: 128 levels.
+pub(crate) fn document(body: &[u8]) -> Result<Value, Problem> {
+    let invalid = |why: String| Problem::new(ProblemKind::InvalidRequest, format!("the body {why}"));
+    let text = std::str::from_utf8(body)
+        .map_err(|error| invalid(format!("is not UTF-8: byte {} belongs to no character", error.valid_up_to())))?;
+    if count_values(body) > VALUES_MAX {
+        return Err(invalid(format!("holds more than {VALUES_MAX} values")));
+    }
+    let value: Value = serde_json::from_str(text).map_err(|error| invalid(format!("is not JSON: {error}")))?;
+    if !value.is_object() {
+        return Err(invalid(format!("should be a JSON object, not {}", Kind(&value))));
+    }
+    Ok(value)
+}
+
+/// At least as many as there are: what stands in strings does not count, and whatever is no JSON fails later.
+fn count_values(body: &[u8]) -> usize {
+    let mut count = 1;
+    let mut in_string = false;
+    let mut escaped = false;
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b'[' | b'{' | b':' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
+impl<'a> Field<'a> {
+    /// The whole body, whose fields have paths of one step.
+    pub(crate) fn root(value: &'a Value) -> Self {
+        Self { path: String::new(), value: Some(value) }
+    }
+
+    /// The field of this name in an object. It is absent if this field is no object, so check that first where it must be.
+    pub(crate) fn get(&self, name: &str) -> Self {
+        let value = self.value.and_then(|value| value.get(name)).filter(|value| !value.is_null());
+        Self { path: self.path_to(name), value }
+    }
+
+    /// Where it is: `tools.0.name`.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether it is absent or null.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.value.is_none()
+    }
+
+    /// The field, if it is there.
+    pub(crate) fn present(&self) -> Option<&Self> {
+        self.value.map(|_| self)
+    }
+
+    /// Whether it is a string, which some fields may be instead of a list.
+    pub(crate) fn is_string(&self) -> bool {
+        self.value.is_some_and(Value::is_string)
+    }
+
+    /// A complaint about it.
+    pub(crate) fn problem(&self, why: impl fmt::Display) -> Problem {
+        if self.path.is_empty() {
+            return Problem::new(ProblemKind::InvalidRequest, format!("the body {why}"));
+        }
+        Problem::field(&self.path, why)
+    }
+
+    /// Whatever it is.
+    pub(crate) fn json(&self) -> Result<&'a Value, Problem> {
+        self.value.ok_or_else(|| self.problem("this field is required"))
+    }
+
+    /// A string.
+    pub(crate) fn string(&self) -> Result<&'a str, Problem> {
+        self.json()?.as_str().ok_or_else(|| self.should_be("a string"))
+    }
+
+    /// A string with something in it, and no more bytes than so many.
+    pub(crate) fn text(&self, len_max: usize) -> Result<&'a str, Problem> {
+        let text = self.string()?;
+        if text.is_empty() {
+            return Err(self.problem("should not be empty"));
+        }
+        if text.len() > len_max {
+            return Err(self.problem(format_args!("has {} bytes, more than {len_max}", text.len())));
+        }
+        Ok(text)
+    }
+
+    /// One of these words, by its place among them.
+    pub(crate) fn choice(&self, words: &[&str]) -> Result<usize, Problem> {
+        let text = self.string()?;
+        words.iter().position(|word| *word == text).ok_or_else(|| {
+            let words = words.join("', '");
+            self.problem(format_args!("should be one of '{words}', not '{}'", Quote(text)))
+        })
+    }
+
+    /// True or false.
+    pub(crate) fn boolean(&self) -> Result<bool, Problem> {
+        self.json()?.as_bool().ok_or_else(|| self.should_be("true or false"))
+    }
+
+    /// A whole number within a range. `5.0` is one.
+    pub(crate) fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, Problem> {
+        let (min, max) = (*range.start(), *range.end());
+        let value = self.json()?;
+        // Floats of this size without a fraction are exact, so the cast is.
+        let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() < 9e15;
+        let whole = || value.as_f64().filter(is_whole).map(|number| number as i64);
+        value
+            .as_i64()
+            .or_else(whole)
+            .filter(|number| range.contains(number))
+            .ok_or_else(|| self.should_be(format_args!("an integer from {min} to {max}")))
+    }
+
+    /// A number of things, at least so many. More than can be counted are as many as can be: whatever asks for them gets
+    /// what there is.
+    pub(crate) fn count(&self, min: u32) -> Result<u32, Problem> {
+        let number = self.json()?.as_f64().filter(|number| number.fract() == 0.0 && *number >= f64::from(min));
+        // The cast saturates.
+        number.map(|number| number as u32).ok_or_else(|| self.should_be(format_args!("an integer of at least {min}")))
+    }
+
+    /// A number within a range.
+    pub(crate) fn number(&self, range: RangeInclusive<f32>) -> Result<f32, Problem> {
+        let (min, max) = (*range.start(), *range.end());
+        // A number so large that f32 knows no such is infinite then, and in no range.
+        let number = self.json()?.as_f64().map(|number| number as f32).filter(|number| range.contains(number));
+        number.ok_or_else(|| self.should_be(format_args!("a number from {min} to {max}")))
+    }
+
+    /// An object, fields in the client's order.
+    pub(crate) fn object(&self) -> Result<&'a Map<String, Value>, Problem> {
+        self.json()?.as_object().ok_or_else(|| self.should_be("an object"))
+    }
+
+    /// The fields of an object, in the client's order.
+    pub(crate) fn entries(&self) -> Result<impl Iterator<Item = (&'a str, Self)> + use<'a>, Problem> {
+        let path = self.path.clone();
+        let entry = move |(name, value): (&'a String, &'a Value)| {
+            let path = join(&path, name);
+            (name.as_str(), Self { path, value: Some(value).filter(|value| !value.is_null()) })
+        };
+        Ok(self.object()?.iter().map(entry))
+    }
+
+    /// The items of a list that has no more than so many.
+    pub(crate) fn items(&self, count_max: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'a>, Problem> {
+        let items = self.json()?.as_array().ok_or_else(|| self.should_be("a list"))?;
+        if items.len() > count_max {
+            return Err(self.problem(format_args!("has {} items, more than {count_max}", items.len())));
+        }
+        let path = self.path.clone();
+        let item = move |(place, value): (usize, &'a Value)| {
+            let path = join(&path, &place.to_string());
+            Self { path, value: Some(value).filter(|value| !value.is_null()) }
+        };
+        Ok(items.iter().enumerate().map(item))
+    }
+
+    /// That it is of the wrong kind or out of range.
+    pub(crate) fn should_be(&self, what: impl fmt::Display) -> Problem {
+        match self.value {
+            Some(value) => self.problem(format_args!("should be {what}, not {}", Kind(value))),
+            None => self.problem("this field is required"),
+        }
+    }
+
+    fn path_to(&self, name: &str) -> String {
+        join(&self.path, name)
+    }
+}
+
+fn join(path: &str, step: &str) -> String {
+    if path.is_empty() { step.to_owned() } else { format!("{path}.{step}") }
+}
+
+/// What a value is, for a complaint.
+struct Kind<'a>(&'a Value);
+
+impl fmt::Display for Kind<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Value::Null => f.write_str("null"),
+            Value::Bool(value) => write!(f, "{value}"),
+            Value::Number(number) => write!(f, "{number}"),
+            Value::String(_) => f.write_str("a string"),
+            Value::Array(_) => f.write_str("a list"),
+            Value::Object(_) => f.write_str("an object"),
+        }
+    }
+}
+
+/// A client's text, cut to what a complaint has room for.
+pub(crate) struct Quote<'a>(pub(crate) &'a str);
+
+impl fmt::Display for Quote<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
+        let short: String = self.0.chars().take(QUOTE_LEN_MAX).map(clean).collect();
+        let cut = if self.0.chars().nth(QUOTE_LEN_MAX).is_some() { "…" } else { "" };
+        write!(f, "{short}{cut}")
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn complaint<T>(result: Result<T, Problem>) -> String {
+        result.err().unwrap().message
+    }
+
+    #[test]
+    fn a_complaint_names_the_path() {
+        let value = json!({"messages": [{"content": [1, {"text": 5}]}]});
+        let root = Field::root(&value);
+        let message = root.get("messages").items(9).unwrap().next().unwrap();
+        let block = message.get("content").items(9).unwrap().nth(1).unwrap();
+        let problem = block.get("text").string().unwrap_err();
+        assert_eq!(problem.message, "messages.0.content.1.text: should be a string, not 5");
+        assert_eq!(problem.field.as_deref(), Some("messages.0.content.1.text"));
+        assert_eq!(complaint(block.get("name").string()), "messages.0.content.1.name: this field is required");
+        assert_eq!(complaint(root.get("messages").items(0).map(drop)), "messages: has 1 items, more than 0");
+        assert_eq!(complaint(root.get("messages").get("x").string()), "messages.x: this field is required");
+        assert_eq!(complaint(root.get("messages").object()), "messages: should be an object, not a list");
+    }
+
+    #[test]
+    fn null_is_absent() {
+        let value = json!({"a": null, "b": [null]});
+        let root = Field::root(&value);
+        assert!(root.get("a").is_absent());
+        assert!(root.get("a").present().is_none());
+        assert!(root.get("b").items(1).unwrap().next().unwrap().is_absent());
+        assert_eq!(complaint(root.get("a").boolean()), "a: this field is required");
+    }
+
+    #[test]
+    fn numbers_keep_to_their_range() {
+        let value = json!({
+            "ten": 10, "minus": -1, "half": 0.5, "float": 4.0, "large": 1e300, "word": "1", "most": u64::MAX, "tiny": 1e-300,
+        });
+        let root = Field::root(&value);
+        assert_eq!(root.get("ten").integer(0..=10), Ok(10));
+        assert_eq!(root.get("float").integer(0..=10), Ok(4));
+        for (name, shown) in [
+            ("minus", "-1"),
+            ("half", "0.5"),
+            ("large", "1e+300"),
+            ("word", "a string"),
+            ("most", "18446744073709551615"),
+        ] {
+            let expected = format!("{name}: should be an integer from 0 to 9, not {shown}");
+            assert_eq!(complaint(root.get(name).integer(0..=9)), expected);
+        }
+        assert_eq!(complaint(root.get("ten").integer(0..=9)), "ten: should be an integer from 0 to 9, not 10");
+        assert_eq!(root.get("most").count(1), Ok(u32::MAX));
+        assert_eq!(root.get("large").count(1), Ok(u32::MAX));
+        assert_eq!(complaint(root.get("minus").count(1)), "minus: should be an integer of at least 1, not -1");
+        assert_eq!(complaint(root.get("half").count(0)), "half: should be an integer of at least 0, not 0.5");
+        assert_eq!(root.get("half").number(0.0..=1.0), Ok(0.5));
+        assert_eq!(root.get("tiny").number(0.0..=1.0), Ok(0.0));
+        assert_eq!(complaint(root.get("large").number(0.0..=1.0)), "large: should be a number from 0 to 1, not 1e+300");
+        assert_eq!(
+            complaint(root.get("word").number(-2.0..=2.0)),
+            "word: should be a number from -2 to 2, not a string"
+        );
+    }
+
+    #[test]
+    fn texts_and_words_are_checked() {
+        let value = json!({"empty": "", "long": "xxxx", "word": "no\nway", "odd": "é".repeat(100)});
+        let root = Field::root(&value);
+        assert_eq!(complaint(root.get("empty").text(3)), "empty: should not be empty");
+        assert_eq!(complaint(root.get("long").text(3)), "long: has 4 bytes, more than 3");
+        assert_eq!(complaint(root.get("word").choice(&["a", "b"])), "word: should be one of 'a', 'b', not 'no way'");
+        assert_eq!(root.get("long").choice(&["x", "xxxx"]), Ok(1));
+        let cut = format!("odd: should be one of 'a', not '{}…'", "é".repeat(60));
+        assert_eq!(complaint(root.get("odd").choice(&["a"])), cut);
+    }
+
+    #[test]
+    fn a_body_is_one_object_of_a_bounded_size() {
+        let check = |body: &[u8], expected: &str| {
+            let message = complaint(document(body));
+            assert!(message.starts_with(expected), "{message}");
+        };
+        check(b"", "the body is not JSON: EOF");
+        check(b"[]", "the body should be a JSON object, not a list");
+        check(b"{\"a\":\"\xff\"}", "the body is not UTF-8: byte 6 belongs to no character");
+        check(b"{\"a\":NaN}", "the body is not JSON: ");
+        check(b"{\"a\":1e999}", "the body is not JSON: number out of range");
+        check("[".repeat(200_000).as_bytes(), "the body is not JSON: recursion limit exceeded");
+        check(
+            format!("{{\"a\":[{}0]}}", "0,".repeat(VALUES_MAX)).as_bytes(),
+            "the body holds more than 1000000 values",
+        );
+        let text = format!("{{\"a\":\"{}\\\",[\"}}", ",[".repeat(VALUES_MAX));
+        assert!(document(text.as_bytes()).is_ok());
+    }
+}

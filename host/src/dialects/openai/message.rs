@@ -1,0 +1,217 @@
+//! A choice of `chat/completions`: a message, in chunks or as a whole.
+//!
+//! Reasoning stands in `reasoning_content`, a field that the API itself lacks and most local servers have; clients that do
+//! not know it see the answer alone.
+
+use serde_json::{Map, Value, json};
+
+use super::{form::Form, likelihood, progress::Piece};
+use crate::chat::TokenLikelihood;
+
+/// An assistant's message.
+#[derive(Debug, Default)]
+pub(super) struct Message {
+    has_logprobs: bool,
+    has_begun: bool,
+    content: Option<String>,
+    reasoning: String,
+    calls: Vec<Call>,
+    logprobs: Vec<TokenLikelihood>,
+    reason: &'static str,
+}
+
+#[derive(Debug)]
+struct Call {
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+impl Message {
+    /// An empty one, with or without log-probabilities.
+    pub(super) fn new(has_logprobs: bool) -> Self {
+        Self { has_logprobs, ..Self::default() }
+    }
+
+    fn entry(&self, index: usize, delta: Value, logprobs: &[TokenLikelihood], reason: Option<&str>) -> Value {
+        let logprobs = if self.has_logprobs && !logprobs.is_empty() {
+            json!({ "content": likelihood::content(logprobs), "refusal": null })
+        } else {
+            Value::Null
+        };
+        json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason })
+    }
+}
+
+impl Form for Message {
+    fn chunks(&mut self, index: usize, piece: Piece) -> Vec<Value> {
+        let mut entries = Vec::new();
+        if !std::mem::replace(&mut self.has_begun, true) {
+            // An empty text would be taken for one where there is none but calls.
+            let content = if matches!(piece, Piece::Text { .. } | Piece::End(_)) { json!("") } else { Value::Null };
+            let delta = json!({ "role": "assistant", "content": content, "refusal": null });
+            entries.push(self.entry(index, delta, &[], None));
+        }
+        entries.push(match piece {
+            Piece::Text { text, logprobs } => self.entry(index, json!({ "content": text }), &logprobs, None),
+            Piece::Reasoning(text) => self.entry(index, json!({ "reasoning_content": text }), &[], None),
+            Piece::Call { place, id, name } => {
+                let function = json!({ "name": name, "arguments": "" });
+                let call = json!({ "index": place, "id": id, "type": "function", "function": function });
+                self.entry(index, json!({ "tool_calls": [call] }), &[], None)
+            }
+            Piece::Arguments { place, text } => {
+                let call = json!({ "index": place, "function": { "arguments": text } });
+                self.entry(index, json!({ "tool_calls": [call] }), &[], None)
+            }
+            Piece::End(reason) => self.entry(index, json!({}), &[], Some(reason)),
+        });
+        entries
+    }
+
+    fn keep(&mut self, piece: Piece) {
+        match piece {
+            Piece::Text { text, logprobs } => {
+                self.content.get_or_insert_default().push_str(&text);
+                self.logprobs.extend(logprobs);
+            }
+            Piece::Reasoning(text) => self.reasoning.push_str(&text),
+            Piece::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
+            Piece::Arguments { place, text } => {
+                if let Some(call) = self.calls.get_mut(place) {
+                    call.arguments.push_str(&text);
+                }
+            }
+            Piece::End(reason) => self.reason = reason,
+        }
+    }
+
+    fn whole(self: Box<Self>, index: usize) -> Value {
+        let content = self.content.or_else(|| self.calls.is_empty().then(String::new));
+        let mut message = Map::new();
+        message.insert("role".into(), "assistant".into());
+        message.insert("content".into(), content.into());
+        message.insert("refusal".into(), Value::Null);
+        if !self.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), self.reasoning.into());
+        }
+        if !self.calls.is_empty() {
+            let call = |call: Call| {
+                let function = json!({ "name": call.name, "arguments": call.arguments });
+                json!({ "id": call.id, "type": "function", "function": function })
+            };
+            message.insert("tool_calls".into(), self.calls.into_iter().map(call).collect());
+        }
+        let logprobs = if self.has_logprobs {
+            json!({ "content": likelihood::content(&self.logprobs), "refusal": null })
+        } else {
+            Value::Null
+        };
+        json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": self.reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::likelihood::tests::token, *};
+
+    fn text(text: &str) -> Piece {
+        Piece::Text { text: text.into(), logprobs: Vec::new() }
+    }
+
+    fn calls() -> Vec<Piece> {
+        let call = |place, id: &str, name: &str| Piece::Call { place, id: id.into(), name: name.into() };
+        let arguments = |place, text: &str| Piece::Arguments { place, text: text.into() };
+        vec![
+            Piece::Reasoning("hm".into()),
+            call(0, "call_a", "add"),
+            arguments(0, "{\"x\""),
+            arguments(0, ":1}"),
+            call(1, "call_b", "sub"),
+            arguments(1, "{}"),
+            Piece::End("tool_calls"),
+        ]
+    }
+
+    fn whole(has_logprobs: bool, pieces: Vec<Piece>) -> Value {
+        let mut message = Box::new(Message::new(has_logprobs));
+        pieces.into_iter().for_each(|piece| message.keep(piece));
+        message.whole(0)
+    }
+
+    fn deltas(pieces: Vec<Piece>) -> Vec<Value> {
+        let mut message = Message::new(false);
+        let entries = pieces.into_iter().flat_map(|piece| message.chunks(2, piece));
+        let strip = |mut entry: Value| {
+            assert_eq!(entry["index"], 2);
+            assert_eq!(entry["logprobs"], Value::Null);
+            if entry["finish_reason"].is_null() { entry["delta"].take() } else { entry["finish_reason"].take() }
+        };
+        entries.map(strip).collect()
+    }
+
+    #[test]
+    fn a_text_is_one_message() {
+        let expect = json!({
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hi", "refusal": null},
+            "logprobs": null,
+            "finish_reason": "stop",
+        });
+        assert_eq!(whole(false, vec![text("H"), text("i"), Piece::End("stop")]), expect);
+        let role = json!({"role": "assistant", "content": "", "refusal": null});
+        let expect = [role.clone(), json!({"content": "H"}), json!({"content": "i"}), json!("stop")];
+        assert_eq!(deltas(vec![text("H"), text("i"), Piece::End("stop")]), expect);
+        assert_eq!(deltas(vec![Piece::End("stop")]), [role, json!("stop")]);
+        assert_eq!(whole(false, vec![Piece::End("stop")])["message"]["content"], "");
+    }
+
+    #[test]
+    fn calls_without_text_have_no_content() {
+        let expect = json!({
+            "role": "assistant",
+            "content": null,
+            "refusal": null,
+            "reasoning_content": "hm",
+            "tool_calls": [
+                {"id": "call_a", "type": "function", "function": {"name": "add", "arguments": "{\"x\":1}"}},
+                {"id": "call_b", "type": "function", "function": {"name": "sub", "arguments": "{}"}},
+            ],
+        });
+        assert_eq!(whole(false, calls())["message"], expect);
+        let expect = [
+            json!({"role": "assistant", "content": null, "refusal": null}),
+            json!({"reasoning_content": "hm"}),
+            json!({"tool_calls": [
+                {"index": 0, "id": "call_a", "type": "function", "function": {"name": "add", "arguments": ""}}]}),
+            json!({"tool_calls": [{"index": 0, "function": {"arguments": "{\"x\""}}]}),
+            json!({"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]}),
+            json!({"tool_calls": [
+                {"index": 1, "id": "call_b", "type": "function", "function": {"name": "sub", "arguments": ""}}]}),
+            json!({"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]}),
+            json!("tool_calls"),
+        ];
+        assert_eq!(deltas(calls()), expect);
+    }
+
+    #[test]
+    fn log_probabilities_stand_beside_their_text() {
+        let likely = |bytes: &[u8]| token(bytes, -0.5, &[]);
+        let pieces = vec![
+            Piece::Text { text: "ab".into(), logprobs: vec![likely(b"a"), likely(b"b")] },
+            Piece::Text { text: String::new(), logprobs: vec![likely(b"")] },
+            Piece::End("stop"),
+        ];
+        let tokens: Vec<Value> = ["a", "b", ""]
+            .map(|text| json!({"token": text, "logprob": -0.5, "bytes": text.as_bytes(), "top_logprobs": []}))
+            .into();
+        assert_eq!(whole(true, pieces.clone())["logprobs"], json!({"content": tokens, "refusal": null}));
+        let mut message = Message::new(true);
+        let entries: Vec<Value> = pieces.into_iter().flat_map(|piece| message.chunks(0, piece)).collect();
+        let streamed: Vec<Value> = entries
+            .iter()
+            .flat_map(|entry| entry["logprobs"]["content"].as_array().cloned().unwrap_or_default())
+            .collect();
+        assert_eq!(streamed, tokens);
+    }
+}

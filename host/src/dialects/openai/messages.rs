@@ -1,0 +1,273 @@
+//! Messages: what stands before the first turn, and the turns.
+//!
+//! `system` and `developer` mean the same here. Those at the beginning stand before the conversation, later ones stay where
+//! they are, since moving them up would change the beginning of a prompt that is cached. A `name` is accepted and not
+//! shown: templates have no place for it.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    chat::{Part, Role, Turn},
+    dialects::{
+        Problem,
+        fields::{Field, Quote},
+    },
+};
+
+const MESSAGES_MAX: usize = 10_000;
+const PARTS_MAX: usize = 10_000;
+const CALLS_MAX: usize = 1_000;
+const ID_BYTES_MAX: usize = 256;
+/// What was called once need not be a tool of today.
+const NAME_BYTES_MAX: usize = 256;
+const ROLES: [&str; 6] = ["developer", "system", "user", "assistant", "tool", "function"];
+
+/// Reads the messages: the text before the first turn, and the turns.
+pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), Problem> {
+    let mut system = Vec::new();
+    let mut turns: Vec<Turn> = Vec::new();
+    let messages = field.items(MESSAGES_MAX)?;
+    if messages.len() == 0 {
+        return Err(field.problem("should have at least one message"));
+    }
+    for message in messages {
+        message.object()?;
+        message.get("name").present().map(Field::string).transpose()?;
+        let (role, parts) = match message.get("role").choice(&ROLES)? {
+            0 | 1 => (Role::System, content(&message, true)?),
+            2 => (Role::User, content(&message, true)?),
+            3 => (Role::Assistant, assistant(&message)?),
+            4 => (Role::User, vec![result(&message)?]),
+            _ => return Err(message.get("role").problem("'function' is an older form that is not served; use 'tool'")),
+        };
+        match turns.last_mut() {
+            None if role == Role::System => system.push(text(&parts)),
+            // Results of one turn's calls are one turn.
+            Some(turn) if is_result(&parts) && is_result(&turn.parts) => turn.parts.extend(parts),
+            _ => turns.push(Turn { role, parts }),
+        }
+    }
+    Ok((system.join("\n\n"), turns))
+}
+
+/// A string, or text parts. An assistant may have said nothing.
+fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, Problem> {
+    let field = message.get("content");
+    if field.is_absent() && !required {
+        return Ok(Vec::new());
+    }
+    if field.is_string() {
+        let text = field.string()?.to_owned();
+        // Some clients send an empty text beside calls.
+        let is_nothing = text.is_empty() && !message.get("tool_calls").is_absent();
+        return Ok(if is_nothing { Vec::new() } else { vec![Part::Text(text)] });
+    }
+    if !field.is_absent() && field.json()?.is_object() {
+        return Err(field.should_be("a string or a list of parts"));
+    }
+    field.items(PARTS_MAX)?.map(|part| text_part(&part)).collect()
+}
+
+fn text_part(part: &Field<'_>) -> Result<Part, Problem> {
+    part.object()?;
+    let kind = part.get("type");
+    match kind.string()? {
+        "text" => Ok(Part::Text(part.get("text").string()?.to_owned())),
+        "refusal" => Ok(Part::Text(part.get("refusal").string()?.to_owned())),
+        "image_url" | "input_audio" | "file" => {
+            Err(kind.problem(format_args!("'{}' parts are not served, as the model reads text only", kind.string()?)))
+        }
+        other => Err(kind.problem(format_args!("'{}' parts are not known; send 'text'", Quote(other)))),
+    }
+}
+
+/// What the model said in an earlier turn, in the order in which it writes: what it thought, text, calls.
+fn assistant(message: &Field<'_>) -> Result<Vec<Part>, Problem> {
+    for (name, why) in [
+        ("function_call", "is an older form that is not served; use 'tool_calls'"),
+        ("audio", "is not served, as the model reads text only"),
+    ] {
+        if let Some(field) = message.get(name).present() {
+            return Err(field.problem(why));
+        }
+    }
+    let mut parts = Vec::new();
+    if let Some(reasoning) = message.get("reasoning_content").present() {
+        let text = reasoning.string()?;
+        if !text.is_empty() {
+            parts.push(Part::Thinking(text.to_owned()));
+        }
+    }
+    parts.extend(content(message, false)?);
+    if let Some(refusal) = message.get("refusal").present() {
+        parts.push(Part::Text(refusal.string()?.to_owned()));
+    }
+    if let Some(calls) = message.get("tool_calls").present() {
+        for item in calls.items(CALLS_MAX)? {
+            parts.push(call(&item)?);
+        }
+    }
+    if parts.is_empty() && message.get("content").is_absent() {
+        return Err(message.get("content").problem("this field is required where there are no 'tool_calls'"));
+    }
+    Ok(parts)
+}
+
+fn call(field: &Field<'_>) -> Result<Part, Problem> {
+    field.object()?;
+    let kind = field.get("type");
+    // Some clients leave it away.
+    if let Some(kind) = kind.present()
+        && kind.string()? != "function"
+    {
+        return Err(kind.problem("only calls of type 'function' are served"));
+    }
+    let function = field.get("function");
+    function.object()?;
+    let name = function.get("name").text(NAME_BYTES_MAX)?.to_owned();
+    let arguments = function.get("arguments").string()?;
+    let arguments = match serde_json::from_str(arguments) {
+        Ok(arguments) => arguments,
+        Err(_) if arguments.trim().is_empty() => Value::Object(Map::new()),
+        // A model wrote this, and the client only repeats it.
+        Err(_) => Value::String(arguments.to_owned()),
+    };
+    Ok(Part::ToolCall { id: field.get("id").text(ID_BYTES_MAX)?.to_owned(), name, arguments })
+}
+
+fn result(message: &Field<'_>) -> Result<Part, Problem> {
+    let id = message.get("tool_call_id").text(ID_BYTES_MAX)?.to_owned();
+    Ok(Part::ToolResult { id, text: text(&content(message, true)?), is_error: false })
+}
+
+fn is_result(parts: &[Part]) -> bool {
+    matches!(parts, [Part::ToolResult { .. }, ..])
+}
+
+fn text(parts: &[Part]) -> String {
+    let texts = parts.iter().filter_map(|part| if let Part::Text(text) = part { Some(text.as_str()) } else { None });
+    texts.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn messages(messages: Value) -> Result<(String, Vec<Turn>), String> {
+        let body = json!({ "messages": messages });
+        read(&Field::root(&body).get("messages")).map_err(|problem| problem.message)
+    }
+
+    fn turn(role: Role, parts: Vec<Part>) -> Turn {
+        Turn { role, parts }
+    }
+
+    fn said(role: Role, text: &str) -> Turn {
+        turn(role, vec![Part::Text(text.into())])
+    }
+
+    #[test]
+    fn instructions_stay_where_they_are() {
+        let (system, turns) = messages(json!([
+            {"role": "developer", "content": "one"},
+            {"role": "system", "content": [{"type": "text", "text": "two"}]},
+            {"role": "user", "content": "hi", "name": "ada"},
+            {"role": "system", "content": "three"},
+            {"role": "assistant", "content": "hello"},
+        ]))
+        .unwrap();
+        assert_eq!(system, "one\n\ntwo");
+        assert_eq!(turns, [said(Role::User, "hi"), said(Role::System, "three"), said(Role::Assistant, "hello")]);
+    }
+
+    #[test]
+    fn calls_and_results_become_parts() {
+        let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "add", "arguments": arguments}});
+        let (_, turns) = messages(json!([
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": null, "reasoning_content": "hm", "function_call": null,
+                "tool_calls": [call("1", "{\"x\":1}"), call("2", ""), call("3", "{oops")]},
+            {"role": "tool", "tool_call_id": "1", "content": "one"},
+            {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "t"}, {"type": "text", "text": "wo"}]},
+            {"role": "user", "content": "and?"},
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+        ]))
+        .unwrap();
+        let call = |id: &str, arguments| Part::ToolCall { id: id.into(), name: "add".into(), arguments };
+        let result = |id: &str, text: &str| Part::ToolResult { id: id.into(), text: text.into(), is_error: false };
+        let expect = [
+            turn(Role::User, vec![Part::Text("a".into()), Part::Text("b".into())]),
+            turn(
+                Role::Assistant,
+                vec![
+                    Part::Thinking("hm".into()),
+                    call("1", json!({"x": 1})),
+                    call("2", json!({})),
+                    call("3", json!("{oops")),
+                ],
+            ),
+            turn(Role::User, vec![result("1", "one"), result("2", "t\nwo")]),
+            said(Role::User, "and?"),
+            said(Role::Assistant, "no"),
+        ];
+        assert_eq!(turns, expect);
+    }
+
+    #[test]
+    fn complaints_name_the_message() {
+        let refuses = |message: Value, expect: &str| {
+            assert_eq!(messages(json!([message])).unwrap_err(), format!("messages.0{expect}"));
+        };
+        assert_eq!(messages(json!([])).unwrap_err(), "messages: should have at least one message");
+        assert_eq!(messages(json!("hi")).unwrap_err(), "messages: should be a list, not a string");
+        assert_eq!(messages(Value::Null).unwrap_err(), "messages: this field is required");
+        refuses(json!("hi"), ": should be an object, not a string");
+        refuses(json!(null), ": this field is required");
+        refuses(json!({"content": "x"}), ".role: this field is required");
+        refuses(
+            json!({"role": "bot", "content": "x"}),
+            ".role: should be one of 'developer', 'system', 'user', 'assistant', 'tool', 'function', not 'bot'",
+        );
+        refuses(
+            json!({"role": "function", "name": "x", "content": "x"}),
+            ".role: 'function' is an older form that is not served; use 'tool'",
+        );
+        refuses(json!({"role": "user"}), ".content: this field is required");
+        refuses(json!({"role": "user", "content": 5}), ".content: should be a list, not 5");
+        refuses(
+            json!({"role": "user", "content": {}}),
+            ".content: should be a string or a list of parts, not an object",
+        );
+        refuses(json!({"role": "user", "content": ["x"]}), ".content.0: should be an object, not a string");
+        refuses(
+            json!({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}),
+            ".content.1.type: 'image_url' parts are not served, as the model reads text only",
+        );
+        refuses(
+            json!({"role": "user", "content": [{"type": "input_audio"}]}),
+            ".content.0.type: 'input_audio' parts are not served, as the model reads text only",
+        );
+        refuses(json!({"role": "user", "content": "x", "name": 5}), ".name: should be a string, not 5");
+        refuses(json!({"role": "tool", "content": "x"}), ".tool_call_id: this field is required");
+        refuses(json!({"role": "assistant"}), ".content: this field is required where there are no 'tool_calls'");
+        refuses(
+            json!({"role": "assistant", "function_call": {}}),
+            ".function_call: is an older form that is not served; use 'tool_calls'",
+        );
+        refuses(
+            json!({"role": "assistant", "tool_calls": [{"id": "1", "type": "custom"}]}),
+            ".tool_calls.0.type: only calls of type 'function' are served",
+        );
+        refuses(
+            json!({"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{}"}}]}),
+            ".tool_calls.0.id: this field is required",
+        );
+        refuses(
+            json!({"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "a", "arguments": {}}}]}),
+            ".tool_calls.0.function.arguments: should be a string, not an object",
+        );
+    }
+}

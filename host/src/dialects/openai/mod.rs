@@ -1,0 +1,164 @@
+//! OpenAI's API: `chat/completions`, the legacy `completions`, and `models`.
+//!
+//! Every field that this host has a use for is checked before anything is queued, with OpenAI's limits; unknown ones are
+//! accepted. Streamed and whole answers are made by one state machine ([`progress`]) and differ in how its pieces are
+//! written down ([`form`]). What local servers add to the API and this one too: `reasoning_content` in messages and
+//! chunks, for what a model thinks, and comments in streams while nothing else is to be said.
+//!
+//! Legacy `functions`, `suffix`, images and audio are refused by name.
+
+mod chat;
+mod completions;
+mod form;
+mod likelihood;
+mod message;
+mod messages;
+mod models;
+mod options;
+mod problem;
+mod progress;
+mod round;
+mod text;
+mod tools;
+mod usage;
+
+pub(crate) use problem::envelope;
+
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::{
+    Answer, Call, Problem, ProblemKind, extras,
+    fields::{Field, document},
+};
+use crate::{
+    chat::{Client, Input, Request},
+    prompt::{Chats, Prepared},
+};
+use form::{Form, Frame, fresh_id, now};
+use message::Message;
+use round::{Deltas, Round, Style, join};
+use text::Text;
+
+/// `POST /v1/chat/completions`.
+pub(crate) async fn chat_completions(chats: &Arc<Chats>, call: Call) -> Answer {
+    answered(chat(chats, &call).await, &call.request_id)
+}
+
+/// `POST /v1/completions`.
+pub(crate) async fn completions(chats: &Arc<Chats>, call: Call) -> Answer {
+    answered(text(chats, &call).await, &call.request_id)
+}
+
+/// `GET /v1/models`.
+pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
+    whole(models::list(chats.fleet().models()).to_string())
+}
+
+/// `GET /v1/models/ID`.
+pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
+    let found = models::find(chats.fleet().models(), id).ok_or_else(|| {
+        let message = format!("there is no model '{}'; GET /v1/models lists them", super::fields::Quote(id));
+        Problem { field: Some("model".to_owned()), ..Problem::new(ProblemKind::NotFound, message) }
+    });
+    answered(found.map(|model| whole(model.to_string())), request_id)
+}
+
+async fn chat(chats: &Chats, call: &Call) -> Result<Answer, Problem> {
+    let body = document(&call.body)?;
+    let body = Field::root(&body);
+    let asked = chat::read(&body)?;
+    let request = complete(&body, asked.request, &call.client)?;
+    let forms = || Box::new(Message::new(request.logprobs.is_some())) as Box<dyn Form>;
+    let round = Plan {
+        id: fresh_id("chatcmpl"),
+        object: if asked.stream { "chat.completion.chunk" } else { "chat.completion" },
+        forms: std::iter::repeat_with(forms).take(asked.choices).collect(),
+        copies: asked.choices,
+        shown: asked.choices,
+        include_usage: asked.include_usage,
+    };
+    let round = round.start(chats, vec![request]).await?;
+    if asked.stream { round.stream().await } else { round.whole().await }
+}
+
+async fn text(chats: &Chats, call: &Call) -> Result<Answer, Problem> {
+    let body = document(&call.body)?;
+    let body = Field::root(&body);
+    let asked = completions::read(&body)?;
+    let requests = asked.requests.into_iter().map(|request| complete(&body, request, &call.client));
+    let requests = requests.collect::<Result<Vec<Request>, Problem>>()?;
+    let form = |request: &Request| {
+        let echo = if let (true, Input::Text(text)) = (asked.echo, &request.input) { Some(text.clone()) } else { None };
+        Box::new(Text::new(echo, asked.logprobs)) as Box<dyn Form>
+    };
+    let plan = Plan {
+        id: fresh_id("cmpl"),
+        object: "text_completion",
+        forms: requests.iter().flat_map(|request| (0..asked.copies).map(|_| form(request))).collect(),
+        copies: asked.copies,
+        shown: asked.choices,
+        include_usage: asked.include_usage,
+    };
+    let round = plan.start(chats, requests).await?;
+    if asked.stream { round.stream().await } else { round.whole().await }
+}
+
+/// Adds what stands beside the API's own fields.
+fn complete(body: &Field<'_>, request: Request, client: &Client) -> Result<Request, Problem> {
+    let mut request = Request { client: client.clone(), ..request };
+    extras::read(body, &mut request)?;
+    Ok(request)
+}
+
+/// How an answer is to be written, before anything is known of its model.
+struct Plan {
+    id: String,
+    object: &'static str,
+    forms: Vec<Box<dyn Form>>,
+    copies: usize,
+    shown: usize,
+    include_usage: bool,
+}
+
+impl Plan {
+    /// Prepares everything, so that a prompt that does not fit is told before work begins, and then starts all of it.
+    async fn start(self, chats: &Chats, requests: Vec<Request>) -> Result<Round, Problem> {
+        let model = requests.first().map(|request| request.model.clone()).unwrap_or_default();
+        let mut prepared: Vec<Prepared> = Vec::with_capacity(requests.len());
+        for request in requests {
+            prepared.push(chats.prepare(request).await.map_err(problem::of_failure)?);
+        }
+        let fingerprint = prepared.first().map(Prepared::fingerprint).unwrap_or_default();
+        let fingerprint = shorten(fingerprint);
+        let frame = Frame { id: self.id, object: self.object, created: now(), model, fingerprint };
+        let input_tokens = prepared.iter().map(Prepared::input_tokens).collect();
+        // The range of choices makes the cast exact.
+        let choices = prepared.iter().flat_map(|one| (0..self.copies).map(|place| one.choice(place as u32)));
+        let choices: Vec<Prepared> = choices.collect();
+        let Self { forms, copies, shown, include_usage, .. } = self;
+        let mut deltas = Deltas::new();
+        for (place, choice) in choices.into_iter().enumerate() {
+            join(&mut deltas, place, choice.start().map_err(problem::of_failure)?);
+        }
+        Ok(Round::new(Style { frame, forms, copies, shown, input_tokens, include_usage }, deltas))
+    }
+}
+
+/// A fingerprint of the length that clients of this API are used to.
+fn shorten(fingerprint: &str) -> String {
+    let digest = Sha256::digest(fingerprint.as_bytes());
+    digest[..5].iter().fold("fp_".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+}
+
+fn whole(body: String) -> Answer {
+    Answer::Whole { status: 200, media_type: "application/json", body: body.into_bytes() }
+}
+
+fn answered(result: Result<Answer, Problem>, request_id: &str) -> Answer {
+    result.unwrap_or_else(|problem| {
+        let (status, body) = envelope(&problem, request_id);
+        Answer::Whole { status, media_type: "application/json", body }
+    })
+}

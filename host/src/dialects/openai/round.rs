@@ -1,0 +1,224 @@
+//! One request's generations side by side, up to the answer: `n` of them, or several prompts' worth.
+//!
+//! A stream cannot take back its status. So the first word of the generations is awaited for a moment before a stream is
+//! promised: what a worker refuses outright, as a full queue or a grammar that cannot be enforced, is a status even then.
+
+use std::{pin::Pin, time::Duration};
+
+use futures_util::{
+    Stream, StreamExt,
+    stream::{SelectAll, unfold},
+};
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{
+    form::{Form, Frame, event},
+    problem::error,
+    progress::Progress,
+    usage::Tally,
+};
+use crate::{
+    chat::Delta,
+    dialects::{Answer, Pieces, Problem, ProblemKind},
+    prompt::Generation,
+};
+
+/// How long a stream waits for the first word of its generations.
+const FIRST_WORD: Duration = Duration::from_millis(100);
+/// After so much silence a stream says that it is alive; clients give up after 10 seconds or more.
+const SILENCE: Duration = Duration::from_secs(5);
+/// A comment by the rules of such streams, which every reader skips. No empty line follows: some readers take the end of
+/// a comment for the end of an event without data.
+const COMMENT: &[u8] = b": keep-alive\n";
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+/// The deltas of all generations, each with its place.
+pub(super) type Deltas = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
+
+/// How the answer is to be written.
+pub(super) struct Style {
+    /// What stands around the choices.
+    pub(super) frame: Frame,
+    /// One per generation.
+    pub(super) forms: Vec<Box<dyn Form>>,
+    /// How many generations a prompt has.
+    pub(super) copies: usize,
+    /// How many of them are shown: the likeliest ones, if not all.
+    pub(super) shown: usize,
+    /// Tokens of each prompt.
+    pub(super) input_tokens: Vec<u32>,
+    /// Whether a stream tells the usage.
+    pub(super) include_usage: bool,
+}
+
+/// The generations at work.
+pub(super) struct Round {
+    style: Style,
+    deltas: Deltas,
+    first: Option<(usize, Delta)>,
+    progress: Vec<Progress>,
+}
+
+/// Adds a generation's deltas to the others.
+pub(super) fn join(deltas: &mut Deltas, place: usize, generation: Generation) {
+    let next = move |mut generation: Generation| async move {
+        let delta = generation.next().await?;
+        Some(((place, delta), generation))
+    };
+    deltas.push(Box::pin(unfold(generation, next)));
+}
+
+impl Round {
+    /// Generations that are queued.
+    pub(super) fn new(style: Style, deltas: Deltas) -> Self {
+        let progress = style.forms.iter().map(|_| Progress::default()).collect();
+        Self { style, deltas, first: None, progress }
+    }
+
+    /// Answers with one body.
+    pub(super) async fn whole(mut self) -> Result<Answer, Problem> {
+        while let Some((place, delta)) = self.deltas.next().await {
+            if let Some(piece) = self.progress[place].take(delta)? {
+                self.style.forms[place].keep(piece);
+            }
+        }
+        let usage = self.tally()?.json();
+        let places = self.shown();
+        let mut forms: Vec<Option<Box<dyn Form>>> = self.style.forms.into_iter().map(Some).collect();
+        let shown = places.iter().filter_map(|place| forms[*place].take());
+        let choices = shown.enumerate().map(|(index, form)| form.whole(index)).collect();
+        let mut body = self.style.frame.body(choices);
+        body["usage"] = usage;
+        Ok(Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() })
+    }
+
+    /// Answers with a stream, unless a generation fails at once.
+    pub(super) async fn stream(mut self) -> Result<Answer, Problem> {
+        self.first = timeout(FIRST_WORD, self.deltas.next()).await.ok().flatten();
+        if let Some((place, Delta::Failed(failure))) = &self.first {
+            return Err(self.progress[*place].take(Delta::Failed(failure.clone())).err().unwrap_or_else(silent));
+        }
+        Ok(Answer::Stream { media_type: "text/event-stream", pieces: self.pieces(SILENCE) })
+    }
+
+    fn pieces(self, silence: Duration) -> Pieces {
+        let writer = Writer { round: self, silence, said: None, is_over: false };
+        Box::pin(unfold(writer, |mut writer| async move {
+            let bytes = writer.next().await?;
+            Some((bytes, writer))
+        }))
+    }
+
+    async fn next(&mut self) -> Option<(usize, Delta)> {
+        if self.first.is_some() { self.first.take() } else { self.deltas.next().await }
+    }
+
+    /// The events that say this delta.
+    fn say(&mut self, place: usize, delta: Delta) -> Result<Vec<u8>, Problem> {
+        let Some(piece) = self.progress[place].take(delta)? else { return Ok(Vec::new()) };
+        let entries = self.style.forms[place].chunks(place, piece);
+        Ok(entries.into_iter().flat_map(|entry| event(&self.chunk(vec![entry]))).collect())
+    }
+
+    /// The events after the last choice.
+    fn close(&self) -> Result<Vec<u8>, Problem> {
+        let usage = self.tally()?.json();
+        let mut bytes = Vec::new();
+        if self.style.include_usage {
+            let mut body = self.style.frame.body(Vec::new());
+            body["usage"] = usage;
+            bytes = event(&body);
+        }
+        bytes.extend(DONE);
+        Ok(bytes)
+    }
+
+    fn chunk(&self, choices: Vec<Value>) -> Value {
+        let mut body = self.style.frame.body(choices);
+        if self.style.include_usage {
+            body["usage"] = Value::Null;
+        }
+        body
+    }
+
+    fn tally(&self) -> Result<Tally, Problem> {
+        let mut tally = Tally::new(&self.style.input_tokens);
+        for (place, progress) in self.progress.iter().enumerate() {
+            let usage = progress.usage().ok_or_else(silent)?;
+            tally.add(place / self.style.copies, usage, progress.has_thought());
+        }
+        Ok(tally)
+    }
+
+    /// The places to show: of each prompt's generations the likeliest, in the order of their likelihood, or all as they are.
+    fn shown(&self) -> Vec<usize> {
+        let Style { copies, shown, .. } = self.style;
+        let places: Vec<usize> = (0..self.progress.len()).collect();
+        if shown == copies {
+            return places;
+        }
+        let likelihood = |place: usize| self.progress[place].likelihood();
+        let best = |places: &[usize]| {
+            let mut places = places.to_vec();
+            places.sort_by(|&a, &b| likelihood(b).total_cmp(&likelihood(a)));
+            places.truncate(shown);
+            places
+        };
+        places.chunks(copies).flat_map(best).collect()
+    }
+}
+
+/// A stream in the making.
+struct Writer {
+    round: Round,
+    silence: Duration,
+    said: Option<Instant>,
+    is_over: bool,
+}
+
+impl Writer {
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        if self.is_over {
+            return None;
+        }
+        let bytes = match self.said {
+            None => COMMENT.to_vec(),
+            Some(said) => self.after(said + self.silence).await,
+        };
+        self.said = Some(Instant::now());
+        Some(bytes)
+    }
+
+    /// What comes until then, or else a sign of life.
+    async fn after(&mut self, deadline: Instant) -> Vec<u8> {
+        loop {
+            let said = match timeout_at(deadline, self.round.next()).await {
+                Ok(Some((place, delta))) => self.round.say(place, delta),
+                Ok(None) => {
+                    self.is_over = true;
+                    self.round.close()
+                }
+                Err(_) => return COMMENT.to_vec(),
+            };
+            match said {
+                Ok(bytes) if bytes.is_empty() => {}
+                Ok(bytes) => return bytes,
+                Err(problem) => {
+                    self.is_over = true;
+                    // The other generations end with this one.
+                    self.round.deltas = Deltas::new();
+                    return event(&json!({ "error": error(&problem) }));
+                }
+            }
+        }
+    }
+}
+
+fn silent() -> Problem {
+    Problem::new(ProblemKind::Internal, "a generation ended without saying why; send the request again")
+}
+
+#[cfg(test)]
+#[path = "round_tests.rs"]
+mod tests;

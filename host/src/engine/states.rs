@@ -1,0 +1,131 @@
+//! Which state of a per-sequence model belongs to which sequence. Such a state cannot be cut back or shared, but it can be
+//! continued: when a sequence ends, its state is parked, and a sequence whose prompt begins with all that the state has
+//! seen takes it over. So a conversation's next turn computes only what is new in it, on any model, without its help.
+//!
+//! A model has room for a number of states. Running sequences come first; of the parked ones, the one that was parked
+//! longest ago makes room. Pure, like the block table: the engine asks what to release, and does it.
+
+use std::collections::{HashMap, VecDeque};
+
+/// The states of one model.
+#[derive(Debug)]
+pub struct StateTable {
+    states_max: usize,
+    /// The state of each running sequence. A state is called by its first sequence's id.
+    live: HashMap<u64, u64>,
+    /// Coldest first.
+    parked: VecDeque<Parked>,
+    dropped: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Parked {
+    state: u64,
+    salt: Vec<u8>,
+    text: Vec<u32>,
+}
+
+impl StateTable {
+    /// A table without states, for a model that has room for so many.
+    pub fn new(states_max: usize) -> Self {
+        Self { states_max: states_max.max(1), live: HashMap::new(), parked: VecDeque::new(), dropped: Vec::new() }
+    }
+
+    /// Gives a sequence a state; answers how many tokens of its prompt that has seen already. The last token is never
+    /// among them, as its logits are needed.
+    pub fn open(&mut self, sequence: u64, salt: &[u8], prompt: &[u32]) -> usize {
+        let fits = |parked: &&Parked| {
+            parked.salt == salt && parked.text.len() < prompt.len() && prompt.starts_with(&parked.text)
+        };
+        let longest = self.parked.iter().filter(fits).map(|parked| parked.text.len()).max();
+        let place =
+            longest.and_then(|len| self.parked.iter().position(|parked| parked.text.len() == len && fits(&parked)));
+        let found = place.and_then(|place| self.parked.remove(place));
+        let (state, known) = found.map_or((sequence, 0), |parked| (parked.state, parked.text.len()));
+        self.live.insert(sequence, state);
+        while self.live.len() + self.parked.len() > self.states_max
+            && let Some(coldest) = self.parked.pop_front()
+        {
+            self.dropped.push(coldest.state);
+        }
+        known
+    }
+
+    /// A sequence has ended after its state has seen this text; none if the state is not to be relied on.
+    pub fn close(&mut self, sequence: u64, salt: Vec<u8>, seen: Option<Vec<u32>>) {
+        let Some(state) = self.live.remove(&sequence) else { return };
+        match seen.filter(|text| !text.is_empty()) {
+            Some(text) => self.parked.push_back(Parked { state, salt, text }),
+            None => self.dropped.push(state),
+        }
+    }
+
+    /// What the model calls a sequence's state.
+    pub fn state_of(&self, sequence: u64) -> u64 {
+        self.live.get(&sequence).copied().unwrap_or(sequence)
+    }
+
+    /// The states that the model is to forget before it computes anything else.
+    pub fn take_dropped(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// How many states are kept for whoever continues their text.
+    pub fn parked(&self) -> usize {
+        self.parked.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SALT: &[u8] = b"salt";
+
+    fn ended(table: &mut StateTable, sequence: u64, text: &[u32]) {
+        table.open(sequence, SALT, text);
+        table.close(sequence, SALT.to_vec(), Some(text.to_vec()));
+    }
+
+    #[test]
+    fn a_longer_prompt_takes_the_longest_state_over() {
+        let mut table = StateTable::new(4);
+        ended(&mut table, 1, &[1, 2]);
+        ended(&mut table, 2, &[7, 8, 9]);
+        table.open(3, SALT, &[1, 2, 3]);
+        assert_eq!(table.state_of(3), 1);
+        table.close(3, SALT.to_vec(), Some(vec![1, 2, 3, 4]));
+        assert_eq!(table.open(4, SALT, &[1, 2, 3, 4, 5]), 4);
+        assert_eq!(table.state_of(4), 1, "a state keeps its name through all its sequences");
+        assert_eq!(table.open(5, SALT, &[1, 2, 3, 4, 5]), 0, "a state is continued once");
+        assert!(table.take_dropped().is_empty());
+    }
+
+    #[test]
+    fn neither_the_same_prompt_nor_another_salt_takes_a_state_over() {
+        let mut table = StateTable::new(4);
+        ended(&mut table, 1, &[1, 2]);
+        assert_eq!(table.open(2, SALT, &[1, 2]), 0);
+        assert_eq!(table.open(3, SALT, &[1, 3, 2]), 0);
+        assert_eq!(table.open(4, b"other", &[1, 2, 3]), 0);
+    }
+
+    #[test]
+    fn the_coldest_state_makes_room_and_running_ones_never_do() {
+        let mut table = StateTable::new(2);
+        ended(&mut table, 1, &[1]);
+        ended(&mut table, 2, &[2]);
+        table.open(3, SALT, &[3]);
+        assert_eq!(table.take_dropped(), [1]);
+        table.open(4, SALT, &[4]);
+        assert_eq!((table.take_dropped(), table.parked()), (vec![2], 0));
+    }
+
+    #[test]
+    fn a_state_that_failed_is_dropped() {
+        let mut table = StateTable::new(2);
+        table.open(1, SALT, &[1]);
+        table.close(1, SALT.to_vec(), None);
+        assert_eq!((table.take_dropped(), table.parked()), (vec![1], 0));
+    }
+}

@@ -1,0 +1,141 @@
+//! Bodies: a request's is read whole, within limits; an answer's is written piece by piece.
+
+use futures_util::{Stream, StreamExt};
+use hyper::{
+    HeaderMap,
+    header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue},
+};
+use std::{
+    convert::Infallible,
+    pin::{Pin, pin},
+    sync::{Mutex, PoisonError},
+    task::{Context, Poll},
+};
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+use warp::{Buf, Reply, http::StatusCode, reply::Response};
+
+use super::Limits;
+use crate::dialects::{Answer, Pieces, Problem, ProblemKind};
+
+/// Refuses what is not declared as JSON or is declared as too long, before any of it is read.
+pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), Problem> {
+    let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
+    let media_type = text(CONTENT_TYPE).map(|value| value.split(';').next().unwrap_or_default().trim());
+    if !media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json")) {
+        let message = match media_type {
+            None => "there is no Content-Type; send application/json".to_owned(),
+            Some(_) => "the Content-Type is not application/json".to_owned(),
+        };
+        return Err(Problem::new(ProblemKind::MediaType, message));
+    }
+    if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.trim().eq_ignore_ascii_case("identity")) {
+        return Err(Problem::new(ProblemKind::MediaType, "compressed bodies are not served; send it as it is"));
+    }
+    match text(CONTENT_LENGTH).map(str::parse::<u64>) {
+        Some(Ok(length)) if length > limits.body_bytes_max as u64 => Err(too_large(limits)),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a body to its end.
+pub(super) async fn read(
+    body: impl Stream<Item = Result<impl Buf, warp::Error>>,
+    limits: &Limits,
+) -> Result<Vec<u8>, Problem> {
+    let mut body = pin!(body);
+    let mut read = Vec::new();
+    let reading = async {
+        while let Some(piece) = body.next().await {
+            let invalid = |error| Problem::new(ProblemKind::InvalidRequest, format!("the body broke off: {error}"));
+            let mut piece = piece.map_err(invalid)?;
+            if piece.remaining() > limits.body_bytes_max - read.len() {
+                return Err(too_large(limits));
+            }
+            while piece.has_remaining() {
+                let chunk = piece.chunk();
+                let length = chunk.len();
+                read.extend_from_slice(chunk);
+                piece.advance(length);
+            }
+        }
+        Ok(())
+    };
+    let seconds = limits.body_timeout.as_secs_f32();
+    let slow = |_| Problem::new(ProblemKind::Timeout, format!("the body did not arrive within {seconds} s"));
+    timeout(limits.body_timeout, reading).await.map_err(slow)??;
+    Ok(read)
+}
+
+fn too_large(limits: &Limits) -> Problem {
+    let message = format!("the body is longer than {} bytes", limits.body_bytes_max);
+    Problem::new(ProblemKind::TooLarge, message)
+}
+
+/// Writes an answer down. The permits of a stream are kept until it ends.
+pub(super) fn write(answer: Answer, permits: Vec<OwnedSemaphorePermit>) -> Response {
+    match answer {
+        Answer::Whole { status, media_type, body } => whole(status, media_type, body),
+        Answer::Stream { media_type, pieces } => {
+            let pieces = Written { pieces: Mutex::new(pieces), _permits: permits };
+            let mut response = warp::reply::stream(pieces).into_response();
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            // Some proxies keep a stream back until it is complete unless they are told not to.
+            headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+            response
+        }
+    }
+}
+
+/// An answer in one piece.
+pub(super) fn whole(status: u16, media_type: &'static str, body: Vec<u8>) -> Response {
+    let mut response = body.into_response();
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    response
+}
+
+/// Pieces on their way out.
+struct Written {
+    /// warp wants bodies that threads may share; the lock is never waited for.
+    pieces: Mutex<Pieces>,
+    _permits: Vec<OwnedSemaphorePermit>,
+}
+
+impl Stream for Written {
+    type Item = Result<Vec<u8>, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let pieces = self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
+        pieces.as_mut().poll_next(context).map(|piece| piece.map(Ok))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_declared_as_json_and_not_too_long() {
+        let limits = Limits { body_bytes_max: 10, ..Limits::default() };
+        let check = |lines: &[(&'static str, &str)]| {
+            let line = |(name, value): &(&'static str, &str)| {
+                (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
+            };
+            let headers: HeaderMap = lines.iter().map(line).collect();
+            super::check(&headers, &limits).map_err(|problem| problem.kind)
+        };
+        let json = ("content-type", "application/json");
+        assert_eq!(check(&[json]), Ok(()));
+        assert_eq!(check(&[json, ("content-length", "10"), ("content-encoding", "identity")]), Ok(()));
+        assert_eq!(check(&[("content-type", "Application/JSON; charset=utf-8")]), Ok(()));
+        assert_eq!(check(&[json, ("content-length", "11")]), Err(ProblemKind::TooLarge));
+        assert_eq!(check(&[json, ("content-encoding", "gzip")]), Err(ProblemKind::MediaType));
+        for other in ["", "text/plain", "application/jsonp", "application/json, text/plain", "multipart/form-data"] {
+            assert_eq!(check(&[("content-type", other)]), Err(ProblemKind::MediaType), "{other}");
+        }
+        assert_eq!(check(&[]), Err(ProblemKind::MediaType));
+    }
+}

@@ -1,0 +1,178 @@
+//! One connection: HTTP/1.1 with limits on everything a client could draw out.
+
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::{
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    net::TcpStream,
+    sync::watch,
+    time::{Sleep, sleep, timeout},
+};
+
+use super::{Limits, front::Front};
+
+/// How long, and for how many bytes, the server goes on reading what it does not want. If it closed at once, the system
+/// would reset the connection, and a client that is still sending would never see why.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES_MAX: usize = 64 << 20;
+
+const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
+    content-length: 103\r\nconnection: close\r\n\r\n\
+    {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too many connections; try again later\"}}   ";
+
+/// Serves a connection to its end. When the server stops, the answer that is being written is the last one.
+pub(super) async fn serve(stream: TcpStream, front: Arc<Front>, mut stopping: watch::Receiver<bool>) {
+    let Ok(local) = stream.local_addr() else { return };
+    // Tokens are small and have to leave at once.
+    let _ = stream.set_nodelay(true);
+    let limits = *front.limits();
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let (front, local) = (front.clone(), local.ip());
+        // hyper lets go of a connection only if the future may be moved.
+        let answer = async move { Ok::<_, Infallible>(front.answer(request, local).await) };
+        Box::pin(answer)
+    });
+    let socket = TokioIo::new(Patient { stream, limit: limits.write_stall, stall: None });
+    let mut connection = builder(&limits).serve_connection(socket, service);
+    let mut told = *stopping.borrow_and_update();
+    if told {
+        Pin::new(&mut connection).graceful_shutdown();
+    }
+    let ended = loop {
+        tokio::select! {
+            ended = poll_fn(|context| connection.poll_without_shutdown(context)) => break ended,
+            changed = stopping.changed(), if !told => {
+                told = true;
+                if changed.is_ok() {
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
+            }
+        }
+    };
+    if let Err(error) = &ended {
+        tracing::debug!("a connection ended early: {error}");
+    }
+    let stream = connection.into_parts().io.into_inner().stream;
+    if ended.is_ok() && !told {
+        linger(stream).await;
+    }
+}
+
+/// Tells a client that there is no room for it.
+pub(super) async fn refuse(mut stream: TcpStream) {
+    if timeout(LINGER, stream.write_all(FULL)).await.is_ok_and(|written| written.is_ok()) {
+        linger(stream).await;
+    }
+}
+
+fn builder(limits: &Limits) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_timeout)
+        .max_headers(limits.headers_max)
+        .max_header_size(limits.header_bytes_max)
+        .max_buf_size((limits.header_bytes_max * 2).max(64 << 10))
+        // A client that has closed its half of the connection has gone.
+        .half_close(false)
+        .keep_alive(true);
+    builder
+}
+
+/// Closes a connection such that the last answer arrives.
+async fn linger(mut stream: TcpStream) {
+    let closed = async {
+        stream.shutdown().await?;
+        let (mut buffer, mut read) = (vec![0; 16 << 10], 0);
+        while read < LINGER_BYTES_MAX {
+            match stream.read(&mut buffer).await? {
+                0 => break,
+                more => read += more,
+            }
+        }
+        Ok::<(), io::Error>(())
+    };
+    // Whoever takes longer is cut off.
+    let _ = timeout(LINGER, closed).await;
+}
+
+/// A socket that fails when nobody reads what is written to it.
+struct Patient {
+    stream: TcpStream,
+    limit: Duration,
+    stall: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    fn wait<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stall = None;
+            return written;
+        }
+        let limit = self.limit;
+        let stall = self.stall.get_or_insert_with(|| Box::pin(sleep(limit)));
+        ready!(stall.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+    }
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.wait(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.wait(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refusal_is_as_long_as_it_says() {
+        let text = std::str::from_utf8(FULL).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{}", body.len());
+        serde_json::from_str::<serde_json::Value>(body).unwrap();
+    }
+}

@@ -1,0 +1,217 @@
+//! Who may come in: decided by headers alone, before anything is read, routed or computed. Pure.
+//!
+//! A browser on this machine runs pages of strangers, and any of them can send requests to a local port. Three things keep
+//! them out: `Host` must be a name of this server, so that a stranger's domain that resolves to this machine is of no use;
+//! an `Origin` must be listed; and bodies must be declared as JSON, which browsers do not do unasked.
+
+use hyper::{
+    HeaderMap, Uri,
+    header::{AUTHORIZATION, HOST, ORIGIN},
+};
+use std::net::{IpAddr, SocketAddr};
+use subtle::Choice;
+
+use super::{Key, LOCAL_KEY, Settings};
+use crate::{
+    chat::Client,
+    dialects::{Problem, ProblemKind},
+};
+
+/// What the door looks at.
+#[derive(Debug)]
+pub(super) struct Door {
+    keys: Vec<Key>,
+    is_local: bool,
+    hosts: Vec<String>,
+    origins: Vec<String>,
+}
+
+impl Door {
+    /// A door at this address.
+    pub(super) fn new(settings: &Settings, address: SocketAddr) -> Self {
+        let is_local = settings.keys.is_empty();
+        let keys = if is_local { vec![Key::new(LOCAL_KEY)] } else { settings.keys.clone() };
+        let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".into(), "[::1]".into()];
+        if !address.ip().is_unspecified() {
+            hosts.push(literal(address.ip()));
+        }
+        hosts.extend(settings.hosts.iter().map(|host| host.to_ascii_lowercase()));
+        let origins = settings.origins.iter().map(|origin| origin.trim_end_matches('/').to_ascii_lowercase());
+        Self { keys, is_local, hosts, origins: origins.collect() }
+    }
+
+    /// Refuses requests that were not meant for this server. `local` is the address that the client has reached.
+    pub(super) fn check_host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), Problem> {
+        let refused = |message: String| Err(Problem::new(ProblemKind::Permission, message));
+        let mut named = headers.get_all(HOST).iter();
+        let (Some(host), None) = (named.next(), named.next()) else {
+            return refused("there has to be one Host header".into());
+        };
+        let host = host.to_str().unwrap_or_default();
+        let whole = uri.authority().map(hyper::http::uri::Authority::as_str);
+        for host in [Some(host), whole].into_iter().flatten() {
+            let name = without_port(host).to_ascii_lowercase();
+            if !self.hosts.contains(&name) && name != literal(local) {
+                let shown: String = name.chars().filter(|letter| !letter.is_control()).take(80).collect();
+                return refused(format!("this server is not called '{shown}'; add the name to server.hosts"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The origin of the page that asks, if one does and may.
+    pub(super) fn check_origin(&self, headers: &HeaderMap) -> Result<Option<String>, Problem> {
+        let mut origins = headers.get_all(ORIGIN).iter();
+        let Some(origin) = origins.next() else { return Ok(None) };
+        let origin = origin.to_str().unwrap_or_default();
+        if origins.next().is_none() && self.origins.contains(&origin.to_ascii_lowercase()) {
+            return Ok(Some(origin.to_owned()));
+        }
+        let message = "pages of this origin may not use the server; add the origin to server.origins";
+        Err(Problem::new(ProblemKind::Permission, message))
+    }
+
+    /// Who asks, by the key that is sent.
+    pub(super) fn check_key(&self, headers: &HeaderMap) -> Result<Client, Problem> {
+        let bearer = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.to_str().ok()?));
+        let plain = headers.get_all("x-api-key").iter().filter_map(|value| value.to_str().ok());
+        let presented: Vec<Key> = bearer.chain(plain).filter(|key| !key.is_empty()).map(Key::new).take(4).collect();
+        if presented.is_empty() && self.is_local {
+            return Ok(self.keys[0].client());
+        }
+        // Every key is compared with every other, whatever is found on the way.
+        let mut found = None;
+        for key in &self.keys {
+            let matches = presented.iter().fold(Choice::from(0), |any, other| any | key.matches(other));
+            if bool::from(matches) {
+                found = Some(key);
+            }
+        }
+        let client = found.map(Key::client);
+        client.ok_or_else(|| {
+            let message = match (presented.is_empty(), self.is_local) {
+                (true, _) => "there is no key; send it as x-api-key, or as Authorization: Bearer".into(),
+                (false, true) => format!("the key is wrong; this server has none set: send none, or '{LOCAL_KEY}'"),
+                (false, false) => "the key is wrong".into(),
+            };
+            Problem::new(ProblemKind::Authentication, message)
+        })
+    }
+}
+
+/// The token of an `Authorization` header.
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// `[::1]:8000` without its port.
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if !port.contains(']') && (!name.contains(':') || name.ends_with(']')) => name,
+        _ => host,
+    }
+}
+
+/// An address as it stands in a `Host` header.
+fn literal(address: IpAddr) -> String {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("[{address}]"),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use hyper::header::{HeaderName, HeaderValue};
+
+    const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
+
+    fn door(keys: &[&str]) -> Door {
+        let settings = Settings {
+            keys: keys.iter().map(|key| Key::new(key)).collect(),
+            hosts: vec!["Box.example".into()],
+            origins: vec!["https://app.example/".into()],
+            ..Settings::default()
+        };
+        Door::new(&settings, LOCAL)
+    }
+
+    fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
+        let line = |(name, value): &(&'static str, &str)| {
+            (HeaderName::from_static(name), HeaderValue::from_bytes(value.as_bytes()).unwrap())
+        };
+        lines.iter().map(line).collect()
+    }
+
+    #[test]
+    fn only_names_of_this_server_are_answered_to() {
+        let check = |hosts: &[&str], uri: &str, local: &str| {
+            let headers: Vec<(&'static str, &str)> = hosts.iter().map(|host| ("host", *host)).collect();
+            door(&[]).check_host(&uri.parse().unwrap(), &self::headers(&headers), local.parse().unwrap()).is_ok()
+        };
+        for host in ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "box.example:80"] {
+            assert!(check(&[host], "/", "127.0.0.1"), "{host}");
+        }
+        for host in ["", "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example"] {
+            assert!(!check(&[host], "/", "127.0.0.1"), "{host}");
+        }
+        for host in ["localhost.", "192.168.1.7", "[::1", "::1", "127.0.0.1:80:80", "localhost@evil.example", "ö"] {
+            assert!(!check(&[host], "/", "127.0.0.1"), "{host}");
+        }
+        assert!(!check(&[], "/", "127.0.0.1"));
+        assert!(!check(&["localhost", "localhost"], "/", "127.0.0.1"));
+        assert!(!check(&["localhost"], "http://evil.example/", "127.0.0.1"));
+        assert!(check(&["localhost"], "http://localhost:8000/", "127.0.0.1"));
+        assert!(check(&["192.168.1.7:8000"], "/", "192.168.1.7"));
+        assert!(check(&["192.168.1.7:8000"], "/", "::ffff:192.168.1.7"));
+        assert!(check(&["[fe80::1]:8000"], "/", "fe80::1"));
+    }
+
+    #[test]
+    fn pages_of_strangers_stay_outside() {
+        let check = |origins: &[&str]| {
+            let headers: Vec<(&'static str, &str)> = origins.iter().map(|origin| ("origin", *origin)).collect();
+            door(&[]).check_origin(&self::headers(&headers))
+        };
+        assert_eq!(check(&[]).unwrap(), None);
+        assert_eq!(check(&["https://app.example"]).unwrap().as_deref(), Some("https://app.example"));
+        for origin in ["null", "", "http://app.example", "https://app.example:444", "http://localhost:8000", "ö"] {
+            assert!(check(&[origin]).is_err(), "{origin}");
+        }
+        assert!(check(&["https://app.example", "https://evil.example"]).is_err());
+    }
+
+    #[test]
+    fn without_a_key_set_no_key_or_the_local_one_will_do() {
+        let check = |lines: &[(&'static str, &str)]| door(&[]).check_key(&headers(lines)).is_ok();
+        assert!(check(&[]));
+        assert!(check(&[("x-api-key", LOCAL_KEY)]));
+        assert!(check(&[("authorization", "Bearer pensieve-local-key")]));
+        assert!(check(&[("x-api-key", "")]));
+        assert!(!check(&[("x-api-key", "sk-ant-other")]));
+        assert!(!check(&[("authorization", "Bearer other")]));
+    }
+
+    #[test]
+    fn with_a_key_set_nothing_else_will_do() {
+        let check = |lines: &[(&'static str, &str)]| door(&["one", "two"]).check_key(&headers(lines)).ok();
+        let (one, two) = (check(&[("x-api-key", "one")]).unwrap(), check(&[("authorization", "bearer two")]).unwrap());
+        assert!(one.id != two.id && one.salt != two.salt);
+        assert_eq!(check(&[("authorization", "Bearer wrong"), ("x-api-key", "one")]), Some(one));
+        for lines in [
+            vec![],
+            vec![("x-api-key", "")],
+            vec![("x-api-key", "on")],
+            vec![("x-api-key", "one ")],
+            vec![("x-api-key", LOCAL_KEY)],
+            vec![("authorization", "one")],
+            vec![("authorization", "Basic one")],
+            vec![("authorization", "Bearer ")],
+        ] {
+            assert_eq!(check(&lines), None, "{lines:?}");
+        }
+    }
+}

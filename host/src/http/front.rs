@@ -1,0 +1,206 @@
+//! What every request passes, in order: the door, its route, and the envelope of whatever went wrong.
+
+use futures_util::{FutureExt, future::BoxFuture};
+use hyper::{
+    HeaderMap, Method, Request, StatusCode,
+    body::Incoming,
+    header::{self, HeaderName, HeaderValue},
+    service::Service,
+};
+use hyper_util::service::TowerToHyperService;
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::Instrument;
+use warp::{Reply, reply::Response};
+
+use super::{
+    Limits, Settings, body,
+    door::Door,
+    metrics::Recorder,
+    routes::{self, OPEN, Refused, Visitor},
+    visit::{Outgoing, Visit},
+};
+use crate::{
+    dialects::{Dialect, Problem, ProblemKind},
+    prompt::Chats,
+};
+
+/// What requests are counted under that no route takes.
+const NO_ROUTE: &str = "none";
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// What routes share.
+pub(super) struct App {
+    pub(super) chats: Arc<Chats>,
+    pub(super) recorder: Recorder,
+    limits: Limits,
+    requests: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
+}
+
+/// The door and the routes behind it.
+pub(super) struct Front {
+    app: Arc<App>,
+    door: Door,
+    methods: Vec<(&'static str, Method)>,
+    service: Box<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Response> + Send + Sync>,
+}
+
+impl App {
+    pub(super) fn new(chats: Arc<Chats>, limits: Limits) -> Arc<Self> {
+        let (requests, streams) = (Semaphore::new(limits.requests_max), Semaphore::new(limits.streams_max));
+        let recorder = Recorder::install();
+        Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams: Arc::new(streams) })
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// A place among the requests at hand.
+    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let full = |_| format!("{} requests are at hand already; try again later", self.limits.requests_max);
+        self.requests.clone().try_acquire_owned().map_err(full).map_err(overloaded)
+    }
+
+    /// A place among the streams.
+    pub(super) fn stream(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let full = |_| format!("{} answers are streamed already; try again later", self.limits.streams_max);
+        self.streams.clone().try_acquire_owned().map_err(full).map_err(overloaded)
+    }
+}
+
+impl Front {
+    pub(super) fn new(chats: Arc<Chats>, settings: &Settings, address: SocketAddr) -> Arc<Self> {
+        let app = App::new(chats, settings.limits);
+        let routes = routes::routes(&app);
+        let methods = routes::methods(&routes);
+        let service = TowerToHyperService::new(warp::service(routes::filter(routes)));
+        let service = move |request| {
+            let answer = service.call(request);
+            async move { answer.await.unwrap_or_else(|never| match never {}) }.boxed()
+        };
+        Arc::new(Self { app, door: Door::new(settings, address), methods, service: Box::new(service) })
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.app.limits
+    }
+
+    /// Keeps the metrics small while nobody asks for them.
+    pub(super) fn upkeep(&self) -> impl Future<Output = ()> + use<> {
+        self.app.recorder.clone().upkeep()
+    }
+
+    /// Answers a request that reached this address.
+    pub(super) async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        local: IpAddr,
+    ) -> hyper::Response<Outgoing> {
+        let (path, method) = (request.uri().path().to_owned(), request.method());
+        let mut patterns =
+            self.methods.iter().filter(|(pattern, served)| served == method && routes::id(pattern, &path).is_some());
+        let visit = Visit::begin(method, patterns.next().map_or(NO_ROUTE, |(pattern, _)| pattern));
+        let dialect = Dialect::of(request.uri().path(), request.headers().contains_key("anthropic-version"));
+        let serving = self.serve(request, local, &visit.id, dialect);
+        let (mut response, origin) = serving.instrument(visit.span.clone()).await;
+        if let Some(Refused(problem)) = response.extensions_mut().remove() {
+            response = self.envelope(&problem, &visit.id, dialect, &path);
+        }
+        let status = response.status();
+        let headers = response.headers_mut();
+        if status == StatusCode::TOO_MANY_REQUESTS || status.as_u16() == 529 {
+            headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        if let Ok(id) = HeaderValue::from_str(&visit.id) {
+            headers.insert(HeaderName::from_static("request-id"), id.clone());
+            headers.insert(HeaderName::from_static("x-request-id"), id);
+        }
+        if let Some(origin) = origin.and_then(|origin| HeaderValue::from_str(&origin).ok()) {
+            let exposed = HeaderValue::from_static("request-id, x-request-id, retry-after");
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+            headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
+            headers.insert(header::VARY, HeaderValue::from_static("origin"));
+        }
+        visit.answer(response)
+    }
+
+    /// The answer, and the origin of a page that may read it.
+    async fn serve(
+        &self,
+        mut request: Request<Incoming>,
+        local: IpAddr,
+        request_id: &str,
+        dialect: Dialect,
+    ) -> (Response, Option<String>) {
+        let checked = self.door.check_host(request.uri(), request.headers(), local);
+        let origin = match checked.and_then(|()| self.door.check_origin(request.headers())) {
+            Ok(origin) => origin,
+            Err(problem) => return (routes::refused(problem), None),
+        };
+        let (path, headers) = (request.uri().path(), request.headers());
+        if origin.is_some()
+            && request.method() == Method::OPTIONS
+            && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+        {
+            return (preflight(headers), origin);
+        }
+        let client = match self.door.check_key(headers) {
+            Ok(client) => Some(client),
+            Err(_) if OPEN.contains(&path) => None,
+            Err(problem) => return (routes::refused(problem), origin),
+        };
+        let request_id = request_id.to_owned();
+        request.extensions_mut().insert(Visitor { client, request_id, dialect });
+        ((self.service)(request).await, origin)
+    }
+
+    fn envelope(&self, problem: &Problem, request_id: &str, dialect: Dialect, path: &str) -> Response {
+        let (status, body) = dialect.envelope(problem, request_id);
+        let mut response = body::whole(status, "application/json", body);
+        let headers = response.headers_mut();
+        match problem.kind {
+            ProblemKind::Authentication => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            ProblemKind::Method => {
+                let allowed = self.methods.iter().filter(|(pattern, _)| routes::id(pattern, path).is_some());
+                let allowed: Vec<&str> = allowed.map(|(_, method)| method.as_str()).collect();
+                if let Ok(allowed) = HeaderValue::from_str(&allowed.join(", ")) {
+                    headers.insert(header::ALLOW, allowed);
+                }
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+impl fmt::Debug for Front {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Front").field("door", &self.door).finish_non_exhaustive()
+    }
+}
+
+fn overloaded(message: String) -> Problem {
+    Problem::new(ProblemKind::Overloaded, message)
+}
+
+/// Tells a browser that a page may send what it is about to send.
+fn preflight(asked: &HeaderMap) -> Response {
+    let mut response = warp::reply().into_response();
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST"));
+    if let Some(wanted) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
+    }
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    headers.insert(HeaderName::from_static("access-control-allow-private-network"), HeaderValue::from_static("true"));
+    response
+}

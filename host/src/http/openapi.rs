@@ -1,0 +1,44 @@
+//! `GET /openapi.json`: the routes for programs. A test holds the document and the routes against each other.
+
+use crate::dialects::Answer;
+
+const DOCUMENT: &str = include_str!("openapi.json");
+
+/// The document, with this program's version.
+pub(super) fn answer() -> Answer {
+    let body = DOCUMENT.replace("{{version}}", env!("CARGO_PKG_VERSION")).into_bytes();
+    Answer::Whole { status: 200, media_type: "application/json", body }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::{
+        fleet::{Config, Fleet},
+        http::{Limits, front::App, routes},
+        prompt::Chats,
+    };
+    use std::{collections::BTreeSet, sync::Arc};
+
+    #[tokio::test]
+    async fn every_route_is_in_the_document_and_nothing_else() {
+        let home = tempfile::tempdir().unwrap();
+        let mut config = Config::new(&[], home.path());
+        config.plugins.folders.clear();
+        let fleet = Arc::new(Fleet::start(config).await.unwrap());
+        let app = App::new(Arc::new(Chats::new(fleet)), Limits::default());
+        let routes = routes::methods(&routes::routes(&app)).into_iter();
+        let served: BTreeSet<_> =
+            routes.map(|(pattern, method)| (pattern.to_owned(), method.as_str().to_lowercase())).collect();
+        let document: serde_json::Value = serde_json::from_str(DOCUMENT).unwrap();
+        let mut documented = BTreeSet::new();
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                assert!(operation["responses"]["200"].is_object(), "{method} {path} lacks an answer");
+                documented.insert((path.clone(), method.clone()));
+            }
+        }
+        assert_eq!(served, documented);
+    }
+}

@@ -1,0 +1,131 @@
+//! One request from its headers to the last byte of its answer: its id, its line in the log, its place in the metrics.
+//!
+//! The line tells the route, the status, how long it took and what the dialect has learnt of model and tokens. It never
+//! tells a prompt, an answer or a key.
+
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Instant,
+};
+use tracing::{Span, field::Empty};
+use warp::reply::Response;
+
+/// What is written down when a client has gone before its answer; nobody gets to see it.
+const CLIENT_GONE: u16 = 499;
+
+/// A request that is being served. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Visit {
+    /// What the client and the log call it.
+    pub(super) id: String,
+    /// What happens on its behalf happens in here.
+    pub(super) span: Span,
+    method: String,
+    route: &'static str,
+    status: Option<u16>,
+    is_complete: bool,
+    began: Instant,
+}
+
+/// The body of an answer and whose it is.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    body: Response,
+    visit: Visit,
+}
+
+impl Visit {
+    /// A request has come that a route of this pattern will answer.
+    pub(super) fn begin(method: &hyper::Method, route: &'static str) -> Self {
+        let id = fresh_id();
+        // These fields are known later, and by others.
+        let span = tracing::info_span!(
+            "request",
+            id,
+            route,
+            model = Empty,
+            outcome = Empty,
+            prompt_tokens = Empty,
+            reused_tokens = Empty,
+            generated_tokens = Empty
+        );
+        metrics::gauge!("pensieve_http_requests_in_flight").increment(1);
+        let method = if is_common(method) { method.to_string() } else { "other".to_owned() };
+        Self { id, span, method, route, status: None, is_complete: false, began: Instant::now() }
+    }
+
+    /// The answer's head is there.
+    pub(super) fn answer(mut self, response: Response) -> hyper::Response<Outgoing> {
+        self.status = Some(response.status().as_u16());
+        self.is_complete = response.body().is_end_stream();
+        let mut head = hyper::Response::new(());
+        *head.status_mut() = response.status();
+        *head.headers_mut() = response.headers().clone();
+        head.map(|()| Outgoing { body: response, visit: self })
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        let elapsed = self.began.elapsed();
+        let status = self.status.unwrap_or(CLIENT_GONE);
+        let labels = [
+            ("route", self.route.to_owned()),
+            ("method", std::mem::take(&mut self.method)),
+            ("status", status.to_string()),
+        ];
+        metrics::gauge!("pensieve_http_requests_in_flight").decrement(1);
+        metrics::counter!("pensieve_http_requests_total", &labels).increment(1);
+        if !self.is_complete {
+            metrics::counter!("pensieve_http_requests_abandoned_total", "route" => self.route).increment(1);
+        }
+        metrics::histogram!("pensieve_http_request_seconds", "route" => self.route).record(elapsed.as_secs_f64());
+        let duration_ms = elapsed.as_millis() as u64;
+        let outcome = if self.is_complete { "answered" } else { "the client has gone" };
+        self.span.in_scope(|| match self.route {
+            // These are asked every few seconds by machines.
+            "/" | "/health" | "/metrics" => tracing::debug!(status, duration_ms, "{outcome}"),
+            _ => tracing::info!(status, duration_ms, "{outcome}"),
+        });
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = warp::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, warp::Error>>> {
+        let this = &mut *self;
+        let polled = this.visit.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
+        if matches!(polled, Poll::Ready(None)) || this.body.body().is_end_stream() {
+            this.visit.is_complete = true;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.body().is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.body().size_hint()
+    }
+}
+
+/// An id that no other request has.
+fn fresh_id() -> String {
+    let letters: String = std::iter::repeat_with(fastrand::alphanumeric).take(24).collect();
+    format!("req_{letters}")
+}
+
+/// Labels are few, whatever clients send.
+fn is_common(method: &hyper::Method) -> bool {
+    use hyper::Method;
+    [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE, Method::PATCH]
+        .contains(method)
+}

@@ -1,0 +1,257 @@
+//! Checkpoints from the Hugging Face hub, by name: `hf:OWNER/REPO[@REVISION][/FILE]`.
+//!
+//! Files lie where every program that speaks to the hub keeps them (hf-hub knows the layout), so that what another tool has
+//! downloaded is not downloaded again. What hf-hub's own transfer does not do is done here: a download goes on where
+//! it broke off, is checked against the digest that the hub names, and becomes visible only when it is whole. The hub, and
+//! whoever stands in its place, is not trusted: names, lengths and digests are checked before anything is written.
+
+mod choice;
+mod listing;
+mod name;
+mod storage;
+mod transfer;
+mod trouble;
+
+use std::{env, path::PathBuf, time::Duration};
+
+pub use choice::parts;
+pub use name::HubName;
+pub use trouble::{Kind, Trouble};
+
+use choice::Choice;
+use listing::{Listing, Remote};
+use storage::Storage;
+use transfer::Line;
+
+/// Where the hub is, who asks, and where files are kept.
+#[derive(Clone)]
+pub struct Hub {
+    /// The hub's address, without a slash at its end.
+    pub endpoint: String,
+    /// Who asks.
+    pub token: Option<String>,
+    /// The cache, which holds a folder per repository.
+    pub cache: PathBuf,
+    /// How long and how often.
+    pub patience: Patience,
+}
+
+/// How long and how often.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How long a connection or an answer may take to begin.
+    pub answer: Duration,
+    /// How long one request may send; after that the rest is asked for anew, so that a connection which hangs is noticed.
+    pub body: Duration,
+    /// So many failures in a row without a byte in between end a download.
+    pub failures_max: u32,
+    /// The pause after the first failure; it doubles with every further one.
+    pub pause: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(30),
+            body: Duration::from_secs(60),
+            failures_max: 5,
+            pause: Duration::from_millis(500),
+        }
+    }
+}
+
+/// Hears how a download goes.
+pub trait Progress {
+    /// Something that a person may want to know.
+    fn say(&mut self, line: &str);
+    /// A file is about to come; `done` bytes of it were there already.
+    fn begin(&mut self, name: &str, done: u64, total: u64);
+    /// So many bytes of it are there now.
+    fn reach(&mut self, done: u64);
+    /// It is whole.
+    fn end(&mut self);
+}
+
+/// What is on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// The `.gguf` file or the folder.
+    pub path: PathBuf,
+    /// The files that make it up, as the hub names them.
+    pub files: Vec<String>,
+}
+
+/// A checkpoint of a repository that can be named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// What to put behind the repository's name; empty for the repository itself.
+    pub file: String,
+    /// Bytes in all of its files.
+    pub bytes: u64,
+    /// Whether it is what is taken when nothing is named.
+    pub preferred: bool,
+}
+
+impl Hub {
+    /// The hub and the cache that the environment names: `HF_ENDPOINT`, `HF_TOKEN` or the token that was stored by a login,
+    /// `HF_HUB_CACHE`, `HF_HOME`.
+    pub fn from_environment() -> Result<Self, Trouble> {
+        let given = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let text = |name: &str| given(name).and_then(|value| value.into_string().ok());
+        let home = match given("HF_HOME") {
+            Some(home) => PathBuf::from(home),
+            None => {
+                let cache = given("XDG_CACHE_HOME").map(PathBuf::from);
+                let below_home = || Some(PathBuf::from(given("HOME")?).join(".cache"));
+                let cache = cache.or_else(below_home).ok_or_else(|| {
+                    Trouble::new(Kind::Other, "there is no place for downloads: HOME is not set")
+                        .help("set HF_HOME to a folder")
+                })?;
+                cache.join("huggingface")
+            }
+        };
+        let stored = || hf_hub::Cache::new(home.join("hub")).token();
+        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
+        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+            let message = format!("HF_ENDPOINT is '{endpoint}', which is no address");
+            return Err(Trouble::new(Kind::Usage, message).help("it looks like https://huggingface.co"));
+        }
+        Ok(Self {
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: text("HF_TOKEN").map(|token| token.trim().to_owned()).or_else(stored),
+            cache: given("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            patience: Patience::default(),
+        })
+    }
+
+    /// What of this name is on this machine, whole. Asks nobody.
+    pub fn cached(&self, name: &HubName) -> Option<Pulled> {
+        let storage = Storage::new(&self.cache, name);
+        let commit = storage.commit()?;
+        let names = storage.files(&commit);
+        let mut choice = Choice::of(name, &names).ok()?;
+        if let Some(index) = choice.index.take() {
+            let text = std::fs::read(storage.snapshot(&commit).join(index)).ok()?;
+            choice.add_shards(&text, &names).ok()?;
+        }
+        let whole = choice.files.iter().all(|file| names.contains(file));
+        whole.then(|| Pulled { path: storage.snapshot(&commit).join(&choice.head), files: choice.files })
+    }
+
+    /// Every checkpoint of the hub that is on this machine, whole, each under the name that brings it again.
+    pub fn all_cached(&self) -> Vec<HubName> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.cache).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().and_then(|name| name.strip_prefix("models--")) else { continue };
+            let Ok(bare) = format!("hf:{}", name.replacen("--", "/", 1)).parse::<HubName>() else { continue };
+            let storage = Storage::new(&self.cache, &bare);
+            let names = storage.commit().map(|commit| storage.files(&commit)).unwrap_or_default();
+            let files = choice::checkpoints(&names).into_iter().map(|files| files[0].clone());
+            let named = files.map(|file| HubName { file: Some(file), ..bare.clone() });
+            let mut named: Vec<HubName> = named.filter(|name| self.cached(name).is_some()).collect();
+            if named.is_empty() && self.cached(&bare).is_some() {
+                named.push(bare);
+            }
+            found.extend(named);
+        }
+        found.sort_by_key(ToString::to_string);
+        found
+    }
+
+    /// Brings a checkpoint onto this machine, as the hub has it now. Files that are there already are not loaded again.
+    pub fn pull(&self, name: &HubName, progress: &mut dyn Progress) -> Result<Pulled, Trouble> {
+        let line = Line::open(self)?;
+        let listing = Listing::fetch(self, &line, name)?;
+        let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
+        let mut choice = Choice::of(name, &names)?;
+        if let Some(why) = &choice.why {
+            progress.say(why);
+        }
+        let storage = Storage::new(&self.cache, name);
+        storage.prepare(&listing.commit)?;
+        let first = choice.files.clone();
+        self.bring(&line, name, &storage, &listing, &first, progress)?;
+        if let Some(index) = choice.index.take() {
+            let text = std::fs::read(storage.snapshot(&listing.commit).join(&index))
+                .map_err(|error| Trouble::file(&storage.snapshot(&listing.commit).join(&index), &error))?;
+            choice.add_shards(&text, &names)?;
+            self.bring(&line, name, &storage, &listing, &choice.files[first.len()..], progress)?;
+        }
+        storage.remember(&listing.commit)?;
+        Ok(Pulled { path: storage.snapshot(&listing.commit).join(&choice.head), files: choice.files })
+    }
+
+    /// What a repository offers.
+    pub fn list(&self, name: &HubName) -> Result<Vec<Offer>, Trouble> {
+        let listing = Listing::fetch(self, &Line::open(self)?, name)?;
+        let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
+        let bytes = |files: &[String]| {
+            let sizes = listing.files.iter().filter(|file| files.contains(&file.name)).map(|file| file.bytes);
+            sizes.fold(0, u64::saturating_add)
+        };
+        let bare = HubName { file: None, ..name.clone() };
+        let preferred = Choice::of(&bare, &names).ok();
+        let mut offers: Vec<Offer> = choice::checkpoints(&names)
+            .into_iter()
+            .map(|files| Offer {
+                bytes: bytes(&files),
+                preferred: preferred.as_ref().is_some_and(|preferred| preferred.files == files),
+                file: files.into_iter().next().unwrap_or_default(),
+            })
+            .collect();
+        if let Some(folder) = preferred.filter(|choice| choice.head.is_empty()) {
+            // Shards are named by an index that is not here yet; by their names they are known all the same.
+            let weights = names.iter().filter(|name| choice::is_weights(name) && !folder.files.contains(name));
+            let files: Vec<String> = folder.files.iter().chain(weights).cloned().collect();
+            let bytes = bytes(&files);
+            offers.insert(0, Offer { file: String::new(), bytes, preferred: true });
+        }
+        Ok(offers)
+    }
+
+    fn bring(
+        &self,
+        line: &Line,
+        name: &HubName,
+        storage: &Storage,
+        listing: &Listing,
+        files: &[String],
+        progress: &mut dyn Progress,
+    ) -> Result<(), Trouble> {
+        let wanted: Vec<&Remote> =
+            files.iter().filter_map(|file| listing.files.iter().find(|remote| remote.name == *file)).collect();
+        storage.check_space(&wanted)?;
+        for remote in wanted {
+            let url =
+                format!("{}/{}/resolve/{}/{}", self.endpoint, name.repository(), listing.commit, quoted(&remote.name));
+            storage.receive(line, &url, remote, progress)?;
+            storage.link(&listing.commit, remote)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let token = self.token.as_ref().map(|_| "…");
+        f.debug_struct("Hub")
+            .field("endpoint", &self.endpoint)
+            .field("token", &token)
+            .field("cache", &self.cache)
+            .finish()
+    }
+}
+
+/// A path as part of an address.
+fn quoted(path: &str) -> String {
+    let mut text = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            text.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    text
+}

@@ -1,0 +1,254 @@
+//! Which files of a repository make up a checkpoint, and which checkpoint is meant where none is named. Pure: it sees names.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+use super::{HubName, Kind, Trouble};
+
+/// Quantizations in the order in which they are taken: first what is small and nearly as good as the original, then what is
+/// better and larger, then what is worse, and last what is not quantized at all.
+const QUANTS: [&str; 21] = [
+    "Q4_K_M", "Q4_K_S", "Q4_K", "Q5_K_M", "Q5_K_S", "Q5_K", "Q4_1", "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_L",
+    "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S", "BF16", "F16", "F32",
+];
+/// What a folder with safetensors may need besides its weights.
+const BESIDE: [&str; 12] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "adapter_config.json",
+];
+const INDEX: &str = "model.safetensors.index.json";
+const SHARDS_MAX: usize = 1000;
+const LISTED_MAX: usize = 12;
+
+/// Files to bring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    /// What is opened: a file, or the folder itself if this is empty.
+    pub(super) head: String,
+    /// The files.
+    pub(super) files: Vec<String>,
+    /// The file among them that names the shards which are wanted as well.
+    pub(super) index: Option<String>,
+    /// Why this one, where there were others.
+    pub(super) why: Option<String>,
+}
+
+impl Choice {
+    /// Chooses among the files of a repository.
+    pub(super) fn of(name: &HubName, names: &[String]) -> Result<Self, Trouble> {
+        match &name.file {
+            Some(file) => named(name, file, names),
+            None => unnamed(name, names),
+        }
+    }
+
+    /// Adds the shards that an index names.
+    pub(super) fn add_shards(&mut self, index: &[u8], names: &[String]) -> Result<(), Trouble> {
+        let damaged = |what: String| Trouble::new(Kind::Damaged, format!("'{INDEX}' {what}"));
+        let index: Value = serde_json::from_slice(index).map_err(|error| damaged(format!("is not JSON: {error}")))?;
+        let map = index["weight_map"].as_object().ok_or_else(|| damaged("has no weight_map".into()))?;
+        let shards: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
+        if shards.is_empty() || shards.len() > SHARDS_MAX {
+            return Err(damaged(format!("names {} shards", shards.len())));
+        }
+        for shard in shards {
+            // Only what the repository lists is ever asked for or opened, and those names are checked.
+            if !names.iter().any(|name| name == shard) {
+                return Err(damaged(format!("names the shard '{}', which is not there", shard.escape_debug())));
+            }
+            self.files.push(shard.to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// The GGUF checkpoints of a repository, each with all of its parts, in the order of preference.
+pub(super) fn checkpoints(names: &[String]) -> Vec<Vec<String>> {
+    let mut found: Vec<Vec<String>> = names.iter().filter(|name| is_checkpoint(name)).map(|name| parts(name)).collect();
+    found.retain(|parts| parts.iter().all(|part| names.contains(part)));
+    found.sort_by_key(|parts| (rank(&parts[0]), parts[0].clone()));
+    found.dedup();
+    found
+}
+
+/// Whether a file of a folder holds weights.
+pub(super) fn is_weights(name: &str) -> bool {
+    let numbered = name.starts_with("model-") && name.ends_with(".safetensors");
+    numbered || name == "model.safetensors"
+}
+
+fn named(name: &HubName, file: &str, names: &[String]) -> Result<Choice, Trouble> {
+    let files = if is_gguf(file) { parts(file) } else { vec![file.to_owned()] };
+    if let Some(missing) = files.iter().find(|file| !names.contains(file)) {
+        let nearest = names.iter().max_by(|a, b| strsim::jaro(a, missing).total_cmp(&strsim::jaro(b, missing)));
+        let message = format!("'{}' has no file '{missing}'", name.repository());
+        let help = nearest.map(|nearest| format!("did you mean '{nearest}'? ")).unwrap_or_default();
+        let help = format!("{help}pensieve pull --list hf:{} tells what there is", name.repository());
+        return Err(Trouble::new(Kind::Absent, message).help(help));
+    }
+    Ok(Choice { head: files[0].clone(), files, index: None, why: None })
+}
+
+fn unnamed(name: &HubName, names: &[String]) -> Result<Choice, Trouble> {
+    let found = checkpoints(names);
+    let ranked = found.iter().filter(|parts| rank(&parts[0]) < QUANTS.len()).count();
+    if let Some(files) = found.first().filter(|_| ranked > 0 || found.len() == 1) {
+        let others: Vec<&str> = found[1..].iter().map(|parts| parts[0].as_str()).collect();
+        let why = format!("taking {} of {} GGUF files; others: {}", files[0], found.len(), listed(&others));
+        let why = (!others.is_empty()).then_some(why);
+        return Ok(Choice { head: files[0].clone(), files: files.clone(), index: None, why });
+    }
+    let has = |file: &str| names.iter().any(|name| name == file);
+    let mut files: Vec<String> = BESIDE.iter().filter(|file| has(file)).map(|file| (*file).to_owned()).collect();
+    if has("config.json") && has(INDEX) {
+        files.push(INDEX.into());
+        return Ok(Choice { head: String::new(), files, index: Some(INDEX.into()), why: None });
+    }
+    let weights = if has("config.json") { "model.safetensors" } else { "adapter_model.safetensors" };
+    if has(weights) && (has("config.json") || has("adapter_config.json")) {
+        files.push(weights.into());
+        return Ok(Choice { head: String::new(), files, index: None, why: None });
+    }
+    let (message, help) = if found.is_empty() {
+        let message =
+            format!("'{}' holds no checkpoint: neither GGUF nor a config.json with safetensors", name.repository());
+        (message, "look for a repository with GGUF or safetensors".to_owned())
+    } else {
+        let names: Vec<&str> = found.iter().map(|parts| parts[0].as_str()).collect();
+        let message =
+            format!("'{}' holds no quantization that is taken unasked: {}", name.repository(), listed(&names));
+        (message, format!("name one: hf:{}/{}", name.repository(), names[0]))
+    };
+    Err(Trouble::new(Kind::Absent, message).help(help))
+}
+
+fn is_gguf(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Whether a GGUF file is a model of its own: not a projector of images, not a calibration, and of parts the first.
+fn is_checkpoint(name: &str) -> bool {
+    let file = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
+    let first = numbered(&file).is_none_or(|(_, number, _)| number == 1);
+    is_gguf(&file) && first && !file.contains("mmproj") && !file.contains("imatrix") && !file.starts_with("ggml-vocab")
+}
+
+/// All parts of the checkpoint that a file belongs to, or the file alone.
+pub fn parts(name: &str) -> Vec<String> {
+    match numbered(name) {
+        Some((stem, _, count)) => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
+        None => vec![name.to_owned()],
+    }
+}
+
+/// `STEM-00002-of-00005.gguf`.
+fn numbered(name: &str) -> Option<(&str, u32, u32)> {
+    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    let (stem, number) = rest.rsplit_once('-')?;
+    let digits = |text: &str| (text.len() == 5).then(|| text.parse::<u32>().ok()).flatten();
+    let (number, count) = (digits(number)?, digits(count)?);
+    ((1..=count).contains(&number) && count as usize <= SHARDS_MAX).then_some((stem, number, count))
+}
+
+/// The place of a file's quantization among [`QUANTS`].
+fn rank(name: &str) -> usize {
+    let text = name.to_ascii_uppercase();
+    let stands = |quant: &str| {
+        text.match_indices(quant).any(|(at, _)| {
+            let letter = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+            !letter(text.as_bytes().get(at + quant.len()))
+                && !letter(at.checked_sub(1).and_then(|at| text.as_bytes().get(at)))
+        })
+    };
+    QUANTS.iter().position(|quant| stands(quant)).unwrap_or(QUANTS.len())
+}
+
+fn listed(names: &[&str]) -> String {
+    let shown = names.iter().take(LISTED_MAX).copied().collect::<Vec<_>>().join(", ");
+    if names.len() > LISTED_MAX { format!("{shown} and {} more", names.len() - LISTED_MAX) } else { shown }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn check(name: &str, names: &[&str], expect: Result<(&str, &[&str]), &str>) {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let found = Choice::of(&name.parse().unwrap(), &names);
+        match (found, expect) {
+            (Ok(found), Ok((head, files))) => {
+                assert_eq!(found.head, head, "{name}");
+                assert_eq!(found.files, files, "{name}");
+            }
+            (Err(found), Err(expect)) => assert!(found.to_string().contains(expect), "{found}"),
+            (found, expect) => panic!("{found:?} instead of {expect:?}"),
+        }
+    }
+
+    #[test]
+    fn takes_the_middling_quantization() {
+        let names = [
+            "a-Q2_K.gguf",
+            "a-Q8_0.gguf",
+            "a-q4_k_m.gguf",
+            "a-f16.gguf",
+            "a-IQ4_XS.gguf",
+            "mmproj-F16.gguf",
+            "README.md",
+        ];
+        check("hf:o/r", &names, Ok(("a-q4_k_m.gguf", &["a-q4_k_m.gguf"])));
+        check("hf:o/r", &["a.Q6_K.gguf", "a.Q5_K_S.gguf"], Ok(("a.Q5_K_S.gguf", &["a.Q5_K_S.gguf"])));
+        check("hf:o/r", &["a-Q4_K_XL.gguf", "a-F32.gguf", "a-BF16.gguf"], Ok(("a-BF16.gguf", &["a-BF16.gguf"])));
+        check("hf:o/r", &["model.gguf", "config.json"], Ok(("model.gguf", &["model.gguf"])));
+    }
+
+    #[test]
+    fn says_what_else_there_is() {
+        let names = ["x-Q4_K_M.gguf".to_owned(), "x-Q8_0.gguf".to_owned()];
+        let why = Choice::of(&"hf:o/r".parse().unwrap(), &names).unwrap().why.unwrap();
+        assert_eq!(why, "taking x-Q4_K_M.gguf of 2 GGUF files; others: x-Q8_0.gguf");
+        check("hf:o/r", &["a-IQ2_XS.gguf", "a-IQ3_M.gguf"], Err("name one: hf:o/r/a-IQ2_XS.gguf"));
+    }
+
+    #[test]
+    fn takes_all_parts_of_what_was_split() {
+        let names = ["q/a-Q4_0-00001-of-00002.gguf", "q/a-Q4_0-00002-of-00002.gguf", "a-Q8_0-00001-of-00002.gguf"];
+        check("hf:o/r", &names, Ok((names[0], &names[..2])));
+        check("hf:o/r/q/a-Q4_0-00002-of-00002.gguf", &names, Ok((names[0], &names[..2])));
+        check("hf:o/r/a-Q8_0-00001-of-00002.gguf", &names, Err("has no file 'a-Q8_0-00002-of-00002.gguf'"));
+    }
+
+    #[test]
+    fn takes_a_folder_where_there_is_no_gguf() {
+        let names = ["config.json", "tokenizer.json", "model.safetensors", "pytorch_model.bin", "README.md"];
+        check("hf:o/r", &names, Ok(("", &["config.json", "tokenizer.json", "model.safetensors"])));
+        let names = ["config.json", "model.safetensors.index.json", "model-00001-of-00001.safetensors"];
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut choice = Choice::of(&"hf:o/r".parse().unwrap(), &names).unwrap();
+        assert_eq!(choice.files, ["config.json", "model.safetensors.index.json"]);
+        choice.add_shards(br#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#, &names).unwrap();
+        assert_eq!(choice.files.len(), 3);
+        for index in ["{", "{}", r#"{"weight_map": {}}"#, r#"{"weight_map": {"a": "../../etc/passwd"}}"#] {
+            assert_eq!(choice.clone().add_shards(index.as_bytes(), &names).unwrap_err().kind, Kind::Damaged, "{index}");
+        }
+        let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];
+        check("hf:o/r", &names, Ok(("", &["adapter_config.json", "adapter_model.safetensors"])));
+        check("hf:o/r", &["README.md", "config.json", "model.bin"], Err("holds no checkpoint"));
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_has_a_nearest_one() {
+        check("hf:o/r/a-Q4_K.gguf", &["a-Q4_K_M.gguf", "b.txt"], Err("did you mean 'a-Q4_K_M.gguf'?"));
+    }
+}

@@ -1,0 +1,102 @@
+//! What a repository holds, as the hub tells it, with the digest of every file.
+
+use serde::Deserialize;
+
+use super::{Hub, HubName, Kind, Trouble, name::is_path, transfer::Line};
+
+const FILES_MAX: usize = 10_000;
+
+/// A repository at one commit.
+#[derive(Debug)]
+pub(super) struct Listing {
+    pub(super) commit: String,
+    pub(super) files: Vec<Remote>,
+}
+
+/// A file on the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Remote {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) digest: Digest,
+}
+
+/// What a file's bytes must come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Digest {
+    /// Of large files.
+    Sha256(String),
+    /// Of small ones, which the hub keeps in git itself.
+    Git(String),
+}
+
+impl Digest {
+    /// Hexadecimal; the file's name in the cache.
+    pub(super) fn as_str(&self) -> &str {
+        let (Self::Sha256(text) | Self::Git(text)) = self;
+        text
+    }
+}
+
+#[derive(Deserialize)]
+struct Repository {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: String,
+    size: u64,
+}
+
+impl Listing {
+    pub(super) fn fetch(hub: &Hub, line: &Line, name: &HubName) -> Result<Self, Trouble> {
+        let url = format!("{}/api/models/{}/revision/{}?blobs=true", hub.endpoint, name.repository(), name.revision());
+        let text = line.text(&url, name)?;
+        let wrong = |what: String| {
+            Trouble::new(Kind::Damaged, format!("the hub's answer about '{}' {what}", name.repository()))
+                .help("check HF_ENDPOINT, and whether something between here and the hub answers in its place")
+        };
+        let repository: Repository =
+            serde_json::from_slice(&text).map_err(|error| wrong(format!("is not understood: {error}")))?;
+        if !is_hex(&repository.sha, 40) {
+            return Err(wrong("names no commit".into()));
+        }
+        if repository.siblings.len() > FILES_MAX {
+            return Err(wrong(format!("lists {} files", repository.siblings.len())));
+        }
+        let mut files = Vec::new();
+        for sibling in repository.siblings {
+            if !is_path(&sibling.rfilename) {
+                return Err(wrong(format!("names a file '{}'", sibling.rfilename.escape_debug())));
+            }
+            let digest = match (&sibling.lfs, sibling.size, sibling.blob_id) {
+                (Some(lfs), _, _) => Some((lfs.size, Digest::Sha256(lfs.sha256.to_ascii_lowercase()))),
+                (None, Some(bytes), Some(id)) => Some((bytes, Digest::Git(id))),
+                _ => None,
+            };
+            let legal =
+                |digest: &Digest| is_hex(digest.as_str(), if matches!(digest, Digest::Git(_)) { 40 } else { 64 });
+            let Some((bytes, digest)) = digest.filter(|(_, digest)| legal(digest)) else {
+                return Err(wrong(format!("gives no digest of '{}'", sibling.rfilename)));
+            };
+            files.push(Remote { name: sibling.rfilename, bytes, digest });
+        }
+        Ok(Self { commit: repository.sha, files })
+    }
+}
+
+pub(super) fn is_hex(text: &str, len: usize) -> bool {
+    text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}

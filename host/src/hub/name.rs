@@ -1,0 +1,144 @@
+//! Names of things on the hub, as people write them, and the rules that paths from the hub must keep.
+
+use std::{fmt, str::FromStr};
+
+use super::{Kind, Trouble};
+
+const PART_LEN_MAX: usize = 96;
+const PATH_LEN_MAX: usize = 512;
+
+/// `hf:OWNER/REPO[@REVISION][/FILE]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HubName {
+    /// Whose.
+    pub owner: String,
+    /// Which.
+    pub repo: String,
+    /// A branch, a tag or a commit; none for `main`.
+    pub revision: Option<String>,
+    /// One checkpoint of several.
+    pub file: Option<String>,
+}
+
+impl HubName {
+    /// `OWNER/REPO`.
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.owner, self.repo)
+    }
+
+    /// The branch, tag or commit.
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or("main")
+    }
+}
+
+impl FromStr for HubName {
+    type Err = Trouble;
+
+    fn from_str(text: &str) -> Result<Self, Trouble> {
+        let wrong = |what: &str| {
+            Trouble::new(Kind::Usage, format!("'{text}' names nothing on the hub: {what}"))
+                .help("a name looks like hf:OWNER/REPO or hf:OWNER/REPO/FILE.gguf")
+        };
+        let rest = text.strip_prefix("hf:").ok_or_else(|| wrong("it does not begin with 'hf:'"))?;
+        let mut parts = rest.splitn(3, '/');
+        let owner = parts.next().unwrap_or_default();
+        let repo = parts.next().ok_or_else(|| wrong("it has no repository"))?;
+        let file = parts.next();
+        let (repo, revision) = match repo.split_once('@') {
+            Some((repo, revision)) => (repo, Some(revision)),
+            None => (repo, None),
+        };
+        for part in [owner, repo] {
+            if !is_part(part) {
+                return Err(wrong(&format!("'{part}' is no name")));
+            }
+        }
+        if let Some(revision) = revision.filter(|revision| !is_part(revision)) {
+            return Err(wrong(&format!("'{revision}' is no revision")));
+        }
+        if let Some(file) = file.filter(|file| !is_path(file)) {
+            return Err(wrong(&format!("'{file}' is no file")));
+        }
+        Ok(Self {
+            owner: owner.into(),
+            repo: repo.into(),
+            revision: revision.map(str::to_owned),
+            file: file.map(str::to_owned),
+        })
+    }
+}
+
+impl fmt::Display for HubName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "hf:{}/{}", self.owner, self.repo)?;
+        if let Some(revision) = &self.revision {
+            write!(f, "@{revision}")?;
+        }
+        self.file.as_ref().map_or(Ok(()), |file| write!(f, "/{file}"))
+    }
+}
+
+/// Whether this is one part of a name. No part leads out of a folder.
+fn is_part(text: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=PART_LEN_MAX).contains(&text.len())
+        && text.bytes().all(legal)
+        && !text.starts_with('.')
+        && !text.contains("..")
+}
+
+/// Whether a path, as a hub names files, stays within its repository.
+pub(super) fn is_path(text: &str) -> bool {
+    (1..=PATH_LEN_MAX).contains(&text.len())
+        && !text.contains('\\')
+        && !text.chars().any(char::is_control)
+        && text.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_writes() {
+        for text in ["hf:a/b", "hf:a/b@v1.0", "hf:a/b/c.gguf", "hf:Own-er/re_po.2@refs-1/sub/file name.gguf"] {
+            assert_eq!(text.parse::<HubName>().unwrap().to_string(), text);
+        }
+        let name: HubName = "hf:a/b@main/c/d.gguf".parse().unwrap();
+        assert_eq!(
+            (name.repository().as_str(), name.revision(), name.file.as_deref()),
+            ("a/b", "main", Some("c/d.gguf"))
+        );
+    }
+
+    #[test]
+    fn refuses_names_that_lead_elsewhere() {
+        for text in [
+            "a/b",
+            "hf:",
+            "hf:a",
+            "hf:a/",
+            "hf:/b",
+            "hf:../b",
+            "hf:a/..",
+            "hf:a/b/",
+            "hf:a/b/../c",
+            "hf:a/b//c",
+            "hf:a/b/./c",
+            "hf:a/b\\c",
+            "hf:a/b/c\\d",
+            "hf:a/b/c\nd",
+            "hf:a/b@",
+            "hf:a/b@../x",
+            "hf:a b/c",
+            "hf:.a/b",
+            "hf:a/b/\u{0}",
+        ] {
+            let trouble = text.parse::<HubName>().unwrap_err();
+            assert_eq!(trouble.kind, Kind::Usage, "{text:?}");
+        }
+        assert!(format!("hf:a/{}", "b".repeat(97)).parse::<HubName>().is_err());
+    }
+}

@@ -1,0 +1,174 @@
+//! The cache on disk: `models--OWNER--REPO/{blobs/DIGEST, snapshots/COMMIT/NAME → blob, refs/REVISION}`.
+//!
+//! A file is written to `blobs/DIGEST.partial`, and renamed once it is whole and its digest is right. The partial file is
+//! locked meanwhile, so that two programs which pull the same file do not write into each other's; it stays when this
+//! program is interrupted, and the next one goes on with it.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    HubName, Kind, Progress, Trouble,
+    listing::{Remote, is_hex},
+    transfer::Line,
+};
+
+/// The folder of one repository.
+#[derive(Debug)]
+pub(super) struct Storage {
+    cached: hf_hub::CacheRepo,
+    folder: PathBuf,
+    revision: String,
+}
+
+impl Storage {
+    pub(super) fn new(cache: &Path, name: &HubName) -> Self {
+        let model = hf_hub::RepoType::Model;
+        let repo = hf_hub::Repo::with_revision(name.repository(), model, name.revision().to_owned());
+        let folder = cache.join(repo.folder_name());
+        Self {
+            cached: hf_hub::Cache::new(cache.to_path_buf()).repo(repo),
+            folder,
+            revision: name.revision().to_owned(),
+        }
+    }
+
+    /// The commit that this revision was when it was last asked for.
+    pub(super) fn commit(&self) -> Option<String> {
+        if is_hex(&self.revision, 40) {
+            return Some(self.revision.clone());
+        }
+        let commit = fs::read_to_string(self.folder.join("refs").join(&self.revision)).ok()?;
+        let commit = commit.trim();
+        is_hex(commit, 40).then(|| commit.to_owned())
+    }
+
+    pub(super) fn remember(&self, commit: &str) -> Result<(), Trouble> {
+        self.cached.create_ref(commit).map_err(|error| Trouble::file(&self.folder.join("refs"), &error))
+    }
+
+    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.cached.pointer_path(commit)
+    }
+
+    /// The files of a snapshot that are there, as the hub names them.
+    pub(super) fn files(&self, commit: &str) -> Vec<String> {
+        let root = self.snapshot(commit);
+        let (mut found, mut open) = (Vec::new(), vec![root.clone()]);
+        while let Some(folder) = open.pop() {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let path = entry.path();
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    open.push(path);
+                } else if path.is_file() {
+                    found.extend(path.strip_prefix(&root).ok().and_then(Path::to_str).map(str::to_owned));
+                }
+            }
+        }
+        found
+    }
+
+    pub(super) fn prepare(&self, commit: &str) -> Result<(), Trouble> {
+        for folder in [self.blobs(), self.snapshot(commit)] {
+            fs::create_dir_all(&folder).map_err(|error| Trouble::file(&folder, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses to begin what cannot end well.
+    pub(super) fn check_space(&self, files: &[&Remote]) -> Result<(), Trouble> {
+        let mut missing = 0_u64;
+        for remote in files {
+            if !self.blob(remote).is_file() {
+                let there = self.partial(remote).metadata().map_or(0, |metadata| metadata.len());
+                missing = missing.saturating_add(remote.bytes.saturating_sub(there));
+            }
+        }
+        let Ok(disk) = rustix::fs::statvfs(&self.folder) else { return Ok(()) };
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if missing <= free {
+            return Ok(());
+        }
+        let message = format!(
+            "no space for {} MB in '{}': {} MB are free",
+            missing.div_ceil(1_000_000),
+            self.folder.display(),
+            free / 1_000_000
+        );
+        Err(Trouble::new(Kind::Space, message).help("free some space, or set HF_HUB_CACHE to another disk"))
+    }
+
+    /// Brings a file, unless it is there.
+    pub(super) fn receive(
+        &self,
+        line: &Line,
+        url: &str,
+        remote: &Remote,
+        progress: &mut dyn Progress,
+    ) -> Result<(), Trouble> {
+        let (blob, partial) = (self.blob(remote), self.partial(remote));
+        let failed = |error: io::Error| Trouble::file(&partial, &error);
+        let mut file = loop {
+            if is_whole(&blob, remote) {
+                return Ok(());
+            }
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial);
+            let file = file.map_err(failed)?;
+            if matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)) {
+                progress.say(&format!("waiting for another program that pulls {}", remote.name));
+                file.lock().map_err(failed)?;
+            }
+            // Whoever held the lock may have finished the file, or thrown it away.
+            if is_same(&file, &partial) {
+                break file;
+            }
+        };
+        line.download(url, remote, &mut file, &partial, progress)?;
+        file.sync_all().map_err(failed)?;
+        fs::rename(&partial, &blob).map_err(failed)
+    }
+
+    /// Shows a blob under its name. The link is relative, as the cache may be moved.
+    pub(super) fn link(&self, commit: &str, remote: &Remote) -> Result<(), Trouble> {
+        let link = self.snapshot(commit).join(&remote.name);
+        let failed = |error: io::Error| Trouble::file(&link, &error);
+        let up = "../".repeat(2 + remote.name.matches('/').count());
+        let target = PathBuf::from(format!("{up}blobs/{}", remote.digest.as_str()));
+        if fs::read_link(&link).is_ok_and(|there| there == target) {
+            return Ok(());
+        }
+        if let Some(folder) = link.parent() {
+            fs::create_dir_all(folder).map_err(failed)?;
+        }
+        let fresh = self.blobs().join(format!("{}.link.{}", remote.digest.as_str(), std::process::id()));
+        let _ = fs::remove_file(&fresh);
+        std::os::unix::fs::symlink(&target, &fresh).map_err(failed)?;
+        fs::rename(&fresh, &link).map_err(failed)
+    }
+
+    fn blobs(&self) -> PathBuf {
+        self.folder.join("blobs")
+    }
+
+    fn blob(&self, remote: &Remote) -> PathBuf {
+        self.blobs().join(remote.digest.as_str())
+    }
+
+    fn partial(&self, remote: &Remote) -> PathBuf {
+        self.blobs().join(format!("{}.partial", remote.digest.as_str()))
+    }
+}
+
+/// Whether a blob is there. Its digest was checked when it was given its name.
+fn is_whole(blob: &Path, remote: &Remote) -> bool {
+    blob.metadata().is_ok_and(|metadata| metadata.len() == remote.bytes)
+}
+
+fn is_same(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let (Ok(open), Ok(there)) = (file.metadata(), path.metadata()) else { return false };
+    (open.dev(), open.ino()) == (there.dev(), there.ino())
+}

@@ -1,0 +1,311 @@
+//! Bytes from the hub: requests, and downloads that go on where they broke off until the digest is right.
+//!
+//! A download is one or many requests, each for what is missing still. That one rule covers a connection that is cut, a
+//! server that fails for a moment, a program that was interrupted yesterday, and a connection that hangs: no request lasts
+//! longer than [`Patience::body`](super::Patience::body), so nothing waits forever and nothing that came is lost.
+
+use sha1::Sha1;
+use sha2::{Digest as _, Sha256};
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::Path,
+    thread,
+    time::Duration,
+};
+use ureq::{
+    Agent, Body,
+    config::RedirectAuthHeaders,
+    http::{Response, StatusCode, header},
+    tls::{Certificate, PemItem, RootCerts, TlsConfig},
+};
+
+use super::{
+    Hub, HubName, Kind, Patience, Progress, Trouble,
+    listing::{Digest, Remote},
+    trouble::cleaned,
+};
+
+const ANSWER_BYTES_MAX: u64 = 32 << 20;
+const ANSWER_FAILURES_MAX: u32 = 3;
+const CHUNK_BYTES: usize = 256 << 10;
+const REDIRECTS_MAX: u32 = 10;
+const PAUSE_MAX: Duration = Duration::from_secs(20);
+
+/// A way to the hub.
+pub(super) struct Line {
+    agent: Agent,
+    endpoint: String,
+    authorization: Option<String>,
+    patience: Patience,
+}
+
+/// Why a request gave no or not all bytes.
+enum Broken {
+    /// Asking again may help.
+    Retry { why: String, after: Option<Duration> },
+    /// It will not.
+    Final(Trouble),
+}
+
+impl Line {
+    pub(super) fn open(hub: &Hub) -> Result<Self, Trouble> {
+        let mut tls = TlsConfig::builder();
+        if let Some(roots) = certificates()? {
+            tls = tls.root_certs(roots);
+        }
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(REDIRECTS_MAX)
+            // The token is for the hub; the storage that it leads to has signed addresses.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .timeout_resolve(Some(hub.patience.answer))
+            .timeout_connect(Some(hub.patience.answer))
+            .timeout_recv_response(Some(hub.patience.answer))
+            .timeout_recv_body(Some(hub.patience.body))
+            .user_agent(concat!("pensieve/", env!("CARGO_PKG_VERSION")))
+            .tls_config(tls.build())
+            .build();
+        Ok(Self {
+            agent: agent.into(),
+            endpoint: hub.endpoint.clone(),
+            authorization: hub.token.as_ref().map(|token| format!("Bearer {token}")),
+            patience: hub.patience,
+        })
+    }
+
+    /// A short answer about a repository.
+    pub(super) fn text(&self, url: &str, name: &HubName) -> Result<Vec<u8>, Trouble> {
+        // Nothing is lost yet; whoever waits learns early that there is no network.
+        self.persist(self.patience.failures_max.min(ANSWER_FAILURES_MAX), &mut |_| {
+            let mut response = self.ask(url, 0)?;
+            if response.status() != StatusCode::OK {
+                return Err(self.refusal(&response, &name.repository()));
+            }
+            let body = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
+            body.map_err(|error| Broken::Retry { why: error.to_string(), after: None })
+        })
+    }
+
+    /// Fills a file, which may hold the beginning already, and checks it.
+    pub(super) fn download(
+        &self,
+        url: &str,
+        remote: &Remote,
+        file: &mut File,
+        path: &Path,
+        progress: &mut dyn Progress,
+    ) -> Result<(), Trouble> {
+        let failed = |error: io::Error| Trouble::file(path, &error);
+        let mut sum = Sum::new(remote);
+        let mut done = sum.take_in(file, remote.bytes).map_err(failed)?;
+        progress.begin(&remote.name, done, remote.bytes);
+        self.persist(self.patience.failures_max, &mut |moved| {
+            while done < remote.bytes {
+                let before = done;
+                let result = self.request(url, remote, file, path, &mut sum, &mut done, progress);
+                *moved |= done > before;
+                result?;
+            }
+            Ok(())
+        })?;
+        // A hub that sends more than it promised is cut off there; the digest decides.
+        file.set_len(remote.bytes).map_err(failed)?;
+        if sum.finish() != remote.digest.as_str() {
+            file.set_len(0).map_err(failed)?;
+            let message = format!("'{}' is damaged: its digest is not {}", remote.name, remote.digest.as_str());
+            return Err(Trouble::new(Kind::Damaged, message).help("pull again; if that does not help, tell its owner"));
+        }
+        progress.end();
+        Ok(())
+    }
+
+    /// One request for what is missing still.
+    #[allow(clippy::too_many_arguments, reason = "all but the address is the state of one download")]
+    fn request(
+        &self,
+        url: &str,
+        remote: &Remote,
+        file: &mut File,
+        path: &Path,
+        sum: &mut Sum,
+        done: &mut u64,
+        progress: &mut dyn Progress,
+    ) -> Result<(), Broken> {
+        let failed = |error: io::Error| Broken::Final(Trouble::file(path, &error));
+        let mut response = self.ask(url, *done)?;
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT if begins_at(&response, *done) => {}
+            // A server that ignores the range sends everything.
+            StatusCode::OK if *done == 0 => {}
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE if *done > 0 => {
+                file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
+                (*sum, *done) = (Sum::new(remote), 0);
+                progress.reach(0);
+                if response.status() != StatusCode::OK {
+                    return Err(Broken::Retry { why: "the hub sends another part than asked for".into(), after: None });
+                }
+            }
+            _ => return Err(self.refusal(&response, &remote.name)),
+        }
+        let mut body = response.body_mut().with_config().limit(u64::MAX).reader();
+        let mut chunk = vec![0; CHUNK_BYTES];
+        while *done < remote.bytes {
+            let room = usize::try_from(remote.bytes - *done).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
+            let count = match body.read(&mut chunk[..room]) {
+                Ok(0) => return Err(Broken::Retry { why: "the connection was closed".into(), after: None }),
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(Broken::Retry { why: error.to_string(), after: None }),
+            };
+            file.write_all(&chunk[..count]).map_err(failed)?;
+            sum.update(&chunk[..count]);
+            *done += count as u64;
+            progress.reach(*done);
+        }
+        Ok(())
+    }
+
+    fn ask(&self, url: &str, from: u64) -> Result<Response<Body>, Broken> {
+        let mut request = self.agent.get(url);
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        if from > 0 {
+            request = request.header(header::RANGE, format!("bytes={from}-"));
+        }
+        request.call().map_err(|error| match error {
+            ureq::Error::BadUri(_) | ureq::Error::TooManyRedirects | ureq::Error::RequireHttpsOnly(_) => {
+                Broken::Final(self.unreachable(&error.to_string()))
+            }
+            error => Broken::Retry { why: error.to_string(), after: None },
+        })
+    }
+
+    /// Tries until it works, or has failed too often without anything in between.
+    fn persist<T>(
+        &self,
+        failures_max: u32,
+        attempt: &mut dyn FnMut(&mut bool) -> Result<T, Broken>,
+    ) -> Result<T, Trouble> {
+        let mut failures = 0;
+        loop {
+            let mut moved = false;
+            let (why, after) = match attempt(&mut moved) {
+                Ok(done) => return Ok(done),
+                Err(Broken::Final(trouble)) => return Err(trouble),
+                Err(Broken::Retry { why, after }) => (why, after),
+            };
+            failures = if moved { 1 } else { failures + 1 };
+            if failures >= failures_max {
+                return Err(self.unreachable(&why));
+            }
+            let pause = self.patience.pause.saturating_mul(1 << failures.min(16)) / 2;
+            // Many machines that lost the hub at one moment shall not come back at one moment.
+            let pause = pause.mul_f64(0.75 + fastrand::f64() / 2.0);
+            thread::sleep(after.unwrap_or(pause).min(PAUSE_MAX));
+        }
+    }
+
+    fn unreachable(&self, why: &str) -> Trouble {
+        Trouble::new(Kind::Network, format!("no answer from {}: {}", self.endpoint, cleaned(why))).help(
+            "check the network and HF_ENDPOINT; a download that has begun is kept, and the next pull goes on there",
+        )
+    }
+
+    fn refusal(&self, response: &Response<Body>, what: &str) -> Broken {
+        let said = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
+        let said = said.map(|said| format!(" ({})", cleaned(said))).unwrap_or_default();
+        let status = response.status();
+        let trouble = match status.as_u16() {
+            401 | 403 => {
+                let known = if self.authorization.is_some() { "with this token" } else { "without a token" };
+                let message = format!("the hub does not give '{what}' {known}: {status}{said}");
+                Trouble::new(Kind::Denied, message).help(
+                    "it may not exist, be private, or ask for consent on its page; set HF_TOKEN to a token that may read it",
+                )
+            }
+            404 => Trouble::new(Kind::Absent, format!("the hub has no '{what}': {status}{said}"))
+                .help("check owner, repository and revision"),
+            408 | 425 | 429 | 500.. => {
+                let after =
+                    response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+                return Broken::Retry { why: format!("{status}{said}"), after: after.map(Duration::from_secs) };
+            }
+            _ => self.unreachable(&format!("{status}{said}")),
+        };
+        Broken::Final(trouble)
+    }
+}
+
+/// Whether an answer begins where it was asked to.
+fn begins_at(response: &Response<Body>, done: u64) -> bool {
+    let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
+    let begin = range.and_then(|range| range.strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok());
+    begin == Some(done)
+}
+
+/// The roots that `SSL_CERT_FILE` names, for networks that have their own.
+fn certificates() -> Result<Option<RootCerts>, Trouble> {
+    let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) else { return Ok(None) };
+    let path = Path::new(&path);
+    let text =
+        std::fs::read(path).map_err(|error| Trouble::file(path, &error).help("correct or unset SSL_CERT_FILE"))?;
+    let roots: Vec<Certificate<'static>> = ureq::tls::parse_pem(&text)
+        .filter_map(|item| match item {
+            Ok(PemItem::Certificate(certificate)) => Some(certificate),
+            _ => None,
+        })
+        .collect();
+    if roots.is_empty() {
+        let message = format!("SSL_CERT_FILE '{}' holds no certificate", path.display());
+        return Err(Trouble::new(Kind::Usage, message).help("correct or unset it"));
+    }
+    Ok(Some(RootCerts::from(roots)))
+}
+
+/// A digest as it grows.
+enum Sum {
+    Sha256(Sha256),
+    Git(Sha1),
+}
+
+impl Sum {
+    fn new(remote: &Remote) -> Self {
+        match remote.digest {
+            Digest::Sha256(_) => Self::Sha256(Sha256::new()),
+            Digest::Git(_) => Self::Git(Sha1::new_with_prefix(format!("blob {}\0", remote.bytes))),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(sum) => sum.update(bytes),
+            Self::Git(sum) => sum.update(bytes),
+        }
+    }
+
+    /// Adds what a file holds already, and leaves the file at its end.
+    fn take_in(&mut self, file: &mut File, bytes_max: u64) -> io::Result<u64> {
+        if file.metadata()?.len() > bytes_max {
+            file.set_len(0)?;
+        }
+        file.rewind()?;
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            let count = file.read(&mut chunk)?;
+            if count == 0 {
+                return file.seek(SeekFrom::End(0));
+            }
+            self.update(&chunk[..count]);
+        }
+    }
+
+    fn finish(self) -> String {
+        let bytes = match self {
+            Self::Sha256(sum) => sum.finalize().to_vec(),
+            Self::Git(sum) => sum.finalize().to_vec(),
+        };
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}

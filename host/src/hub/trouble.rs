@@ -1,0 +1,72 @@
+//! What goes wrong between here and the hub, and whose affair it is.
+
+use std::{fmt, io, path::Path};
+
+/// Whose affair it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The name or a setting is wrong.
+    Usage,
+    /// There is no such thing on the hub.
+    Absent,
+    /// The hub does not give it to this user.
+    Denied,
+    /// The hub cannot be reached, or breaks off.
+    Network,
+    /// The disk is full.
+    Space,
+    /// What came is not what was promised.
+    Damaged,
+    /// Something else.
+    Other,
+}
+
+/// What went wrong, to what, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Whose affair it is.
+    pub kind: Kind,
+    /// What happened, to what.
+    pub message: String,
+    /// What to do about it; may be empty.
+    pub help: String,
+}
+
+impl Trouble {
+    pub(super) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), help: String::new() }
+    }
+
+    pub(super) fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = help.into();
+        self
+    }
+
+    /// Something about a file on this machine.
+    pub(super) fn file(path: &Path, error: &io::Error) -> Self {
+        let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
+        if full.contains(&error.kind()) {
+            let message = format!("no space for '{}': {error}", path.display());
+            return Self::new(Kind::Space, message)
+                .help("what is there is kept: free some space, or set HF_HUB_CACHE to another disk, and pull again");
+        }
+        Self::new(Kind::Other, format!("'{}': {error}", path.display())).help("check that this user may write there")
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if !self.help.is_empty() {
+            write!(f, "; {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Trouble {}
+
+/// What a stranger says, on one line of a bounded length.
+pub(super) fn cleaned(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(300).collect()
+}

@@ -1,0 +1,308 @@
+//! An answer's bytes into its pieces, while they come.
+//!
+//! Whatever the bytes are cut into, the same pieces come out once they are joined: a piece never ends within a character,
+//! and text is held back while it may yet become a marker. White space around thoughts and calls is left out, since
+//! templates write their own there.
+//!
+//! What looks like a call and is none is text: a marker that no call follows, a tool that is not on offer, JSON that breaks
+//! off before the arguments. Once arguments have begun to leave, what is broken ends the call as it is, and what follows is
+//! text. Where an answer is cut short within a marker, or within a call that does not count yet, that piece is dropped, as
+//! it is no text either; a call that nothing opened is shown.
+
+use std::sync::Arc;
+
+use super::{
+    Calls, Format, Reasoning, Thoughts,
+    body::{Body, Fed, find},
+};
+use crate::chat::Delta;
+
+/// How much may be held back while it is open whether it is a call.
+const UNDECIDED_BYTES_MAX: usize = 256 << 10;
+
+/// Reads one answer.
+#[derive(Debug)]
+pub struct Parser {
+    calls: Option<Calls>,
+    reasoning: Option<Reasoning>,
+    tools: Arc<[String]>,
+    state: State,
+    /// Bytes that are not decided upon.
+    pending: Vec<u8>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing yet: thoughts may be opened.
+    Opening,
+    /// Thoughts; whether some have been shown.
+    Thinking { begun: bool },
+    /// Text. `start`: a bare call may begin. `margin`: white space is left out until there is other text.
+    Text { start: bool, margin: bool },
+    /// A call; `raw` is what becomes text if it is none, of which the first `lead` bytes are not looked at again.
+    Call { body: Box<Body>, raw: Vec<u8>, lead: usize, bare: bool },
+    /// What closes a call.
+    Closing,
+}
+
+/// Whether something was done, or more bytes are needed for that.
+#[derive(PartialEq, Eq)]
+enum Progress {
+    Some,
+    None,
+}
+
+impl Parser {
+    /// A parser for an answer in which these tools may be called.
+    pub fn new(format: &Format, tools: Arc<[String]>, thoughts: Thoughts) -> Self {
+        let calls = format.calls.clone().filter(|_| !tools.is_empty());
+        let reasoning = format.reasoning.clone();
+        let state = match thoughts {
+            Thoughts::Begun if reasoning.is_some() => State::Thinking { begun: false },
+            Thoughts::Possible if reasoning.is_some() => State::Opening,
+            _ => State::Text { start: calls.as_ref().is_some_and(|calls| calls.bare), margin: false },
+        };
+        Self { calls, reasoning, tools, state, pending: Vec::new() }
+    }
+
+    /// Takes in bytes.
+    pub fn push(&mut self, bytes: &[u8]) -> Vec<Delta> {
+        self.pending.extend_from_slice(bytes);
+        let mut out = Vec::new();
+        while self.step(&mut out) == Progress::Some {}
+        if let State::Call { body, .. } = &mut self.state {
+            body.flush(&mut out, false);
+        }
+        out
+    }
+
+    /// Whether new text belongs to the answer itself; none while that is open.
+    pub fn is_text(&self) -> Option<bool> {
+        match &self.state {
+            State::Text { .. } => Some(true),
+            State::Opening => None,
+            State::Call { body, .. } if body.calls() == 0 => None,
+            _ => Some(false),
+        }
+    }
+
+    /// What is left once nothing follows. `cut`: the answer would have gone on.
+    pub fn finish(&mut self, cut: bool) -> Vec<Delta> {
+        let mut out = Vec::new();
+        let pending = std::mem::take(&mut self.pending);
+        match std::mem::replace(&mut self.state, State::Closing) {
+            State::Opening => show(&mut out, &pending),
+            State::Thinking { .. } => think(&mut out, pending.trim_ascii_end()),
+            State::Text { margin, .. } => {
+                let begun = self.calls.as_ref().map_or(0, |calls| overlap(&pending, calls.open.as_bytes()));
+                let begun = if cut && begun > 1 { begun } else { 0 };
+                let text = &pending[..pending.len() - begun];
+                let text = if begun > 0 { text.trim_ascii_end() } else { text };
+                show(&mut out, if margin { text.trim_ascii_start() } else { text });
+            }
+            State::Call { mut body, raw, bare, .. } => {
+                body.flush(&mut out, true);
+                if body.calls() == 0 && (bare || !cut) {
+                    show(&mut out, &raw);
+                }
+            }
+            State::Closing => {}
+        }
+        out
+    }
+
+    fn step(&mut self, out: &mut Vec<Delta>) -> Progress {
+        match self.state {
+            State::Opening => self.open(),
+            State::Thinking { begun } => self.think(begun, out),
+            State::Text { start, margin } => self.text(start, margin, out),
+            State::Call { .. } => self.call(out),
+            State::Closing => self.close(),
+        }
+    }
+
+    fn begin_text(&mut self, margin: bool) -> Progress {
+        let start = self.calls.as_ref().is_some_and(|calls| calls.bare);
+        self.state = State::Text { start, margin };
+        Progress::Some
+    }
+
+    fn open(&mut self) -> Progress {
+        let Some(reasoning) = &self.reasoning else { return self.begin_text(false) };
+        let (space, open) = (leading(&self.pending, u8::is_ascii_whitespace), reasoning.open.as_bytes());
+        let rest = &self.pending[space..];
+        if rest.starts_with(open) {
+            self.pending.drain(..space + open.len());
+            self.state = State::Thinking { begun: false };
+            return Progress::Some;
+        }
+        if open.starts_with(rest) { Progress::None } else { self.begin_text(false) }
+    }
+
+    fn think(&mut self, begun: bool, out: &mut Vec<Delta>) -> Progress {
+        let close = self.reasoning.as_ref().map(|reasoning| reasoning.close.as_bytes()).unwrap_or_default();
+        let end = find(&self.pending, close);
+        let mut upto = end.unwrap_or_else(|| self.pending.len() - overlap(&self.pending, close));
+        let skipped = if begun { 0 } else { leading(&self.pending[..upto], u8::is_ascii_whitespace) };
+        let shown = skipped + self.pending[skipped..upto].trim_ascii_end().len();
+        let shown = if end.is_some() { shown } else { skipped + whole(&self.pending[skipped..shown]) };
+        if shown > skipped {
+            think(out, &self.pending[skipped..shown]);
+            self.state = State::Thinking { begun: true };
+        }
+        match end {
+            Some(_) => {
+                upto += close.len();
+                self.pending.drain(..upto);
+                self.begin_text(true)
+            }
+            None => {
+                // White space goes if nothing was shown yet, and stays if more may follow what was.
+                self.pending.drain(..if shown > skipped { shown } else { skipped });
+                Progress::None
+            }
+        }
+    }
+
+    fn text(&mut self, start: bool, margin: bool, out: &mut Vec<Delta>) -> Progress {
+        let Some(calls) = &self.calls else {
+            let skipped = if margin { leading(&self.pending, u8::is_ascii_whitespace) } else { 0 };
+            self.pending.drain(..skipped);
+            self.release(whole(&self.pending), margin, out);
+            return Progress::None;
+        };
+        if start {
+            let between = |byte: &u8| byte.is_ascii_whitespace() || (margin && *byte == b';');
+            let skipped = leading(&self.pending, between);
+            match self.pending.get(skipped) {
+                None => return Progress::None,
+                Some(b'{' | b'[') => {
+                    let body = Box::new(Body::new(&calls.body, self.tools.clone(), true));
+                    let raw = self.pending.drain(..skipped).collect();
+                    self.state = State::Call { body, raw, lead: skipped + 1, bare: true };
+                }
+                Some(_) => self.state = State::Text { start: false, margin },
+            }
+            return Progress::Some;
+        }
+        let open = calls.open.as_bytes();
+        let found = find(&self.pending, open);
+        let upto = found.unwrap_or_else(|| self.pending.len() - overlap(&self.pending, open));
+        let text = self.pending[..upto].trim_ascii_end().len();
+        match found {
+            Some(place) => {
+                let body = Box::new(Body::new(&calls.body, self.tools.clone(), false));
+                let lead = place + open.len() - text;
+                self.release(text, margin, out);
+                let raw = self.pending.drain(..lead).collect();
+                self.state = State::Call { body, raw, lead, bare: false };
+                Progress::Some
+            }
+            None => {
+                self.release(whole(&self.pending[..text]), margin, out);
+                Progress::None
+            }
+        }
+    }
+
+    /// Shows so many of the pending bytes, of which some other than white space end the margin.
+    fn release(&mut self, count: usize, margin: bool, out: &mut Vec<Delta>) {
+        let bytes: Vec<u8> = self.pending.drain(..count).collect();
+        let text = if margin { bytes.trim_ascii_start() } else { &bytes };
+        if !text.is_empty() {
+            show(out, text);
+            self.state = State::Text { start: false, margin: false };
+        }
+    }
+
+    fn call(&mut self, out: &mut Vec<Delta>) -> Progress {
+        let State::Call { body, raw, lead, .. } = &mut self.state else { return Progress::None };
+        for index in 0..self.pending.len() {
+            let byte = self.pending[index];
+            let fed = if raw.len() > UNDECIDED_BYTES_MAX { Fed::Broken } else { body.feed(byte, out) };
+            match fed {
+                Fed::Counted => {
+                    raw.clear();
+                    *lead = 0;
+                }
+                Fed::Open => raw.push(byte),
+                Fed::Done => {
+                    self.pending.drain(..=index);
+                    self.state = State::Closing;
+                    return Progress::Some;
+                }
+                Fed::Broken => {
+                    // What was no call is looked at again, behind what made it look like one.
+                    let counted = body.calls() > 0;
+                    let (shown, again) = raw.split_at((*lead).min(raw.len()));
+                    let (shown, again) = (shown.to_vec(), again.to_vec());
+                    let short = *lead - shown.len();
+                    self.pending.splice(..index, again);
+                    self.state = State::Text { start: false, margin: counted };
+                    let mut shown = shown;
+                    shown.extend(self.pending.drain(..short.min(self.pending.len())));
+                    if !shown.is_empty() {
+                        show(out, &shown);
+                        self.state = State::Text { start: false, margin: false };
+                    }
+                    return Progress::Some;
+                }
+            }
+        }
+        self.pending.clear();
+        Progress::None
+    }
+
+    fn close(&mut self) -> Progress {
+        let close = self.calls.as_ref().map(|calls| calls.close.as_bytes()).unwrap_or_default();
+        let space = leading(&self.pending, u8::is_ascii_whitespace);
+        let rest = &self.pending[space..];
+        if !close.is_empty() && rest.starts_with(close) {
+            self.pending.drain(..space + close.len());
+        } else if close.starts_with(rest) && !close.is_empty() {
+            return Progress::None;
+        }
+        self.begin_text(true)
+    }
+}
+
+/// How many bytes at the start are such.
+fn leading(bytes: &[u8], such: impl Fn(&u8) -> bool) -> usize {
+    bytes.iter().take_while(|byte| such(byte)).count()
+}
+
+/// How many bytes at the end may be the beginning of a marker.
+fn overlap(bytes: &[u8], marker: &[u8]) -> usize {
+    let longest = bytes.len().min(marker.len().saturating_sub(1));
+    (1..=longest).rev().find(|length| bytes.ends_with(&marker[..*length])).unwrap_or(0)
+}
+
+/// How many bytes there are without a character at the end that may yet be completed.
+pub(super) fn whole(bytes: &[u8]) -> usize {
+    let tail = bytes.len().saturating_sub(3);
+    let lead = bytes[tail..].iter().rposition(|byte| *byte >= 0xc0);
+    match lead.map(|lead| tail + lead) {
+        Some(lead) => match std::str::from_utf8(&bytes[lead..]) {
+            Err(error) if error.error_len().is_none() && error.valid_up_to() == 0 => lead,
+            _ => bytes.len(),
+        },
+        None => bytes.len(),
+    }
+}
+
+fn show(out: &mut Vec<Delta>, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        out.push(Delta::Text { text: String::from_utf8_lossy(bytes).into_owned(), logprobs: Vec::new() });
+    }
+}
+
+fn think(out: &mut Vec<Delta>, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        out.push(Delta::Thinking(String::from_utf8_lossy(bytes).into_owned()));
+    }
+}
+
+/// A name for a call that no other call has: 24 letters and digits, to which dialects add their prefix.
+pub(super) fn call_id() -> String {
+    std::iter::repeat_with(fastrand::alphanumeric).take(24).collect()
+}

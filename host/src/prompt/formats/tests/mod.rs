@@ -1,0 +1,44 @@
+//! Answers in every convention, cut into pieces in every way, and grammars on a real vocabulary.
+
+mod constraints;
+mod finding;
+mod parsing;
+
+use super::*;
+
+fn format(open: &str, close: &str, body: Body) -> Format {
+    let calls = Calls { open: open.into(), close: close.into(), bare: false, body };
+    Format { calls: Some(calls), reasoning: None }
+}
+
+fn hermes() -> Format {
+    format("<tool_call>", "</tool_call>", Body::Object(Keys::default()))
+}
+
+fn thinking(format: Format) -> Format {
+    let reasoning = Reasoning { open: "<think>".into(), close: "</think>".into() };
+    Format { reasoning: Some(reasoning), ..format }
+}
+
+fn llama() -> Format {
+    let keys = Keys { name: "name".into(), arguments: "parameters".into() };
+    let mut format = format("<|python_tag|>", "", Body::Object(keys));
+    format.calls.as_mut().unwrap().bare = true;
+    format
+}
+
+fn mistral() -> Format {
+    format("[TOOL_CALLS]", "", Body::List(Keys::default()))
+}
+
+fn new_mistral() -> Format {
+    format("[TOOL_CALLS]", "", Body::Named { arguments: "[ARGS]".into(), id: "[CALL_ID]".into() })
+}
+
+fn phi() -> Format {
+    format("<|tool_call|>", "<|/tool_call|>", Body::List(Keys::default()))
+}
+
+fn functionary() -> Format {
+    format("<function=", "</function>", Body::Named { arguments: ">".into(), id: String::new() })
+}

@@ -1,0 +1,184 @@
+//! What a template does with a conversation, found out by rendering small ones.
+//!
+//! Names say nothing: two templates of one family differ in what they raise on, and finetunes bring their own. So each
+//! is tried once, when it is read, with words that occur in no template, and what comes back is kept as data.
+
+use serde_json::{Value, json};
+
+use super::messages;
+use crate::chat::Tool;
+
+const SYSTEM: &str = "zqsystem";
+const ASKED: &str = "zqasked";
+const AGAIN: &str = "zqagain";
+const SAID: &str = "zqsaid";
+const TOOL: &str = "zqtool";
+const OTHER: &str = "zqother";
+const KEY: &str = "zqkey";
+const VALUE: &str = "zqvalue";
+const CAME: &str = "zqcame";
+const BACK: &str = "zqback";
+/// Ids of calls: as APIs give them, and as some templates insist on.
+const LONG_IDS: [&str; 2] = ["call_zq0123456789", "call_zq9876543210"];
+const SHORT_IDS: [&str; 2] = ["zq0123456", "zq6543210"];
+
+/// What a template takes as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Habits {
+    /// A system message, which it shows in the same place however the conversation goes on.
+    pub takes_system: bool,
+    /// It wants texts as lists of parts.
+    pub content_parts: bool,
+    /// It wants users and assistants to take turns.
+    pub alternates: bool,
+    /// It wants the user to begin.
+    pub user_first: bool,
+    /// It tells the model of tools.
+    pub takes_tools: bool,
+    /// How it takes calls and their results; none if it does not.
+    pub calls: Option<Calls>,
+}
+
+/// How a template takes calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Calls {
+    /// With ids of nine letters and digits.
+    pub short_ids: bool,
+    /// With arguments as JSON text rather than an object.
+    pub arguments_as_text: bool,
+    /// Several in one answer.
+    pub parallel: bool,
+    /// With text before them.
+    pub beside_text: bool,
+    /// With words of the user right after the results.
+    pub user_after_result: bool,
+}
+
+/// Tries templates out: messages and tools to a text, or nothing where it raises.
+pub(super) trait Trial: Fn(&[Value], &Value) -> Option<String> {}
+
+impl<T: Fn(&[Value], &Value) -> Option<String>> Trial for T {}
+
+impl Habits {
+    /// Finds out.
+    pub fn of(render: impl Trial) -> Self {
+        let none = Value::Null;
+        let mut habits = Self {
+            takes_system: false,
+            content_parts: false,
+            alternates: false,
+            user_first: false,
+            takes_tools: false,
+            calls: None,
+        };
+        let shows = |messages: &[Value], words: &[&str]| has_all(&render(messages, &none), words);
+        if !shows(&[habits.user(ASKED)], &[ASKED]) {
+            habits.content_parts = true;
+            habits.content_parts = shows(&[habits.user(ASKED)], &[ASKED]);
+        }
+        let say = |role: &str, text: &str| json!({ "role": role, "content": messages::content(text, &habits) });
+        let (asked, again, said) = (say("user", ASKED), say("user", AGAIN), say("assistant", SAID));
+        let system = say("system", SYSTEM);
+        let is_fine = |messages: &[Value], words: &[&str]| shows(messages, words);
+        let alternates = !is_fine(&[asked.clone(), again.clone()], &[ASKED, AGAIN])
+            || !is_fine(&[asked.clone(), said.clone(), say("assistant", AGAIN)], &[ASKED, SAID, AGAIN]);
+        let user_first = !is_fine(&[said.clone(), asked.clone()], &[SAID, ASKED]);
+
+        let tool = |name: &str| Tool {
+            name: name.to_owned(),
+            description: "Looks something up.".to_owned(),
+            schema: json!({
+                "type": "object",
+                "properties": { KEY: { "type": "string", "description": "What to look up." } },
+                "required": [KEY],
+            }),
+            strict: false,
+        };
+        let tools = messages::tools(&[tool(TOOL), tool(OTHER)]);
+        let takes_tools = has_all(&render(std::slice::from_ref(&asked), &tools), &[ASKED, TOOL, OTHER]);
+        let offered = if takes_tools { &tools } else { &none };
+        let calls = calls(&render, offered, &asked, &say);
+
+        // What came before the first word of the user must not depend on what comes after it.
+        let before = |messages: &[Value]| {
+            let text = render(messages, offered)?;
+            let (before, _) = text.split_once(ASKED)?;
+            before.contains(SYSTEM).then(|| before.to_owned())
+        };
+        let opening = before(&[system.clone(), asked.clone()]);
+        let mut longer = vec![vec![system.clone(), asked.clone(), said, again]];
+        if let Some(form) = &calls {
+            longer.push(vec![
+                system,
+                asked,
+                form.answer(say("assistant", ""), &[(0, TOOL)]),
+                form.result(say("tool", CAME), 0, TOOL),
+            ]);
+        }
+        let takes_system = opening.is_some() && longer.iter().all(|messages| before(messages) == opening);
+        Self { takes_system, alternates, user_first, takes_tools, calls, ..habits }
+    }
+
+    fn user(&self, text: &str) -> Value {
+        json!({ "role": "user", "content": messages::content(text, self) })
+    }
+}
+
+/// The form in which calls and results are shown, if there is one.
+fn calls(render: &impl Trial, tools: &Value, asked: &Value, say: &impl Fn(&str, &str) -> Value) -> Option<Calls> {
+    let forms = [(false, false), (true, false), (false, true), (true, true)];
+    let mut form = forms.into_iter().find_map(|(short_ids, arguments_as_text)| {
+        let form =
+            Calls { short_ids, arguments_as_text, parallel: false, beside_text: false, user_after_result: false };
+        let text = render(
+            &[asked.clone(), form.answer(say("assistant", ""), &[(0, TOOL)]), form.result(say("tool", CAME), 0, TOOL)],
+            tools,
+        );
+        // An object that is printed as Python prints it is no JSON.
+        let is_python = text.as_ref().is_some_and(|text| text.contains(&format!("'{KEY}'")));
+        let after = text.as_ref().and_then(|text| text.split_once(ASKED)).map(|(_, after)| after.to_owned());
+        (!is_python && has_all(&after, &[TOOL, KEY, VALUE, CAME])).then_some(form)
+    })?;
+    let tried = |messages: &[Value], words: &[&str]| {
+        let all: Vec<_> = std::iter::once(asked).chain(messages).cloned().collect();
+        let text = render(&all, tools);
+        has_all(&text.and_then(|text| text.split_once(ASKED).map(|(_, after)| after.to_owned())), words)
+    };
+    let call = |text: &str| form.answer(say("assistant", text), &[(0, TOOL)]);
+    let came = form.result(say("tool", CAME), 0, TOOL);
+    let both = form.answer(say("assistant", ""), &[(0, TOOL), (1, OTHER)]);
+    let back = form.result(say("tool", BACK), 1, OTHER);
+    let parallel = tried(&[both, came.clone(), back], &[TOOL, OTHER, CAME, BACK]);
+    let beside_text = tried(&[call(SAID), came.clone()], &[SAID, TOOL, CAME]);
+    let user_after_result = tried(&[call(""), came, say("user", AGAIN)], &[TOOL, CAME, AGAIN]);
+    form = Calls { parallel, beside_text, user_after_result, ..form };
+    Some(form)
+}
+
+impl Calls {
+    fn ids(&self) -> [&'static str; 2] {
+        if self.short_ids { SHORT_IDS } else { LONG_IDS }
+    }
+
+    fn answer(&self, mut answer: Value, calls: &[(usize, &str)]) -> Value {
+        let arguments = json!({ KEY: VALUE });
+        let arguments = if self.arguments_as_text { json!(arguments.to_string()) } else { arguments };
+        let calls = calls.iter().map(|(id, name)| {
+            json!({
+                "id": self.ids()[*id], "type": "function", "function": { "name": name, "arguments": arguments },
+            })
+        });
+        answer["tool_calls"] = calls.collect();
+        answer
+    }
+
+    fn result(&self, mut result: Value, id: usize, name: &str) -> Value {
+        result["tool_call_id"] = json!(self.ids()[id]);
+        result["name"] = json!(name);
+        result
+    }
+}
+
+fn has_all(text: &Option<String>, words: &[&str]) -> bool {
+    text.as_ref().is_some_and(|text| words.iter().all(|word| text.contains(word)))
+}

@@ -1,0 +1,335 @@
+//! From a conversation to the messages that templates know: `role`, `content`, `tool_calls`, `reasoning_content`.
+//!
+//! A template that cannot express something gets it in another form that it can, where it stands, in words if need be:
+//! every request that a client may send is rendered. What is made of a turn depends on that turn and, where a template
+//! wants turns to alternate, on its neighbours, and never on what comes later: the prompt of a conversation goes on where
+//! the one before it ended, so far as the template itself lets it.
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::habits::{Calls, Habits};
+use crate::chat::{Conversation, Part, Role, Tool};
+
+/// Between texts that become one.
+const GAP: &str = "\n\n";
+/// Ids of calls that some templates insist on: letters and digits, as many.
+const SHORT_ID_CHARS: usize = 9;
+
+/// What happens in a conversation, before a template has a say.
+#[derive(Clone, Debug, PartialEq)]
+enum Step {
+    User(String),
+    Answer { text: String, thinking: String, calls: Vec<Call> },
+    Result { id: String, name: String, text: String },
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Call {
+    id: String,
+    name: String,
+    arguments: Value,
+}
+
+/// The messages of a conversation, for a template with these habits.
+pub(super) fn messages(conversation: &Conversation, tools_in_words: Option<&str>, habits: &Habits) -> Vec<Value> {
+    let (leading, steps) = steps(conversation);
+    let system: Vec<_> = [conversation.system.as_str(), &leading, tools_in_words.unwrap_or_default()]
+        .into_iter()
+        .filter(|text| !text.is_empty())
+        .collect();
+    let system = system.join(GAP);
+    let mut steps = match &habits.calls {
+        Some(calls) => with_calls(steps, calls, habits),
+        None => in_words(steps),
+    };
+    if !system.is_empty() && !habits.takes_system {
+        match steps.first_mut() {
+            Some(Step::User(text)) => *text = joined(&system, text),
+            _ => steps.insert(0, Step::User(system.clone())),
+        }
+    }
+    if habits.alternates {
+        steps = alternating(steps);
+    }
+    if habits.user_first && !matches!(steps.first(), Some(Step::User(_))) {
+        steps.insert(0, Step::User(String::new()));
+    }
+    let system = (!system.is_empty() && habits.takes_system).then(|| message("system", &system, habits));
+    system.into_iter().chain(steps.into_iter().map(|step| step.into_message(habits))).collect()
+}
+
+/// The tools as OpenAI's API describes them, which is what templates were written for.
+pub(super) fn tools(tools: &[Tool]) -> Value {
+    if tools.is_empty() {
+        return Value::Null;
+    }
+    let described = tools.iter().map(|tool| {
+        let parameters =
+            if tool.schema.is_null() { json!({ "type": "object", "properties": {} }) } else { tool.schema.clone() };
+        json!({ "type": "function", "function": {
+            "name": tool.name, "description": tool.description, "parameters": parameters,
+        } })
+    });
+    described.collect()
+}
+
+/// A text in the form that a template wants.
+pub(super) fn content(text: &str, habits: &Habits) -> Value {
+    if habits.content_parts { json!([{ "type": "text", "text": text }]) } else { json!(text) }
+}
+
+/// The system text that opens the turns, and the steps that follow.
+fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
+    let mut leading = String::new();
+    let mut steps: Vec<Step> = Vec::new();
+    // System texts in the middle wait for the next words of the user.
+    let mut waiting = String::new();
+    for turn in &conversation.turns {
+        match turn.role {
+            Role::System if steps.is_empty() && waiting.is_empty() => {
+                leading = joined(&leading, &texts(&turn.parts, GAP))
+            }
+            Role::System => waiting = joined(&waiting, &texts(&turn.parts, GAP)),
+            Role::User => {
+                for part in &turn.parts {
+                    let Part::ToolResult { id, text, is_error } = part else { continue };
+                    let name = name_of(&steps, id);
+                    steps.push(Step::Result { id: id.clone(), name, text: outcome(text, *is_error) });
+                }
+                let is_result = |part: &Part| matches!(part, Part::ToolResult { .. });
+                let text = joined(&std::mem::take(&mut waiting), &texts(&turn.parts, GAP));
+                if !text.is_empty() || !turn.parts.iter().any(is_result) {
+                    steps.push(Step::User(text));
+                }
+            }
+            Role::Assistant => {
+                if !waiting.is_empty() {
+                    steps.push(Step::User(std::mem::take(&mut waiting)));
+                }
+                let mut answer = (String::new(), Vec::new());
+                for part in &turn.parts {
+                    match part {
+                        Part::Thinking(text) => answer.0 = joined(&answer.0, text),
+                        Part::ToolCall { id, name, arguments } => {
+                            answer.1.push(Call { id: id.clone(), name: name.clone(), arguments: arguments.clone() })
+                        }
+                        Part::Text(_) | Part::ToolResult { .. } => {}
+                    }
+                }
+                let (thinking, calls) = answer;
+                steps.push(Step::Answer { text: texts(&turn.parts, ""), thinking, calls });
+            }
+        }
+    }
+    if !waiting.is_empty() {
+        steps.push(Step::User(waiting));
+    }
+    (leading, steps)
+}
+
+fn texts(parts: &[Part], gap: &str) -> String {
+    let texts = parts.iter().filter_map(|part| match part {
+        Part::Text(text) if !text.is_empty() => Some(text.as_str()),
+        _ => None,
+    });
+    texts.collect::<Vec<_>>().join(gap)
+}
+
+fn joined(before: &str, after: &str) -> String {
+    let gap = if before.is_empty() || after.is_empty() { "" } else { GAP };
+    [before, gap, after].concat()
+}
+
+/// The tool that a call with this id went to.
+fn name_of(steps: &[Step], id: &str) -> String {
+    let calls = steps.iter().rev().filter_map(|step| match step {
+        Step::Answer { calls, .. } => Some(calls),
+        _ => None,
+    });
+    calls.flatten().find(|call| call.id == id).map(|call| call.name.clone()).unwrap_or_default()
+}
+
+fn outcome(text: &str, is_error: bool) -> String {
+    let says_so = text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error"));
+    if is_error && !says_so { format!("Error: {text}") } else { text.to_owned() }
+}
+
+/// Calls and results in a template's own form.
+fn with_calls(steps: Vec<Step>, form: &Calls, habits: &Habits) -> Vec<Step> {
+    let mut made: Vec<Step> = Vec::new();
+    let mut steps = steps.into_iter().peekable();
+    while let Some(step) = steps.next() {
+        match step {
+            Step::Answer { text, thinking, calls } if !calls.is_empty() => {
+                let mut before = text;
+                if !form.beside_text && !before.is_empty() {
+                    // Where an answer of its own is refused, the call is what matters.
+                    if !habits.alternates {
+                        let text = std::mem::take(&mut before);
+                        made.push(Step::Answer { text, thinking: thinking.clone(), calls: Vec::new() });
+                    }
+                    before = String::new();
+                }
+                if form.parallel || calls.len() == 1 {
+                    made.push(Step::Answer { text: before, thinking, calls });
+                    continue;
+                }
+                // One call at a time, each with its result.
+                let mut results = Vec::new();
+                while let Some(result) = steps.next_if(|step| matches!(step, Step::Result { .. })) {
+                    results.push(result);
+                }
+                for (place, call) in calls.into_iter().enumerate() {
+                    let id = call.id.clone();
+                    let (text, thinking) =
+                        if place == 0 { (before.clone(), thinking.clone()) } else { <(String, String)>::default() };
+                    made.push(Step::Answer { text, thinking, calls: vec![call] });
+                    let is_its = |step: &Step| matches!(step, Step::Result { id: of, .. } if *of == id);
+                    if let Some(at) = results.iter().position(is_its) {
+                        made.push(results.remove(at));
+                    }
+                }
+                made.extend(results);
+            }
+            Step::User(text) if !form.user_after_result => match made.last_mut() {
+                Some(Step::Result { text: result, .. }) => *result = joined(result, &text),
+                _ => made.push(Step::User(text)),
+            },
+            other => made.push(other),
+        }
+    }
+    made
+}
+
+/// Calls and results as words: what the model wrote, and what the user tells it.
+fn in_words(steps: Vec<Step>) -> Vec<Step> {
+    let mut made: Vec<Step> = Vec::new();
+    let mut is_result = false;
+    for step in steps {
+        let was_result = std::mem::take(&mut is_result);
+        match step {
+            Step::Answer { text, thinking, calls } => {
+                let calls = calls.iter().map(|call| {
+                    let call = json!({ "name": call.name, "arguments": call.arguments });
+                    format!("<tool_call>\n{}\n</tool_call>", python_json(&call))
+                });
+                let parts: Vec<_> = Some(text).filter(|text| !text.is_empty()).into_iter().chain(calls).collect();
+                made.push(Step::Answer { text: parts.join("\n"), thinking, calls: Vec::new() });
+            }
+            Step::Result { text, .. } => {
+                let told = format!("<tool_response>\n{text}\n</tool_response>");
+                is_result = true;
+                match made.last_mut() {
+                    Some(Step::User(before)) if was_result => *before = format!("{before}\n{told}"),
+                    _ => made.push(Step::User(told)),
+                }
+            }
+            Step::User(text) => match made.last_mut() {
+                Some(Step::User(before)) if was_result => *before = joined(before, &text),
+                _ => made.push(Step::User(text)),
+            },
+        }
+    }
+    made
+}
+
+/// Neighbours with the same role become one.
+fn alternating(steps: Vec<Step>) -> Vec<Step> {
+    let mut made: Vec<Step> = Vec::new();
+    for step in steps {
+        match (made.last_mut(), step) {
+            (Some(Step::User(before)), Step::User(text)) => *before = joined(before, &text),
+            (
+                Some(Step::Answer { text: before, thinking: thought, calls: called }),
+                Step::Answer { text, thinking, calls },
+            ) if called.is_empty() => {
+                *before = joined(before, &text);
+                *thought = joined(thought, &thinking);
+                *called = calls;
+            }
+            (_, step) => made.push(step),
+        }
+    }
+    made
+}
+
+impl Step {
+    fn into_message(self, habits: &Habits) -> Value {
+        match self {
+            Self::User(text) => message("user", &text, habits),
+            Self::Result { id, name, text } => {
+                let mut message = message("tool", &text, habits);
+                message["tool_call_id"] = json!(habits.id(&id));
+                message["name"] = json!(name);
+                message
+            }
+            Self::Answer { text, thinking, calls } => {
+                let mut message = message("assistant", &text, habits);
+                if !thinking.is_empty() {
+                    // As transformers does: some templates read the one, some the other.
+                    message["thinking"] = json!(thinking);
+                    message["reasoning_content"] = json!(thinking);
+                }
+                if !calls.is_empty() {
+                    message["tool_calls"] = calls.into_iter().map(|call| call.into_message(habits)).collect();
+                }
+                message
+            }
+        }
+    }
+}
+
+impl Call {
+    fn into_message(self, habits: &Habits) -> Value {
+        let as_text = habits.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
+        let arguments = match self.arguments {
+            Value::Null => Value::Object(Map::new()),
+            arguments => arguments,
+        };
+        let arguments = if as_text { json!(python_json(&arguments)) } else { arguments };
+        json!({
+            "id": habits.id(&self.id), "type": "function",
+            "function": { "name": self.name, "arguments": arguments },
+        })
+    }
+}
+
+impl Habits {
+    /// A call's id in a form that the template accepts, the same for the same.
+    fn id(&self, id: &str) -> String {
+        let is_short = id.len() == SHORT_ID_CHARS && id.chars().all(|char| char.is_ascii_alphanumeric());
+        if is_short || !self.calls.as_ref().is_some_and(|calls| calls.short_ids) {
+            return id.to_owned();
+        }
+        let digits = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+        let hash = Sha256::digest(id.as_bytes());
+        hash.iter().take(SHORT_ID_CHARS).map(|byte| char::from(digits[usize::from(*byte) % digits.len()])).collect()
+    }
+}
+
+fn message(role: &str, text: &str, habits: &Habits) -> Value {
+    json!({ "role": role, "content": content(text, habits) })
+}
+
+/// JSON with Python's spaces, which models saw most.
+fn python_json(value: &Value) -> String {
+    struct Spaced;
+    impl serde_json::ser::Formatter for Spaced {
+        fn begin_array_value<W: std::io::Write + ?Sized>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+            if first { Ok(()) } else { out.write_all(b", ") }
+        }
+        fn begin_object_key<W: std::io::Write + ?Sized>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+            if first { Ok(()) } else { out.write_all(b", ") }
+        }
+        fn begin_object_value<W: std::io::Write + ?Sized>(&mut self, out: &mut W) -> std::io::Result<()> {
+            out.write_all(b": ")
+        }
+    }
+    let mut bytes = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut bytes, Spaced);
+    match serde::Serialize::serialize(value, &mut serializer) {
+        Ok(()) => String::from_utf8(bytes).unwrap_or_default(),
+        Err(_) => value.to_string(),
+    }
+}

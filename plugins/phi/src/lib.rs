@@ -1,0 +1,13 @@
+//! Microsoft's Phi, which are two architectures: `phi` computes attention and MLP side by side, as GPT-J did; `phi3`, from
+//! Phi-3 to Phi-4, is Llama with fused projections and LongRoPE.
+
+mod phi;
+mod phi3;
+
+use pensieve_sdk::{Plugin, export, nn::Paged};
+
+export!(
+    Plugin::new("phi", "Phi-1 to Phi-4")
+        .architecture(Paged::<phi::Phi>::architecture())
+        .architecture(Paged::<phi3::Phi3>::architecture())
+);

@@ -1,0 +1,196 @@
+//! What is refused: in the right envelope, at once, and by the name of the field.
+
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+use super::{COUNT, MESSAGES, about, serve, streamed, tools};
+use crate::http::{
+    client::{Incoming, Reply, post, request},
+    server::Server,
+};
+
+/// What a refusal may take.
+const TIME_MAX: Duration = Duration::from_millis(50);
+
+/// The quickest of a few answers, since the machine may be busy with other tests.
+fn soon(ask: impl Fn() -> Reply) -> Reply {
+    let mut quickest = Duration::MAX;
+    for _ in 0..20 {
+        let begin = Instant::now();
+        let reply = ask();
+        quickest = quickest.min(begin.elapsed());
+        if quickest < TIME_MAX {
+            return reply;
+        }
+    }
+    panic!("the quickest answer took {quickest:?}");
+}
+
+fn refused(reply: &Reply, status: u16, kind: &str, message: &str) {
+    assert_eq!(reply.status(), status, "{reply:?}");
+    let body = reply.json();
+    assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!(kind)), "{reply:?}");
+    let said = body["error"]["message"].as_str().unwrap();
+    assert!(said.starts_with(message), "{said:?} does not start with {message:?}");
+    assert!(body["request_id"].as_str().is_some_and(|id| reply.header("request-id") == Some(id)), "{reply:?}");
+}
+
+fn check(server: &Server, more: &Value, message: &str) {
+    for stream in [false, true] {
+        let mut body = about("Say hello", more);
+        body["stream"] = more.get("stream").cloned().unwrap_or(stream.into());
+        refused(&soon(|| post(server.address, MESSAGES, &body)), 400, "invalid_request_error", message);
+    }
+}
+
+#[test]
+fn fields_beyond_their_limits_are_refused_by_name() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let wrong = [json!("1"), json!(true), json!([1]), json!({"a": 1})];
+    let numbers = [
+        ("max_tokens", vec![json!(0), json!(-1), json!(0.5), Value::Null]),
+        ("temperature", vec![json!(-1), json!(1.001), json!(2), json!(1e300), json!(u64::MAX)]),
+        ("top_p", vec![json!(-1), json!(1.001), json!(2), json!(1e300)]),
+        ("top_k", vec![json!(-1), json!(0.5), json!(-1e300)]),
+    ];
+    for (name, bad) in numbers {
+        for value in bad.iter().chain(&wrong) {
+            check(&server, &json!({ name: value }), &format!("{name}: "));
+        }
+    }
+    let image =
+        json!([{"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image", "source": {}}]}]);
+    let many_tools: Vec<Value> = (0..513).map(|n| json!({"name": format!("t{n}"), "input_schema": {}})).collect();
+    let same = json!([tools()[0], tools()[0]]);
+    for (more, message) in [
+        (json!({"model": null}), "model: this field is required"),
+        (json!({"model": "x".repeat(257)}), "model: has 257 bytes"),
+        (json!({"messages": null}), "messages: this field is required"),
+        (json!({"messages": []}), "messages: "),
+        (json!({"messages": [{"role": "tool", "content": "a"}]}), "messages.0.role: "),
+        (json!({"messages": [{"role": "user", "content": ""}]}), "messages.0.content: "),
+        (json!({"messages": image}), "messages.0.content.1: this model reads text only"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1"}]}]}),
+            "messages.0.content.0.tool_use_id: ",
+        ),
+        (json!({"system": 5}), "system: "),
+        (json!({"stop_sequences": vec!["a"; 33]}), "stop_sequences: has 33 items"),
+        (json!({"stop_sequences": [""]}), "stop_sequences.0: "),
+        (json!({"stop_sequences": ["x".repeat(1025)]}), "stop_sequences.0: has 1025 bytes"),
+        (json!({"tools": many_tools}), "tools: has 513 items"),
+        (json!({"tools": same}), "tools.1.name: "),
+        (json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "tools.0.type: "),
+        (json!({"tools": [{"name": "a b", "input_schema": {}}]}), "tools.0.name: "),
+        (json!({"tool_choice": {"type": "any"}}), "tool_choice: "),
+        (json!({"tools": tools(), "tool_choice": {"type": "tool", "name": "x"}}), "tool_choice.name: "),
+        (json!({"thinking": {"type": "enabled", "budget_tokens": 0}}), "thinking.budget_tokens: "),
+        (json!({"stream": 1}), "stream: "),
+        (json!({"output_config": {"format": {"type": "json_schema"}}}), "output_config.format.schema: "),
+        (json!({"pensieve": {"sampler": []}}), "pensieve.sampler: "),
+        (json!({"pensieve": {"grammar": {"regex": 1}}}), "pensieve.grammar.regex: "),
+    ] {
+        check(&server, &more, message);
+    }
+    let count = soon(|| post(server.address, COUNT, &about("a", &json!({"messages": 1}))));
+    refused(&count, 400, "invalid_request_error", "messages: ");
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let headers = [("content-type", "application/json")];
+    let deep = format!("{{\"messages\":{}", "[".repeat(100_000));
+    let huge = about("a", &json!({"temperature": "HUGE"})).to_string().replace("\"HUGE\"", "1e999");
+    for path in [MESSAGES, COUNT, "/v1/messages/stream"] {
+        for body in [
+            &b""[..],
+            b"{",
+            b"[]",
+            b"null",
+            b"{}",
+            b"{\"a\":NaN}",
+            b"{\"a\":\"\xff\"}",
+            deep.as_bytes(),
+            huge.as_bytes(),
+        ] {
+            let reply = soon(|| request(server.address, "POST", path, &headers, body));
+            refused(&reply, 400, "invalid_request_error", "");
+        }
+        let untyped = soon(|| request(server.address, "POST", path, &[], b"{}"));
+        refused(&untyped, 415, "invalid_request_error", "");
+        let strange = [("content-type", "application/json"), ("x-api-key", "wrong")];
+        refused(&soon(|| request(server.address, "POST", path, &strange, b"{}")), 401, "authentication_error", "");
+    }
+    refused(
+        &soon(|| request(server.address, "POST", "/v1/messages/batches", &headers, b"{}")),
+        404,
+        "not_found_error",
+        "",
+    );
+}
+
+#[test]
+fn a_prompt_that_does_not_fit_is_refused_before_the_stream_begins() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let long = about(&"word ".repeat(80_000), &json!({}));
+    let count = post(server.address, COUNT, &long).json()["input_tokens"].as_u64().unwrap();
+    let message = format!("prompt is too long: {count} tokens > 65535 maximum");
+    for path in [MESSAGES, "/v1/messages/stream"] {
+        refused(&post(server.address, path, &long), 400, "invalid_request_error", &message);
+    }
+}
+
+#[test]
+fn what_fails_after_the_start_is_an_event() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    // Only the worker can tell that this grammar is none, and the stream has begun by then.
+    let broken = about("Say hello", &json!({"pensieve": {"grammar": {"regex": "(unclosed"}}}));
+    let (events, error) = streamed(&server, &broken);
+    assert_eq!(events[0].0, "message_start");
+    assert_eq!(error["error"]["type"], "invalid_request_error", "{error}");
+    assert!(error["request_id"].as_str().unwrap().starts_with("req_"));
+    refused(&post(server.address, MESSAGES, &broken), 400, "invalid_request_error", "");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_worker_that_dies_ends_its_streams_with_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let server = super::serve_with(root.path(), "options = { step_us = 50_000 }");
+    let mut body = about("Go on forever", &json!({"stream": true}));
+    let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
+    while incoming.event().unwrap().name != "content_block_delta" {}
+    for child in crate::openai::children(server.pid()) {
+        // SAFETY: the server's children are waited for by the server, and at worst the signal finds nobody.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+    }
+    let last = incoming.events().pop().unwrap();
+    assert_eq!((last.name.as_str(), &last.json()["error"]["type"]), ("error", &json!("api_error")));
+    body["stream"] = false.into();
+    body["max_tokens"] = 1.into();
+    assert_eq!(super::whole(&server, &body)["stop_reason"], "max_tokens");
+}
+
+#[test]
+fn a_queue_that_is_full_is_an_overload() {
+    let root = tempfile::tempdir().unwrap();
+    let server = super::serve_with(root.path(), "options = { step_us = 50_000 }\nsequences_max = 1\nwaiting_max = 1");
+    let mut body = about("Go on forever", &json!({"stream": true}));
+    let open = || Incoming::open(server.address, MESSAGES, &[], &body);
+    let mut running = open();
+    while running.event().unwrap().name != "content_block_delta" {}
+    let mut waiting = open();
+    assert_eq!(waiting.event().unwrap().name, "message_start");
+    let (events, error) = streamed(&server, &body);
+    assert_eq!((events[0].0.as_str(), &error["error"]["type"]), ("message_start", &json!("overloaded_error")));
+    body["stream"] = false.into();
+    refused(&post(server.address, MESSAGES, &body), 529, "overloaded_error", "");
+    // Whoever waited is served.
+    drop(running);
+    assert_eq!(waiting.events().last().unwrap().name, "message_stop");
+}

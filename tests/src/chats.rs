@@ -1,0 +1,361 @@
+//! Requests through template, tokenizer, fleet and worker, and back as pieces of an answer. The model is the scripted one.
+
+use pensieve::{
+    chat::{Conversation, Delta, Format, Input, Part, Request, Role, Sampling, Tool, ToolChoice, Turn},
+    engine::constrain::Grammar,
+    fleet::{Config, Fleet},
+    job::{Failure, FailureCode, Finish, StageSpec, Usage},
+    prompt::{Chats, Generation},
+};
+use serde_json::json;
+use std::{
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+use crate::scripted;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const CALL: &str = "<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"command\": \"ls -la | wc\"}}\n</tool_call>";
+
+const SCRIPT: [(&str, &str); 9] = [
+    ("<tool_response>", "There are three files."),
+    (
+        "call twice",
+        "First.\n<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"Read\", \"arguments\": {\"path\": \"a é\"}}\n</tool_call>",
+    ),
+    ("call wrongly", "<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"wrong\": 1}}\n</tool_call>"),
+    ("call", CALL),
+    ("think", "<think>\nHm, 日本.\n</think>\n\nYes."),
+    ("json", "{\"city\": \"Bern\", \"people\": 134000}"),
+    ("stop", "One, two, STOP, three."),
+    ("hello", "Hello! Größe and 日本 😀."),
+    ("", "I do not know."),
+];
+
+struct Home {
+    chats: Chats,
+    _root: TempDir,
+}
+
+/// A whole answer.
+#[derive(Debug, Default)]
+struct Answer {
+    text: String,
+    thinking: String,
+    /// Name and arguments.
+    calls: Vec<(String, String)>,
+    ids: Vec<String>,
+    /// Pieces that arguments came in.
+    pieces: usize,
+    deltas: Vec<Delta>,
+    reason: Option<Finish>,
+    usage: Usage,
+}
+
+impl Home {
+    async fn open(prepare: impl FnOnce(&mut Config)) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let mut config = scripted::fleet(root.path(), "scripted", &SCRIPT);
+        prepare(&mut config);
+        let chats = Chats::new(Arc::new(Fleet::start(config).await.unwrap()));
+        Self { chats, _root: root }
+    }
+
+    async fn start(&self, request: Request) -> Result<Generation, Failure> {
+        self.chats.prepare(request).await?.start()
+    }
+
+    async fn ask(&self, request: Request) -> Result<Answer, Failure> {
+        answer(self.start(request).await?).await
+    }
+}
+
+async fn answer(mut generation: Generation) -> Result<Answer, Failure> {
+    let mut answer = Answer::default();
+    while let Some(delta) = tokio::time::timeout(PATIENCE, generation.next()).await.expect("a piece in time") {
+        assert!(answer.reason.is_none(), "{delta:?} after the end");
+        answer.deltas.push(delta.clone());
+        match delta {
+            Delta::Text { text, .. } => answer.text.push_str(&text),
+            Delta::Thinking(text) => answer.thinking.push_str(&text),
+            Delta::ToolCall { id, name } => {
+                answer.calls.push((name, String::new()));
+                answer.ids.push(id);
+            }
+            Delta::ToolArguments(text) => {
+                answer.calls.last_mut().unwrap().1.push_str(&text);
+                answer.pieces += 1;
+            }
+            Delta::Finished { reason, usage } => (answer.reason, answer.usage) = (Some(reason), usage),
+            Delta::Failed(failure) => return Err(failure),
+            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
+        }
+    }
+    assert!(answer.reason.is_some(), "it has no end: {answer:?}");
+    Ok(answer)
+}
+
+fn turn(role: Role, text: &str) -> Turn {
+    Turn { role, parts: vec![Part::Text(text.into())] }
+}
+
+fn tools() -> Vec<Tool> {
+    let bash = json!({ "type": "object", "properties": { "command": { "type": "string" } }, "required": ["command"], "additionalProperties": false });
+    let read = json!({ "type": "object", "properties": { "path": { "type": "string" } }, "required": ["path"] });
+    let tool = |name: &str, schema| Tool { name: name.into(), description: "A tool".into(), schema, strict: false };
+    vec![tool("Bash", bash), tool("Read", read)]
+}
+
+fn request(conversation: Conversation) -> Request {
+    let sampling = Sampling { temperature: Some(0.0), ..Sampling::default() };
+    Request { model: "anything".into(), input: Input::Chat(conversation), sampling, ..Request::default() }
+}
+
+fn asked(text: &str) -> Conversation {
+    Conversation { turns: vec![turn(Role::User, text)], ..Conversation::default() }
+}
+
+fn with_tools(text: &str) -> Conversation {
+    Conversation { system: "Be brief.".into(), tools: tools(), ..asked(text) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_comes_in_whole_characters_and_counts_are_exact() {
+    let home = Home::open(|_| ()).await;
+    let prepared = home.chats.prepare(request(asked("hello"))).await.unwrap();
+    let (input, model) = (prepared.input_tokens(), prepared.model().to_owned());
+    assert_eq!(model, "scripted");
+    assert_eq!(home.chats.count(request(asked("hello"))).await.unwrap(), input);
+    let answer = answer(prepared.start().unwrap()).await.unwrap();
+    assert_eq!(answer.text, "Hello! Größe and 日本 😀.");
+    assert_eq!((answer.reason, answer.usage.prompt), (Some(Finish::EndOfTurn), input));
+    assert!(matches!(answer.deltas[0], Delta::Loading { .. }), "{:?}", answer.deltas[0]);
+    assert!(answer.deltas.iter().any(|delta| matches!(delta, Delta::Started { reused_tokens: 0 })));
+    // Drawn with the usual chain, or with one by name, the script is as likely as can be.
+    for sampling in [
+        Sampling { seed: Some(7), logit_bias: vec![(3, 5.0)], frequency_penalty: Some(0.5), ..Sampling::default() },
+        Sampling {
+            stages: Some(vec![StageSpec { sampler: "greedy".into(), parameters: String::new() }]),
+            ..Sampling::default()
+        },
+    ] {
+        let drawn = home.ask(Request { sampling, ..request(asked("hello")) }).await.unwrap();
+        assert_eq!(drawn.text, answer.text);
+    }
+    let more = home.chats.count(request(with_tools("hello"))).await.unwrap();
+    assert!(more > input + 100, "{more} tokens with tools, {input} without");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_strings_and_limits_end_an_answer() {
+    let home = Home::open(|_| ()).await;
+    let stopped = Request { stops: vec!["never".into(), ", STOP".into()], ..request(asked("stop")) };
+    let stopped = home.ask(stopped).await.unwrap();
+    assert_eq!((stopped.text.as_str(), stopped.reason), ("One, two", Some(Finish::StopString(1))));
+    let short = home.ask(Request { max_tokens: Some(3), ..request(asked("stop")) }).await.unwrap();
+    assert_eq!((short.reason, short.usage.generated), (Some(Finish::Length), 3));
+    assert!("One, two, STOP".starts_with(&short.text), "{}", short.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tool_calls_stream_and_their_results_go_on_from_there() {
+    let home = Home::open(|_| ()).await;
+    let first = home.ask(request(with_tools("call a tool"))).await.unwrap();
+    assert_eq!(first.text, "");
+    assert_eq!(first.calls, [("Bash".into(), r#"{"command": "ls -la | wc"}"#.into())]);
+    assert!(first.pieces > 3, "{} pieces", first.pieces);
+    assert_eq!(first.reason, Some(Finish::EndOfTurn));
+    let call = Part::ToolCall {
+        id: first.ids[0].clone(),
+        name: "Bash".into(),
+        arguments: json!({ "command": "ls -la | wc" }),
+    };
+    let result = Part::ToolResult { id: first.ids[0].clone(), text: "3".into(), is_error: false };
+    let mut conversation = with_tools("call a tool");
+    conversation.turns.push(Turn { role: Role::Assistant, parts: vec![call] });
+    conversation.turns.push(Turn { role: Role::User, parts: vec![result] });
+    let second = home.ask(request(conversation)).await.unwrap();
+    assert_eq!((second.text.as_str(), second.calls.len()), ("There are three files.", 0));
+    let reused = f64::from(second.usage.reused) / f64::from(first.usage.prompt);
+    assert!(reused >= 0.95, "{reused} of the first prompt is reused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_calls_come_in_order_and_one_ends_the_answer_where_one_is_the_most() {
+    let home = Home::open(|_| ()).await;
+    let both = home.ask(request(with_tools("call twice"))).await.unwrap();
+    assert_eq!(both.text, "First.");
+    let expect = [("Bash".into(), r#"{"command": "ls"}"#.into()), ("Read".into(), r#"{"path": "a é"}"#.into())];
+    assert_eq!(both.calls, expect);
+    assert_ne!(both.ids[0], both.ids[1]);
+    let single = home.ask(request(Conversation { single_call: true, ..with_tools("call twice") })).await.unwrap();
+    assert_eq!((single.calls.as_slice(), single.reason), (&expect[..1], Some(Finish::GrammarDone)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_keep_to_the_tools_schema() {
+    let home = Home::open(|_| ()).await;
+    let answer = home.ask(request(with_tools("call wrongly"))).await.unwrap();
+    let (name, arguments) = &answer.calls[0];
+    let arguments: serde_json::Value = serde_json::from_str(arguments).unwrap();
+    assert!(name == "Bash" && arguments["command"].is_string() && arguments.get("wrong").is_none(), "{arguments}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tools_are_forced_named_and_barred() {
+    let home = Home::open(|_| ()).await;
+    let ask = async |text: &str, tool_choice| {
+        home.ask(request(Conversation { tool_choice, ..with_tools(text) })).await.unwrap()
+    };
+    let forced = ask("hello", ToolChoice::Any).await;
+    assert!(forced.text.is_empty() && !forced.calls.is_empty(), "{forced:?}");
+    serde_json::from_str::<serde_json::Value>(&forced.calls[0].1).unwrap();
+    let named = ask("call", ToolChoice::Named("Read".into())).await;
+    assert_eq!((named.calls[0].0.as_str(), named.text.as_str()), ("Read", ""));
+    let arguments: serde_json::Value = serde_json::from_str(&named.calls[0].1).unwrap();
+    assert!(arguments["path"].is_string(), "{arguments}");
+    let barred = ask("call", ToolChoice::None).await;
+    assert!(barred.calls.is_empty() && !barred.text.contains("<tool_call>"), "{barred:?}");
+    // The prompt is the same, so that it is reused.
+    assert!(barred.usage.reused + 16 >= barred.usage.prompt, "{:?}", barred.usage);
+    let missing = Conversation { tool_choice: ToolChoice::Named("rm".into()), ..with_tools("call") };
+    assert_eq!(home.chats.prepare(request(missing)).await.unwrap_err().code, FailureCode::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thoughts_are_told_apart() {
+    let home = Home::open(|_| ()).await;
+    let thought = home.ask(request(asked("think"))).await.unwrap();
+    assert_eq!((thought.thinking.as_str(), thought.text.as_str()), ("Hm, 日本.", "Yes."));
+    let quiet = home.ask(request(Conversation { thinking: Some(false), ..asked("hello") })).await.unwrap();
+    assert_eq!((quiet.thinking.as_str(), quiet.text.as_str()), ("", "Hello! Größe and 日本 😀."));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_have_the_form_that_was_asked_for() {
+    let home = Home::open(|_| ()).await;
+    let schema = json!({ "type": "object", "properties": { "city": { "type": "string" }, "people": { "type": "integer" } }, "required": ["city", "people"], "additionalProperties": false });
+    let format = Format::Grammar(Grammar::json_schema(schema.to_string(), false));
+    for (text, tools, expect) in
+        [("json", vec![], Some("Bern")), ("hello", vec![], None), ("json", tools(), Some("Bern"))]
+    {
+        let conversation = Conversation { tools, ..asked(text) };
+        let answer = home.ask(Request { format: format.clone(), ..request(conversation) }).await.unwrap();
+        let value: serde_json::Value = serde_json::from_str(&answer.text).unwrap();
+        assert!(value["people"].is_i64() && expect.is_none_or(|city| value["city"] == city), "{value}");
+    }
+    let called = home.ask(Request { format: format.clone(), ..request(with_tools("call")) }).await.unwrap();
+    assert_eq!(called.calls, [("Bash".into(), r#"{"command": "ls -la | wc"}"#.into())]);
+    let impossible = Format::Grammar(Grammar::json_schema(r#"{"type": "string", "format": "telepathy"}"#, false));
+    let refused = home.ask(Request { format: impossible, ..request(asked("json")) }).await.unwrap_err();
+    assert_eq!(refused.code, FailureCode::Unsupported, "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn schemas_that_cannot_be_enforced_do_so_no_harm_unless_they_are_strict() {
+    let home = Home::open(|_| ()).await;
+    let mut conversation = with_tools("call");
+    conversation.tools[1].schema =
+        json!({ "type": "object", "properties": { "x": { "$ref": "https://example.org" } } });
+    let answer = home.ask(request(conversation.clone())).await.unwrap();
+    assert_eq!(answer.calls[0].1, r#"{"command": "ls -la | wc"}"#);
+    conversation.tools[1].strict = true;
+    let failure = home.ask(request(conversation)).await.unwrap_err();
+    assert!(failure.message.contains("the schema of tool 'Read'"), "{failure}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_probabilities_come_with_the_text_of_their_tokens() {
+    let home = Home::open(|_| ()).await;
+    let answer = home.ask(Request { logprobs: Some(2), ..request(asked("hello")) }).await.unwrap();
+    let likelihoods = answer.deltas.iter().flat_map(|delta| match delta {
+        Delta::Text { logprobs, .. } => logprobs.clone(),
+        _ => Vec::new(),
+    });
+    let likelihoods = likelihoods.collect::<Vec<_>>();
+    let bytes: Vec<u8> = likelihoods.iter().flat_map(|likelihood| likelihood.bytes.clone()).collect();
+    assert_eq!(String::from_utf8(bytes).unwrap(), answer.text);
+    assert!(likelihoods.iter().all(|likelihood| likelihood.top.len() == 2 && likelihood.logprob > -0.01));
+    assert!(likelihoods.iter().all(|likelihood| likelihood.top[0].id == likelihood.id));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_does_not_fit_is_refused_and_one_that_nearly_does_gets_the_room_left() {
+    let home = Home::open(|config| config.models[0].context = 600).await;
+    let fits = home.chats.count(request(asked("hello"))).await.unwrap();
+    let long = asked(&"word ".repeat(2000));
+    let failure = home.chats.prepare(request(long.clone())).await.unwrap_err();
+    assert_eq!(failure.code, FailureCode::TooLong);
+    let count = home.chats.count(request(long)).await.unwrap();
+    assert_eq!(failure.message, format!("prompt is too long: {count} tokens > 599 maximum"));
+    assert!(fits < 599 && count > 599);
+    // Leave room for three tokens.
+    let mut words = 100;
+    let near = loop {
+        let conversation = asked(&format!("{}hello", "a ".repeat(words)));
+        let count = home.chats.count(request(conversation.clone())).await.unwrap();
+        if (595..600).contains(&count) {
+            break conversation;
+        }
+        words += ((597 - i64::from(count)) / 2).clamp(-50, 50) as usize;
+    };
+    let answer = home.ask(Request { max_tokens: Some(32_000), ..request(near) }).await.unwrap();
+    assert_eq!(answer.reason, Some(Finish::ContextFull));
+    assert_eq!(answer.usage.prompt + answer.usage.generated, 600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_an_answer_cancels_it() {
+    let home = Home::open(|config| config.models[0].options = r#"{"step_us": 50000}"#.into()).await;
+    let mut generation = home.start(request(asked("hello"))).await.unwrap();
+    while !matches!(generation.next().await, Some(Delta::Text { .. })) {}
+    drop(generation);
+    let deadline = Instant::now() + PATIENCE;
+    while home.chats.fleet().stats(true).await.models[0].streams > 0 {
+        assert!(Instant::now() < deadline, "it goes on");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn plain_texts_and_tokens_are_continued() {
+    let home = Home::open(|_| ()).await;
+    let ask = async |input| home.ask(Request { input, ..request(Conversation::default()) }).await;
+    assert_eq!(ask(Input::Text("They say hello".into())).await.unwrap().text, "Hello! Größe and 日本 😀.");
+    let failure = ask(Input::Tokens(vec![1, 99_999])).await.unwrap_err();
+    assert_eq!((failure.code, failure.message.contains("99999")), (FailureCode::Invalid, true));
+    assert_eq!(ask(Input::Tokens(vec![])).await.unwrap_err().code, FailureCode::Invalid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_whose_template_knows_no_tools_is_told_in_words() {
+    let home = Home::open(|config| {
+        let template = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+        fs::write(config.models[0].source.join("chat_template.jinja"), template).unwrap();
+    });
+    let home = home.await;
+    let answer = home.ask(request(with_tools("call"))).await.unwrap();
+    assert_eq!(answer.calls, [("Bash".into(), r#"{"command": "ls -la | wc"}"#.into())]);
+    let bare = home.chats.count(request(Conversation { system: "Be brief.".into(), ..asked("call") })).await.unwrap();
+    assert!(answer.usage.prompt > bare + 60, "{} and {bare}", answer.usage.prompt);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn markers_that_are_special_tokens_are_seen() {
+    let script = [("call", "Well.[TOOL_CALLS]Bash[ARGS]{\"command\": \"ls\"}[TOOL_CALLS]Read[ARGS]{\"path\": \"b\"}")];
+    let template = "{{ tools }}{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{% for call in message.tool_calls or [] %}{{ '[TOOL_CALLS]' + call.function.name + '[ARGS]' + (call.function.arguments | tojson) }}{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    let home = Home::open(|config| {
+        let source = &config.models[0].source;
+        scripted::checkpoint(source, &script);
+        fs::write(source.join("chat_template.jinja"), template).unwrap();
+    });
+    let home = home.await;
+    // Stop strings delay the bytes, but not the markers' place among them.
+    let answer = home.ask(Request { stops: vec!["l.x".into()], ..request(with_tools("call")) }).await.unwrap();
+    assert_eq!(answer.text, "Well.");
+    let expect = [("Bash".into(), r#"{"command": "ls"}"#.into()), ("Read".into(), r#"{"path": "b"}"#.into())];
+    assert_eq!(answer.calls, expect);
+}

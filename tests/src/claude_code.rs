@@ -1,0 +1,122 @@
+//! The real Claude Code against the real program, without a network: it is asked for something, the model calls Bash, the
+//! command really runs, and its output comes back to the model, which says its last word.
+//!
+//! Claude Code is installed once per target folder, in the version named here. Where it cannot be had (no npm, no network)
+//! or where there can be no namespace without a network (`unshare`), the test skips itself with a line that says so;
+//! `PENSIEVE_REQUIRE_CLIENTS=1` makes that a failure.
+
+#![cfg(target_os = "linux")]
+
+use serde_json::Value;
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use crate::{
+    artifacts::{plugin, program, test_plugin},
+    http::server::{Options, Server},
+    scripted,
+};
+
+const VERSION: &str = "2.1.197";
+const MODEL: &str = "pensieve-mistral-7b";
+const PROMPT: &str = "Please multiply the two secret numbers.";
+const SAID: &str = "The command has told me the product.";
+
+#[test]
+fn claude_code_runs_a_command_and_hears_what_it_says() {
+    let skip = |why: String| {
+        let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
+        assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but Claude Code cannot run: {why}");
+        println!("skipped Claude Code: {why}");
+    };
+    // Nothing is built where there is no network.
+    (program(), test_plugin("scripted"), plugin("pensieve-samplers"));
+    let claude = match installed() {
+        Ok(claude) => claude,
+        Err(why) => return skip(why),
+    };
+    let lonely = |command: &mut Command| command.output().map_err(|error| error.to_string());
+    if let Err(why) = alone().args(["true"]).output().map_err(|error| error.to_string()).and_then(succeeded) {
+        return skip(format!("there is no namespace without a network: {why}"));
+    }
+    let mut inner = alone();
+    inner.arg(env::current_exe().unwrap()).args(["--exact", "--ignored", "--nocapture", "claude_code::round_trip"]);
+    let output = lonely(inner.env("PENSIEVE_CLAUDE", claude)).unwrap();
+    println!("{}", String::from_utf8_lossy(&output.stdout));
+    let passed = output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed");
+    assert!(passed, "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A command in a network of its own, in which nobody is but itself.
+fn alone() -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+    command
+}
+
+#[test]
+#[ignore = "the test above runs it in a network of its own"]
+fn round_trip() {
+    let Some(claude) = env::var_os("PENSIEVE_CLAUDE") else { return };
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let home = root.path().join("home");
+    fs::create_dir(&home).unwrap();
+    let mut command = Command::new(claude);
+    command.args(["-p", PROMPT, "--allowedTools", "Bash", "--output-format", "json", "--model", MODEL]);
+    command
+        .env_clear()
+        .current_dir(&home)
+        .env("HOME", &home)
+        .env("SECRET", "6")
+        .env("PATH", env::var_os("PATH").unwrap());
+    command.env("ANTHROPIC_BASE_URL", format!("http://{}", server.address));
+    command.env("ANTHROPIC_API_KEY", "pensieve-local-key").env("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let log = || format!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
+    assert!(output.status.success(), "{}", log());
+    let result: Value = serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {}", log()));
+    assert_eq!((&result["is_error"], &result["result"]), (&false.into(), &SAID.into()), "{}", log());
+    assert_eq!(result["num_turns"], 2, "{}", log());
+    // The command has really run, and the model has heard of it.
+    assert_eq!(fs::read_to_string(home.join("product")).unwrap(), "42\n");
+    let metrics = server.metrics();
+    println!("{said}\n{metrics:#?}");
+}
+
+fn serve(root: &Path) -> Server {
+    let source = root.join("scripted");
+    let command = r#"{"command": "echo $((SECRET * 7)) | tee product", "description": "Multiply"}"#;
+    let call = format!("I shall.\n<tool_call>\n{{\"name\": \"Bash\", \"arguments\": {command}}}\n</tool_call>");
+    scripted::checkpoint(&source, &[("<tool_response>\n42", SAID), (PROMPT, &call), ("", "Background.")]);
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start()
+}
+
+/// The program, installed if it is not there yet.
+fn installed() -> Result<PathBuf, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(format!("claude-code-{VERSION}"));
+    if let Some(found) = find(&folder) {
+        return Ok(found);
+    }
+    fs::create_dir_all(&folder).unwrap();
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--fetch-retries=2"]);
+    npm.arg("--prefix").arg(&folder).arg(format!("@anthropic-ai/claude-code@{VERSION}"));
+    succeeded(npm.output().map_err(|error| format!("npm: {error}"))?)?;
+    find(&folder).ok_or_else(|| "npm has installed no program for this platform".to_owned())
+}
+
+/// The package for this platform holds the program itself.
+fn find(folder: &Path) -> Option<PathBuf> {
+    let packages = fs::read_dir(folder.join("node_modules/@anthropic-ai")).ok()?;
+    packages.filter_map(|entry| Some(entry.ok()?.path().join("claude"))).find(|path| path.is_file())
+}
+
+fn succeeded(output: Output) -> Result<(), String> {
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
+}

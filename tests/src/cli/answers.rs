@@ -1,0 +1,75 @@
+//! `pensieve run` on a model that says what a script tells it.
+
+use serde_json::Value;
+use std::{fs, io::Write, process::Stdio};
+
+use super::{Desk, said};
+use crate::{artifacts::test_plugin, scripted};
+
+const SCRIPT: [(&str, &str); 3] =
+    [("weather", "It is sunny."), ("count", "one two three four five six seven eight nine ten"), ("", "Hello.\n")];
+
+/// A desk with the scripted model in `model`.
+fn desk() -> Desk {
+    let desk = Desk::new();
+    desk.install(&["pensieve-samplers"]);
+    let library = test_plugin("scripted");
+    fs::copy(&library, desk.path("home/plugins").join(library.file_name().unwrap())).unwrap();
+    scripted::checkpoint(&desk.path("model"), &SCRIPT);
+    desk
+}
+
+#[test]
+fn answers_and_nothing_else_go_to_standard_output() {
+    let desk = desk();
+    let said = desk.run(&["run", "--model", "model", "what is the", "weather"]);
+    assert_eq!((said.code, said.stdout.as_str(), said.stderr.as_str()), (Some(0), "It is sunny.\n", ""));
+    // A line is ended once.
+    assert_eq!(desk.run(&["run", "--model", "./model/", "hi"]).stdout, "Hello.\n");
+}
+
+#[test]
+fn reads_the_question_from_standard_input() {
+    let desk = desk();
+    let mut child = desk.command(&["run", "--model", "model", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"how is the weather?\n").unwrap();
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "It is sunny.\n"), "{said:?}");
+}
+
+#[test]
+fn a_script_gets_one_line_of_json() {
+    let desk = desk();
+    let answer = |arguments: &[&str]| -> Value {
+        let said = desk.run(&[&["run", "--model", "model", "--json"], arguments].concat());
+        assert_eq!(said.stdout.lines().count(), 1, "{said:?}");
+        serde_json::from_str(&said.stdout).unwrap()
+    };
+    let whole = answer(&["weather"]);
+    assert_eq!(
+        (&whole["text"], &whole["finish"], &whole["model"]),
+        (&"It is sunny.".into(), &"end".into(), &"model".into())
+    );
+    assert!(whole["prompt_tokens"].as_u64().unwrap() > 5 && whole["first_token_ms"].is_u64(), "{whole}");
+    let cut = answer(&["--max-tokens", "5", "--temperature", "0", "--seed", "7", "count"]);
+    assert_eq!((&cut["finish"], &cut["generated_tokens"]), (&"max_tokens".into(), &5.into()));
+    let longer = answer(&["--system", "a system text that is long enough to be seen in the count", "weather"]);
+    assert!(longer["prompt_tokens"].as_u64() > whole["prompt_tokens"].as_u64(), "{longer}");
+}
+
+#[test]
+fn a_configured_name_is_a_model() {
+    let desk = desk();
+    let config = "[[models]]\nid = \"talker\"\nsource = \"model\"\n[[models]]\nid = \"muse\"\nbase = \"talker\"\nsamplers = [\"greedy\"]\n";
+    fs::write(desk.path("pensieve.toml"), config).unwrap();
+    for arguments in
+        [&["run", "weather"][..], &["run", "--model", "talker", "weather"], &["run", "--model", "muse", "weather"]]
+    {
+        let said = desk.run(arguments);
+        assert_eq!((said.code, said.stdout.as_str()), (Some(0), "It is sunny.\n"), "{said:?}");
+    }
+    fs::write(desk.path("pensieve.toml"), config.replace("greedy", "nonesuch")).unwrap();
+    let said = desk.run(&["run", "--model", "muse", "weather"]);
+    assert_ne!(said.code, Some(0), "{said:?}");
+    assert!(said.stderr.contains("nonesuch") && said.stdout.is_empty(), "{said:?}");
+}

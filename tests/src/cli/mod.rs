@@ -1,0 +1,109 @@
+//! The program as people and scripts use it: what it prints, where, and the code that it ends with.
+
+mod answers;
+mod codes;
+mod measured;
+mod pull;
+mod said;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+use tempfile::TempDir;
+
+use crate::artifacts::{plugin, program};
+
+/// A user's home, and the program in it. Nothing of the machine's own settings is seen.
+pub struct Desk {
+    pub root: TempDir,
+    endpoint: Option<String>,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Said {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Desk {
+    pub fn new() -> Self {
+        Self { root: tempfile::tempdir().unwrap(), endpoint: None }
+    }
+
+    /// One whose hub is at this address.
+    pub fn with_hub(endpoint: String) -> Self {
+        Self { endpoint: Some(endpoint), ..Self::new() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    /// Puts the plugins of these packages where the program finds them.
+    pub fn install(&self, packages: &[&str]) {
+        let folder = self.path("home/plugins");
+        fs::create_dir_all(&folder).unwrap();
+        for package in packages {
+            let library = plugin(package);
+            fs::copy(&library, folder.join(library.file_name().unwrap())).unwrap();
+        }
+    }
+
+    /// The program, in a place where no plugins lie beside it.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let own = self.path("bin/pensieve");
+        if !own.exists() {
+            fs::create_dir(self.path("bin")).unwrap();
+            // A symbolic link would lead the program back to the plugins that lie beside the original.
+            fs::hard_link(program(), &own).or_else(|_| fs::copy(program(), &own).map(drop)).unwrap();
+        }
+        let mut command = Command::new(own);
+        command.args(arguments);
+        self.prepare(&mut command);
+        command
+    }
+
+    /// Gives a command the desk's surroundings.
+    pub fn prepare(&self, command: &mut Command) {
+        command.current_dir(self.root.path()).env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        command.env("HOME", self.root.path()).env("PENSIEVE_HOME", self.path("home"));
+        command.env("HF_ENDPOINT", self.endpoint.as_deref().unwrap_or("http://127.0.0.1:9"));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Said {
+        said(self.command(arguments).output().unwrap())
+    }
+}
+
+pub fn said(output: Output) -> Said {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+/// Ends a process that a test has started, as a person would.
+pub fn interrupt(pid: u32) {
+    let done = Command::new("kill").args(["-INT", &pid.to_string()]).status().unwrap();
+    assert!(done.success());
+}
+
+/// All files below a folder, relative to it.
+pub fn files(root: &Path) -> Vec<String> {
+    let (mut found, mut open) = (Vec::new(), vec![root.to_path_buf()]);
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && !path.is_symlink() {
+                open.push(path);
+            } else {
+                found.push(path.strip_prefix(root).unwrap().display().to_string());
+            }
+        }
+    }
+    found.sort();
+    found
+}

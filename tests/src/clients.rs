@@ -1,0 +1,180 @@
+//! The vendors' own SDKs, for Python and for npm, against the real program: each runs a table of calls (`tests/clients`),
+//! and whatever an SDK's types or its reading of streams do not take is a failure there.
+//!
+//! The packages are installed once per target folder, in the versions that `tests/clients` pins. Where they cannot be had
+//! (no interpreter, no network), the tests skip themselves with a line that says so; `PENSIEVE_REQUIRE_CLIENTS=1` makes
+//! that a failure.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    artifacts::{plugin, test_plugin},
+    http::server::{Options, Server},
+    scripted,
+};
+
+/// Longer than a table takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// What the model says in the tables. The first line whose first text stands in the last turn holds.
+const SCRIPT: [(&str, &str); 8] = [
+    ("<tool_response>\n21 degrees", "It is 21 degrees in Oslo."),
+    ("Say hello", "Hello there, blåbær friend 🫐."),
+    (
+        "Call for the weather",
+        concat!("<tool_call>\n", r#"{"name": "weather", "arguments": {"city": "Oslo"}}"#, "\n</tool_call>"),
+    ),
+    (
+        "Call for both",
+        concat!(
+            "<tool_call>\n",
+            r#"{"name": "weather", "arguments": {"city": "Oslo"}}"#,
+            "\n</tool_call>\n<tool_call>\n",
+            r#"{"name": "time", "arguments": {"city": "Bergen"}}"#,
+            "\n</tool_call>",
+        ),
+    ),
+    ("Answer in JSON", r#"{"city": "Oslo", "degrees": 21}"#),
+    ("Think first", "<think>\nLet me see.\n</think>\n\nForty-two."),
+    ("Count", "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"),
+    ("Once upon", " a time."),
+];
+
+#[test]
+fn openais_python_sdk_runs_unchanged() {
+    python("with_openai.py");
+}
+
+#[test]
+fn anthropics_python_sdk_runs_unchanged() {
+    python("with_anthropic.py");
+}
+
+#[test]
+fn openais_npm_sdk_runs_unchanged() {
+    node("with_openai.mjs");
+}
+
+#[test]
+fn anthropics_npm_sdk_runs_unchanged() {
+    node("with_anthropic.mjs");
+}
+
+fn python(table: &str) {
+    match installed("python", "requirements.txt", install_python) {
+        Ok(packages) => run(&packages.join("bin/python"), table, &packages),
+        Err(why) => skip(table, &why),
+    }
+}
+
+fn node(table: &str) {
+    match installed("node", "package.json", install_node) {
+        Ok(packages) => run(Path::new("node"), table, &packages),
+        Err(why) => skip(table, &why),
+    }
+}
+
+fn skip(table: &str, why: &str) {
+    let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
+    assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but {table} cannot run: {why}");
+    println!("skipped {table}: {why}");
+}
+
+/// Runs a table against a server of its own.
+fn run(interpreter: &Path, table: &str, packages: &Path) {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let mut command = Command::new(interpreter);
+    command.arg(folder().join(table)).env_clear();
+    // Keys, proxies and settings of whoever runs the tests are none of theirs.
+    command.envs(["PATH", "TMPDIR", "LD_LIBRARY_PATH"].iter().filter_map(|name| Some((name, env::var_os(name)?))));
+    command.env("HOME", root.path()).env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUTF8", "1");
+    command.env("PENSIEVE_URL", format!("http://{}", server.address)).env("PENSIEVE_PACKAGES", packages);
+    let said = finish(&mut command, PATIENCE).unwrap_or_else(|said| panic!("{table}: {said}\n{}", server.log()));
+    println!("{table}: {said}");
+    assert!(said.contains(" calls, 0 failed"), "{table} ended early: {said}");
+}
+
+fn serve(root: &Path) -> Server {
+    let source = root.join("scripted");
+    scripted::checkpoint(&source, &SCRIPT);
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start()
+}
+
+/// The folder that packages are installed in, which happens once for each list of them.
+fn installed(name: &str, list: &str, install: fn(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    let packages = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(name);
+    let wanted = fs::read_to_string(folder().join(list)).unwrap();
+    let record = packages.join("installed");
+    if fs::read_to_string(&record).is_ok_and(|found| found == wanted) {
+        return Ok(packages);
+    }
+    // What another list or a broken attempt has left is of no use.
+    let _ = fs::remove_dir_all(&packages);
+    fs::create_dir_all(&packages).unwrap();
+    install(&packages)?;
+    fs::write(record, wanted).unwrap();
+    Ok(packages)
+}
+
+fn install_python(packages: &Path) -> Result<(), String> {
+    finish(Command::new("python3").args(["-m", "venv"]).arg(packages), PATIENCE)?;
+    let mut pip = Command::new(packages.join("bin/python"));
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--only-binary",
+        ":all:",
+    ]);
+    pip.args(["--retries", "2", "--timeout", "20", "--requirement"]).arg(folder().join("requirements.txt"));
+    finish(&mut pip, PATIENCE).map(drop)
+}
+
+fn install_node(packages: &Path) -> Result<(), String> {
+    finish(Command::new("node").arg("--version"), PATIENCE)?;
+    fs::copy(folder().join("package.json"), packages.join("package.json")).unwrap();
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]);
+    npm.args(["--fetch-retries=2", "--fetch-timeout=20000"]).current_dir(packages);
+    finish(&mut npm, PATIENCE).map(drop)
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
+}
+
+/// What a command says, whether it is content or not.
+fn finish(command: &mut Command, patience: Duration) -> Result<String, String> {
+    let mut said = tempfile::tempfile().unwrap();
+    let output = || Stdio::from(said.try_clone().unwrap());
+    let started = command.stdin(Stdio::null()).stdout(output()).stderr(output()).spawn();
+    let mut child = started.map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+    let deadline = Instant::now() + patience;
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() > deadline {
+            let _ = child.kill();
+            break child.wait().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let mut text = String::new();
+    std::io::Seek::rewind(&mut said).unwrap();
+    std::io::Read::read_to_string(&mut said, &mut text).unwrap();
+    if status.success() { Ok(text) } else { Err(format!("{command:?}: {status}: {text}")) }
+}

@@ -1,0 +1,274 @@
+//! A small HTTP/1.1 client that shows everything: what was sent, byte for byte, and what came back, piece by piece.
+
+use serde_json::Value;
+use std::{
+    fmt,
+    io::{BufRead, BufReader, Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A connection.
+pub struct Connection {
+    reader: BufReader<TcpStream>,
+}
+
+/// The head of an answer.
+#[derive(Clone, Debug)]
+pub struct Head {
+    /// The status.
+    pub status: u16,
+    headers: Vec<(String, String)>,
+}
+
+/// An answer.
+#[derive(Clone)]
+pub struct Reply {
+    /// Status and headers.
+    pub head: Head,
+    /// The whole body.
+    pub body: Vec<u8>,
+}
+
+/// An event of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerEvent {
+    /// Its name; empty for none.
+    pub name: String,
+    /// Its data.
+    pub data: String,
+}
+
+/// The body of an answer, while it comes.
+pub struct Incoming {
+    connection: Connection,
+    /// The head before it.
+    pub head: Head,
+    pending: Vec<u8>,
+    ended: bool,
+}
+
+impl Connection {
+    /// Connects.
+    pub fn open(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).expect("a server that listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+        stream.set_nodelay(true).expect("no delay");
+        Self { reader: BufReader::new(stream) }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &TcpStream {
+        self.reader.get_ref()
+    }
+
+    /// Sends bytes as they are. A server that has closed the connection need not take them.
+    pub fn send(&mut self, bytes: &[u8]) -> bool {
+        self.reader.get_mut().write_all(bytes).is_ok()
+    }
+
+    /// Sends a request. `Host` is sent unless the headers have one, and so is the length of a body.
+    pub fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
+        let has = |name: &str| headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
+        let mut head = format!("{method} {path} HTTP/1.1\r\n");
+        if !has("host") {
+            let address = self.socket().peer_addr().expect("an address");
+            head.push_str(&format!("host: {address}\r\n"));
+        }
+        for (name, value) in headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !has("content-length") && !has("transfer-encoding") && (method == "POST" || !body.is_empty()) {
+            head.push_str(&format!("content-length: {}\r\n", body.len()));
+        }
+        head.push_str("\r\n");
+        self.send(head.as_bytes());
+        self.send(body);
+    }
+
+    /// The head of the next answer; none if the connection ends instead.
+    pub fn head(&mut self) -> Option<Head> {
+        let status_line = self.line()?;
+        let status = status_line.split(' ').nth(1)?.parse().ok()?;
+        let mut headers = Vec::new();
+        loop {
+            let line = self.line()?;
+            if line.is_empty() {
+                return Some(Head { status, headers });
+            }
+            let (name, value) = line.split_once(':')?;
+            headers.push((name.to_ascii_lowercase(), value.trim().to_owned()));
+        }
+    }
+
+    /// The next answer, to the request with this method; none if the connection ends instead.
+    pub fn reply(&mut self, method: &str) -> Option<Reply> {
+        let head = self.head()?;
+        let mut body = Vec::new();
+        if method != "HEAD" && head.status != 204 {
+            if head.header("transfer-encoding") == Some("chunked") {
+                while let Some(chunk) = self.piece() {
+                    body.extend(chunk);
+                }
+            } else if let Some(length) = head.header("content-length") {
+                body = vec![0; length.parse().ok()?];
+                self.reader.read_exact(&mut body).ok()?;
+            } else {
+                self.reader.read_to_end(&mut body).ok()?;
+            }
+        }
+        Some(Reply { head, body })
+    }
+
+    /// The next piece of a streamed body, as the server wrote it; none at its end, or where the connection ends.
+    pub fn piece(&mut self) -> Option<Vec<u8>> {
+        let length = usize::from_str_radix(self.line()?.split(';').next()?.trim(), 16).ok()?;
+        let mut chunk = vec![0; length];
+        self.reader.read_exact(&mut chunk).ok()?;
+        self.line()?;
+        Some(chunk).filter(|chunk| !chunk.is_empty())
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        match self.reader.read_line(&mut line) {
+            Ok(read) if read > 0 => Some(line.trim_end_matches(['\r', '\n']).to_owned()),
+            _ => None,
+        }
+    }
+
+    /// Whether the server closes the connection without another word.
+    pub fn is_closed(&mut self) -> bool {
+        matches!(self.reader.read(&mut [0; 1]), Ok(0)) || self.socket().take_error().is_ok_and(|error| error.is_some())
+    }
+
+    /// The rest of what is sent, up to the end of the connection.
+    pub fn rest(&mut self) -> Vec<u8> {
+        let mut rest = Vec::new();
+        // A reset ends it, too.
+        let _ = self.reader.read_to_end(&mut rest);
+        rest
+    }
+
+    /// Leaves at once, in the middle of whatever it was.
+    pub fn leave(self) {
+        let _ = self.socket().shutdown(Shutdown::Both);
+    }
+}
+
+impl Head {
+    /// A header by its name in small letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    }
+}
+
+impl Reply {
+    /// The body as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("no JSON: {error}: {self:?}"))
+    }
+
+    /// The body as text.
+    pub fn text(&self) -> String {
+        String::from_utf8(self.body.clone()).expect("UTF-8")
+    }
+
+    /// The status.
+    pub fn status(&self) -> u16 {
+        self.head.status
+    }
+
+    /// A header by its name in small letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.header(name)
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.head, String::from_utf8_lossy(&self.body))
+    }
+}
+
+impl Incoming {
+    /// Sends a request and waits for the head of its answer.
+    pub fn open(address: SocketAddr, path: &str, headers: &[(&str, &str)], body: &Value) -> Self {
+        let mut connection = Connection::open(address);
+        let headers = [&[("content-type", "application/json")], headers].concat();
+        connection.ask("POST", path, &headers, body.to_string().as_bytes());
+        let head = connection.head().expect("an answer");
+        Self { connection, head, pending: Vec::new(), ended: false }
+    }
+
+    /// The next piece, as the server wrote it; none at the end.
+    pub fn piece(&mut self) -> Option<Vec<u8>> {
+        if self.ended {
+            return None;
+        }
+        let chunk = self.connection.piece();
+        self.ended = chunk.is_none();
+        chunk
+    }
+
+    /// The next event of a stream of such; comments are skipped.
+    pub fn event(&mut self) -> Option<ServerEvent> {
+        loop {
+            if let Some(end) = self.pending.windows(2).position(|window| window == b"\n\n") {
+                let block: Vec<u8> = self.pending.drain(..end + 2).collect();
+                let block = String::from_utf8(block).expect("UTF-8");
+                let mut event = ServerEvent { name: String::new(), data: String::new() };
+                for line in block.lines() {
+                    if let Some(name) = line.strip_prefix("event: ") {
+                        event.name = name.to_owned();
+                    } else if let Some(data) = line.strip_prefix("data: ") {
+                        event.data = data.to_owned();
+                    }
+                }
+                if !event.name.is_empty() || !event.data.is_empty() {
+                    return Some(event);
+                }
+                continue;
+            }
+            let more = self.piece()?;
+            self.pending.extend(more);
+        }
+    }
+
+    /// All events to the end.
+    pub fn events(mut self) -> Vec<ServerEvent> {
+        std::iter::from_fn(|| self.event()).collect()
+    }
+
+    /// Leaves in the middle.
+    pub fn leave(self) {
+        self.connection.leave();
+    }
+}
+
+impl ServerEvent {
+    /// The data as JSON.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.data).unwrap_or_else(|error| panic!("no JSON: {error}: {self:?}"))
+    }
+}
+
+/// One request on a connection of its own.
+pub fn request(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+    let mut connection = Connection::open(address);
+    connection.ask(method, path, headers, body);
+    connection.reply(method).expect("an answer")
+}
+
+/// A page.
+pub fn get(address: SocketAddr, path: &str) -> Reply {
+    request(address, "GET", path, &[], b"")
+}
+
+/// An answer to a JSON body.
+pub fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
+    request(address, "POST", path, &[("content-type", "application/json")], body.to_string().as_bytes())
+}

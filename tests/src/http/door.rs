@@ -1,0 +1,154 @@
+//! Who comes in: keys, hosts, origins, and how bodies have to be declared.
+
+use serde_json::json;
+
+use super::{
+    client::{Reply, request},
+    server::{Options, Server},
+};
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+/// A request whose handler, were it reached, would say that its body is wrong.
+fn chat(server: &Server, headers: &[(&str, &str)]) -> Reply {
+    request(server.address, "POST", "/v1/chat/completions", headers, b"{}")
+}
+
+/// Checks the status of an answer, its ids, and that what is refused has an envelope.
+fn check(reply: &Reply, status: u16) {
+    assert_eq!(reply.status(), status, "{reply:?}");
+    let id = reply.header("request-id").unwrap();
+    assert!(id.starts_with("req_") && id.len() > 20, "{reply:?}");
+    assert_eq!(reply.header("x-request-id"), Some(id));
+    if status >= 400 {
+        assert!(reply.json()["error"]["message"].as_str().is_some_and(|message| !message.is_empty()), "{reply:?}");
+    }
+}
+
+#[test]
+fn on_this_machine_no_key_is_needed_and_a_wrong_one_is_wrong() {
+    let server = Options::default().start();
+    check(&chat(&server, &[JSON]), 400);
+    for right in [("x-api-key", "pensieve-local-key"), ("authorization", "Bearer pensieve-local-key")] {
+        check(&chat(&server, &[JSON, right]), 400);
+        check(&request(server.address, "GET", "/v1/plugins", &[right], b""), 200);
+    }
+    for wrong in [("x-api-key", "sk-wrong"), ("authorization", "Bearer sk-wrong")] {
+        let reply = chat(&server, &[JSON, wrong]);
+        check(&reply, 401);
+        assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
+        check(&request(server.address, "GET", "/v1/plugins", &[wrong], b""), 401);
+        check(&request(server.address, "GET", "/metrics", &[wrong], b""), 401);
+        check(&request(server.address, "HEAD", "/", &[wrong], b""), 200);
+        let health = request(server.address, "GET", "/health", &[wrong], b"");
+        assert_eq!((health.status(), health.json()), (200, json!({"status": "ok"})));
+    }
+}
+
+#[test]
+fn names_of_others_are_not_answered_to() {
+    let server = Options::default().start();
+    let port = server.address.port();
+    for host in ["localhost", &format!("localhost:{port}"), "127.0.0.1", &format!("127.0.0.1:{port}"), "[::1]:1"] {
+        check(&chat(&server, &[JSON, ("host", host)]), 400);
+    }
+    for host in ["evil.example", &format!("evil.example:{port}"), "127.0.0.1.evil.example", "", "0.0.0.0"] {
+        check(&chat(&server, &[JSON, ("host", host)]), 403);
+        check(&request(server.address, "GET", "/health", &[("host", host)], b""), 403);
+    }
+}
+
+#[test]
+fn where_keys_are_set_one_of_them_is_needed() {
+    let server = Options::configured("[server]\nkey = [\"first-key\", \"second-key\"]").start();
+    for right in [("x-api-key", "first-key"), ("x-api-key", "second-key"), ("authorization", "Bearer first-key")] {
+        check(&chat(&server, &[JSON, right]), 400);
+    }
+    for wrong in [vec![JSON], vec![JSON, ("x-api-key", "pensieve-local-key")], vec![JSON, ("x-api-key", "first-ke")]] {
+        check(&chat(&server, &wrong), 401);
+        check(&request(server.address, "GET", "/metrics", &wrong, b""), 401);
+        check(&request(server.address, "HEAD", "/", &wrong, b""), 200);
+        assert_eq!(request(server.address, "GET", "/health", &wrong, b"").json(), json!({"status": "ok"}));
+    }
+}
+
+#[test]
+fn names_and_pages_that_are_listed_come_in() {
+    let config = "[server]\nhosts = [\"box.example\"]\norigins = [\"https://app.example\"]";
+    let server = Options::configured(config).start();
+    let origin = ("origin", "https://app.example");
+    let reply = chat(&server, &[JSON, ("host", "box.example:8000"), origin]);
+    check(&reply, 400);
+    assert_eq!(reply.header("access-control-allow-origin"), Some("https://app.example"));
+    assert!(reply.header("access-control-expose-headers").unwrap().contains("request-id"));
+    let wanted = ("access-control-request-headers", "content-type, x-api-key, anthropic-version");
+    let asked = [origin, ("access-control-request-method", "POST"), wanted];
+    let reply = request(server.address, "OPTIONS", "/v1/messages", &asked, b"");
+    check(&reply, 204);
+    assert_eq!(reply.header("access-control-allow-headers"), Some(wanted.1));
+    assert!(reply.header("access-control-allow-methods").unwrap().contains("POST"));
+    assert_eq!(reply.header("vary"), Some("origin"));
+}
+
+#[test]
+fn pages_of_others_never_reach_a_handler() {
+    let server = Options::default().start();
+    for origin in ["null", "https://evil.example", "http://localhost:3000", &format!("http://{}", server.address)] {
+        let reply = chat(&server, &[JSON, ("origin", origin)]);
+        check(&reply, 403);
+        assert_eq!(reply.header("access-control-allow-origin"), None);
+        let asked = [("origin", origin), ("access-control-request-method", "POST")];
+        check(&request(server.address, "OPTIONS", "/v1/messages", &asked, b""), 403);
+    }
+}
+
+#[test]
+fn what_a_browser_sends_unasked_is_no_json() {
+    let server = Options::default().start();
+    check(&chat(&server, &[]), 415);
+    for media_type in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""] {
+        check(&chat(&server, &[("content-type", media_type)]), 415);
+    }
+    check(&chat(&server, &[("content-type", "application/json; charset=utf-8")]), 400);
+    check(&chat(&server, &[JSON, ("content-encoding", "gzip")]), 415);
+}
+
+#[test]
+fn an_envelope_is_in_the_words_of_the_path() {
+    let server = Options::default().start();
+    let wrong = [JSON, ("x-api-key", "wrong")];
+    for path in ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x"] {
+        let method = if path.contains("models") { "GET" } else { "POST" };
+        let error = request(server.address, method, path, &wrong, b"").json();
+        assert!(error["error"]["code"].is_string() && error.get("type").is_none(), "{error}");
+    }
+    let anthropic = [JSON, ("x-api-key", "wrong"), ("anthropic-version", "2023-06-01")];
+    for (method, path) in [("POST", "/v1/messages"), ("GET", "/v1/models"), ("GET", "/nothing"), ("POST", "/execute")] {
+        let reply = request(server.address, method, path, &anthropic, b"");
+        let error = reply.json();
+        assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("authentication_error")));
+        assert_eq!(error["request_id"].as_str(), reply.header("request-id"));
+    }
+}
+
+#[test]
+fn unknown_paths_and_methods_are_told_apart() {
+    let server = Options::default().start();
+    for (method, path) in [("GET", "/nothing"), ("POST", "/v1"), ("GET", "/v1/plugins/"), ("GET", "//health")] {
+        check(&request(server.address, method, path, &[], b""), 404);
+    }
+    for (method, path, allowed) in [
+        ("GET", "/v1/chat/completions", "POST"),
+        ("POST", "/health", "GET"),
+        ("DELETE", "/v1/models/x", "GET"),
+        ("GET", "/", "HEAD"),
+        ("OPTIONS", "/v1/completions", "POST"),
+    ] {
+        let reply = request(server.address, method, path, &[], b"");
+        check(&reply, 405);
+        assert_eq!(reply.header("allow"), Some(allowed), "{path}");
+    }
+    check(&request(server.address, "HEAD", "/?beta=true", &[], b""), 200);
+    check(&request(server.address, "GET", "/health?x=/y", &[], b""), 200);
+    check(&request(server.address, "POST", "/v1/completions?beta=true", &[JSON], b"{}"), 400);
+}

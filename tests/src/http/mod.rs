@@ -1,0 +1,12 @@
+//! The real program over real sockets: who comes in, what is refused and how, and how it ends.
+
+pub mod client;
+pub mod server;
+
+mod disconnects;
+mod door;
+mod ends;
+mod limits;
+mod lists;
+mod restart;
+mod streams;

@@ -1,0 +1,239 @@
+//! The program as a test starts it: in a home of its own, with its own plugins and no others, on a port that was free.
+
+use std::{
+    collections::HashMap,
+    env, fs,
+    io::{BufRead, BufReader, Read},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+use super::client::{Reply, get};
+use crate::artifacts::program;
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a server is started with.
+#[derive(Default)]
+pub struct Options {
+    /// Plugins that lie in its folder.
+    pub plugins: Vec<PathBuf>,
+    /// Models by id; without any there is one that no plugin takes, so that the program does not bring its own.
+    pub models: Vec<(String, PathBuf)>,
+    /// The text of its configuration.
+    pub config: String,
+    /// More arguments.
+    pub arguments: Vec<String>,
+    /// More variables.
+    pub variables: Vec<(String, String)>,
+}
+
+/// A server that runs.
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    child: Child,
+    log: Arc<Mutex<String>>,
+    reading: Option<JoinHandle<()>>,
+    home: Arc<TempDir>,
+}
+
+impl Options {
+    /// Only this configuration.
+    pub fn configured(config: &str) -> Self {
+        Self { config: config.into(), ..Self::default() }
+    }
+
+    /// Starts it in a home of its own and waits until it listens.
+    pub fn start(&self) -> Server {
+        self.start_in(&home())
+    }
+
+    /// Starts it in a home that another one has used.
+    pub fn start_in(&self, home: &Arc<TempDir>) -> Server {
+        let mut child = self.spawn(home);
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let (log, reading) = listen(&mut child);
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let address = line.trim_end().strip_prefix("pensieve is listening on http://");
+        let Some(address) = address.and_then(|address| address.parse().ok()) else {
+            let status = child.wait();
+            reading.join().unwrap();
+            panic!("it did not start, {status:?}, and said {line:?}: {}", log.lock().unwrap());
+        };
+        // Nothing else may be said there.
+        thread::spawn(move || {
+            let mut rest = String::new();
+            let _ = stdout.read_to_string(&mut rest);
+            assert_eq!(rest, "");
+        });
+        Server { address, child, log, reading: Some(reading), home: home.clone() }
+    }
+
+    /// Starts it and waits until it has ended, as it has something to complain about.
+    pub fn fail(&self) -> (ExitStatus, String) {
+        let mut child = self.spawn(&home());
+        let (log, reading) = listen(&mut child);
+        let status = ended(&mut child, PATIENCE).expect("it does not end");
+        reading.join().unwrap();
+        let log = log.lock().unwrap().clone();
+        (status, log)
+    }
+
+    fn spawn(&self, home: &Arc<TempDir>) -> Child {
+        let plugins = home.path().join("given");
+        fs::create_dir_all(&plugins).unwrap();
+        for plugin in &self.plugins {
+            fs::copy(plugin, plugins.join(plugin.file_name().unwrap())).unwrap();
+        }
+        // Plugins are found beside the program, too, and the target folder is full of them.
+        let link = home.path().join("bin").join("pensieve");
+        if !link.exists() {
+            fs::create_dir_all(link.parent().unwrap()).unwrap();
+            fs::hard_link(program(), &link).or_else(|_| fs::copy(program(), &link).map(drop)).unwrap();
+        }
+        fs::write(home.path().join("pensieve.toml"), &self.config).unwrap();
+        let mut command = Command::new(&link);
+        command.arg("serve").arg("--plugins").arg(&plugins);
+        if self.models.is_empty() && !self.config.contains("[[models]]") {
+            let nothing = home.path().join("nothing");
+            fs::create_dir_all(&nothing).unwrap();
+            fs::write(nothing.join("config.json"), r#"{"architectures": ["NothingForCausalLM"]}"#).unwrap();
+            command.arg("--model").arg(format!("nothing={}", nothing.display()));
+        }
+        if !self.arguments.iter().any(|argument| argument == "--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        for (id, source) in &self.models {
+            command.arg("--model").arg(format!("{id}={}", source.display()));
+        }
+        command.args(&self.arguments).current_dir(home.path());
+        command.env_clear().env("PENSIEVE_HOME", home.path()).env("HOME", home.path());
+        command.envs(["PATH", "TMPDIR", "LD_LIBRARY_PATH"].iter().filter_map(|name| Some((name, env::var_os(name)?))));
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+}
+
+impl Server {
+    /// Its home.
+    pub fn home(&self) -> &Arc<TempDir> {
+        &self.home
+    }
+
+    /// The folder that its plugins lie in.
+    pub fn plugins(&self) -> PathBuf {
+        self.home.path().join("given")
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has written to the log so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Asks a page.
+    pub fn get(&self, path: &str) -> Reply {
+        get(self.address, path)
+    }
+
+    /// Its metrics by name and labels, as they stand on the page.
+    pub fn metrics(&self) -> HashMap<String, f64> {
+        let reply = self.get("/metrics");
+        assert_eq!(reply.status(), 200, "{reply:?}");
+        let text = reply.text();
+        let samples = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let sample = |line: &str| {
+            let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
+            (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
+        };
+        samples.map(sample).collect()
+    }
+
+    /// Waits until the metrics look as expected.
+    pub fn until(&self, what: &str, holds: impl Fn(&HashMap<String, f64>) -> bool) -> HashMap<String, f64> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let metrics = self.metrics();
+            if holds(&metrics) {
+                return metrics;
+            }
+            assert!(Instant::now() < deadline, "not {what}: {metrics:#?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: a signal to a child that was not waited for yet, so that the number is its own.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Waits for its end; none if it takes longer.
+    pub fn ended(&mut self, within: Duration) -> Option<ExitStatus> {
+        ended(&mut self.child, within)
+    }
+
+    /// Ends it in order, and tells its whole log.
+    pub fn stop(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        let status = self.ended(PATIENCE).expect("it does not end");
+        self.reading.take().unwrap().join().unwrap();
+        let log = self.log();
+        assert!(status.success(), "{status}: {log}");
+        log
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("the server's log:\n{}", self.log());
+        }
+    }
+}
+
+/// A home in the target folder, where the program can be linked to.
+fn home() -> Arc<TempDir> {
+    Arc::new(tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap())
+}
+
+fn listen(child: &mut Child) -> (Arc<Mutex<String>>, JoinHandle<()>) {
+    let log = Arc::new(Mutex::new(String::new()));
+    let (stderr, kept) = (BufReader::new(child.stderr.take().unwrap()), log.clone());
+    let reading = thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            let mut kept = kept.lock().unwrap();
+            kept.push_str(&line);
+            kept.push('\n');
+        }
+    });
+    (log, reading)
+}
+
+fn ended(child: &mut Child, within: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + within;
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    None
+}

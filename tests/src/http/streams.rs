@@ -1,0 +1,203 @@
+//! Answers while they are written: what they look like, how many there may be, who does not read them, and how a server
+//! that ends leaves them.
+
+use serde_json::{Value, json};
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+use super::{
+    client::{Incoming, ServerEvent, post},
+    server::{Options, Server},
+};
+use crate::{
+    artifacts::{plugin, test_plugin},
+    scripted::checkpoint,
+};
+
+const LINE: &str = "The quick brown fox jumps over the lazy dog. ";
+
+/// A server of the scripted model, which takes so many microseconds for each step, and the model's folder.
+pub fn scripted(config: &str, step_us: u64) -> (Server, TempDir) {
+    let root = tempfile::tempdir().unwrap();
+    let long = LINE.repeat(400);
+    let script = [("hello", "Hello, Größe 😀!"), ("endless", long.as_str()), ("", "What?")];
+    checkpoint(root.path(), &script);
+    let source = root.path().display();
+    let options = Options {
+        plugins: vec![test_plugin("scripted"), plugin("pensieve-samplers")],
+        config: format!(
+            "{config}\n[[models]]\nid = \"scripted\"\nsource = \"{source}\"\nthreads = 1\n\
+            options = {{ step_us = {step_us} }}\n"
+        ),
+        ..Options::default()
+    };
+    (options.start(), root)
+}
+
+fn names(events: &[ServerEvent]) -> Vec<&str> {
+    events.iter().map(|event| event.name.as_str()).collect()
+}
+
+fn execute(prompt: &str) -> Value {
+    json!({ "prompt": format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"), "max_tokens": 100_000 })
+}
+
+/// A long answer of which the first piece is there.
+fn begun(server: &Server) -> Incoming {
+    let mut stream = Incoming::open(server.address, "/execute", &[], &execute("endless"));
+    assert_eq!(stream.event().unwrap().name, "started");
+    assert_eq!(stream.event().unwrap().name, "token");
+    stream
+}
+
+#[test]
+fn a_query_is_answered_by_plain_text_in_pieces() {
+    let (server, _root) = scripted("", 10_000);
+    let mut stream = Incoming::open(server.address, "/token_stream", &[], &json!({ "query": "hello" }));
+    assert_eq!(stream.head.status, 200);
+    assert_eq!(stream.head.header("content-type"), Some("text/plain; charset=utf-8"));
+    let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| stream.piece()).collect();
+    assert_eq!(String::from_utf8(pieces.concat()).unwrap(), "Hello, Größe 😀!");
+    assert!(pieces.len() > 3, "{pieces:?}");
+    for (body, words) in [
+        (json!({}), "query: this field is required"),
+        (json!({ "query": 1 }), "query: should be a string"),
+        (json!({ "query": "x", "max_tokens": 0 }), "max_tokens"),
+    ] {
+        let reply = post(server.address, "/token_stream", &body);
+        assert!(reply.status() == 400 && reply.text().contains(words), "{reply:?}");
+    }
+}
+
+#[test]
+fn a_job_is_executed_with_a_start_tokens_and_an_end() {
+    let (server, _root) = scripted("", 0);
+    let stream = Incoming::open(server.address, "/execute", &[], &execute("hello"));
+    assert_eq!(stream.head.header("content-type"), Some("text/event-stream"));
+    assert_eq!(stream.head.header("cache-control"), Some("no-cache"));
+    let events = stream.events();
+    let (first, last) = (events.first().unwrap().json(), events.last().unwrap().json());
+    assert_eq!((names(&events)[0], &first["model"]), ("started", &json!("scripted")));
+    let text: String = events[1..events.len() - 1]
+        .iter()
+        .inspect(|event| assert_eq!(event.name, "token"))
+        .map(|event| event.json()["text"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(text, "Hello, Größe 😀!");
+    assert_eq!((events.last().unwrap().name.as_str(), &last["reason"]), ("end", &json!("stop")));
+    assert_eq!(last["usage"]["prompt_tokens"], first["prompt_tokens"]);
+    assert!(last["usage"]["completion_tokens"].as_u64().unwrap() > 10, "{last}");
+    let mut body = execute("hello");
+    body["stop"] = json!(["Grö"]);
+    let events = Incoming::open(server.address, "/execute", &[], &body).events();
+    let last = events.last().unwrap().json();
+    assert_eq!((&last["reason"], &last["stop"]), (&json!("stop"), &json!("Grö")));
+    body["max_tokens"] = json!(2);
+    let events = Incoming::open(server.address, "/execute", &[], &body).events();
+    assert_eq!(events.last().unwrap().json()["reason"], "length");
+}
+
+#[test]
+fn the_first_event_leaves_before_the_model_has_seen_the_prompt() {
+    let (server, _root) = scripted("", 0);
+    // Loaded by this, so that only the answer is measured.
+    Incoming::open(server.address, "/execute", &[], &execute("hello")).events();
+    let (slow, _root) = scripted("", 500_000);
+    Incoming::open(slow.address, "/execute", &[], &json!({ "prompt": "x", "max_tokens": 1 })).events();
+    let began = Instant::now();
+    let mut stream = Incoming::open(slow.address, "/execute", &[], &execute("hello"));
+    assert_eq!(stream.event().unwrap().name, "started");
+    assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
+}
+
+#[test]
+fn streams_have_a_number() {
+    let (server, _root) = scripted("[server]\nstreams_max = 2", 5_000);
+    let kept = [begun(&server), begun(&server)];
+    let reply = post(server.address, "/execute", &execute("endless"));
+    assert_eq!((reply.status(), reply.header("retry-after")), (529, Some("1")), "{reply:?}");
+    kept.into_iter().for_each(Incoming::leave);
+    server.until("idle", |metrics| metrics["pensieve_streams{model=\"scripted\"}"] == 0.0);
+    begun(&server).leave();
+}
+
+#[test]
+fn whoever_leaves_stops_the_work() {
+    let (server, _root) = scripted("", 5_000);
+    let stream = begun(&server);
+    server.until("running", |metrics| metrics["pensieve_sequences_running{model=\"scripted\"}"] == 1.0);
+    stream.leave();
+    let left = Instant::now();
+    let metrics = server.until("idle", |metrics| metrics["pensieve_sequences_running{model=\"scripted\"}"] == 0.0);
+    assert!(left.elapsed() < Duration::from_secs(2), "{:?}", left.elapsed());
+    assert_eq!(metrics["pensieve_blocks{model=\"scripted\",state=\"active\"}"], 0.0);
+    assert_eq!(metrics["pensieve_http_requests_abandoned_total{route=\"/execute\"}"], 1.0);
+}
+
+#[test]
+fn whoever_does_not_read_is_given_up() {
+    let (server, _root) = scripted("[server]\nstall_timeout = \"1s\"", 0);
+    let mut body = execute("endless");
+    // So much is said of every token that the sockets' buffers are soon full.
+    body = json!({
+        "model": "scripted", "stream": true, "logprobs": true, "top_logprobs": 20, "max_tokens": 100_000,
+        "messages": [{ "role": "user", "content": "endless" }], "prompt": body["prompt"],
+    });
+    let streams: Vec<Incoming> =
+        (0..4).map(|_| Incoming::open(server.address, "/v1/chat/completions", &[], &body)).collect();
+    server.until("given up", |metrics| {
+        let name = "pensieve_http_requests_abandoned_total{route=\"/v1/chat/completions\"}";
+        metrics.get(name) == Some(&4.0) && metrics["pensieve_sequences_running{model=\"scripted\"}"] == 0.0
+    });
+    drop(streams);
+}
+
+#[test]
+fn told_to_end_it_lets_answers_finish() {
+    let (mut server, _root) = scripted("", 20_000);
+    let stream = Incoming::open(server.address, "/execute", &[], &execute("hello"));
+    server.signal(libc::SIGTERM);
+    let events = stream.events();
+    assert_eq!(names(&events).last(), Some(&"end"), "{events:?}");
+    assert!(server.ended(Duration::from_secs(20)).expect("it does not end").success());
+}
+
+#[test]
+fn what_does_not_finish_in_time_ends_with_an_error() {
+    let (mut server, _root) = scripted("[server]\ndrain = \"1s\"", 20_000);
+    let stream = begun(&server);
+    let chat = json!({
+        "model": "scripted", "stream": true, "max_tokens": 100_000,
+        "messages": [{ "role": "user", "content": "endless" }],
+    });
+    let anthropic = Incoming::open(server.address, "/v1/messages", &[], &chat);
+    let openai = Incoming::open(server.address, "/v1/chat/completions", &[], &chat);
+    sleep(Duration::from_millis(200));
+    server.signal(libc::SIGTERM);
+    let events = stream.events();
+    assert_eq!(names(&events).last(), Some(&"error"), "{events:?}");
+    let events = anthropic.events();
+    let last = events.last().unwrap();
+    assert_eq!((last.name.as_str(), &last.json()["error"]["type"]), ("error", &json!("overloaded_error")));
+    let events = openai.events();
+    assert!(events.iter().any(|event| event.data.starts_with("{\"error\"")), "{events:?}");
+    assert!(server.ended(Duration::from_secs(20)).expect("it does not end").success());
+}
+
+#[test]
+fn a_log_tells_of_model_and_tokens() {
+    let (server, _root) = scripted("[server]\nlog_format = \"json\"", 0);
+    let stream = Incoming::open(server.address, "/execute", &[], &execute("hello"));
+    let id = stream.head.header("request-id").unwrap().to_owned();
+    let usage = stream.events().last().unwrap().json()["usage"].clone();
+    let log = server.stop();
+    let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let line = lines.find(|line| line["span"]["id"] == id.as_str() && line["fields"]["status"] == 200);
+    let span = &line.unwrap_or_else(|| panic!("{log}"))["span"];
+    assert_eq!((&span["model"], &span["outcome"]), (&json!("scripted"), &json!("end_of_turn")));
+    assert_eq!(span["prompt_tokens"], usage["prompt_tokens"]);
+    assert_eq!(span["generated_tokens"], usage["completion_tokens"]);
+}

@@ -1,0 +1,307 @@
+//! OpenAI's API as it stands on the wire: the bytes of streams, the envelope of errors, and what becomes of work that
+//! nobody waits for. What its SDKs make of all that is in `clients`.
+
+use serde_json::{Value, json};
+use std::{path::Path, time::Duration};
+
+use crate::{
+    artifacts::{plugin, test_plugin},
+    http::{
+        client::{Incoming, Reply, post, request},
+        server::{Options, Server},
+    },
+    scripted,
+};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+const SCRIPT: [(&str, &str); 3] = [
+    ("hello", "Hello there, blåbær friend 🫐."),
+    ("call", concat!("<tool_call>\n", r#"{"name": "add", "arguments": {"x": 1, "y": [2, 3]}}"#, "\n</tool_call>")),
+    ("forever", "and on and on and on"),
+];
+
+fn serve(root: &Path) -> Server {
+    let source = root.join("scripted");
+    let forever = SCRIPT[2].1.repeat(2000);
+    scripted::checkpoint(&source, &[SCRIPT[0], SCRIPT[1], ("forever", &forever)]);
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start()
+}
+
+/// A chat about this, with more fields.
+fn chat(text: &str, more: Value) -> Value {
+    with(json!({"model": "scripted", "messages": [{"role": "user", "content": text}]}), more)
+}
+
+/// A text to continue, with more fields.
+fn text(text: &str, more: Value) -> Value {
+    with(json!({"model": "scripted", "prompt": text, "max_tokens": 50}), more)
+}
+
+fn with(mut body: Value, more: Value) -> Value {
+    let Value::Object(more) = more else { panic!("no object: {more}") };
+    body.as_object_mut().unwrap().extend(more);
+    body
+}
+
+/// A stream byte by byte, as text.
+fn bytes(server: &Server, path: &str, body: &Value) -> String {
+    let mut incoming = Incoming::open(server.address, path, &[], body);
+    assert_eq!(incoming.head.status, 200);
+    assert_eq!(incoming.head.header("content-type"), Some("text/event-stream"));
+    let pieces: Vec<u8> = std::iter::from_fn(|| incoming.piece()).flatten().collect();
+    String::from_utf8(pieces).unwrap()
+}
+
+/// The data of a stream that ended as it should.
+fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
+    let text = bytes(server, path, body);
+    let text = text.strip_suffix("data: [DONE]\n\n").unwrap_or_else(|| panic!("no end: {text}"));
+    let lines = text.lines().filter(|line| !line.is_empty() && *line != ": keep-alive");
+    lines.map(|line| serde_json::from_str(line.strip_prefix("data: ").unwrap()).unwrap()).collect()
+}
+
+fn refused(reply: &Reply, status: u16, param: Option<&str>) {
+    assert_eq!(reply.status(), status, "{reply:?}");
+    let error = &reply.json()["error"];
+    assert_eq!(error["param"].as_str(), param, "{reply:?}");
+    assert_eq!(error["type"], "invalid_request_error", "{reply:?}");
+    assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{reply:?}");
+    assert!(error.get("code").is_some() && reply.header("x-request-id").is_some(), "{reply:?}");
+}
+
+#[test]
+fn a_stream_says_what_the_whole_answer_says() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let usage = json!({"include_usage": true});
+    let tools = json!([{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]);
+    for more in [json!({}), json!({"tools": tools}), json!({"n": 2, "seed": 1}), json!({"logprobs": true})] {
+        for about in ["hello", "call"] {
+            let whole = post(server.address, CHAT, &chat(about, more.clone())).json();
+            let streamed = with(more.clone(), json!({"stream": true, "stream_options": usage}));
+            let events = events(&server, CHAT, &chat(about, streamed));
+            let (last, chunks) = events.split_last().unwrap();
+            assert_eq!(last["choices"], json!([]));
+            for count in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+                assert_eq!(last["usage"][count], whole["usage"][count], "{about}: {more}");
+            }
+            for expect in whole["choices"].as_array().unwrap() {
+                let found = told(chunks, &expect["index"]);
+                assert_eq!(without_ids(found), without_ids(expect.clone()), "{about}: {more}");
+            }
+        }
+    }
+}
+
+/// The choice that the chunks of this index tell, as a whole answer has it.
+fn told(chunks: &[Value], index: &Value) -> Value {
+    let choices: Vec<&Value> =
+        chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|choice| choice["index"] == *index).collect();
+    let (mut content, mut calls, mut tokens) = (None::<String>, Vec::new(), Vec::new());
+    for choice in &choices {
+        let delta = &choice["delta"];
+        if let Some(text) = delta["content"].as_str() {
+            content = Some(content.unwrap_or_default() + text);
+        }
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let place = call["index"].as_u64().unwrap() as usize;
+            if place == calls.len() {
+                let mut call = call.clone();
+                call.as_object_mut().unwrap().remove("index");
+                calls.push(call);
+            } else {
+                let arguments = &mut calls[place]["function"]["arguments"];
+                *arguments =
+                    (arguments.as_str().unwrap().to_owned() + call["function"]["arguments"].as_str().unwrap()).into();
+            }
+        }
+        tokens.extend(choice["logprobs"]["content"].as_array().into_iter().flatten().cloned());
+    }
+    assert_eq!(choices[0]["delta"]["role"], "assistant");
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    let logprobs = if tokens.is_empty() { Value::Null } else { json!({"content": tokens, "refusal": null}) };
+    let reason = &choices.last().unwrap()["finish_reason"];
+    json!({"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason})
+}
+
+/// Ids of calls are never the same twice.
+fn without_ids(mut choice: Value) -> Value {
+    for call in choice["message"]["tool_calls"].as_array_mut().into_iter().flatten() {
+        assert!(call["id"].take().as_str().is_some_and(|id| id.starts_with("call_")));
+    }
+    choice
+}
+
+#[test]
+fn fields_are_checked_before_anything_is_queued() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let numbers = [
+        ("temperature", 0.0, 2.0, 0.5),
+        ("top_p", 0.0, 1.0, 0.5),
+        ("presence_penalty", -2.0, 2.0, 0.5),
+        ("frequency_penalty", -2.0, 2.0, 0.5),
+        ("n", 1.0, 8.0, 1.0),
+    ];
+    for path in [CHAT, TEXT] {
+        let body = |more: Value| if path == CHAT { chat("hello", more) } else { text("hello", more) };
+        for (name, min, max, step) in numbers {
+            for inside in [min, max] {
+                let reply = post(server.address, path, &body(json!({ name: inside })));
+                assert_eq!(reply.status(), 200, "{name}: {inside}: {reply:?}");
+            }
+            let outside =
+                [json!(min - step), json!(max + step), json!(1e300), json!("1"), json!(true), json!({}), json!([1])];
+            for outside in outside {
+                refused(&post(server.address, path, &body(json!({ name: outside }))), 400, Some(name));
+            }
+        }
+        for (name, value, param) in [
+            ("max_tokens", json!(0), "max_tokens"),
+            ("max_tokens", json!(-1), "max_tokens"),
+            ("max_tokens", json!(1.5), "max_tokens"),
+            ("seed", json!(0.5), "seed"),
+            ("seed", json!("x"), "seed"),
+            ("stop", json!(["a", "b", "c", "d", "e"]), "stop"),
+            ("stop", json!(""), "stop"),
+            ("stop", json!(["a", 1]), "stop.1"),
+            ("logit_bias", json!({"1": 100.5}), "logit_bias.1"),
+            ("logit_bias", json!({"one": 1}), "logit_bias"),
+            ("stream", json!("yes"), "stream"),
+            ("stream_options", json!({"include_usage": true}), "stream_options"),
+            ("model", Value::Null, "model"),
+            ("model", json!(5), "model"),
+            ("pensieve", json!({"adapter_scale": 1}), "pensieve.adapter_scale"),
+            ("pensieve", json!({"unknown": 1}), "pensieve.unknown"),
+        ] {
+            refused(&post(server.address, path, &body(json!({ name: value }))), 400, Some(param));
+        }
+        let huge = post(server.address, path, &body(json!({"max_tokens": u64::MAX, "whatever": {"a": [null]}})));
+        assert_eq!(huge.status(), 200, "{huge:?}");
+    }
+    for (path, name, value, param) in [
+        (CHAT, "messages", json!([]), "messages"),
+        (CHAT, "messages", json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages.0.content.0.type"),
+        (CHAT, "top_logprobs", json!(1), "top_logprobs"),
+        (CHAT, "tool_choice", json!("required"), "tool_choice"),
+        (CHAT, "response_format", json!({"type": "xml"}), "response_format.type"),
+        (TEXT, "prompt", json!([]), "prompt"),
+        (TEXT, "suffix", json!("x"), "suffix"),
+        (TEXT, "logprobs", json!(6), "logprobs"),
+        (TEXT, "best_of", json!(9), "best_of"),
+    ] {
+        let body =
+            if path == CHAT { chat("hello", json!({ name: value })) } else { text("hello", json!({ name: value })) };
+        refused(&post(server.address, path, &body), 400, Some(param));
+    }
+}
+
+#[test]
+fn what_is_no_request_is_refused_by_the_same_envelope() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let json_type = [("content-type", "application/json")];
+    let deep = format!("{{\"messages\":{}", "[".repeat(100_000));
+    for body in [&b""[..], b"{", b"[]", b"{\"a\":NaN}", b"{\"a\":\"\xff\"}", deep.as_bytes()] {
+        for path in [CHAT, TEXT] {
+            refused(&request(server.address, "POST", path, &json_type, body), 400, None);
+        }
+    }
+    let long = post(server.address, CHAT, &chat(&"word ".repeat(80_000), json!({"stream": true})));
+    refused(&long, 400, Some("messages"));
+    assert_eq!(long.json()["error"]["code"], "context_length_exceeded");
+    assert!(long.json()["error"]["message"].as_str().unwrap().starts_with("prompt is too long: "), "{long:?}");
+    let beyond = post(server.address, TEXT, &with(text("", json!({})), json!({"prompt": [1, 4_000_000_000u32]})));
+    refused(&beyond, 400, None);
+    let missing = server.get("/v1/models/nobody");
+    refused(&missing, 404, Some("model"));
+    assert_eq!(missing.json()["error"]["code"], "model_not_found");
+}
+
+#[test]
+fn a_grammar_that_cannot_be_enforced_is_a_status_even_for_a_stream() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    // The model is loaded, so that the worker's answer comes at once.
+    assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
+    let more = json!({"stream": true, "pensieve": {"grammar": {"regex": "(unclosed"}}});
+    refused(&post(server.address, CHAT, &chat("hello", more)), 400, None);
+}
+
+#[test]
+fn a_client_that_leaves_stops_the_work() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let mut incoming = Incoming::open(server.address, CHAT, &[], &chat("forever", json!({"stream": true, "n": 2})));
+    for _ in 0..4 {
+        assert!(incoming.event().is_some());
+    }
+    incoming.leave();
+    server.until("idle", |metrics| {
+        let active = metrics.iter().find(|(name, _)| name.starts_with("pensieve_requests_active"));
+        active.is_some_and(|(_, active)| *active == 0.0)
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_worker_that_dies_ends_its_streams_with_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let mut incoming = Incoming::open(server.address, CHAT, &[], &chat("forever", json!({"stream": true})));
+    for _ in 0..4 {
+        assert!(incoming.event().is_some());
+    }
+    for child in children(server.pid()) {
+        // SAFETY: the server's children are waited for by the server, and at worst the signal finds nobody.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+    }
+    let events = incoming.events();
+    let last = events.last().unwrap().json();
+    assert_eq!(last["error"]["type"], "server_error", "{last}");
+    assert!(events.iter().all(|event| event.data != "[DONE]"));
+    // The next request gets a new worker.
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
+}
+
+/// The processes that a process has started.
+#[cfg(target_os = "linux")]
+pub fn children(parent: u32) -> Vec<i32> {
+    let processes =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_child = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // The name in brackets may hold anything.
+        let parent_of = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+        parent_of == Some(parent)
+    };
+    processes.filter(is_child).collect()
+}
+
+#[test]
+fn a_stream_speaks_at_once_and_ends_with_done() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let said = bytes(&server, CHAT, &chat("hello", json!({"stream": true})));
+    assert!(said.starts_with(": keep-alive\n"), "{said}");
+    assert!(said.ends_with("\n\ndata: [DONE]\n\n"), "{said}");
+    let said = bytes(&server, TEXT, &text("hello", json!({"stream": true, "echo": true, "n": 2})));
+    assert!(said.starts_with(": keep-alive\n") && said.ends_with("\n\ndata: [DONE]\n\n"), "{said}");
+}
+
+#[test]
+fn models_are_listed_for_both_kinds_of_clients() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let list = server.get("/v1/models").json();
+    assert_eq!((&list["object"], &list["data"][0]["id"]), (&json!("list"), &json!("scripted")));
+    let model = server.get("/v1/models/scripted").json();
+    assert_eq!((&model["object"], &model["owned_by"]), (&json!("model"), &json!("pensieve")));
+    assert!(model["created"].as_u64().unwrap() > 1_600_000_000);
+}
