@@ -220,7 +220,7 @@ impl Config {
             quarantine: self.fleet.quarantine,
         };
         let folder = self.cache.folder.clone().unwrap_or_else(|| self.home.join("cache/blocks"));
-        let disk = (self.cache.budget > 0).then(|| wire::DiskTier { folder, bytes: self.cache.budget });
+        let disk = (self.cache.budget > 0).then_some(wire::DiskTier { folder, bytes: self.cache.budget });
         for model in &self.models {
             config.models.push(model.fleet(disk.clone(), &mut settle)?);
         }

@@ -8,7 +8,7 @@
 //! Like a real model it is a function of the tokens before, read back from blocks, so prefixes are reused and sequences
 //! recomputed as they are elsewhere. The next token of the script has by far the highest logit, and any sampler picks it.
 //! Where a grammar forces other tokens, the script waits until it may go on; meanwhile what ends texts, objects and lists is
-//! likelier than what prolongs them.
+//! likelier than what prolongs them, and a call is likelier than other texts.
 
 use pensieve_sdk::{
     Architecture, Batch, Capacity, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
@@ -162,6 +162,9 @@ impl Loaded {
             // White space, of which JSON may have any amount, comes last, and specials never come by themselves.
             let burden = if self.tokens.special[id] || bytes.is_empty() {
                 1000.0
+            } else if bytes.starts_with(b"<") {
+                // It does not begin to think where it is bound to answer.
+                500.0
             } else if bytes.iter().all(u8::is_ascii_whitespace) {
                 30.0
             } else {
@@ -169,7 +172,7 @@ impl Loaded {
             };
             *logit = OTHER - burden;
         }
-        for (rank, text) in [END, "]", "}", "\""].iter().enumerate() {
+        for (rank, text) in ["<tool_call>", END, "]", "}", "\""].iter().enumerate() {
             if let Some(id) = self.tokens.named(text.as_bytes()) {
                 row[id as usize] = CLOSING + rank as f32;
             }

@@ -245,7 +245,9 @@ async fn answers_have_the_form_that_was_asked_for() {
         let conversation = Conversation { tools, ..asked(text) };
         let answer = home.ask(Request { format: format.clone(), ..request(conversation) }).await.unwrap();
         let value: serde_json::Value = serde_json::from_str(&answer.text).unwrap();
-        assert!(value["people"].is_i64() && expect.is_none_or(|city| value["city"] == city), "{value}");
+        // JSON Schema takes 2.0 for an integer.
+        let whole = value["people"].as_f64().is_some_and(|people| people.fract() == 0.0);
+        assert!(whole && expect.is_none_or(|city| value["city"] == city), "{value}");
     }
     let called = home.ask(Request { format: format.clone(), ..request(with_tools("call")) }).await.unwrap();
     assert_eq!(called.calls, [("Bash".into(), r#"{"command": "ls -la | wc"}"#.into())]);

@@ -17,12 +17,12 @@ pub fn bigram(vocabulary: u32, context: u32) -> TempDir {
     folder
 }
 
-/// A Llama of random weights that is large enough for its prompts to take time: 4 layers of 256, about 3 M weights, with the
+/// A Llama of random weights that is large enough for its prompts to take time: 4 layers of 512, about 11 M weights, with the
 /// tokenizer and the chat template of a fixture.
 pub fn llama(context: u32) -> TempDir {
     const VOCABULARY: usize = 128;
-    const HIDDEN: usize = 256;
-    const INNER: usize = 704;
+    const HIDDEN: usize = 512;
+    const INNER: usize = 1408;
     const LAYERS: usize = 4;
     const HEADS: usize = 8;
     const KV_HEADS: usize = 2;

@@ -33,7 +33,9 @@ fn claude_code_runs_a_command_and_hears_what_it_says() {
         println!("skipped Claude Code: {why}");
     };
     // Nothing is built where there is no network.
-    (program(), test_plugin("scripted"), plugin("pensieve-samplers"));
+    program();
+    test_plugin("scripted");
+    plugin("pensieve-samplers");
     let claude = match installed() {
         Ok(claude) => claude,
         Err(why) => return skip(why),

@@ -2,6 +2,7 @@
 //! for it, so `cargo test --workspace` on a fresh clone is the whole command.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(clippy::needless_pass_by_value, reason = "what a test writes down is handed over")]
 
 mod artifacts;
 mod checkpoints;
@@ -30,6 +31,7 @@ mod grammars;
 mod http;
 mod llama;
 mod loading;
+mod lora;
 mod mistral;
 mod openai;
 mod overhead;

@@ -146,11 +146,12 @@ impl Config {
         Ok(Self { vocabulary, context: number(&text, "max_position_embeddings", CONTEXT_MAX)? })
     }
 
-    /// One word per token: its number.
+    /// One word per token: its number, with the space before it that `▁` stands for.
     fn tokenizer(&self) -> String {
-        let words: Vec<String> = (0..self.vocabulary).map(|token| format!("\"{token}\":{token}")).collect();
+        let words: Vec<String> = (0..self.vocabulary).map(|token| format!("\"▁{token}\":{token}")).collect();
+        let spaces = r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"always","split":true}"#;
         format!(
-            r#"{{"version":"1.0","added_tokens":[],"pre_tokenizer":{{"type":"WhitespaceSplit"}},"model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"0"}}}}"#,
+            r#"{{"version":"1.0","added_tokens":[],"pre_tokenizer":{spaces},"decoder":{spaces},"model":{{"type":"WordLevel","vocab":{{{}}},"unk_token":"▁0"}}}}"#,
             words.join(",")
         )
     }

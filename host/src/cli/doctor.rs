@@ -120,7 +120,7 @@ fn home(found: &mut Findings, home: &Path) {
     match tried {
         Ok(()) => found.good("home", &home.display().to_string()),
         Err(error) => {
-            found.broken("home", &format!("'{}' cannot be written to: {error}; set PENSIEVE_HOME", home.display()))
+            found.broken("home", &format!("'{}' cannot be written to: {error}; set PENSIEVE_HOME", home.display()));
         }
     }
 }
@@ -213,7 +213,7 @@ async fn models(found: &mut Findings, config: &Config) {
                 found.good("device", &format!("'{}' takes {device} for '{}': {note}", model.device, model.id));
             }
             Err(failure) => {
-                found.broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.device))
+                found.broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.device));
             }
         }
     }

@@ -83,7 +83,7 @@ impl Run {
             let chats = Chats::new(fleet.clone());
             let outcome = self.answer(&chats, Request { model: model.clone(), ..request }).await;
             fleet.shutdown(Duration::ZERO).await;
-            self.conclude(&model, outcome?)
+            self.conclude(&model, &outcome?)
         })
     }
 
@@ -134,7 +134,7 @@ impl Run {
         Ok(answer)
     }
 
-    fn conclude(&self, model: &str, answer: Answer) -> Outcome {
+    fn conclude(&self, model: &str, answer: &Answer) -> Outcome {
         let Some((reason, usage)) = answer.finish else {
             return Err(Failure::new(FailureCode::WorkerLost, "the answer has no end").into());
         };

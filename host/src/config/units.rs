@@ -65,7 +65,7 @@ pub(crate) fn bytes(bytes: u64) -> String {
         return format!("{bytes} B");
     };
     let tenths = bytes / (factor / 10).max(1);
-    if bytes % factor == 0 || tenths >= 1000 {
+    if bytes.is_multiple_of(factor) || tenths >= 1000 {
         format!("{} {unit}", bytes / factor)
     } else {
         format!("{}.{} {unit}", bytes / factor, bytes % factor * 10 / factor)

@@ -33,6 +33,9 @@ const FORM: &str = "1";
 const CACHED_FILES_MAX: usize = 512;
 const RECENT_MAX: usize = 8;
 
+/// Cards by what they were asked for with.
+type Recent = VecDeque<(String, Arc<Card>)>;
+
 /// Asks children about checkpoints.
 #[derive(Clone, Debug)]
 pub(super) struct Prober {
@@ -43,7 +46,7 @@ pub(super) struct Prober {
     /// How long one child may take.
     pub(super) deadline: Duration,
     /// Cards that were asked for lately, as every request asks for one and a tokenizer has megabytes; the latest first.
-    pub(super) recent: Arc<Mutex<VecDeque<(String, Arc<Card>)>>>,
+    pub(super) recent: Arc<Mutex<Recent>>,
 }
 
 /// Who takes a checkpoint, and what it is.

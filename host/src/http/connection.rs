@@ -26,8 +26,8 @@ const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 64 << 20;
 
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-    content-length: 103\r\nconnection: close\r\n\r\n\
-    {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too many connections; try again later\"}}   ";
+    content-length: 102\r\nconnection: close\r\n\r\n\
+    {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too many connections; try again later\"}}";
 
 /// Serves a connection to its end. When the server stops, the answer that is being written is the last one.
 pub(super) async fn serve(stream: TcpStream, front: Arc<Front>, mut stopping: watch::Receiver<bool>) {

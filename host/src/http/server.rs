@@ -88,9 +88,11 @@ impl Server {
         drop(self.listener);
         tracing::info!("ending: no more requests are taken");
         let _ = stopping.send(true);
-        chats.fleet().shutdown(limits.drain).await;
-        // Whoever does not read the last event is not waited for.
+        // What was taken is answered, even if its model is only being loaded; then the rest is told that it is over.
         let all = u32::try_from(limits.connections_max).unwrap_or(u32::MAX);
+        let _ = timeout(limits.drain, connections.acquire_many(all)).await;
+        chats.fleet().shutdown(Duration::ZERO).await;
+        // Whoever does not read the last event is not waited for.
         let _ = timeout(LAST_WORDS, connections.acquire_many(all)).await;
         upkeep.abort();
     }

@@ -179,7 +179,11 @@ mod tests {
     async fn what_stalls_fails_in_time_and_keeps_its_thread() {
         let permits = permits();
         let (release, held) = std::sync::mpsc::channel::<()>();
-        let work = move || Ok(drop(held.recv()));
+        let work = move || {
+            // Nothing is ever sent: it waits until the sender is gone.
+            let _ = held.recv();
+            Ok(())
+        };
         let failure = run(&permits, Duration::from_millis(20), "writing", work).await.unwrap_err();
         assert!(failure.message.contains("takes longer"), "{failure}");
         // No second thread is stalled as long as the first one is.

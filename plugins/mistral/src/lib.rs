@@ -150,6 +150,10 @@ impl Growth {
 
 /// How queries grow, where the configuration says so beside RoPE's parameters.
 fn growth(config: &Settings) -> Result<Option<Growth>> {
+    #[allow(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method's type is of a crate that is not named here"
+    )]
     let beta = config.value().pointer("/rope_parameters/llama_4_scaling_beta").and_then(|beta| beta.as_f64());
     match (beta.filter(|beta| *beta != 0.0), config.rope()?.scaling) {
         (None, _) => Ok(None),

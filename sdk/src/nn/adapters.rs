@@ -7,8 +7,8 @@ use candle_core::Tensor;
 use std::{collections::HashMap, ops::Range};
 
 use super::{
-    loader::{LayerId, Registered, Registry},
-    ops::Ops,
+    loader::{LayerId, Part, Registered, Registry, RowOrder},
+    ops::{LowRank, Ops},
 };
 use crate::{AdapterData, Error, LowRankPair, Result};
 
@@ -28,15 +28,6 @@ pub(super) struct AdaptedRows {
 pub(super) struct Adapters {
     attached: HashMap<u32, HashMap<LayerId, LowRank>>,
     last: u32,
-}
-
-/// One pair on the device, transposed as it is multiplied.
-#[derive(Debug)]
-struct LowRank {
-    /// `[inputs, rank]`.
-    a: Tensor,
-    /// `[rank, outputs]`, the pair's own scale within.
-    b: Tensor,
 }
 
 impl Adapters {
@@ -65,7 +56,7 @@ impl Adapters {
         }
     }
 
-    /// Adds the changes of each group of rows to a layer's output.
+    /// Adds the changes of each group of rows to the output of a linear layer.
     pub(super) fn apply(
         &self,
         ops: &Ops,
@@ -74,33 +65,35 @@ impl Adapters {
         out: Tensor,
         groups: &[AdaptedRows],
     ) -> Result<Tensor> {
-        let mut parts = Vec::new();
-        let mut next = 0;
-        for group in groups {
-            let Some(pair) = self.attached.get(&group.adapter).and_then(|layers| layers.get(&layer)) else { continue };
-            let Range { start, end } = group.rows;
-            if start > next {
-                parts.push(out.narrow(0, next, start - next)?);
-            }
-            let change = ops.rows(x, start, end - start)?.matmul(&pair.a)?.matmul(&pair.b)?;
-            parts.push((out.narrow(0, start, end - start)? + (change * f64::from(group.scale))?)?);
-            next = end;
-        }
-        if parts.is_empty() {
-            return Ok(out);
-        }
-        if next < out.dim(0)? {
-            parts.push(out.narrow(0, next, out.dim(0)? - next)?);
-        }
-        Ok(Tensor::cat(&parts, 0)?)
+        ops.add_low_rank(x, out, &self.of(layer, groups))
+    }
+
+    /// Adds the changes of each group of rows to the vectors that a table has for tokens.
+    pub(super) fn apply_to_table(
+        &self,
+        ops: &Ops,
+        layer: LayerId,
+        tokens: &[u32],
+        out: Tensor,
+        groups: &[AdaptedRows],
+    ) -> Result<Tensor> {
+        ops.add_low_rank_vectors(tokens, out, &self.of(layer, groups))
+    }
+
+    fn of<'a>(&'a self, layer: LayerId, groups: &[AdaptedRows]) -> Vec<(Range<usize>, &'a LowRank, f32)> {
+        let of = |group: &AdaptedRows| {
+            let pair = self.attached.get(&group.adapter)?.get(&layer)?;
+            Some((group.rows.clone(), pair, group.scale))
+        };
+        groups.iter().filter_map(of).collect()
     }
 }
 
 /// Brings a pair to its layer, or in parts to the layers of a stack, which share its `a` and divide the rows of its `b`.
 fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(LayerId, LowRank)>> {
-    let layers = registry.find(&pair.target);
-    let Some(inputs) = layers.first().map(|(_, layer)| layer.inputs) else {
-        return Err(Error::not_found("the model has no such linear layer"));
+    let (order, layers) = registry.find(&pair.target);
+    let Some((first, inputs)) = layers.first().map(|(_, layer)| (layer.part, layer.inputs)) else {
+        return Err(Error::not_found("the model has no such linear layer or embedding"));
     };
     let outputs: usize = layers.iter().map(|(_, layer)| layer.outputs).sum();
     if (pair.inputs, pair.outputs) != (inputs, outputs) {
@@ -110,34 +103,56 @@ fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(Laye
     if pair.rank == 0 || pair.rank > RANK_MAX {
         return Err(Error::unsupported(format!("rank {} is outside 1 to {RANK_MAX}", pair.rank)));
     }
+    if (pair.a.len(), pair.b.len()) != (pair.rank * inputs, outputs * pair.rank) {
+        return Err(Error::corrupt(format!("its factors have {} and {} values", pair.a.len(), pair.b.len())));
+    }
     if !pair.a.iter().chain(&pair.b).all(|value| value.is_finite()) || !pair.scale.is_finite() {
         return Err(Error::corrupt("it holds values that are not numbers"));
     }
-    let a = Tensor::from_slice(&pair.a, (pair.rank, inputs), ops.device())?.t()?.contiguous()?;
+    if first == Part::Table {
+        let up = pair.a.iter().map(|value| value * pair.scale).collect();
+        let [(id, layer)] = layers.as_slice() else { return Err(Error::unsupported("a stack of embeddings")) };
+        return Ok(vec![(*id, ops.low_rank(pair.rank, pair.b.clone(), up, layer.is_f32)?)]);
+    }
     let mut rest = pair.b.as_slice();
     let part = |(id, layer): (LayerId, &Registered)| {
-        let values = layer.outputs * pair.rank;
-        let rows = rest.get(..values).ok_or_else(|| Error::corrupt(format!("its b has {} values", pair.b.len())))?;
-        rest = &rest[values..];
-        let rows = match layer.paired_heads {
-            Some(head_dim) => pair_up(rows, pair.rank, head_dim),
-            None => rows.to_vec(),
-        };
-        let b = Tensor::from_vec(rows, (layer.outputs, pair.rank), ops.device())?.t()?.contiguous()?;
-        Ok((id, LowRank { a: a.clone(), b: (b * f64::from(pair.scale))? }))
+        let (rows, after) = rest.split_at(layer.outputs * pair.rank);
+        rest = after;
+        let rows = layer.in_order(order, rows, pair.rank);
+        let up = transposed(&rows, pair.rank, pair.scale);
+        Ok((id, ops.low_rank(pair.rank, pair.a.clone(), up, layer.is_f32)?))
     };
     layers.into_iter().map(part).collect()
 }
 
-/// Reorders the rows of each head so that row `i` of its first half stands beside row `i` of its second.
-fn pair_up(rows: &[f32], width: usize, head_dim: usize) -> Vec<f32> {
+impl Registered {
+    /// The rows of a `b` as they belong to the rows of this layer's weight.
+    fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
+        match self.rotated_heads.filter(|_| order != self.order) {
+            Some(head_dim) => reorder(rows, width, head_dim, self.order),
+            None => rows.to_vec(),
+        }
+    }
+}
+
+/// `[outputs, rank]` as `[rank, outputs]`, times a factor.
+fn transposed(rows: &[f32], rank: usize, factor: f32) -> Vec<f32> {
+    let column = |r: usize| rows.iter().skip(r).step_by(rank).map(|value| value * factor);
+    (0..rank).flat_map(column).collect()
+}
+
+/// Brings the rows of each head into the other order: in GGUF's, row `i` of Hugging Face's first half stands beside row `i`
+/// of the second.
+fn reorder(rows: &[f32], width: usize, head_dim: usize, to: RowOrder) -> Vec<f32> {
     let half = head_dim / 2;
     let mut out = Vec::with_capacity(rows.len());
     for head in rows.chunks_exact(head_dim * width) {
-        for i in 0..half {
-            for row in [i, half + i] {
-                out.extend_from_slice(&head[row * width..(row + 1) * width]);
-            }
+        for i in 0..head_dim {
+            let row = match to {
+                RowOrder::Gguf => i / 2 + (i % 2) * half,
+                RowOrder::HuggingFace => 2 * (i % half) + i / half,
+            };
+            out.extend_from_slice(&head[row * width..(row + 1) * width]);
         }
     }
     out
@@ -145,12 +160,18 @@ fn pair_up(rows: &[f32], width: usize, head_dim: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use super::pair_up;
+    use super::*;
 
     #[test]
-    fn halves_of_a_head_become_neighbours() {
+    fn halves_of_a_head_become_neighbours_and_halves_again() {
         let rows = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5];
         let expected = [0.0, 0.5, 2.0, 2.5, 1.0, 1.5, 3.0, 3.5, 10.0, 10.5, 12.0, 12.5, 11.0, 11.5, 13.0, 13.5];
-        assert_eq!(pair_up(&rows, 2, 4), expected);
+        assert_eq!(reorder(&rows, 2, 4, RowOrder::Gguf), expected);
+        assert_eq!(reorder(&expected, 2, 4, RowOrder::HuggingFace), rows);
+    }
+
+    #[test]
+    fn factors_are_transposed_with_their_scale() {
+        assert_eq!(transposed(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 2, 2.0), [2.0, 6.0, 10.0, 4.0, 8.0, 12.0]);
     }
 }

@@ -6,7 +6,11 @@
 use candle_core::Tensor;
 use std::sync::Arc;
 
-use super::{Loader, Step, loader::LayerId, ops::Matrix};
+use super::{
+    Loader, Step,
+    loader::{LayerId, Part},
+    ops::Matrix,
+};
 use crate::Result;
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
@@ -40,21 +44,23 @@ impl Linear {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Arc<Matrix>,
+    id: LayerId,
 }
 
 impl Embedding {
-    pub(super) fn new(weight: Arc<Matrix>) -> Self {
-        Self { weight }
+    pub(super) fn new(weight: Arc<Matrix>, id: LayerId) -> Self {
+        Self { weight, id }
     }
 
     /// The vectors of the step's tokens, of shape `[tokens, width]`.
     pub fn forward(&self, step: &Step<'_>) -> Result<Tensor> {
-        step.ops().embed(&self.weight, step.tokens())
+        step.adapt_table(self.id, step.ops().embed(&self.weight, step.tokens())?)
     }
 
     /// The output layer `name` that shares this table, as in models with tied embeddings. An adapter for `name` changes the
     /// output alone.
     pub fn tied(&self, loader: &Loader<'_>, name: &str) -> Linear {
-        Linear::new(self.weight.clone(), None, loader.register(loader.at(name).path(), &self.weight))
+        let id = loader.register(loader.at(name).path(), &self.weight, Part::Linear);
+        Linear::new(self.weight.clone(), None, id)
     }
 }

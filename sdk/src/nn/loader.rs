@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Error, Result, Services,
-    weights::{Checkpoint, Format, RawTensor, quote},
+    weights::{Checkpoint, Format, Names, RawTensor, names, quote},
 };
 
 /// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
@@ -38,9 +38,12 @@ const NAMED_MAX: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerId(usize);
 
-/// The linear layers of a model by name.
-#[derive(Debug, Default)]
+/// The weights of a model by name.
+#[derive(Debug)]
 pub(super) struct Registry {
+    /// What the model's GGUF files have under names of their own.
+    family: &'static str,
+    names: Names,
     layers: Vec<Registered>,
     /// Names under which several layers stand one above the other.
     stacks: Vec<(String, Vec<LayerId>)>,
@@ -50,15 +53,48 @@ pub(super) struct Registry {
 #[derive(Debug)]
 pub(super) struct Registered {
     name: String,
+    pub(super) part: Part,
     pub(super) inputs: usize,
     pub(super) outputs: usize,
-    /// Where a checkpoint's rows are not in Hugging Face's order: the size of the heads within which neighbours pair up.
-    pub(super) paired_heads: Option<usize>,
+    /// Whether its values are worth adapters of single precision.
+    pub(super) is_f32: bool,
+    /// The order of its rows.
+    pub(super) order: RowOrder,
+    /// The size of the heads within which that order matters; none where it does not.
+    pub(super) rotated_heads: Option<usize>,
+}
+
+/// What a weight is used as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// A linear layer.
+    Linear,
+    /// A table of vectors, one for each token.
+    Table,
+}
+
+/// Whose order the rows of queries and keys have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowOrder {
+    /// That of Hugging Face's checkpoints.
+    HuggingFace,
+    /// That of GGUF files.
+    Gguf,
 }
 
 impl Registry {
     /// The layer of this name, or the layers of the stack of this name from top to bottom; nothing where there is neither.
-    pub(super) fn find(&self, name: &str) -> Vec<(LayerId, &Registered)> {
+    /// A name may be Hugging Face's or GGUF's, and tells the order of the rows that come with it.
+    pub(super) fn find(&self, name: &str) -> (RowOrder, Vec<(LayerId, &Registered)>) {
+        let found = self.find_named(name);
+        if !found.is_empty() {
+            return (RowOrder::HuggingFace, found);
+        }
+        let name = names::hugging_face(self.family, &format!("{name}.weight"), self.names);
+        (RowOrder::Gguf, self.find_named(name.strip_suffix(".weight").unwrap_or(&name)))
+    }
+
+    fn find_named(&self, name: &str) -> Vec<(LayerId, &Registered)> {
         let of = |id: &LayerId| Some((*id, self.layers.get(id.0)?));
         if let Some(index) = self.layers.iter().position(|layer| layer.name == name) {
             return of(&LayerId(index)).into_iter().collect();
@@ -81,15 +117,26 @@ pub(super) struct Shared<'a> {
     services: &'a Services,
     ops: &'a Ops,
     context: usize,
+    family: &'static str,
     registry: RefCell<Registry>,
     used: RefCell<HashSet<String>>,
     loaded_bytes: Cell<u64>,
 }
 
 impl<'a> Shared<'a> {
-    pub(super) fn new(checkpoint: &'a Checkpoint, services: &'a Services, ops: &'a Ops, context: usize) -> Self {
-        let (registry, used) = (RefCell::default(), RefCell::default());
-        Self { checkpoint, services, ops, context, registry, used, loaded_bytes: Cell::new(0) }
+    /// `gguf` are the names by which GGUF files call the architecture, `names` what they have of their own.
+    pub(super) fn new(
+        checkpoint: &'a Checkpoint,
+        services: &'a Services,
+        ops: &'a Ops,
+        context: usize,
+        (gguf, names): (&[&'static str], Names),
+    ) -> Self {
+        let called = gguf.iter().find(|name| **name == checkpoint.architecture());
+        let family = called.or(gguf.first()).copied().unwrap_or_default();
+        let registry = Registry { family, names, layers: Vec::new(), stacks: Vec::new() };
+        let (registry, used) = (RefCell::new(registry), RefCell::default());
+        Self { checkpoint, services, ops, context, family, registry, used, loaded_bytes: Cell::new(0) }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
@@ -146,7 +193,7 @@ impl Loader<'_> {
         let here = self.at(name);
         let weight = Arc::new(here.matrix("weight", outputs, inputs)?);
         let bias = if here.has("bias") { Some(here.vector("bias", outputs)?) } else { None };
-        let id = self.register(&here.prefix, &weight);
+        let id = self.register(&here.prefix, &weight, Part::Linear);
         Ok(Linear::new(weight, bias, id))
     }
 
@@ -164,7 +211,7 @@ impl Loader<'_> {
                 start = rows.end;
                 let weight = Arc::new(self.shared.ops.matrix(&weight.rows(rows.clone())?)?);
                 let bias = bias.as_ref().map(|bias| self.shared.ops.vector(&bias.rows(rows)?)).transpose()?;
-                let id = self.register(&self.name(part), &weight);
+                let id = self.register(&self.name(part), &weight, Part::Linear);
                 Ok(Linear::new(weight, bias, id))
             };
             parts.into_iter().map(part).collect::<Result<_>>()?
@@ -179,7 +226,9 @@ impl Loader<'_> {
     /// The embedding `name.weight`, of shape `[rows, width]`.
     pub fn embedding(&self, name: &str, rows: usize, width: usize) -> Result<Embedding> {
         let here = self.at(name);
-        Ok(Embedding::new(Arc::new(here.matrix("weight", rows, width)?)))
+        let weight = Arc::new(here.matrix("weight", rows, width)?);
+        let id = self.register(&here.prefix, &weight, Part::Table);
+        Ok(Embedding::new(weight, id))
     }
 
     /// A small dense tensor of one dimension, as `f32`.
@@ -208,22 +257,26 @@ impl Loader<'_> {
         self.shared.ops.matrix(&raw).map_err(|error| error.context(format!("tensor '{}'", raw.name)))
     }
 
-    pub(super) fn register(&self, name: &str, weight: &Matrix) -> LayerId {
+    pub(super) fn register(&self, name: &str, weight: &Matrix, part: Part) -> LayerId {
         let (inputs, outputs) = (weight.inputs(), weight.outputs());
-        let paired_heads = self.paired_heads(name, outputs);
+        let order = if self.format() == Format::Gguf { RowOrder::Gguf } else { RowOrder::HuggingFace };
+        let rotated_heads = self.rotated_heads(name, outputs);
+        let is_f32 = weight.is_f32();
+        let layer = Registered { name: name.to_owned(), part, inputs, outputs, is_f32, order, rotated_heads };
         let mut registry = self.shared.registry.borrow_mut();
-        registry.layers.push(Registered { name: name.to_owned(), inputs, outputs, paired_heads });
+        registry.layers.push(layer);
         LayerId(registry.layers.len() - 1)
     }
 
-    /// Whether the rows of a layer are those of queries or keys whose rotating pairs were made neighbours.
-    fn paired_heads(&self, name: &str, outputs: usize) -> Option<usize> {
+    /// The size of the heads, where the rows of a layer are those of queries or keys whose rotating pairs are neighbours in
+    /// GGUF files.
+    fn rotated_heads(&self, name: &str, outputs: usize) -> Option<usize> {
         let config = self.shared.checkpoint.config();
         let is_rotated = ["q_proj", "k_proj"].iter().any(|projection| name.ends_with(projection));
-        let is_reordered = self.format() == Format::Gguf && REORDERED.contains(&self.shared.checkpoint.architecture());
         let per_head = || config.usize("hidden_size").ok()?.checked_div(config.usize("num_attention_heads").ok()?);
         let head_dim = config.find_usize("head_dim").ok().flatten().or_else(per_head)?;
-        (is_rotated && is_reordered && head_dim > 0 && outputs.is_multiple_of(head_dim)).then_some(head_dim)
+        let is_reordered = is_rotated && REORDERED.contains(&self.shared.family);
+        (is_reordered && head_dim > 1 && outputs.is_multiple_of(head_dim)).then_some(head_dim)
     }
 
     /// Reports progress, and stops when the host wants it.

@@ -15,7 +15,7 @@
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{D, DType, Device, Module, Tensor};
-use std::{borrow::Cow, env, sync::Arc};
+use std::{borrow::Cow, env, ops::Range, sync::Arc};
 
 use super::{
     cpu::{self, Activation, Pool},
@@ -26,6 +26,9 @@ use crate::{
     Error, Result,
     weights::{Dtype, RawTensor, RopeStyle},
 };
+
+/// Values up to here are kept in half precision without harm.
+const HALF_MAX: f32 = 32_768.0;
 
 /// A weight `[outputs, inputs]` in the form that its device computes with.
 #[derive(Clone, Debug)]
@@ -45,7 +48,34 @@ enum Form {
     Quantized(Arc<QTensor>, QMatMul),
 }
 
+/// The factors of a low-rank change in the form that its device computes with.
+#[derive(Clone, Debug)]
+pub(super) struct LowRank {
+    rank: usize,
+    form: LowRankForm,
+}
+
+#[derive(Clone, Debug)]
+enum LowRankForm {
+    /// For the CPU kernels: row after row, in a float type.
+    Rows { dtype: Dtype, down: Vec<u8>, up: Vec<u8> },
+    /// One after the other, as a linear layer or an embedding will shape them, and `[rank, outputs]`.
+    Tensors { down: Tensor, up: Tensor },
+}
+
+/// Rows of an activation, what changes them, and how much.
+type Changed<'a> = (Range<usize>, &'a LowRank, f32);
+
 impl Matrix {
+    /// Whether it holds numbers of single precision.
+    pub(super) fn is_f32(&self) -> bool {
+        match &self.form {
+            Form::InPlace(raw) => raw.dtype == Dtype::F32,
+            Form::Dense(tensor) => tensor.dtype() == DType::F32,
+            Form::Quantized(..) => false,
+        }
+    }
+
     /// Rows of the weight.
     pub(super) fn outputs(&self) -> usize {
         self.outputs
@@ -227,6 +257,99 @@ impl Ops {
             Form::Dense(w) => Ok(w.index_select(&self.ids(ids)?, 0)?.to_dtype(DType::F32)?),
             Form::Quantized(w, _) => Ok(w.embedding(&self.ids(ids)?)?.to_dtype(DType::F32)?),
         }
+    }
+
+    /// Takes in the factors of a change: `down` of `rank` rows, or of an embedding with `rank` columns, and `up` of `rank`
+    /// rows. Beside weights of less than single precision, the CPU keeps them in half.
+    pub(super) fn low_rank(&self, rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRank> {
+        let form = if self.pool.is_some() {
+            let is_half = !single && down.iter().chain(&up).all(|value| value.abs() < HALF_MAX);
+            let pack = |values: Vec<f32>| -> Vec<u8> {
+                if is_half {
+                    values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect()
+                } else {
+                    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+                }
+            };
+            LowRankForm::Rows { dtype: if is_half { Dtype::F16 } else { Dtype::F32 }, down: pack(down), up: pack(up) }
+        } else {
+            let outputs = up.len() / rank.max(1);
+            let (down_len, device) = (down.len(), &self.device);
+            LowRankForm::Tensors {
+                down: Tensor::from_vec(down, down_len, device)?,
+                up: Tensor::from_vec(up, (rank, outputs), device)?,
+            }
+        };
+        Ok(LowRank { rank, form })
+    }
+
+    /// Adds low-rank changes to rows of a linear layer's output; the groups of rows do not overlap.
+    pub(super) fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let inputs = x.dim(1)?;
+        let values = if self.pool.is_some() { Some(view(x)?) } else { None };
+        let row = |row: usize| match &values {
+            Some(values) => Ok(cpu::Input::Values(&values[row * inputs..(row + 1) * inputs])),
+            None => Err(Error::invalid("a change was loaded for other kernels")),
+        };
+        self.add_changes(out, groups, row, |rows, change, down| {
+            let down = down.reshape((change.rank, inputs))?;
+            Ok(self.rows(x, rows.start, rows.len())?.matmul(&down.t()?)?)
+        })
+    }
+
+    /// Adds low-rank changes to the vectors of tokens.
+    pub(super) fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        let row = |row: usize| Ok(cpu::Input::Token(tokens[row] as usize));
+        self.add_changes(out, groups, row, |rows, change, down| {
+            let down = down.reshape(((), change.rank))?;
+            Ok(down.index_select(&self.ids(&tokens[rows])?, 0)?)
+        })
+    }
+
+    /// Adds `scale · inner · up` to groups of rows.
+    fn add_changes<'a>(
+        &self,
+        out: Tensor,
+        groups: &'a [Changed<'_>],
+        input: impl Fn(usize) -> Result<cpu::Input<'a>>,
+        inner: impl Fn(Range<usize>, &LowRank, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        if groups.is_empty() {
+            return Ok(out);
+        }
+        let (rows, outputs) = out.dims2()?;
+        if let Some(pool) = &self.pool {
+            let mut changes = Vec::new();
+            for (range, change, scale) in groups {
+                let LowRankForm::Rows { dtype, down, up } = &change.form else {
+                    return Err(Error::invalid("a change was loaded for other kernels"));
+                };
+                let factors = cpu::Factors { dtype: *dtype, rank: change.rank, down, up };
+                for row in range.clone() {
+                    changes.push(cpu::Change { row, factors, scale: *scale, input: input(row)? });
+                }
+            }
+            let mut values = view(&out)?.to_vec();
+            cpu::low_rank(pool, &changes, outputs, &mut values);
+            return tensor(values, (rows, outputs));
+        }
+        let (mut parts, mut next) = (Vec::new(), 0);
+        for (range, change, scale) in groups {
+            let LowRankForm::Tensors { down, up } = &change.form else {
+                return Err(Error::invalid("a change was loaded for other kernels"));
+            };
+            if range.start > next {
+                parts.push(out.narrow(0, next, range.start - next)?);
+            }
+            let change = (inner(range.clone(), change, down)?.matmul(up)? * f64::from(*scale))?;
+            parts.push((out.narrow(0, range.start, range.len())? + change)?);
+            next = range.end;
+        }
+        if next < rows {
+            parts.push(out.narrow(0, next, rows - next)?);
+        }
+        Ok(Tensor::cat(&parts, 0)?)
     }
 
     /// Indices on the device.

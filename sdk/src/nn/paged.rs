@@ -183,7 +183,7 @@ impl<D: Decoder> Architecture for Paged<D> {
                 format!("the model was made for {context} tokens, not for {asked}: taking {context}"),
             );
         }
-        let shared = Shared::new(&opened.checkpoint, services, &ops, context);
+        let shared = Shared::new(&opened.checkpoint, services, &ops, context, (D::GGUF, D::GGUF_NAMES));
         let blocks = blocks_within(request.state_bytes, opened.block_bytes)?;
         let decoder = D::load(&shared.root(), &opened.config)?;
         if let Some(names) = shared.unused() {

@@ -85,4 +85,11 @@ impl<'a> Step<'a> {
     pub(super) fn adapt(&self, layer: LayerId, x: &Tensor, out: Tensor) -> Result<Tensor> {
         if self.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &self.adapted) }
     }
+    /// The vectors of the step's tokens with the adapters' changes.
+    pub(super) fn adapt_table(&self, table: LayerId, out: Tensor) -> Result<Tensor> {
+        if self.adapted.is_empty() {
+            return Ok(out);
+        }
+        self.adapters.apply_to_table(self.ops, table, self.tokens(), out, &self.adapted)
+    }
 }

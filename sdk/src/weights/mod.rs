@@ -13,7 +13,7 @@ mod dtype;
 pub(crate) mod fixture;
 pub mod gguf;
 mod json;
-mod names;
+pub(crate) mod names;
 mod safetensors;
 mod tensor;
 mod tokenizer;

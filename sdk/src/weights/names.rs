@@ -9,7 +9,7 @@
 pub type Names = &'static [(&'static str, &'static str)];
 
 /// The Hugging Face name of a tensor in a GGUF file of an architecture; `own` are the rows that its plugin brings.
-pub(super) fn hugging_face(architecture: &str, name: &str, own: Names) -> String {
+pub(crate) fn hugging_face(architecture: &str, name: &str, own: Names) -> String {
     let Some((path, kind)) = name.rsplit_once('.') else { return name.to_owned() };
     if let Some((layer, part)) = path.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
         let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());

@@ -126,7 +126,7 @@ fn truncated(message: String) -> Error {
     Error::corrupt(message).help("the download stopped early: download it again")
 }
 
-fn open_file(path: &Path) -> Result<Shard> {
+pub(super) fn open_file(path: &Path) -> Result<Shard> {
     Bytes::map(path).and_then(|file| Shard::read(&file).map_err(|error| error.context(path.display())))
 }
 

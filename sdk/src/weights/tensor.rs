@@ -3,11 +3,15 @@
 //! What a plugin asks for and what a file has are compared here, once, so that a missing tensor or a wrong shape ends in
 //! a message that names both sides instead of in arithmetic on the wrong numbers.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, path::Path};
 
 use half::{bf16, f16};
 
-use super::{Bytes, Dtype, quote};
+use super::{
+    Bytes, Dtype,
+    gguf::{self, Metadata},
+    quote, safetensors,
+};
 use crate::{Error, Result};
 
 /// A tensor as it lies in its file.
@@ -89,6 +93,21 @@ impl Weights {
             }
         }
         Ok(Self { tensors: named })
+    }
+
+    /// The tensors of one safetensors file, under their names there.
+    pub fn of_safetensors(path: &Path) -> Result<Self> {
+        let shard = safetensors::open_file(path)?;
+        Self::new(shard.tensors).map_err(|error| error.context(path.display()))
+    }
+
+    /// The tensors of a GGUF file, under their names there, and what it says besides.
+    pub fn of_gguf(path: &Path) -> Result<(Self, Metadata)> {
+        let mut parts = gguf::open(path)?;
+        let tensors: Vec<RawTensor> = parts.iter_mut().flat_map(|part| std::mem::take(&mut part.tensors)).collect();
+        let metadata = parts.into_iter().next().map(|first| first.metadata).unwrap_or_default();
+        let weights = Self::new(tensors).map_err(|error| error.context(path.display()))?;
+        Ok((weights, metadata))
     }
 
     /// The tensor of this name; the error names the nearest one that is there.

@@ -23,7 +23,7 @@ use crate::{
 const MESSAGES: &str = "/v1/messages";
 const COUNT: &str = "/v1/messages/count_tokens";
 const BASH: &str = concat!("<tool_call>\n", r#"{"name": "Bash", "arguments": {"command": "ls -l"}}"#, "\n</tool_call>");
-const SCRIPT: [(&str, &str); 9] = [
+const SCRIPT: [(&str, &str); 10] = [
     ("<tool_response>", "There are three files."),
     ("hello", "Hello there, blåbær friend 🫐."),
     (
@@ -41,7 +41,12 @@ const SCRIPT: [(&str, &str); 9] = [
     ("think", "<think>\nLet me see.\n</think>\n\nForty-two."),
     ("nothing", ""),
     ("json", r#"{"city": "Oslo", "degrees": 21}"#),
-    ("forever", "on and on and on and on and on and on and on and on and on and on and on and on and on and on and on"),
+    (
+        "forever",
+        "q z x j k w v q j z x k v w z q x j k z v q w x j z k q v x w z j q k x v z w q j x k z v w q x j z k v",
+    ),
+    // What a client says of its tokens stands after the result of a call.
+    ("tokens left", "There are three files."),
     ("", "What?"),
 ];
 
@@ -61,7 +66,9 @@ fn serve_with(root: &Path, lines: &str) -> Server {
 
 /// The body of a message about this, with more fields.
 fn about(text: &str, more: &Value) -> Value {
-    let mut body = json!({"model": "scripted", "max_tokens": 100, "messages": [{"role": "user", "content": text}]});
+    let mut body = json!({
+        "model": "scripted", "max_tokens": 100, "temperature": 0, "messages": [{"role": "user", "content": text}],
+    });
     for (name, value) in more.as_object().unwrap() {
         body[name] = value.clone();
     }

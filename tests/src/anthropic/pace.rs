@@ -24,7 +24,7 @@ fn a_stream_begins_within_a_tenth_of_a_second() {
             json!({"name": format!("Tool{n}"), "description": prose.repeat(6), "input_schema": schema})
         })
         .collect();
-    let body = about(&prose.repeat(300), &json!({"stream": true, "tools": tools, "max_tokens": 32_000}));
+    let body = about(&prose.repeat(280), &json!({"stream": true, "tools": tools, "max_tokens": 32_000}));
     let bytes = body.to_string().len();
     assert!((90_000..100_000).contains(&bytes), "{bytes}");
     let start = || {

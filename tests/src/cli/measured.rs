@@ -9,7 +9,7 @@ use crate::checkpoints;
 /// A desk with a plugin and a checkpoint for it.
 fn desk() -> Desk {
     let desk = Desk::new();
-    desk.install(&["pensieve-bigram"]);
+    desk.install(&["bigram"]);
     let model = desk.path("home/models/pair");
     fs::create_dir_all(&model).unwrap();
     fs::copy(checkpoints::bigram(300, 512).path().join("config.json"), model.join("config.json")).unwrap();

@@ -145,14 +145,6 @@ impl Connection {
         matches!(self.reader.read(&mut [0; 1]), Ok(0)) || self.socket().take_error().is_ok_and(|error| error.is_some())
     }
 
-    /// The rest of what is sent, up to the end of the connection.
-    pub fn rest(&mut self) -> Vec<u8> {
-        let mut rest = Vec::new();
-        // A reset ends it, too.
-        let _ = self.reader.read_to_end(&mut rest);
-        rest
-    }
-
     /// Leaves at once, in the middle of whatever it was.
     pub fn leave(self) {
         let _ = self.socket().shutdown(Shutdown::Both);

@@ -42,7 +42,7 @@ fn the_next_turn_of_a_long_conversation_comes_from_disk() {
         ..Options::default()
     };
     let mut random = Random(1);
-    let first = words(&mut random, 8000);
+    let first = words(&mut random, 8200);
     let server = options.start();
     let (_, answer) = turn(&server, "one", &json!([{ "role": "user", "content": first }]));
     assert!(answer["usage"]["input_tokens"].as_u64().unwrap() > 8000, "{answer}");

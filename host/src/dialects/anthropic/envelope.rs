@@ -10,14 +10,18 @@ pub(crate) fn envelope(problem: &Problem, request_id: &str) -> (u16, Vec<u8>) {
     (status, error(problem, request_id).to_string().into_bytes())
 }
 
+/// The field of requests that leave the conversation to the server.
+pub(super) const THREAD: &str = "thread";
+
 /// The body, which is an event's data as well.
 pub(super) fn error(problem: &Problem, request_id: &str) -> Value {
     let (_, kind) = kind(problem.kind);
-    json!({
-        "type": "error",
-        "error": { "type": kind, "message": problem.message },
-        "request_id": request_id,
-    })
+    let mut error = json!({ "type": kind, "message": problem.message });
+    if problem.field.as_deref() == Some(THREAD) {
+        // By this the vendor's clients know to send the whole conversation instead.
+        error["details"] = json!({ "error_code": "thread_unsupported_request", "unsupported": [THREAD] });
+    }
+    json!({ "type": "error", "error": error, "request_id": request_id })
 }
 
 fn kind(kind: ProblemKind) -> (u16, &'static str) {

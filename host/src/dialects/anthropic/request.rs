@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{conversation, tools};
+use super::{conversation, envelope::THREAD, tools};
 use crate::{
     chat::{Conversation, Format, Input, Request, Sampling},
     dialects::{
@@ -46,6 +46,9 @@ fn request(body: &Field<'_>) -> Result<Request, Problem> {
     if let Some(metadata) = body.get("metadata").present() {
         metadata.object()?;
         metadata.get("user_id").present().map(|user| user.text(USER_LEN_MAX)).transpose()?;
+    }
+    if body.get(THREAD).present().is_some() {
+        return Err(Problem::field(THREAD, "this server keeps no conversations; send all messages with every request"));
     }
     let mut request = Request {
         model: body.get("model").text(MODEL_LEN_MAX)?.to_owned(),

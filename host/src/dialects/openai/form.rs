@@ -31,7 +31,7 @@ pub(super) struct Frame {
 
 impl Frame {
     /// A body around these choices.
-    pub(super) fn body(&self, choices: Vec<Value>) -> Value {
+    pub(super) fn body(&self, choices: &[Value]) -> Value {
         json!({
             "id": self.id,
             "object": self.object,

@@ -33,7 +33,7 @@ impl Message {
         Self { has_logprobs, ..Self::default() }
     }
 
-    fn entry(&self, index: usize, delta: Value, logprobs: &[TokenLikelihood], reason: Option<&str>) -> Value {
+    fn entry(&self, index: usize, delta: &Value, logprobs: &[TokenLikelihood], reason: Option<&str>) -> Value {
         let logprobs = if self.has_logprobs && !logprobs.is_empty() {
             json!({ "content": likelihood::content(logprobs), "refusal": null })
         } else {
@@ -50,21 +50,21 @@ impl Form for Message {
             // An empty text would be taken for one where there is none but calls.
             let content = if matches!(piece, Piece::Text { .. } | Piece::End(_)) { json!("") } else { Value::Null };
             let delta = json!({ "role": "assistant", "content": content, "refusal": null });
-            entries.push(self.entry(index, delta, &[], None));
+            entries.push(self.entry(index, &delta, &[], None));
         }
         entries.push(match piece {
-            Piece::Text { text, logprobs } => self.entry(index, json!({ "content": text }), &logprobs, None),
-            Piece::Reasoning(text) => self.entry(index, json!({ "reasoning_content": text }), &[], None),
+            Piece::Text { text, logprobs } => self.entry(index, &json!({ "content": text }), &logprobs, None),
+            Piece::Reasoning(text) => self.entry(index, &json!({ "reasoning_content": text }), &[], None),
             Piece::Call { place, id, name } => {
                 let function = json!({ "name": name, "arguments": "" });
                 let call = json!({ "index": place, "id": id, "type": "function", "function": function });
-                self.entry(index, json!({ "tool_calls": [call] }), &[], None)
+                self.entry(index, &json!({ "tool_calls": [call] }), &[], None)
             }
             Piece::Arguments { place, text } => {
                 let call = json!({ "index": place, "function": { "arguments": text } });
-                self.entry(index, json!({ "tool_calls": [call] }), &[], None)
+                self.entry(index, &json!({ "tool_calls": [call] }), &[], None)
             }
-            Piece::End(reason) => self.entry(index, json!({}), &[], Some(reason)),
+            Piece::End(reason) => self.entry(index, &json!({}), &[], Some(reason)),
         });
         entries
     }

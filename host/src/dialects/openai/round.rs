@@ -87,8 +87,8 @@ impl Round {
         let places = self.shown();
         let mut forms: Vec<Option<Box<dyn Form>>> = self.style.forms.into_iter().map(Some).collect();
         let shown = places.iter().filter_map(|place| forms[*place].take());
-        let choices = shown.enumerate().map(|(index, form)| form.whole(index)).collect();
-        let mut body = self.style.frame.body(choices);
+        let choices: Vec<_> = shown.enumerate().map(|(index, form)| form.whole(index)).collect();
+        let mut body = self.style.frame.body(&choices);
         body["usage"] = usage;
         Ok(Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() })
     }
@@ -118,7 +118,7 @@ impl Round {
     fn say(&mut self, place: usize, delta: Delta) -> Result<Vec<u8>, Problem> {
         let Some(piece) = self.progress[place].take(delta)? else { return Ok(Vec::new()) };
         let entries = self.style.forms[place].chunks(place, piece);
-        Ok(entries.into_iter().flat_map(|entry| event(&self.chunk(vec![entry]))).collect())
+        Ok(entries.into_iter().flat_map(|entry| event(&self.chunk(&[entry]))).collect())
     }
 
     /// The events after the last choice.
@@ -126,7 +126,7 @@ impl Round {
         let usage = self.tally()?.json();
         let mut bytes = Vec::new();
         if self.style.include_usage {
-            let mut body = self.style.frame.body(Vec::new());
+            let mut body = self.style.frame.body(&[]);
             body["usage"] = usage;
             bytes = event(&body);
         }
@@ -134,7 +134,7 @@ impl Round {
         Ok(bytes)
     }
 
-    fn chunk(&self, choices: Vec<Value>) -> Value {
+    fn chunk(&self, choices: &[Value]) -> Value {
         let mut body = self.style.frame.body(choices);
         if self.style.include_usage {
             body["usage"] = Value::Null;

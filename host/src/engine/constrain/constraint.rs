@@ -116,7 +116,10 @@ impl Constraint {
         match &mut self.phase {
             Phase::Complete => Err(ConstraintError::new("nothing may follow its end")),
             Phase::Free { at } => Ok(rules.barred(&rules.free, *at)),
-            Phase::Reasoning { at } => Ok(rules.end.as_ref().and_then(|watch| rules.barred(watch, *at))),
+            Phase::Reasoning { at } => {
+                let barred = rules.end.as_ref().and_then(|watch| rules.barred(watch, *at));
+                Ok(if rules.start.is_some() { Some(rules.without_end(barred.as_deref())) } else { barred })
+            }
             Phase::Opening { .. } if rules.start.is_none() => Ok(None),
             Phase::Opening { answer, written, .. } => {
                 let mut bits = match answer {
@@ -271,6 +274,17 @@ impl Constraint {
 }
 
 impl Rules {
+    /// A mask less the tokens that end a turn: an answer that must come is not thought away.
+    fn without_end(&self, mask: Option<&[u32]>) -> Arc<[u32]> {
+        let mut bits = mask.map_or_else(|| vec![u32::MAX; self.words()], <[u32]>::to_vec);
+        for token in self.vocabulary.end_of_turn() {
+            if let Some(word) = bits.get_mut((token / u32::BITS) as usize) {
+                *word &= !(1 << (token % u32::BITS));
+            }
+        }
+        bits.into()
+    }
+
     /// Where the answer begins.
     fn answer(&self) -> Phase {
         self.enter(self.start)

@@ -93,11 +93,6 @@ impl Controls {
         found
     }
 
-    /// Where such texts are.
-    pub fn places_in(&self, text: &str) -> Vec<Range<usize>> {
-        self.texts.find_iter(text).map(|found| found.range()).collect()
-    }
-
     /// Puts marks around such texts; keys that templates look for, and the values that decide, are never touched as no
     /// token is called `role`.
     pub fn mark(&self, value: &mut Value, marks: Marks) {

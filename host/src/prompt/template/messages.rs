@@ -88,7 +88,7 @@ fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
     for turn in &conversation.turns {
         match turn.role {
             Role::System if steps.is_empty() && waiting.is_empty() => {
-                leading = joined(&leading, &texts(&turn.parts, GAP))
+                leading = joined(&leading, &texts(&turn.parts, GAP));
             }
             Role::System => waiting = joined(&waiting, &texts(&turn.parts, GAP)),
             Role::User => {
@@ -112,7 +112,7 @@ fn steps(conversation: &Conversation) -> (String, Vec<Step>) {
                     match part {
                         Part::Thinking(text) => answer.0 = joined(&answer.0, text),
                         Part::ToolCall { id, name, arguments } => {
-                            answer.1.push(Call { id: id.clone(), name: name.clone(), arguments: arguments.clone() })
+                            answer.1.push(Call { id: id.clone(), name: name.clone(), arguments: arguments.clone() });
                         }
                         Part::Text(_) | Part::ToolResult { .. } => {}
                     }

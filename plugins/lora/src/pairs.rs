@@ -1,0 +1,138 @@
+//! Halves of pairs, as files hold them one by one, on their way to whole pairs.
+
+use pensieve_sdk::{Error, LowRankPair, Result, weights::RawTensor};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+/// Ranks beyond this are taken for a mistake in the file.
+const RANK_MAX: usize = 1024;
+/// Values of one factor: a bound for what a small file can make of memory.
+const VALUES_MAX: usize = 1 << 28;
+
+/// Which half of a pair a tensor is, and how it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// `[rank, inputs]`.
+    A,
+    /// `[outputs, rank]`.
+    B,
+    /// A table's rows by rank, `[rank, rows]`: the columns of B.
+    TableA,
+    /// The same the other way round, `[rows, rank]`.
+    TableRows,
+    /// A table's columns by rank, `[width, rank]`: the columns of A.
+    TableB,
+}
+
+/// What was found of one target.
+#[derive(Default)]
+struct Found {
+    a: Option<(Half, RawTensor)>,
+    b: Option<(Half, RawTensor)>,
+}
+
+/// The pairs of one adapter while its tensors are read.
+#[derive(Default)]
+pub struct Pairs {
+    found: BTreeMap<String, Found>,
+    digest: Sha256,
+}
+
+impl Pairs {
+    /// Takes in a tensor.
+    pub fn add(&mut self, target: &str, half: Half, tensor: RawTensor) -> Result<()> {
+        self.digest.update(format!("{target}\0{half:?}\0{:?}\0{:?}\0", tensor.dtype, tensor.shape));
+        self.digest.update(&*tensor.data);
+        let found = self.found.entry(target.to_owned()).or_default();
+        let place = if matches!(half, Half::B | Half::TableB) { &mut found.b } else { &mut found.a };
+        if place.is_some() {
+            return Err(Error::corrupt(format!("tensor '{}': its weight is changed twice", tensor.name)));
+        }
+        *place = Some((half, tensor));
+        Ok(())
+    }
+
+    /// Whole pairs, with the scale that each target of a rank has, and what tells them from others.
+    pub fn finish(self, scale: impl Fn(&str, usize) -> Result<f32>) -> Result<(Vec<LowRankPair>, String)> {
+        if self.found.is_empty() {
+            return Err(Error::corrupt("the adapter changes nothing: it has no low-rank pairs"));
+        }
+        let mut digest = self.digest;
+        let mut pairs = Vec::new();
+        for (target, found) in self.found {
+            let pair = whole(&target, found, &scale)?;
+            digest.update(pair.scale.to_le_bytes());
+            pairs.push(pair);
+        }
+        let fingerprint = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok((pairs, fingerprint))
+    }
+}
+
+fn whole(target: &str, found: Found, scale: &impl Fn(&str, usize) -> Result<f32>) -> Result<LowRankPair> {
+    let ((kind, a), (other, b)) = match (found.a, found.b) {
+        (Some(a), Some(b)) => (a, b),
+        (Some((_, half)), None) | (None, Some((_, half))) => {
+            let message = format!("tensor '{}' is half of a pair, and the other half is not there", half.name);
+            return Err(Error::corrupt(message).help("the file is damaged, or the adapter was not saved as a whole"));
+        }
+        (None, None) => return Err(Error::corrupt(format!("'{target}' has no tensors"))),
+    };
+    if (kind == Half::A) != (other == Half::B) {
+        return Err(Error::corrupt(format!("tensors '{}' and '{}' are no pair", a.name, b.name)));
+    }
+    let (first, second) = (Factor::of(&a)?, Factor::of(&b)?);
+    let rank = if kind == Half::TableRows { first.columns } else { first.rows };
+    if rank != second.columns {
+        let (a, b, other) = (&a.name, &b.name, second.columns);
+        return Err(Error::corrupt(format!("tensor '{a}' has rank {rank}, its other half '{b}' has rank {other}")));
+    }
+    if rank == 0 || rank > RANK_MAX {
+        return Err(Error::unsupported(format!("tensor '{}': rank {rank} is outside 1 to {RANK_MAX}", a.name)));
+    }
+    let scale = scale(target, rank).map_err(|error| error.context(format!("tensor '{}'", a.name)))?;
+    if !scale.is_finite() {
+        return Err(Error::corrupt(format!("tensor '{}': its scale {scale} is no number", a.name)));
+    }
+    // A table is changed by (B·A)ᵀ: the factors change places.
+    let (a, b) = match kind {
+        Half::A => (first, second),
+        Half::TableRows => (second.transposed(), first),
+        _ => (second.transposed(), first.transposed()),
+    };
+    let target = target.to_owned();
+    Ok(LowRankPair { target, rank, inputs: a.columns, outputs: b.rows, scale, a: a.values, b: b.values })
+}
+
+/// The values of one half.
+struct Factor {
+    rows: usize,
+    columns: usize,
+    values: Vec<f32>,
+}
+
+impl Factor {
+    fn of(tensor: &RawTensor) -> Result<Self> {
+        let name = &tensor.name;
+        let &[rows, columns] = tensor.shape.as_slice() else {
+            let message = format!("tensor '{name}' has shape {:?}, which is no factor of a linear layer", tensor.shape);
+            return Err(Error::unsupported(message));
+        };
+        if rows.checked_mul(columns).is_none_or(|values| values > VALUES_MAX) {
+            return Err(Error::unsupported(format!("tensor '{name}' of {rows} × {columns} values is too large")));
+        }
+        let values = tensor.to_f32()?;
+        if let Some(place) = values.iter().position(|value| !value.is_finite()) {
+            let message = format!("tensor '{name}': value {place} is {}, no number to compute with", values[place]);
+            return Err(Error::corrupt(message));
+        }
+        Ok(Self { rows, columns, values })
+    }
+
+    fn transposed(self) -> Self {
+        let Self { rows, columns, values } = self;
+        let column = |column: usize| (0..rows).map(move |row| row * columns + column);
+        let values = (0..columns).flat_map(column).map(|place| values[place]).collect();
+        Self { rows: columns, columns: rows, values }
+    }
+}
