@@ -1,7 +1,7 @@
 //! A model that says what a script tells it, so that servers, dialects and clients can be tested on known answers.
 //!
 //! Its checkpoint is a folder with `config.json`, `tokenizer.json`, `chat_template.jinja` and `script.json`, a list of
-//! `{"when": "text", "say": "text"}`. It says the first entry whose `when` stands in the last turn before the answer; an
+//! `{"when": "text", "say": "text"}`. It says the first entry whose `when` stands in a turn since its last answer; an
 //! empty `when` fits any. Without a turn in the prompt, `say` follows the last `when` in the text. Special tokens in `say`
 //! are meant as tokens, and the turn ends after it.
 //!
@@ -29,7 +29,7 @@ const BLOCK_BYTES: usize = 4 * BLOCK_TOKENS;
 const CONTEXT: u32 = 65_536;
 const VOCABULARY_MAX: usize = 1 << 17;
 
-const TURN: &[u8] = b"<|im_start|>";
+const USER: &[u8] = b"<|im_start|>user";
 const ANSWER: &[u8] = b"<|im_start|>assistant\n";
 const END: &str = "<|im_end|>";
 
@@ -205,7 +205,9 @@ impl Loaded {
     /// The entry that answers a text, and where in it the answer begins.
     fn line(&self, text: &[u8]) -> Option<(&Line, usize)> {
         if let Some(answer) = last(text, ANSWER) {
-            let turn = last(&text[..answer], TURN).map_or(&text[..answer], |turn| &text[turn..answer]);
+            let since = last(&text[..answer], ANSWER).unwrap_or(0);
+            let turn =
+                first(&text[since..answer], USER).map_or(&text[since..answer], |turn| &text[since + turn..answer]);
             let line = self.script.iter().find(|line| last(turn, line.when.as_bytes()).is_some())?;
             return Some((line, answer + ANSWER.len()));
         }
@@ -215,6 +217,11 @@ impl Loaded {
         });
         ends.max_by_key(|(_, end)| *end)
     }
+}
+
+/// Where a text stands first in another.
+fn first(text: &[u8], wanted: &[u8]) -> Option<usize> {
+    text.windows(wanted.len()).position(|window| window == wanted)
 }
 
 /// Where a text stands last in another.

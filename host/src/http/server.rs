@@ -5,7 +5,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     net::TcpListener,
@@ -90,8 +90,10 @@ impl Server {
         let _ = stopping.send(true);
         // What was taken is answered, even if its model is only being loaded; then the rest is told that it is over.
         let all = u32::try_from(limits.connections_max).unwrap_or(u32::MAX);
+        let began = Instant::now();
         let _ = timeout(limits.drain, connections.acquire_many(all)).await;
-        chats.fleet().shutdown(Duration::ZERO).await;
+        // Workers that have nothing left to do still put their caches on disk.
+        chats.fleet().shutdown(limits.drain.saturating_sub(began.elapsed())).await;
         // Whoever does not read the last event is not waited for.
         let _ = timeout(LAST_WORDS, connections.acquire_many(all)).await;
         upkeep.abort();
