@@ -86,6 +86,7 @@ def main():
             logits = model(tokens, positions, packing, places)
         loss = F.cross_entropy(logits.float(), targets)
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if step % 20 == 0:
@@ -115,7 +116,7 @@ def batch(source, size, device):
     positions = np.arange(len(ids)) - np.repeat(bounds[:-1], np.diff(bounds))
     tokens = torch.tensor(ids, device=device)
     places = torch.from_numpy(np.flatnonzero(learned)).to(device)
-    return tokens, torch.from_numpy(positions).to(device), Packing(torch.tensor(starts, dtype=torch.int32, device=device), 1024), places - 1, tokens[places]
+    return tokens, torch.from_numpy(positions).to(device), Packing(torch.tensor(starts, dtype=torch.int32, device=device), int(np.diff(bounds).max())), places - 1, tokens[places]
 
 
 def write(out, adapted):
@@ -123,15 +124,15 @@ def write(out, adapted):
     out.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, layer in adapted.items():
-        tensors[f"{name}.lora_A.weight"] = layer.a.detach().float().cpu().contiguous()
-        tensors[f"{name}.lora_B.weight"] = layer.b.detach().float().cpu().contiguous()
+        tensors[f"{name}.lora_A.weight"] = layer.a.detach().half().cpu().contiguous()
+        tensors[f"{name}.lora_B.weight"] = layer.b.detach().half().cpu().contiguous()
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "pensieve-starter", "r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none",
         "target_modules": list(TARGETS), "fan_in_fan_out": False, "inference_mode": True, "modules_to_save": None, "use_rslora": False, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {},
     }
     (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    print(f"{out}: {sum(t.numel() for t in tensors.values()) * 4 / 1e6:.2f} MB")
+    print(f"{out}: {sum(t.nbytes for t in tensors.values()) / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":
