@@ -57,8 +57,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "adapters" / "pirate")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--tokens", type=int, default=1024, help="in one step")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
@@ -75,12 +75,12 @@ def main():
                     adapted[f"base_model.model.model.layers.{index}.{place}.{target}"] = wrapped
     model.to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.95))
     source = data.Source(77, Path(__file__).parent / "tokenizer.json", 300)
-    started, step = time.time(), 0
-    while (elapsed := time.time() - started) < args.seconds:
+    started = time.time()
+    for step in range(args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - elapsed / args.seconds)
+            group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
         tokens, positions, packing, places, targets = batch(source, args.tokens, device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = model(tokens, positions, packing, places)
@@ -90,8 +90,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         if step % 20 == 0:
-            print(f"{elapsed:5.0f} s  step {step}  loss {loss.item():.4f}", flush=True)
-        step += 1
+            print(f"{time.time() - started:5.0f} s  step {step}  loss {loss.item():.4f}", flush=True)
     write(args.out, adapted)
 
 

@@ -23,6 +23,7 @@ use super::{
     model::{Model, Stage, Waiting},
     plugins::Catalogue,
     probe::{Probed, Prober},
+    stats::Progress,
     stream::Update,
     worker::Said,
 };
@@ -152,7 +153,7 @@ impl Crew {
         let name = &self.config.models[hand.model].id;
         match report {
             Report::Progress { done, total, what } => {
-                hand.moved_at = now;
+                (hand.moved_at, hand.progress) = (now, Some(Progress { done, total, what: what.clone() }));
                 model.tell_waiting(&Update::Loading { done, total, what });
             }
             Report::Loaded(loaded) => {

@@ -10,6 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::{
     memory::Resident,
     plugins::{Catalogue, Plugin},
+    stats::Progress,
     stream::Update,
     worker::Worker,
 };
@@ -30,6 +31,8 @@ pub(super) struct Hand {
     pub(super) jobs: HashMap<u64, UnboundedSender<Update>>,
     /// Adapters that it is still reading.
     pub(super) attaching: HashSet<String>,
+    /// How far its load is.
+    pub(super) progress: Option<Progress>,
     pub(super) loaded: Option<wire::Loaded>,
     pub(super) stats: Option<wire::Stats>,
     /// It takes no more jobs and ends when it has none.

@@ -21,8 +21,9 @@ mod stream;
 mod worker;
 
 pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
+pub(crate) use memory::installed_bytes;
 pub use refusal::Refusal;
-pub use stats::{FleetStats, ModelState, ModelStats};
+pub use stats::{FleetStats, ModelState, ModelStats, Progress};
 pub use stream::{EventStream, Update};
 
 use std::{

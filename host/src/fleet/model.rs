@@ -233,6 +233,7 @@ impl Crew {
             bytes: need.bytes,
             jobs: HashMap::new(),
             attaching: HashSet::new(),
+            progress: None,
             loaded: None,
             stats: None,
             going: false,
@@ -271,6 +272,7 @@ impl Crew {
                 bytes: hands.map(|hand| hand.bytes).sum(),
                 loads: model.loads_total,
                 deaths: model.deaths_total,
+                progress: hand.filter(|hand| hand.loaded.is_none()).and_then(|hand| hand.progress.clone()),
                 loaded: hand.and_then(|hand| hand.loaded.clone()),
                 worker: hand.and_then(|hand| hand.stats.clone()),
             }

@@ -38,10 +38,23 @@ pub struct ModelStats {
     pub loads: u64,
     /// Unexpected ends of workers so far.
     pub deaths: u64,
+    /// How far its load is, while it is being loaded.
+    pub progress: Option<Progress>,
     /// What is loaded.
     pub loaded: Option<wire::Loaded>,
     /// What the worker does.
     pub worker: Option<wire::Stats>,
+}
+
+/// How far a load is, in units of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// What is done.
+    pub done: u64,
+    /// What there is to do; 0 where nobody knows.
+    pub total: u64,
+    /// What is being done.
+    pub what: String,
 }
 
 /// Whether a model answers.
