@@ -17,6 +17,7 @@ mod anthropic;
 mod attaching;
 mod bad_models;
 mod batches;
+mod boundaries;
 mod chats;
 mod claude_code;
 mod cli;

@@ -58,7 +58,7 @@ pub struct ModelConfig {
     pub limits: Limits,
     /// Adapters by name.
     pub adapters: BTreeMap<String, PathBuf>,
-    /// How its tokens are picked, whatever a client's fields say; none to do as they say.
+    /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
@@ -73,7 +73,7 @@ pub struct Variant {
     pub aliases: Vec<String>,
     /// The adapter that it runs under.
     pub adapter: Option<AdapterUse>,
-    /// How its tokens are picked, whatever a client's fields say; none for the model's way.
+    /// How its tokens are picked where a client's fields say nothing else; none for the model's way.
     pub samplers: Option<Vec<StageSpec>>,
 }
 

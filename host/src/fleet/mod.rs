@@ -70,7 +70,7 @@ pub struct Known {
     pub card: Arc<Card>,
     /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
     pub context: u32,
-    /// How tokens are picked, whatever a client's fields say; none to do as they say.
+    /// How tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
@@ -145,7 +145,7 @@ impl Fleet {
         &self.config.variants
     }
 
-    /// How tokens are picked for this name, if that is settled, whatever a client's fields say.
+    /// How tokens are picked for this name, if its configuration says so.
     pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
         let meant = self.resolve(name)?;
         let own = meant.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());

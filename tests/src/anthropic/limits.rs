@@ -1,30 +1,12 @@
 //! What is refused: in the right envelope, at once, and by the name of the field.
 
 use serde_json::{Value, json};
-use std::time::{Duration, Instant};
 
 use super::{COUNT, MESSAGES, about, serve, streamed, tools};
 use crate::http::{
-    client::{Incoming, Reply, post, request},
+    client::{Incoming, Reply, post, request, soon},
     server::Server,
 };
-
-/// What a refusal may take.
-const TIME_MAX: Duration = Duration::from_millis(50);
-
-/// The quickest of a few answers, since the machine may be busy with other tests.
-fn soon(ask: impl Fn() -> Reply) -> Reply {
-    let mut quickest = Duration::MAX;
-    for _ in 0..20 {
-        let begin = Instant::now();
-        let reply = ask();
-        quickest = quickest.min(begin.elapsed());
-        if quickest < TIME_MAX {
-            return reply;
-        }
-    }
-    panic!("the quickest answer took {quickest:?}");
-}
 
 fn refused(reply: &Reply, status: u16, kind: &str, message: &str) {
     assert_eq!(reply.status(), status, "{reply:?}");
@@ -47,18 +29,6 @@ fn check(server: &Server, more: &Value, message: &str) {
 fn fields_beyond_their_limits_are_refused_by_name() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
-    let wrong = [json!("1"), json!(true), json!([1]), json!({"a": 1})];
-    let numbers = [
-        ("max_tokens", vec![json!(0), json!(-1), json!(0.5), Value::Null]),
-        ("temperature", vec![json!(-1), json!(1.001), json!(2), json!(1e300), json!(u64::MAX)]),
-        ("top_p", vec![json!(-1), json!(1.001), json!(2), json!(1e300)]),
-        ("top_k", vec![json!(-1), json!(0.5), json!(-1e300)]),
-    ];
-    for (name, bad) in numbers {
-        for value in bad.iter().chain(&wrong) {
-            check(&server, &json!({ name: value }), &format!("{name}: "));
-        }
-    }
     let image =
         json!([{"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image", "source": {}}]}]);
     let many_tools: Vec<Value> = (0..513).map(|n| json!({"name": format!("t{n}"), "input_schema": {}})).collect();
@@ -98,27 +68,11 @@ fn fields_beyond_their_limits_are_refused_by_name() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn what_comes_without_its_type_or_with_a_wrong_key_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
     let headers = [("content-type", "application/json")];
-    let deep = format!("{{\"messages\":{}", "[".repeat(100_000));
-    let huge = about("a", &json!({"temperature": "HUGE"})).to_string().replace("\"HUGE\"", "1e999");
     for path in [MESSAGES, COUNT, "/v1/messages/stream"] {
-        for body in [
-            &b""[..],
-            b"{",
-            b"[]",
-            b"null",
-            b"{}",
-            b"{\"a\":NaN}",
-            b"{\"a\":\"\xff\"}",
-            deep.as_bytes(),
-            huge.as_bytes(),
-        ] {
-            let reply = soon(|| request(server.address, "POST", path, &headers, body));
-            refused(&reply, 400, "invalid_request_error", "");
-        }
         let untyped = soon(|| request(server.address, "POST", path, &[], b"{}"));
         refused(&untyped, 415, "invalid_request_error", "");
         let strange = [("content-type", "application/json"), ("x-api-key", "wrong")];

@@ -188,6 +188,25 @@ fn what_does_not_finish_in_time_ends_with_an_error() {
 }
 
 #[test]
+fn figures_tell_of_every_answer() {
+    let (server, _root) = scripted("", 2_000);
+    let body = execute("hello");
+    let usage = Incoming::open(server.address, "/execute", &[], &body).events().last().unwrap().json()["usage"].clone();
+    Incoming::open(server.address, "/execute", &[], &body).events();
+    let metrics = server.metrics();
+    let of = |name: &str| metrics[&format!("pensieve_{name}{{model=\"scripted\"}}")];
+    let counted = |name: &str| usage[name].as_f64().unwrap();
+    assert_eq!(of("prompt_tokens_total"), 2.0 * counted("prompt_tokens"));
+    assert_eq!(of("generated_tokens_total"), 2.0 * counted("completion_tokens"));
+    assert!(of("reused_tokens_total") >= 16.0, "{metrics:?}");
+    assert_eq!((of("requests_active"), of("worker_loads_total")), (0.0, 1.0));
+    assert_eq!(metrics["pensieve_requests_total{model=\"scripted\",outcome=\"end_of_turn\"}"], 2.0);
+    assert_eq!((of("first_token_seconds_count"), of("queue_wait_seconds_count")), (2.0, 2.0));
+    assert_eq!(of("inter_token_seconds_count"), 2.0 * counted("completion_tokens") - 2.0);
+    assert!(of("inter_token_seconds_sum") > 0.002 && of("first_token_seconds_sum") > 0.0, "{metrics:?}");
+}
+
+#[test]
 fn a_log_tells_of_model_and_tokens() {
     let (server, _root) = scripted("[server]\nlog_format = \"json\"", 0);
     let stream = Incoming::open(server.address, "/execute", &[], &execute("hello"));
