@@ -45,6 +45,7 @@ class Facts:
     bos: str = ""
     eos: str = ""
     special: tuple = ()
+    parts: bool = False
     system: bool = True
     alternates: bool = False
     user_first: bool = False
@@ -73,9 +74,10 @@ TEMPLATES = {
     ),
     "mistral1": Facts("<s>", "</s>", system=False, alternates=True, user_first=True),
     "mistral3": Facts(
-        "<s>", "</s>", INST, False, True, True, True, Calls(short_ids=True, beside_text=False, user_after_result=False)
+        "<s>", "</s>", INST, False, False, True, True, True, Calls(short_ids=True, beside_text=False, user_after_result=False)
     ),
     "mistral_small": Facts("<s>", "</s>", INST, tools=True, calls=Calls()),
+    "parts": Facts("<s>", "<end_of_utterance>", parts=True),
     "phi3": Facts("<s>", "<|endoftext|>", ("<|end|>",)),
     "phi4mini": Facts(eos="<|endoftext|>", special=("<|end|>",)),
     "qwen25": Facts(eos="<|im_end|>", special=IM, tools=True, calls=Calls()),
@@ -341,7 +343,9 @@ def folded(conversation, facts):
         messages = alternating(messages)
     if facts.user_first and messages[0]["role"] != "user":
         messages.insert(0, {"role": "user", "content": ""})
-    return ([{"role": "system", "content": text}] if text else []) + messages
+    messages = ([{"role": "system", "content": text}] if text else []) + messages
+    as_parts = lambda text: [{"type": "text", "text": text}] if facts.parts else text
+    return [{**message, "content": as_parts(message["content"])} for message in messages]
 
 
 def with_calls(messages, facts):

@@ -190,7 +190,7 @@ fn what_does_not_finish_in_time_ends_with_an_error() {
 #[test]
 fn figures_tell_of_every_answer() {
     let (server, _root) = scripted("", 2_000);
-    let body = execute("hello");
+    let body = execute(&"hello ".repeat(10));
     let usage = Incoming::open(server.address, "/execute", &[], &body).events().last().unwrap().json()["usage"].clone();
     Incoming::open(server.address, "/execute", &[], &body).events();
     let metrics = server.metrics();

@@ -82,7 +82,7 @@ fn trials_find_out_what_a_template_takes() {
         let calls = &facts["calls"];
         let expect = Habits {
             takes_system: is(&facts, "system"),
-            content_parts: false,
+            content_parts: is(&facts, "parts"),
             alternates: is(&facts, "alternates"),
             user_first: is(&facts, "user_first"),
             takes_tools: is(&facts, "tools"),
