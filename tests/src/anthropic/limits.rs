@@ -1,10 +1,14 @@
 //! What is refused: in the right envelope, at once, and by the name of the field.
 
 use serde_json::{Value, json};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use super::{COUNT, MESSAGES, about, serve, streamed, tools};
 use crate::http::{
-    client::{Incoming, Reply, post, request, soon},
+    client::{Connection, Incoming, Reply, post, request, soon},
     server::Server,
 };
 
@@ -95,6 +99,33 @@ fn a_prompt_that_does_not_fit_is_refused_before_the_stream_begins() {
     let message = format!("prompt is too long: {count} tokens > 65535 maximum");
     for path in [MESSAGES, "/v1/messages/stream"] {
         refused(&post(server.address, path, &long), 400, "invalid_request_error", &message);
+    }
+}
+
+#[test]
+fn a_template_that_runs_away_costs_its_own_requests() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a ~ b }}{% endfor %}{% endfor %}";
+    fs::write(root.path().join("scripted/chat_template.jinja"), endless).unwrap();
+    let began = Instant::now();
+    let reply = post(server.address, MESSAGES, &about("Say hello", &json!({})));
+    refused(&reply, 400, "invalid_request_error", "the model's chat template runs away: ");
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+    // What needs no template is answered, while others wait for theirs to end.
+    let waiting: Vec<_> = (0..4)
+        .map(|_| {
+            let mut connection = Connection::open(server.address);
+            let body = about("Say hello", &json!({})).to_string();
+            connection.ask("POST", MESSAGES, &[("content-type", "application/json")], body.as_bytes());
+            connection
+        })
+        .collect();
+    let plain =
+        post(server.address, "/v1/completions", &json!({"model": "scripted", "prompt": "hello", "max_tokens": 1}));
+    assert_eq!(plain.status(), 200, "{plain:?}");
+    for mut connection in waiting {
+        assert_eq!(connection.reply("POST").unwrap().status(), 400);
     }
 }
 
