@@ -4,10 +4,7 @@ use serde_json::json;
 use std::time::Duration;
 
 use super::{client::Incoming, server::Options};
-use crate::{
-    artifacts::{plugin, test_plugin},
-    checkpoints::bigram,
-};
+use crate::{artifacts::plugin, checkpoints::bigram};
 
 fn in_process(plugins: Vec<std::path::PathBuf>, checkpoint: &std::path::Path) -> Options {
     let models = vec![("model".into(), checkpoint.into())];
