@@ -13,13 +13,13 @@ use tokio::task::JoinSet;
 
 use super::{
     exit::{Complaint, Exit, Outcome},
-    given::Given,
+    given::{Adapters, Given},
     progress::Loading,
 };
 use crate::{
     card::{Card, State},
     fleet::{Config, EventStream, Fleet, Update},
-    job::{Event, Failure, Job},
+    job::{AdapterUse, Event, Failure, Job},
     wire,
 };
 
@@ -49,6 +49,9 @@ pub(super) struct Bench {
     /// Print one line of JSON.
     #[arg(long)]
     json: bool,
+    /// Streams take turns with the adapters that are given, and run under none where none is.
+    #[command(flatten)]
+    adapters: Adapters,
     #[command(flatten)]
     given: Given,
 }
@@ -64,6 +67,8 @@ struct Report {
     load_s: f64,
     prompt_tokens: u32,
     generated_tokens: u32,
+    /// Adapters that streams took turns with.
+    adapters: Vec<String>,
     rounds: Vec<Row>,
 }
 
@@ -105,6 +110,7 @@ struct Round {
 impl Bench {
     pub(super) fn run(self) -> Outcome {
         let (mut settled, model) = self.given.settle_one(self.model.as_deref())?;
+        self.adapters.add_to(&mut settled.config, Some(&model))?;
         // What the disk gives back is not computed.
         settled.config.cache.budget = 0;
         let config = settled.fleet()?;
@@ -129,7 +135,7 @@ impl Bench {
         let fleet = Fleet::start(config).await?;
         let begun = Instant::now();
         let mut loading = Loading::default();
-        let mut warm = self.submit(&fleet, model, &card, 16, 2)?;
+        let mut warm = self.submit(&fleet, model, &card, (16, 2), 0)?;
         while let Some(update) = warm.next().await {
             match update {
                 Update::Loading { done, total, what } => loading.reach(done, total, &what),
@@ -162,6 +168,7 @@ impl Bench {
             load_s: rounded(load.as_secs_f64()),
             prompt_tokens: self.prompt,
             generated_tokens: self.generate,
+            adapters: self.adapters.names(),
             rounds: rows,
         })
     }
@@ -196,19 +203,21 @@ impl Bench {
         fleet: &Fleet,
         model: &str,
         card: &Card,
-        prompt: u32,
-        generate: u32,
+        (prompt, generate): (u32, u32),
+        place: u32,
     ) -> Result<EventStream, Failure> {
         let tokens = (0..prompt).map(|_| fastrand::u32(..card.vocabulary)).collect();
-        fleet.submit(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, ..Job::default() })
+        let name = self.adapters.names().into_iter().cycle().nth(place as usize);
+        let adapter = name.map(|name| AdapterUse { name, scale: 1.0 });
+        fleet.submit(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
     }
 
     async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, Complaint> {
         let before = times(fleet).await;
         let begun = Instant::now();
         let mut running = JoinSet::new();
-        for _ in 0..concurrency {
-            running.spawn(follow(self.submit(fleet, model, card, self.prompt, self.generate)?));
+        for place in 0..concurrency {
+            running.spawn(follow(self.submit(fleet, model, card, (self.prompt, self.generate), place)?));
         }
         let mut streams = Vec::new();
         while let Some(joined) = running.join_next().await {
@@ -356,6 +365,9 @@ fn table(report: &Report) -> String {
         report.prompt_tokens,
         report.generated_tokens,
     );
+    if !report.adapters.is_empty() {
+        text.insert_str(text.len() - 1, &format!("streams take turns with the adapters {}\n", report.adapters.join(", ")));
+    }
     text.push_str(
         "streams  prompt tok/s  first token ms  decode tok/s  gap p50 ms  gap p99 ms  engine  outside model\n",
     );

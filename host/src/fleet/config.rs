@@ -2,11 +2,14 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use super::plugins;
+use super::{Adapter, Sources, plugins};
 use crate::{
     job::{AdapterUse, StageSpec},
     wire::{DiskTier, Limits},
 };
+
+/// What adapters of a model may take, unless it is set: half a dozen of rank 16 for a model of 8 B.
+pub const ADAPTER_BYTES: u64 = 512 << 20;
 
 /// A whole fleet.
 #[derive(Clone, Debug)]
@@ -21,6 +24,8 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// Other names for them.
     pub variants: Vec<Variant>,
+    /// Where adapters may come from while the server runs.
+    pub sources: Sources,
     /// Who answers for ids that nobody has; none to refuse them.
     pub default_model: Option<String>,
     /// What all workers together may take.
@@ -34,7 +39,7 @@ pub struct Config {
 }
 
 /// One model.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// What clients call it.
     pub id: String,
@@ -57,7 +62,9 @@ pub struct ModelConfig {
     /// What its worker keeps to.
     pub limits: Limits,
     /// Adapters by name.
-    pub adapters: BTreeMap<String, PathBuf>,
+    pub adapters: BTreeMap<String, Adapter>,
+    /// Bytes that those which requests choose may take together; who is not used makes room for others.
+    pub adapter_bytes: u64,
     /// How its tokens are picked, whatever a client's fields say; none to do as they say.
     pub samplers: Option<Vec<StageSpec>>,
 }
@@ -117,11 +124,32 @@ impl Config {
             cards: home.join("cache/cards"),
             models: Vec::new(),
             variants: Vec::new(),
+            sources: Sources::default(),
             default_model: None,
             memory_bytes: super::memory::default_budget(),
             idle_timeout: None,
             restart: Restart::default(),
             deadlines: Deadlines::default(),
+        }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            id: String::new(),
+            source: PathBuf::new(),
+            aliases: Vec::new(),
+            options: String::new(),
+            device: String::new(),
+            context: 0,
+            state_bytes: None,
+            threads: 0,
+            disk: None,
+            limits: Limits::default(),
+            adapters: BTreeMap::new(),
+            adapter_bytes: ADAPTER_BYTES,
+            samplers: None,
         }
     }
 }
