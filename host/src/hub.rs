@@ -161,12 +161,7 @@ impl Hub {
 
     /// Brings an adapter onto this machine, unless it is here: a folder's two files or a GGUF file that is named, if they
     /// have at most `bytes_max` bytes.
-    pub fn pull_adapter(
-        &self,
-        name: &HubName,
-        bytes_max: u64,
-        progress: &mut dyn Progress,
-    ) -> Result<Pulled, Trouble> {
+    pub fn pull_adapter(&self, name: &HubName, bytes_max: u64, progress: &mut dyn Progress) -> Result<Pulled, Trouble> {
         let storage = Storage::new(&self.cache, name);
         if let Some(commit) = storage.commit()
             && let Ok(choice) = Choice::of_adapter(name, &storage.files(&commit))

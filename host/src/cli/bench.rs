@@ -366,7 +366,10 @@ fn table(report: &Report) -> String {
         report.generated_tokens,
     );
     if !report.adapters.is_empty() {
-        text.insert_str(text.len() - 1, &format!("streams take turns with the adapters {}\n", report.adapters.join(", ")));
+        text.insert_str(
+            text.len() - 1,
+            &format!("streams take turns with the adapters {}\n", report.adapters.join(", ")),
+        );
     }
     text.push_str(
         "streams  prompt tok/s  first token ms  decode tok/s  gap p50 ms  gap p99 ms  engine  outside model\n",

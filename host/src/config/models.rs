@@ -203,7 +203,11 @@ fn adapters(section: &Section<'_, '_>, model: &mut Model, folder: &Path) {
                 entry.number("scale", -SCALE_MAX..=SCALE_MAX, &mut scale);
                 if entry.has("scale") && !merge {
                     let what = format!("the adapter '{name}' in [models.adapters] has a scale and is not merged");
-                    entry.note("scale", what, "requests choose it, or another name for the model has an 'adapter_scale'");
+                    entry.note(
+                        "scale",
+                        what,
+                        "requests choose it, or another name for the model has an 'adapter_scale'",
+                    );
                 }
                 entry.finish();
             }

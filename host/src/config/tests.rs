@@ -180,7 +180,9 @@ fn checks_models_against_each_other() {
         ],
     );
     check_wrong(
-        &models("[models.adapters]\np = { source = \"x\", merge = true }\n[[models]]\nid = \"b\"\nbase = \"a\"\nadapter = \"p\""),
+        &models(
+            "[models.adapters]\np = { source = \"x\", merge = true }\n[[models]]\nid = \"b\"\nbase = \"a\"\nadapter = \"p\"",
+        ),
         &["'b' runs under the adapter 'p', which is merged into 'a'"],
     );
 }

@@ -75,9 +75,12 @@ impl Model {
         } else {
             let none = || {
                 let message = format!("architecture '{}' cannot merge adapters", load.architecture.name);
-                Failure::new(FailureCode::Unsupported, message).with_help("leave out 'merge' where adapters are configured")
+                Failure::new(FailureCode::Unsupported, message)
+                    .with_help("leave out 'merge' where adapters are configured")
             };
-            Merge::of(&architecture).ok_or_else(none)?.and_then(|able| able.load(&request, services.into_abi(), &merged))
+            Merge::of(&architecture)
+                .ok_or_else(none)?
+                .and_then(|able| able.load(&request, services.into_abi(), &merged))
         };
         let model = model.map_err(of_plugin)?;
         let resident = model.resident();

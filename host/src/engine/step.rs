@@ -310,5 +310,4 @@ impl Engine {
             self.model.release(state);
         }
     }
-
 }

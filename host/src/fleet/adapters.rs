@@ -86,7 +86,8 @@ impl Crew {
         if memory::room(self.config.memory_bytes, &residents, model.adapter_bytes) != Room::Yes {
             let (id, bytes) = (&model.id, model.adapter_bytes);
             let message = format!("there is no memory left for adapters of model '{id}', which may take {bytes} bytes");
-            let help = "lower the model's adapter_memory, or name an adapter in its [models.adapters]: then room is kept";
+            let help =
+                "lower the model's adapter_memory, or name an adapter in its [models.adapters]: then room is kept";
             return Err(Failure::new(FailureCode::Busy, message).with_help(help));
         }
         if let Some(hand) = self.hands.get_mut(&serial) {

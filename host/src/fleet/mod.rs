@@ -48,8 +48,8 @@ use tokio::{
 
 use crate::{
     card::Card,
-    wire,
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
+    wire,
 };
 use crew::{Crew, Order};
 use model::Model;
@@ -226,7 +226,8 @@ impl Fleet {
         self.config.models.iter().position(|model| model.id == id).ok_or_else(|| {
             let known: Vec<&str> = self.config.models.iter().map(|model| model.id.as_str()).collect();
             let message = format!("there is no model '{id}' (there are: {})", known.join(", "));
-            Failure::new(FailureCode::NotFound, message).with_help("adapters belong to models, not to other names of them")
+            Failure::new(FailureCode::NotFound, message)
+                .with_help("adapters belong to models, not to other names of them")
         })
     }
 

@@ -30,16 +30,12 @@ pub(super) fn routes(app: &Arc<App>) -> Vec<Route> {
         // Before the model itself, whose id may have slashes.
         post(app, "/v1/models/{id}/adapters", |chats, call| async move { adapters::attach(&chats, call).await }),
         get(app, "/v1/models/{id}/adapters", |app, ask| async move { adapters::list(&app.chats, &ask.named.id).await }),
-        delete(
-            app,
-            "/v1/models/{id}/adapters/{name}",
-            |app, ask| async move { adapters::detach(&app.chats, &ask.named.id, &ask.named.name) },
-        ),
-        get(
-            app,
-            "/v1/models/{id}",
-            |app, ask| async move { lists::model(&app, ask.dialect, &ask.named.id, &ask.request_id) },
-        ),
+        delete(app, "/v1/models/{id}/adapters/{name}", |app, ask| async move {
+            adapters::detach(&app.chats, &ask.named.id, &ask.named.name)
+        }),
+        get(app, "/v1/models/{id}", |app, ask| async move {
+            lists::model(&app, ask.dialect, &ask.named.id, &ask.request_id)
+        }),
         get(app, "/v1/plugins", |app, _| async move { lists::plugins(&app) }),
         get(app, "/health", |app, ask| async move { lists::health(&app, ask.is_known).await }),
         get(app, "/metrics", |app, _| async move { metrics::answer(&app).await }),

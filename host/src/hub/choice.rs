@@ -59,7 +59,8 @@ impl Choice {
         match &name.file {
             Some(file) if !is_gguf(file) => {
                 let message = format!("'{file}' is no GGUF file, and an adapter is a repository or such a file");
-                Err(Trouble::new(Kind::Usage, message).help(format!("name hf:{0} or hf:{0}/FILE.gguf", name.repository())))
+                Err(Trouble::new(Kind::Usage, message)
+                    .help(format!("name hf:{0} or hf:{0}/FILE.gguf", name.repository())))
             }
             Some(file) => named(name, file, names),
             None if ADAPTER.iter().all(|file| names.iter().any(|name| name == file)) => {
@@ -67,8 +68,10 @@ impl Choice {
                 Ok(Self { head: String::new(), files, index: None, why: None })
             }
             None => {
-                let message = format!("'{}' holds no adapter in PEFT's form ({})", name.repository(), ADAPTER.join(", "));
-                Err(Trouble::new(Kind::Absent, message).help(format!("name a file: hf:{}/FILE.gguf", name.repository())))
+                let message =
+                    format!("'{}' holds no adapter in PEFT's form ({})", name.repository(), ADAPTER.join(", "));
+                Err(Trouble::new(Kind::Absent, message)
+                    .help(format!("name a file: hf:{}/FILE.gguf", name.repository())))
             }
         }
     }

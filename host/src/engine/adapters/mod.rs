@@ -249,12 +249,7 @@ impl Adapters {
     }
 
     /// Has the model take one in, and others make room for it.
-    fn hold(
-        &mut self,
-        serial: u64,
-        read: ReadAdapter,
-        holder: &mut impl Holder,
-    ) -> Result<AttachedAdapter, Failure> {
+    fn hold(&mut self, serial: u64, read: ReadAdapter, holder: &mut impl Holder) -> Result<AttachedAdapter, Failure> {
         let ReadAdapter { format, data } = read;
         let (id, bytes) = holder.attach(&data)?;
         self.loads += 1;
@@ -262,7 +257,7 @@ impl Adapters {
             holder.detach(id);
             return Err(Failure::new(FailureCode::Internal, "an adapter was read that nobody knows"));
         };
-        let (name, is_new) = (adapter.name.clone(), adapter.place == Place::New);
+        let (name, before) = (adapter.name.clone(), adapter.bytes);
         (adapter.place, adapter.bytes, adapter.used) = (Place::Model(id), bytes, self.clock);
         (adapter.pairs, adapter.fingerprint) = (data.pairs.len() as u64, data.fingerprint.to_string());
         adapter.format.clone_from(&format);
@@ -272,12 +267,19 @@ impl Adapters {
         }
         holder.detach(id);
         self.set(serial, Place::Disk);
-        // One that is known by now is brought in as soon as a job wants it and others have left.
-        if is_new && bytes <= self.limit { Ok(attached) } else { Err(self.too_large(&name, bytes)) }
+        if bytes <= self.limit {
+            // It is brought in again as soon as a job wants it and others have left.
+            return Ok(attached);
+        }
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.bytes = before;
+        }
+        Err(self.too_large(&name, bytes))
     }
 
     fn too_large(&self, name: &str, bytes: u64) -> Failure {
-        let message = format!("adapter '{name}' takes {bytes} bytes; all adapters of this model may take {}", self.limit);
+        let message =
+            format!("adapter '{name}' takes {bytes} bytes; all adapters of this model may take {}", self.limit);
         Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory")
     }
 
@@ -288,9 +290,8 @@ impl Adapters {
         let idle = |(serial, adapter): &(&u64, &Adapter)| {
             **serial != kept && adapter.running == 0 && matches!(adapter.place, Place::Model(_))
         };
-        let mut idle: Vec<(u64, u64, u64)> = (self.known.iter().filter(idle))
-            .map(|(serial, adapter)| (adapter.used, *serial, adapter.bytes))
-            .collect();
+        let mut idle: Vec<(u64, u64, u64)> =
+            (self.known.iter().filter(idle)).map(|(serial, adapter)| (adapter.used, *serial, adapter.bytes)).collect();
         idle.sort_unstable();
         let mut going = Vec::new();
         for (_, serial, bytes) in idle {

@@ -44,7 +44,8 @@ impl Adapters {
     /// Whether a job under this adapter may begin at once: the model holds it, and nobody waits for room.
     pub fn may_begin(&self, serial: u64) -> bool {
         let holds = |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.place, Place::Model(_)));
-        let waits_for_room = |waiting: &Waiting| self.known.get(&waiting.serial).is_some_and(|one| one.place == Place::Disk);
+        let waits_for_room =
+            |waiting: &Waiting| self.known.get(&waiting.serial).is_some_and(|one| one.place == Place::Disk);
         holds(serial) && !self.waiting.iter().any(waits_for_room)
     }
 

@@ -37,11 +37,7 @@ impl Engine {
     }
 
     /// Takes in what was read; answers what came of its attachment, if that was not known before.
-    pub fn take_adapter_in(
-        &mut self,
-        serial: u64,
-        read: Result<ReadAdapter, Failure>,
-    ) -> Option<(String, Attachment)> {
+    pub fn take_adapter_in(&mut self, serial: u64, read: Result<ReadAdapter, Failure>) -> Option<(String, Attachment)> {
         self.adapters.take_in(serial, read, &mut self.model)
     }
 
