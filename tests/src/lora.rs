@@ -196,6 +196,17 @@ fn under(id: u64, adapter: Option<(&str, f32)>, max_tokens: u32) -> Job {
     Job { adapter, ignore_end_of_turn: true, ..job(id, tokens, max_tokens) }
 }
 
+/// Tokens and how likely each was, to the last bit.
+fn said(outcome: Outcome) -> Vec<(u32, u32)> {
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    let tokens = outcome.events.iter().filter_map(|event| match event {
+        Event::Tokens(tokens) => Some(tokens),
+        _ => None,
+    });
+    let each = tokens.flat_map(|tokens| tokens.ids.iter().zip(&tokens.logprobs));
+    each.map(|(id, token)| (*id, token.logprob.to_bits())).collect()
+}
+
 fn ids(outcome: Outcome) -> Vec<u32> {
     assert!(outcome.end.is_ok(), "{:?}", outcome.end);
     outcome.ids
@@ -207,14 +218,15 @@ fn sequences_under_different_adapters_share_a_batch_and_say_what_they_say_alone(
     attach(&mut worker, "a", fixture("lora/rank16")).unwrap();
     attach(&mut worker, "b", fixture("lora/rslora/")).unwrap();
     let wishes = [None, Some(("a", 1.0)), Some(("b", 1.0)), Some(("a", 0.5))];
-    let alone: Vec<_> = (1..).zip(wishes).map(|(id, wish)| ids(worker.run(&under(id, wish, 40)))).collect();
+    let job = |id, wish| Job { logprobs: Some(0), ..under(id, wish, 40) };
+    let alone: Vec<_> = (1..).zip(wishes).map(|(id, wish)| said(worker.run(&job(id, wish)))).collect();
     for (place, text) in alone.iter().enumerate() {
         assert!(!alone[..place].contains(text), "adapter {:?} changes nothing", wishes[place]);
     }
     for (id, wish) in (10..).zip(wishes) {
-        worker.submit(&Job { salt: b"together".to_vec(), ..under(id, wish, 40) });
+        worker.submit(&Job { salt: b"together".to_vec(), ..job(id, wish) });
     }
-    let together: Vec<_> = (10..14).map(|id| ids(worker.outcome(id))).collect();
+    let together: Vec<_> = (10..14).map(|id| said(worker.outcome(id))).collect();
     assert_eq!(together, alone);
 }
 

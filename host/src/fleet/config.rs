@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use super::{Adapter, Sources, plugins};
+use super::{
+    Adapter, Sources,
+    life::{Code, Place},
+    plugins,
+};
 use crate::{
     job::{AdapterUse, StageSpec},
     wire::{DiskTier, Limits},
@@ -11,6 +15,9 @@ use crate::{
 /// What adapters of a model may take, unless it is set: half a dozen of rank 16 for a model of 8 B.
 pub const ADAPTER_BYTES: u64 = 512 << 20;
 
+/// Longer than anybody looks at one step.
+const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// A whole fleet.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -18,6 +25,8 @@ pub struct Config {
     pub plugins: plugins::Settings,
     /// This program, which workers run.
     pub program: PathBuf,
+    /// What runs workers in threads of this process instead; see [`Config::run_in_process`].
+    pub(super) in_process: Option<Code>,
     /// Where cards of checkpoints are kept.
     pub cards: PathBuf,
     /// The models.
@@ -120,6 +129,7 @@ impl Config {
         let plugins = plugins::Settings::new(folders, home);
         Self {
             program: plugins.program.clone(),
+            in_process: None,
             plugins,
             cards: home.join("cache/cards"),
             models: Vec::new(),
@@ -131,6 +141,18 @@ impl Config {
             restart: Restart::default(),
             deadlines: Deadlines::default(),
         }
+    }
+
+    /// Runs workers as threads of this process, where a debugger sees them, and waits for ever for a step. For who looks
+    /// for a fault in a plugin: what would end a worker ends this process.
+    pub(crate) fn run_in_process(&mut self, worker: Code) {
+        self.in_process = Some(worker);
+        (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);
+        self.models.iter_mut().for_each(|model| model.limits.step_deadline = FOR_EVER);
+    }
+
+    pub(super) fn place(&self) -> Place<'_> {
+        self.in_process.map_or(Place::Process(&self.program), Place::Thread)
     }
 }
 

@@ -7,6 +7,7 @@ mod adapters;
 mod disconnects;
 mod door;
 mod ends;
+mod in_process;
 mod limits;
 mod lists;
 mod restart;
