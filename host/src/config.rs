@@ -20,7 +20,7 @@ use std::{
 };
 use toml::de::DeTable;
 
-pub use models::{Model, Variant, check_device, check_id};
+pub use models::{Adapter, Model, Variant, check_device, check_id};
 pub use place::{Found, find, home};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
@@ -58,6 +58,10 @@ pub struct Server {
     pub hosts: Vec<String>,
     /// Origins of web pages that may use it.
     pub origins: Vec<String>,
+    /// Folders from which adapters may be loaded while the server runs.
+    pub adapter_folders: Vec<PathBuf>,
+    /// Whether adapters may be downloaded while the server runs: `allow` or `refuse`.
+    pub adapter_downloads: &'static str,
     /// What is logged.
     pub log: String,
     /// `text` or `json`.
@@ -181,7 +185,7 @@ impl Config {
         let root = Section::root(&document, &table);
         let mut config = Self::new(home);
         let folder = file.parent().unwrap_or(Path::new(""));
-        config.server.read(root.section("server"));
+        config.server.read(root.section("server"), folder);
         config.plugins.read(root.section("plugins"), folder);
         config.fleet.read(root.section("fleet"));
         config.cache.read(root.section("cache"), folder);
@@ -227,6 +231,8 @@ impl Config {
             config.models.push(model.fleet(disk.clone(), &mut settle)?);
         }
         config.variants = self.variants.iter().map(Variant::fleet).collect();
+        let (folders, downloads) = (self.server.adapter_folders.clone(), self.server.adapter_downloads == "allow");
+        config.sources = fleet::Sources { folders, downloads };
         let first = self.models.first().map(|model| model.id.clone());
         let default = self.fleet.default_model.clone().or(first);
         config.default_model = default.filter(|_| self.fleet.unknown_models == "default");
@@ -257,11 +263,14 @@ impl Server {
         settings
     }
 
-    fn read(&mut self, section: Section<'_, '_>) {
+    fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
+        let mut folders = Vec::new();
         section.text("listen", &mut self.listen);
         section.text_or_texts("key", &mut self.keys);
         section.texts("hosts", &mut self.hosts);
         section.texts("origins", &mut self.origins);
+        section.texts("adapter_folders", &mut folders);
+        section.word("adapter_downloads", &["allow", "refuse"], &mut self.adapter_downloads);
         section.text("log", &mut self.log);
         section.word("log_format", &["text", "json"], &mut self.log_format);
         section.integer("connections_max", 1..=100_000, &mut self.connections_max);
@@ -273,6 +282,8 @@ impl Server {
         section.duration("body_timeout", 100 * MS..=HOUR, &mut self.body_timeout);
         section.duration("stall_timeout", 100 * MS..=HOUR, &mut self.stall_timeout);
         section.duration("drain", Duration::ZERO..=HOUR, &mut self.drain);
+        let home = place::user_home();
+        self.adapter_folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
         if self.bodies_max < self.body_max {
             let (all, one) = (self.bodies_max, self.body_max);
             let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
@@ -393,6 +404,8 @@ impl Default for Server {
             keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),
+            adapter_folders: Vec::new(),
+            adapter_downloads: "allow",
             log: "info".into(),
             log_format: "text",
             connections_max: limits.connections_max,

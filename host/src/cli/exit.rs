@@ -75,7 +75,7 @@ impl From<Trouble> for Complaint {
             Kind::Network => Exit::Network,
             Kind::Space => Exit::Space,
             Kind::Damaged => Exit::Damaged,
-            Kind::Other => Exit::Failed,
+            Kind::TooLarge | Kind::Other => Exit::Failed,
         };
         Self::new(exit, trouble.to_string())
     }

@@ -96,7 +96,7 @@ impl Chats {
             stops: request.stops.into_iter().map(String::into_bytes).collect(),
             logprobs: request.logprobs,
             grammar: prompt.spec,
-            adapter: request.adapter,
+            adapter: request.adapter.beside(known.adapter)?,
             ..Job::default()
         };
         Ok(Prepared {
