@@ -47,3 +47,4 @@ mod speed;
 mod streams;
 mod tidy;
 mod toolchains;
+mod zoo;
