@@ -48,3 +48,4 @@ mod speed;
 mod streams;
 mod tidy;
 mod toolchains;
+mod zoo;
