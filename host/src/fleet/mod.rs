@@ -4,7 +4,7 @@
 //! cards, and it never maps a plugin nor opens a model's file; whatever goes wrong in foreign code ends a process that is
 //! not this one.
 
-mod child;
+pub(crate) mod child;
 mod config;
 mod crew;
 mod deaths;
@@ -21,6 +21,7 @@ mod worker;
 
 pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
 pub use refusal::Refusal;
+pub(crate) use refusal::clean;
 pub use stats::{FleetStats, ModelState, ModelStats};
 pub use stream::{EventStream, Update};
 
