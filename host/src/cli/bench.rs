@@ -3,10 +3,13 @@
 //! Prompts are random tokens, so that nothing is reused, and generations go on past the end of a turn, so that all are equally
 //! long. Every figure is the median of several rounds; the gaps between tokens are those of all rounds.
 
+mod figures;
+
 use clap::Args;
 use serde::Serialize;
 use std::{
     io::Write,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use tokio::task::JoinSet;
@@ -22,12 +25,17 @@ use crate::{
     job::{Event, Failure, Job},
     wire,
 };
+use figures::{Round, Stream, median, quantile, rounded};
+
+/// No step takes less of a prompt, unless that ends.
+const CHUNK_TOKENS_MIN: u32 = 16;
 
 /// Measure how fast a model is on this machine.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve bench
   pensieve bench --model ./model.gguf --prompt 512 --generate 128 --concurrency 1,8
+  pensieve bench --model ./model.gguf --concurrency 4 --beside 8192
   pensieve bench --model starter --json | jq '.rounds[].decode_tokens_per_s'")]
 pub(super) struct Bench {
     /// A configured model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or 'starter' [default: the first that is
@@ -43,6 +51,9 @@ pub(super) struct Bench {
     /// How many streams at once; several numbers, each measured on its own.
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: Vec<u32>,
+    /// Also let a prompt of so many tokens come while the streams generate, and measure what it does to them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    beside: Option<u32>,
     /// How often each is measured.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
@@ -84,22 +95,21 @@ struct Row {
     engine_share: f64,
     /// Of the whole time, what was not spent in the model: engine, socket, and waiting for each other.
     outside_model_share: f64,
+    /// What a long prompt does to the streams.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    beside: Option<Beside>,
 }
 
-/// One stream as it went.
-#[derive(Debug)]
-struct Stream {
-    /// When tokens came, and how many.
-    arrivals: Vec<(Instant, usize)>,
-}
-
-/// One round.
-struct Round {
-    begun: Instant,
-    streams: Vec<Stream>,
-    /// Microseconds in the model and in steps besides.
-    forward_us: u64,
-    overhead_us: u64,
+/// What was measured of the streams while a long prompt was processed.
+#[derive(Debug, Serialize)]
+struct Beside {
+    prompt_tokens: u32,
+    /// Of the long prompt.
+    first_token_ms: f64,
+    gap_p50_ms: f64,
+    gap_p99_ms: f64,
+    /// The last one by the median gap without the prompt.
+    gap_p99_by_p50_alone: f64,
 }
 
 impl Bench {
@@ -150,7 +160,12 @@ impl Bench {
                 eprintln!("{concurrency} at once, round {number} of {}", self.rounds);
                 rounds.push(self.round(&fleet, model, &card, concurrency).await?);
             }
-            rows.push(self.row(concurrency, &rounds));
+            let mut row = self.row(concurrency, &rounds);
+            if let Some(prompt) = self.beside {
+                eprintln!("{concurrency} at once, beside a prompt of {prompt}");
+                row.beside = Some(self.beside(&fleet, model, &card, concurrency, prompt, row.gap_p50_ms).await?);
+            }
+            rows.push(row);
         }
         fleet.shutdown(Duration::ZERO).await;
         Ok(Report {
@@ -168,25 +183,29 @@ impl Bench {
 
     /// Gives the model memory for all streams at once, or tells why that cannot be.
     fn fit(&self, config: &mut Config, model: &str, card: &Card, concurrency: u32) -> Outcome {
-        let tokens = u64::from(self.prompt) + u64::from(self.generate);
+        let tokens = u64::from(self.prompt) + u64::from(self.generate.max(self.generated_beside()));
+        let longest = tokens.max(self.beside.map_or(0, |prompt| u64::from(prompt) + 1));
         let configured = config.models.iter().find(|known| known.id == model).or(config.models.first());
         let context = configured.map_or(0, |known| known.context);
         let context = if context == 0 { card.context } else { context.min(card.context) };
-        if tokens > u64::from(context) {
+        if longest > u64::from(context) {
             let line = format!(
-                "prompt and answer have {tokens} tokens, the model's context {context}; lower --prompt or --generate"
+                "prompt and answer have {longest} tokens, the model's context {context}; lower --prompt, --generate or --beside"
             );
             return Err(Complaint::new(Exit::Usage, line));
         }
-        let streams = u64::from(concurrency);
+        let (streams, beside) = (u64::from(concurrency), u64::from(self.beside.is_some()));
         let bytes = match card.state {
-            State::Paged { tokens: block, bytes } => (tokens.div_ceil(u64::from(block)) + 1) * streams * bytes,
-            State::PerSequence { bytes } => streams * bytes,
+            State::Paged { tokens: block, bytes } => {
+                let blocks = |tokens: u64| tokens.div_ceil(u64::from(block)) + 1;
+                (blocks(tokens) * streams + blocks(longest) * beside) * bytes
+            }
+            State::PerSequence { bytes } => (streams + beside) * bytes,
         };
         for model in &mut config.models {
             model.state_bytes = Some(bytes.max(1 << 20).max(model.state_bytes.unwrap_or(0)));
-            model.limits.sequences_max = model.limits.sequences_max.max(concurrency);
-            model.limits.waiting_max = model.limits.waiting_max.max(concurrency);
+            model.limits.sequences_max = model.limits.sequences_max.max(concurrency + 1);
+            model.limits.waiting_max = model.limits.waiting_max.max(concurrency + 1);
         }
         Ok(())
     }
@@ -206,18 +225,64 @@ impl Bench {
     async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, Complaint> {
         let before = times(fleet).await;
         let begun = Instant::now();
-        let mut running = JoinSet::new();
+        let (mut running, mut streams) = (JoinSet::new(), Vec::new());
         for _ in 0..concurrency {
-            running.spawn(follow(self.submit(fleet, model, card, self.prompt, self.generate)?));
+            let stream = Arc::<Mutex<Stream>>::default();
+            running.spawn(follow(self.submit(fleet, model, card, self.prompt, self.generate)?, stream.clone()));
+            streams.push(stream);
         }
-        let mut streams = Vec::new();
         while let Some(joined) = running.join_next().await {
-            let stream = joined.map_err(|error| Complaint::new(Exit::Failed, error.to_string()))?;
-            streams.push(stream?);
+            joined.map_err(|error| Complaint::new(Exit::Failed, error.to_string()))??;
         }
+        let streams = streams.iter().map(|stream| std::mem::take(&mut *lock(stream))).collect();
         let after = times(fleet).await;
         let (forward_us, overhead_us) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
         Ok(Round { begun, streams, forward_us, overhead_us })
+    }
+
+    /// Streams that generate until a long prompt has its first token.
+    async fn beside(
+        &self,
+        fleet: &Fleet,
+        model: &str,
+        card: &Card,
+        concurrency: u32,
+        prompt: u32,
+        alone: f64,
+    ) -> Result<Beside, Complaint> {
+        let streams: Vec<Arc<Mutex<Stream>>> = (0..concurrency).map(|_| Arc::default()).collect();
+        let mut running = JoinSet::new();
+        for stream in &streams {
+            let events = self.submit(fleet, model, card, self.prompt, self.generated_beside())?;
+            running.spawn(follow(events, stream.clone()));
+        }
+        while streams.iter().any(|stream| lock(stream).arrivals.len() < 2) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            if let Some(ended) = running.try_join_next() {
+                ended.map_err(|error| Complaint::new(Exit::Failed, error.to_string()))??;
+            }
+        }
+        let begun = Instant::now();
+        let long = Arc::<Mutex<Stream>>::default();
+        follow(self.submit(fleet, model, card, prompt, 1)?, long.clone()).await?;
+        let ended = Instant::now();
+        // Whoever stops to listen cancels.
+        running.shutdown().await;
+        let mut gaps: Vec<f64> = streams.iter().flat_map(|stream| lock(stream).gaps_between(begun, ended)).collect();
+        gaps.sort_by(f64::total_cmp);
+        let gap_p99_ms = quantile(&gaps, 0.99);
+        Ok(Beside {
+            prompt_tokens: prompt,
+            first_token_ms: rounded(lock(&long).first(begun)),
+            gap_p50_ms: quantile(&gaps, 0.5),
+            gap_p99_ms,
+            gap_p99_by_p50_alone: if alone > 0.0 { rounded(gap_p99_ms / alone) } else { 0.0 },
+        })
+    }
+
+    /// As many tokens as a stream makes while the long prompt is processed, if that goes in the smallest chunks.
+    fn generated_beside(&self) -> u32 {
+        self.beside.map_or(0, |prompt| self.generate.max(prompt / CHUNK_TOKENS_MIN + 64))
     }
 
     fn row(&self, concurrency: u32, rounds: &[Round]) -> Row {
@@ -234,20 +299,24 @@ impl Bench {
             gap_p99_ms: quantile(&gaps, 0.99),
             engine_share: median(rounds.iter().map(Round::engine_share)),
             outside_model_share: median(rounds.iter().map(Round::outside_share)),
+            beside: None,
         }
     }
 }
 
-async fn follow(mut events: EventStream) -> Result<Stream, Failure> {
-    let mut stream = Stream { arrivals: Vec::new() };
+async fn follow(mut events: EventStream, stream: Arc<Mutex<Stream>>) -> Result<(), Failure> {
     while let Some(update) = events.next().await {
         match update {
-            Update::Event(Event::Tokens(tokens)) => stream.arrivals.push((Instant::now(), tokens.ids.len())),
+            Update::Event(Event::Tokens(tokens)) => lock(&stream).arrivals.push((Instant::now(), tokens.ids.len())),
             Update::Event(Event::Failed(failure)) => return Err(failure),
             Update::Event(_) | Update::Loading { .. } => {}
         }
     }
-    Ok(stream)
+    Ok(())
+}
+
+fn lock(stream: &Mutex<Stream>) -> MutexGuard<'_, Stream> {
+    stream.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Microseconds that the worker has spent in the model, and in steps besides.
@@ -259,90 +328,6 @@ async fn times(fleet: &Fleet) -> (u64, u64) {
 
 async fn loaded(fleet: &Fleet) -> wire::Loaded {
     fleet.stats(false).await.models.into_iter().find_map(|model| model.loaded).unwrap_or_default()
-}
-
-impl Stream {
-    /// Milliseconds until its first token.
-    fn first(&self, begun: Instant) -> f64 {
-        self.arrivals.first().map_or(0.0, |(at, _)| ms(*at - begun))
-    }
-
-    /// Milliseconds between its tokens. Tokens that came together share the time since those before.
-    fn gaps(&self) -> Vec<f64> {
-        let pairs = self.arrivals.windows(2);
-        let gaps = pairs.flat_map(|pair| std::iter::repeat_n(ms(pair[1].0 - pair[0].0) / count(pair[1].1), pair[1].1));
-        gaps.collect()
-    }
-}
-
-impl Round {
-    /// When every stream had its first token, and when the first one ended.
-    fn together(&self) -> Option<(Instant, Instant)> {
-        let all_begun = self.streams.iter().filter_map(|stream| Some(stream.arrivals.first()?.0)).max()?;
-        let one_ended = self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).min()?;
-        Some((all_begun, one_ended))
-    }
-
-    fn prompt_rate(&self, tokens: u64) -> f64 {
-        #[allow(clippy::cast_precision_loss, reason = "a rate needs no more digits")]
-        self.together().map_or(0.0, |(all_begun, _)| tokens as f64 / (all_begun - self.begun).as_secs_f64())
-    }
-
-    fn decode_rate(&self) -> f64 {
-        let Some((from, to)) = self.together() else { return 0.0 };
-        // Where streams end before others begin, there is no such time, and the whole round stands for it.
-        let (from, to) = if to > from { (from, to) } else { (self.begun, self.end()) };
-        let within = |&&(at, _): &&(Instant, usize)| at > from && at <= to;
-        let tokens: usize =
-            self.streams.iter().flat_map(|stream| stream.arrivals.iter().filter(within)).map(|(_, count)| count).sum();
-        count(tokens) / (to - from).as_secs_f64()
-    }
-
-    fn end(&self) -> Instant {
-        self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).max().unwrap_or(self.begun)
-    }
-
-    fn engine_share(&self) -> f64 {
-        share(self.overhead_us, self.forward_us + self.overhead_us)
-    }
-
-    fn outside_share(&self) -> f64 {
-        let whole = u64::try_from((self.end() - self.begun).as_micros()).unwrap_or(u64::MAX);
-        share(whole.saturating_sub(self.forward_us), whole)
-    }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a share needs no more digits")]
-fn share(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { (part as f64 / whole as f64 * 1e5).round() / 1e5 }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "nobody counts so far")]
-fn count(number: usize) -> f64 {
-    number as f64
-}
-
-fn ms(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
-}
-
-/// Three digits behind the point.
-fn rounded(number: f64) -> f64 {
-    (number * 1e3).round() / 1e3
-}
-
-fn median(numbers: impl Iterator<Item = f64>) -> f64 {
-    let mut numbers: Vec<f64> = numbers.collect();
-    numbers.sort_by(f64::total_cmp);
-    quantile(&numbers, 0.5)
-}
-
-/// Of sorted numbers; 0 of none.
-fn quantile(sorted: &[f64], part: f64) -> f64 {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a length is a place")]
-    let place = (count(sorted.len().saturating_sub(1)) * part).round() as usize;
-    let number = sorted.get(place).copied().unwrap_or(0.0);
-    if number.abs() < 1.0 { (number * 1e5).round() / 1e5 } else { rounded(number) }
 }
 
 fn table(report: &Report) -> String {
@@ -372,40 +357,18 @@ fn table(report: &Report) -> String {
             row.outside_model_share * 100.0,
         ));
     }
+    for row in &report.rounds {
+        if let Some(beside) = &row.beside {
+            text.push_str(&format!(
+                "\n{} streams beside a prompt of {} tokens, which took {:.0} ms: gap p50 {:.2} ms, p99 {:.2} ms, {:.2} x the median without it\n",
+                row.concurrency,
+                beside.prompt_tokens,
+                beside.first_token_ms,
+                beside.gap_p50_ms,
+                beside.gap_p99_ms,
+                beside.gap_p99_by_p50_alone,
+            ));
+        }
+    }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Two streams: the first token of each after 100 and 200 ms, then four more, 50 ms apart.
-    fn round() -> Round {
-        let begun = Instant::now();
-        let at = |ms: u64| begun + Duration::from_millis(ms);
-        let stream = |first: u64| Stream { arrivals: (0..5).map(|step| (at(first + 50 * step), 1)).collect() };
-        Round { begun, streams: vec![stream(100), stream(200)], forward_us: 300_000, overhead_us: 3_000 }
-    }
-
-    #[test]
-    fn rates_are_of_the_time_in_which_all_streams_run() {
-        let round = round();
-        assert!((round.prompt_rate(1000) - 5000.0).abs() < 1.0);
-        // From 200 ms to 300 ms: two tokens of each.
-        assert!((round.decode_rate() - 40.0).abs() < 0.1, "{}", round.decode_rate());
-        assert!((round.engine_share() - 0.0099).abs() < 1e-4);
-        assert!((round.outside_share() - 0.25).abs() < 1e-3);
-    }
-
-    #[test]
-    fn gaps_are_of_single_tokens() {
-        let round = round();
-        let mut stream = Stream { arrivals: round.streams[0].arrivals.clone() };
-        stream.arrivals[4].1 = 2;
-        let gaps = stream.gaps();
-        assert_eq!(gaps.len(), 5);
-        assert!((gaps[0] - 50.0).abs() < 1e-6 && (gaps[4] - 25.0).abs() < 1e-6, "{gaps:?}");
-        assert!((quantile(&[1.0, 2.0, 3.0], 0.5) - 2.0).abs() < 1e-9);
-        assert!((quantile(&[], 0.99)).abs() < 1e-9);
-    }
 }

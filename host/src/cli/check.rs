@@ -79,9 +79,9 @@ impl Check {
             None if self.json => check_for_programs(&self.file),
             None => end(self.inspect().map(|manifest| {
                 print!("{}", provides(&manifest));
-                if !manifest.architectures.is_empty() {
-                    eprintln!("nothing was run: --model CHECKPOINT tries the contract's laws on an architecture");
-                }
+                let laws = "; --model CHECKPOINT tries the contract's laws on an architecture";
+                let laws = if manifest.architectures.is_empty() { "" } else { laws };
+                eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
             })),
             Some(model) => end(self.inspect().and_then(|manifest| self.try_model(model, manifest))),
         }

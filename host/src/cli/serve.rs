@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     config,
+    engine::worker,
     fleet::{self, Fleet, Refusal},
     http::Server,
     prompt::Chats,
@@ -45,6 +46,10 @@ pub(super) struct Serve {
     /// How lines of the log are written.
     #[arg(long, value_enum)]
     log_format: Option<log::Format>,
+    /// For authors of plugins: run models in this process, where a debugger sees them. What would end a worker then ends the
+    /// server.
+    #[arg(long, hide_short_help = true)]
+    in_process: bool,
     #[command(flatten)]
     given: Given,
 }
@@ -67,7 +72,11 @@ impl Serve {
         // A port that is taken is known before anything is loaded down, and a download can be interrupted like any other
         // program: signals are listened to only after it.
         let server = runtime.block_on(Server::bind(settings))?;
-        let fleet = settled.fleet()?;
+        let mut fleet = settled.fleet()?;
+        if self.in_process {
+            tracing::warn!("models run in this process: a plugin that fails takes the server with it");
+            fleet.run_in_process(worker::run);
+        }
         let served = runtime.block_on(serve(server, fleet, &settled));
         // What still runs has nothing left to say.
         runtime.shutdown_background();

@@ -20,7 +20,7 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn run(self) -> ExitCode {
         match socket(self.socket) {
-            Ok(socket) => worker::run(socket),
+            Ok(socket) => worker::leave(worker::run(socket)),
             Err(error) => {
                 eprintln!("pensieve worker: descriptor {} is no socket: {error}", self.socket);
                 ExitCode::from(2)

@@ -4,8 +4,9 @@
 //!
 //! Every file carries two checksums, keyed by the folder's secret: of what is read at the start, and of the block. What
 //! does not match is deleted and computed again. Blocks of one model only fit models with the same identity (weights,
-//! plugin, device, options), so each identity has a folder of its own. The texts of users can be guessed from their
-//! blocks: folders are closed to other users.
+//! plugin, device, options), so each identity has a folder of its own; one that no worker has opened for weeks, as its model
+//! was replaced, is deleted by whichever worker starts next. The texts of users can be guessed from their blocks: folders
+//! are closed to other users.
 
 mod file;
 mod secret;
@@ -15,7 +16,7 @@ use std::{
     io,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use sha2::{Digest, Sha256};
@@ -23,6 +24,10 @@ use sha2::{Digest, Sha256};
 use super::blocks::{Key, Record};
 use crate::wire::DiskTier;
 use file::Sums;
+
+const LOCK: &str = "lock";
+/// How long a folder is kept that no worker opens.
+const UNUSED_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// The blocks of one model on disk.
 pub struct Store {
@@ -48,13 +53,9 @@ impl Store {
         let name: String = hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         let folder = tier.folder.join(name);
         private(&folder)?;
-        let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"))?;
-        lock.try_lock().map_err(|error| match error {
-            TryLockError::WouldBlock => {
-                io::Error::new(io::ErrorKind::WouldBlock, "another worker of this model has it")
-            }
-            TryLockError::Error(error) => error,
-        })?;
+        let lock = lock(&folder, true)?;
+        lock.set_modified(SystemTime::now())?;
+        sweep(&tier.folder);
         let (sums, budget) = (Sums::new(&secret), tier.bytes);
         Ok(Self { folder, secret, sums, block_tokens, block_bytes, budget, _lock: lock, buffer: Vec::new() })
     }
@@ -76,7 +77,7 @@ impl Store {
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
             let name = entry.file_name();
-            if name == "lock" {
+            if name == LOCK {
                 continue;
             }
             let record = name.to_str().and_then(file::key_of).and_then(|key| self.record(&entry.path(), key).ok());
@@ -132,6 +133,28 @@ impl Store {
 
     fn path(&self, key: Key) -> PathBuf {
         self.folder.join(file::name_of(key))
+    }
+}
+
+/// Keeps all others out of a model's folder.
+fn lock(folder: &Path, create: bool) -> io::Result<File> {
+    let lock = File::options().create(create).truncate(false).write(true).open(folder.join(LOCK))?;
+    lock.try_lock().map_err(|error| match error {
+        TryLockError::WouldBlock => io::Error::new(io::ErrorKind::WouldBlock, "another worker of this model has it"),
+        TryLockError::Error(error) => error,
+    })?;
+    Ok(lock)
+}
+
+/// Deletes the folders of models that are not used any more. What cannot be deleted is met again by the next worker.
+fn sweep(tier: &Path) {
+    let Ok(entries) = fs::read_dir(tier) else { return };
+    for folder in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let opened = fs::symlink_metadata(folder.join(LOCK)).and_then(|lock| lock.modified());
+        let unused = opened.is_ok_and(|opened| opened.elapsed().is_ok_and(|unused| unused > UNUSED_MAX));
+        if unused && let Ok(_lock) = lock(&folder, false) {
+            let _ = fs::remove_dir_all(&folder);
+        }
     }
 }
 

@@ -1,10 +1,10 @@
-//! The worker process: one model, one socket, four threads. The main thread owns the model and runs the loop; one thread
+//! The worker: one model, one socket, four threads. The first thread owns the model and runs the loop; one thread
 //! reads commands, one writes reports (`outbox`), one watches that steps end (`watchdog`).
 //!
 //! A worker lives for its server. When the socket ends, the reading thread ends the process at once, whatever the model is
 //! doing: the server is gone, and its streams with it. (A signal on the parent's death would follow the thread that
-//! spawned the worker, and kill healthy ones.) A hung model cannot be interrupted either, so every end but a drained one is
-//! `_exit`: no destructors, no handlers of foreign libraries, nothing that could wait.
+//! spawned the worker, and kill healthy ones.) A hung model cannot be interrupted either, so every end but that of the first
+//! thread is `_exit`: no destructors, no handlers of foreign libraries, nothing that could wait.
 
 mod outbox;
 mod pulse;
@@ -51,36 +51,38 @@ enum Input {
     },
 }
 
-/// Serves the server at the other end of the socket until one of them ends.
-pub fn run(socket: OwnedFd) -> ! {
+/// Serves the server at the other end of the socket until there is nothing more to do, and returns the exit status of the
+/// process, if it is one. Nothing of the worker goes on after that.
+pub fn run(socket: OwnedFd) -> i32 {
     let socket = UnixStream::from(socket);
-    let Ok(reading) = socket.try_clone() else { leave(EXIT_SERVER_GONE) };
+    let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
     let pulse = Arc::new(Pulse::default());
     let outbox = Outbox::start(socket, pulse.clone());
     outbox.send(Report::Hello { protocol: PROTOCOL });
-    tell_of_panics(&outbox);
     let (sender, inputs) = mpsc::channel();
-    let commands = sender.clone();
-    start("reader", move || read(reading, &commands));
-    let Ok(Input::Command(Command::Load(load))) = inputs.recv() else { leave(EXIT_MISUNDERSTOOD) };
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+    let (commands, alive) = (sender.clone(), pulse.clone());
+    start("reader", move || read(reading, &commands, &alive));
+    let Ok(Input::Command(Command::Load(load))) = inputs.recv() else { return EXIT_MISUNDERSTOOD };
+    let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let (engine, formats) = match open(&load, &outbox) {
             Ok(opened) => opened,
             Err(failure) => {
                 outbox.send(Report::LoadFailed(failure));
-                outbox.flush();
-                leave(EXIT_NOT_LOADED);
+                return EXIT_NOT_LOADED;
             }
         };
         pulse::watch(&pulse, &outbox, load.limits.step_deadline);
         Session { engine, formats, outbox: &outbox, pulse: &pulse, inputs, sender, draining: false }.run();
+        0
     }));
-    if result.is_err() {
+    let code = served.unwrap_or_else(|_| {
         // The hook has said where and why.
         outbox.send(Report::Dying(Failure::new(FailureCode::Internal, "the worker's engine panicked")));
-    }
+        EXIT_PANICKED
+    });
     outbox.flush();
-    leave(if result.is_err() { EXIT_PANICKED } else { 0 });
+    pulse.stop();
+    code
 }
 
 /// Ends the process without running anything else in it.
@@ -96,11 +98,15 @@ fn start(name: &str, code: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn read(mut socket: UnixStream, commands: &mpsc::Sender<Input>) {
+fn read(mut socket: UnixStream, commands: &mpsc::Sender<Input>, pulse: &Pulse) {
     loop {
-        match wire::read(&mut socket) {
+        let read = wire::read(&mut socket);
+        if pulse.has_stopped() {
+            return;
+        }
+        match read {
             Ok(Some(command)) => {
-                // The receiver only ends with the process.
+                // The receiver only ends with the worker.
                 let _ = commands.send(Input::Command(command));
             }
             Ok(None) | Err(wire::WireError::Io(_)) => leave(EXIT_SERVER_GONE),
@@ -150,14 +156,4 @@ fn level_of(level: LogLevel) -> Level {
         LogLevel::DEBUG => Level::Debug,
         _ => Level::Info,
     }
-}
-
-/// Panics of this host's own code, on any thread, go to the server's log too. A plugin has its own hook.
-fn tell_of_panics(outbox: &Arc<Outbox>) {
-    let outbox = outbox.clone();
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        before(panic);
-        outbox.try_send(Report::Log { level: Level::Error, message: panic.to_string() });
-    }));
 }

@@ -2,11 +2,17 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use super::plugins;
+use super::{
+    life::{Code, Place},
+    plugins,
+};
 use crate::{
     job::{AdapterUse, StageSpec},
     wire::{DiskTier, Limits},
 };
+
+/// Longer than anybody looks at one step.
+const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// A whole fleet.
 #[derive(Clone, Debug)]
@@ -15,6 +21,8 @@ pub struct Config {
     pub plugins: plugins::Settings,
     /// This program, which workers run.
     pub program: PathBuf,
+    /// What runs workers in threads of this process instead; see [`Config::run_in_process`].
+    pub(super) in_process: Option<Code>,
     /// Where cards of checkpoints are kept.
     pub cards: PathBuf,
     /// The models.
@@ -113,6 +121,7 @@ impl Config {
         let plugins = plugins::Settings::new(folders, home);
         Self {
             program: plugins.program.clone(),
+            in_process: None,
             plugins,
             cards: home.join("cache/cards"),
             models: Vec::new(),
@@ -123,6 +132,18 @@ impl Config {
             restart: Restart::default(),
             deadlines: Deadlines::default(),
         }
+    }
+
+    /// Runs workers as threads of this process, where a debugger sees them, and waits for ever for a step. For who looks
+    /// for a fault in a plugin: what would end a worker ends this process.
+    pub(crate) fn run_in_process(&mut self, worker: Code) {
+        self.in_process = Some(worker);
+        (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);
+        self.models.iter_mut().for_each(|model| model.limits.step_deadline = FOR_EVER);
+    }
+
+    pub(super) fn place(&self) -> Place<'_> {
+        self.in_process.map_or(Place::Process(&self.program), Place::Thread)
     }
 }
 

@@ -9,6 +9,7 @@ mod config;
 mod crew;
 mod deaths;
 mod hand;
+mod life;
 mod memory;
 mod model;
 mod names;

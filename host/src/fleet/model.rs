@@ -214,7 +214,7 @@ impl Crew {
         let orders = orders.downgrade();
         let hear = move |said| orders.upgrade().is_some_and(|orders| orders.send(Order::Said { serial, said }).is_ok());
         let patience = Patience { silence: self.config.deadlines.silence, step: config.limits.step_deadline };
-        let worker = match Worker::start(&self.config.program, &config.id, patience, hear) {
+        let worker = match Worker::start(self.config.place(), &config.id, patience, hear) {
             Ok(worker) => worker,
             Err(error) => {
                 let message = format!("model '{}': a worker process does not start: {error}", config.id);

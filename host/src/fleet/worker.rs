@@ -1,18 +1,13 @@
-//! One worker process: started with one end of a socket pair, told what to do, listened to, and buried.
+//! One worker: started with one end of a socket pair, told what to do, listened to, and buried.
 //!
 //! Whatever happens to it (a signal, an exit, silence, nonsense on the socket), the last thing that is heard of it is one
-//! [`Said::Ended`] with the reason. Its process group is killed then, so that nothing of it is left.
+//! [`Said::Ended`] with the reason. Nothing of it is left then.
 
 use std::{
     collections::VecDeque,
-    ffi::OsString,
     io,
-    os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-        unix::process::ExitStatusExt,
-    },
-    path::Path,
-    process::{ExitStatus, Stdio},
+    os::unix::process::ExitStatusExt,
+    process::ExitStatus,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -22,7 +17,7 @@ use tokio::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
-    process::{Child, ChildStderr, Command as Process},
+    process::ChildStderr,
     sync::{
         mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
         oneshot,
@@ -31,7 +26,10 @@ use tokio::{
     time::timeout,
 };
 
-use super::child::{Group, environment, signal_name};
+use super::{
+    child::signal_name,
+    life::{Life, Place},
+};
 use crate::{
     job::{Failure, FailureCode},
     wire::{self, Command, PROTOCOL, Report},
@@ -69,36 +67,38 @@ pub(super) struct Patience {
 }
 
 impl Worker {
-    /// Starts the program as a worker, whose words go to `hear`.
+    /// Starts a worker, whose words go to `hear`.
     pub(super) fn start(
-        program: &Path,
+        place: Place<'_>,
         model: &str,
         patience: Patience,
         hear: impl Fn(Said) -> bool + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let (own, other) = std::os::unix::net::UnixStream::pair()?;
         own.set_nonblocking(true)?;
+        let (mut life, stderr) = Life::begin(place, &own, other)?;
         let socket = UnixStream::from_std(own)?;
-        let mut child = spawn(program, other.into())?;
-        let (pid, group) = (child.id(), Group::of(&child));
+        let pid = life.pid();
         let (commands, orders) = unbounded_channel();
         let (sentence, mut sentenced) = oneshot::channel();
         let (heard, frames) = unbounded_channel();
-        let words = Words::listen(child.stderr.take(), model);
+        let words = Words::listen(stderr, model);
         let model = model.to_owned();
         let minding = tokio::spawn(async move {
             let (reading, writing) = socket.into_split();
             let mut halves = JoinSet::new();
             halves.spawn(tell(writing, orders));
             halves.spawn(read(reading, heard));
-            let verdict = listen(frames, &mut child, patience, &mut sentenced, &hear).await;
+            let verdict = listen(frames, &mut life, patience, &mut sentenced, &hear).await;
             if matches!(verdict, Verdict::Silent(_)) {
                 // It is about to end by itself, and how it does is worth knowing.
-                let _ = timeout(Duration::from_millis(300), child.wait()).await;
+                let _ = timeout(Duration::from_millis(300), life.wait()).await;
             }
-            drop(group);
-            let status = timeout(Duration::from_secs(2), child.wait()).await;
-            let status = status.ok().and_then(Result::ok);
+            let sentence = match &verdict {
+                Verdict::Guilty(failure) => Some(failure),
+                Verdict::Silent(_) => None,
+            };
+            let status = life.end(sentence).await;
             hear(Said::Ended(obituary(&model, verdict, status, &words.last().await)));
         });
         Ok(Self { pid, commands, sentence: Some(sentence), minding })
@@ -132,25 +132,6 @@ enum Verdict {
     Guilty(Failure),
 }
 
-fn spawn(program: &Path, socket: OwnedFd) -> io::Result<Child> {
-    let mut command = Process::new(program);
-    let number = socket.as_raw_fd();
-    command.args([OsString::from("worker"), "--socket".into(), number.to_string().into()]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    command.env_clear().envs(environment()).process_group(0).kill_on_drop(true);
-    let inherit = move || {
-        // SAFETY: the descriptor is open in the child, which is a copy of this process from when `socket` was alive.
-        let socket = unsafe { BorrowedFd::borrow_raw(number) };
-        rustix::io::fcntl_setfd(socket.as_fd(), rustix::io::FdFlags::empty())?;
-        Ok(())
-    };
-    // SAFETY: between fork and exec only one system call is made, which needs no memory and no lock.
-    unsafe { command.pre_exec(inherit) };
-    let child = command.spawn();
-    drop(socket);
-    child
-}
-
 async fn tell(mut socket: OwnedWriteHalf, mut orders: UnboundedReceiver<Command>) {
     while let Some(command) = orders.recv().await {
         let Ok(frame) = wire::encode(&command) else { continue };
@@ -163,7 +144,7 @@ async fn tell(mut socket: OwnedWriteHalf, mut orders: UnboundedReceiver<Command>
 
 async fn listen(
     mut frames: UnboundedReceiver<Result<Report, wire::WireError>>,
-    child: &mut Child,
+    life: &mut Life,
     patience: Patience,
     sentence: &mut oneshot::Receiver<Failure>,
     hear: &impl Fn(Said) -> bool,
@@ -186,7 +167,7 @@ async fn listen(
                 Ok(Some(Err(error))) => return guilty(FailureCode::Plugin, format!("spoke nonsense: {error}")),
                 Ok(Some(Ok(report))) => report,
             },
-            _ = child.wait(), if !ended => {
+            _ = life.wait(), if !ended => {
                 ended = true;
                 continue;
             }

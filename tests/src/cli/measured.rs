@@ -30,6 +30,8 @@ fn measures_prompts_first_tokens_and_decoding_at_each_concurrency() {
         "32",
         "--concurrency",
         "1,4",
+        "--beside",
+        "256",
         "--rounds",
         "2",
         "--json",
@@ -49,6 +51,12 @@ fn measures_prompts_first_tokens_and_decoding_at_each_concurrency() {
         for share in ["engine_share", "outside_model_share"] {
             assert!(row[share].as_f64().is_some_and(|share| (0.0..=1.0).contains(&share)), "{share}: {row}");
         }
+    }
+    for row in rounds {
+        let beside = &row["beside"];
+        assert_eq!(beside["prompt_tokens"], 256, "{row}");
+        assert!(beside["first_token_ms"].as_f64().is_some_and(|time| time > 0.0), "{row}");
+        assert!(beside["gap_p99_ms"].as_f64() >= beside["gap_p50_ms"].as_f64(), "{row}");
     }
     assert!(said.stderr.contains("4 at once, round 2 of 2"), "{said:?}");
     let said = desk.run(&["bench", "--model", &model, "--prompt", "600"]);

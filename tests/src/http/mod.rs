@@ -6,6 +6,7 @@ pub mod server;
 mod disconnects;
 mod door;
 mod ends;
+mod in_process;
 mod limits;
 mod lists;
 mod restart;

@@ -96,6 +96,23 @@ fn one_worker_at_a_time_has_a_models_folder_and_others_have_their_own() {
 }
 
 #[test]
+fn what_no_worker_has_opened_for_weeks_is_deleted_unless_one_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
+    let of = |identity: &str| Store::open(&tier, identity, TOKENS, BYTES).unwrap();
+    let mut gone = of("replaced");
+    gone.write(&record(1), &block(1)).unwrap();
+    let (gone, recent, busy) = (gone.folder.clone(), of("recent").folder.clone(), of("busy"));
+    for folder in [&gone, &busy.folder] {
+        let lock = File::options().write(true).open(folder.join(LOCK)).unwrap();
+        lock.set_modified(SystemTime::now() - UNUSED_MAX - Duration::from_secs(60)).unwrap();
+    }
+    let current = of("current");
+    assert_eq!((gone.exists(), recent.exists(), busy.folder.exists()), (false, true, true));
+    assert!(current.folder.exists() && folder.path().join("secret").exists());
+}
+
+#[test]
 fn the_budget_is_in_bytes_of_files() {
     let folder = tempfile::tempdir().unwrap();
     let each = (file::header_bytes(TOKENS) + BYTES) as u64;

@@ -88,7 +88,7 @@ impl Outbox {
     fn write(&self, mut socket: UnixStream, pulse: &Pulse) {
         let mut bytes = Vec::new();
         let mut beaten = Instant::now();
-        loop {
+        while !pulse.has_stopped() {
             let reports = self.next(beaten + HEARTBEAT);
             bytes.clear();
             for report in &reports {
@@ -104,7 +104,7 @@ impl Outbox {
                 // Two numbers always fit.
                 let _ = wire::encode_into(&heartbeat, &mut bytes);
             }
-            if socket.write_all(&bytes).is_err() {
+            if socket.write_all(&bytes).is_err() && !pulse.has_stopped() {
                 leave(EXIT_SERVER_GONE);
             }
             self.lock().writing = false;

@@ -1,10 +1,10 @@
-//! Whether the engine's thread is in a step, and since when. A plugin that loops or waits for ever cannot be interrupted:
+//! Whether the engine's thread lives and is in a step, and since when. A plugin that loops or waits for ever cannot be interrupted:
 //! the watchdog says why, and ends the process.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -24,6 +24,8 @@ pub(super) struct Pulse {
     /// Milliseconds from birth to the step's beginning, plus one; zero between steps.
     began: AtomicU64,
     steps: AtomicU64,
+    /// There are no more steps.
+    stopped: AtomicBool,
 }
 
 /// A step that lasts as long as this value.
@@ -31,7 +33,12 @@ pub(super) struct Beat<'a>(&'a Pulse);
 
 impl Default for Pulse {
     fn default() -> Self {
-        Self { born: Instant::now(), began: AtomicU64::new(0), steps: AtomicU64::new(0) }
+        Self {
+            born: Instant::now(),
+            began: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+        }
     }
 }
 
@@ -49,6 +56,14 @@ impl Pulse {
     pub(super) fn step_ms(&self) -> Option<u64> {
         let began = self.began.load(Ordering::Acquire).checked_sub(1)?;
         Some(self.now().saturating_sub(began))
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
     }
 
     fn now(&self) -> u64 {
@@ -70,6 +85,9 @@ pub(super) fn watch(pulse: &Arc<Pulse>, outbox: &Arc<Outbox>, deadline: Duration
     start("watchdog", move || {
         while pulse.step_ms().is_none_or(|elapsed| elapsed <= deadline_ms) {
             thread::sleep(LOOK.min(deadline / 4).max(Duration::from_millis(1)));
+            if pulse.has_stopped() {
+                return;
+            }
         }
         let message = format!("a step did not end within {} s: a plugin hangs", deadline.as_secs_f32());
         let failure = Failure::new(FailureCode::Stalled, message).with_help("tell the plugin's author");

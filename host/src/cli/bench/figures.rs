@@ -1,0 +1,143 @@
+//! What is measured: when tokens came, and what follows from that.
+
+use std::time::{Duration, Instant};
+
+/// One stream as it went.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    /// When tokens came, and how many.
+    pub(super) arrivals: Vec<(Instant, usize)>,
+}
+
+/// One round.
+pub(super) struct Round {
+    pub(super) begun: Instant,
+    pub(super) streams: Vec<Stream>,
+    /// Microseconds in the model and in steps besides.
+    pub(super) forward_us: u64,
+    pub(super) overhead_us: u64,
+}
+
+impl Stream {
+    /// Milliseconds until its first token.
+    pub(super) fn first(&self, begun: Instant) -> f64 {
+        self.arrivals.first().map_or(0.0, |(at, _)| ms(*at - begun))
+    }
+
+    /// Milliseconds between its tokens. Tokens that came together share the time since those before.
+    pub(super) fn gaps(&self) -> Vec<f64> {
+        self.gaps_between(self.arrivals.first().map_or_else(Instant::now, |(at, _)| *at), Instant::now())
+    }
+
+    /// Of those, the ones that ended within this time.
+    pub(super) fn gaps_between(&self, from: Instant, to: Instant) -> Vec<f64> {
+        let pairs = self.arrivals.windows(2).filter(|pair| pair[1].0 >= from && pair[1].0 <= to);
+        let gaps = pairs.flat_map(|pair| std::iter::repeat_n(ms(pair[1].0 - pair[0].0) / count(pair[1].1), pair[1].1));
+        gaps.collect()
+    }
+}
+
+impl Round {
+    /// When every stream had its first token, and when the first one ended.
+    fn together(&self) -> Option<(Instant, Instant)> {
+        let all_begun = self.streams.iter().filter_map(|stream| Some(stream.arrivals.first()?.0)).max()?;
+        let one_ended = self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).min()?;
+        Some((all_begun, one_ended))
+    }
+
+    pub(super) fn prompt_rate(&self, tokens: u64) -> f64 {
+        #[allow(clippy::cast_precision_loss, reason = "a rate needs no more digits")]
+        self.together().map_or(0.0, |(all_begun, _)| tokens as f64 / (all_begun - self.begun).as_secs_f64())
+    }
+
+    pub(super) fn decode_rate(&self) -> f64 {
+        let Some((from, to)) = self.together() else { return 0.0 };
+        // Where streams end before others begin, there is no such time, and the whole round stands for it.
+        let (from, to) = if to > from { (from, to) } else { (self.begun, self.end()) };
+        let within = |&&(at, _): &&(Instant, usize)| at > from && at <= to;
+        let tokens: usize =
+            self.streams.iter().flat_map(|stream| stream.arrivals.iter().filter(within)).map(|(_, count)| count).sum();
+        count(tokens) / (to - from).as_secs_f64()
+    }
+
+    fn end(&self) -> Instant {
+        self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).max().unwrap_or(self.begun)
+    }
+
+    pub(super) fn engine_share(&self) -> f64 {
+        share(self.overhead_us, self.forward_us + self.overhead_us)
+    }
+
+    pub(super) fn outside_share(&self) -> f64 {
+        let whole = u64::try_from((self.end() - self.begun).as_micros()).unwrap_or(u64::MAX);
+        share(whole.saturating_sub(self.forward_us), whole)
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a share needs no more digits")]
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { (part as f64 / whole as f64 * 1e5).round() / 1e5 }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "nobody counts so far")]
+fn count(number: usize) -> f64 {
+    number as f64
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// Three digits behind the point.
+pub(super) fn rounded(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
+}
+
+pub(super) fn median(numbers: impl Iterator<Item = f64>) -> f64 {
+    let mut numbers: Vec<f64> = numbers.collect();
+    numbers.sort_by(f64::total_cmp);
+    quantile(&numbers, 0.5)
+}
+
+/// Of sorted numbers; 0 of none.
+pub(super) fn quantile(sorted: &[f64], part: f64) -> f64 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a length is a place")]
+    let place = (count(sorted.len().saturating_sub(1)) * part).round() as usize;
+    let number = sorted.get(place).copied().unwrap_or(0.0);
+    if number.abs() < 1.0 { (number * 1e5).round() / 1e5 } else { rounded(number) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two streams: the first token of each after 100 and 200 ms, then four more, 50 ms apart.
+    fn round() -> Round {
+        let begun = Instant::now();
+        let at = |ms: u64| begun + Duration::from_millis(ms);
+        let stream = |first: u64| Stream { arrivals: (0..5).map(|step| (at(first + 50 * step), 1)).collect() };
+        Round { begun, streams: vec![stream(100), stream(200)], forward_us: 300_000, overhead_us: 3_000 }
+    }
+
+    #[test]
+    fn rates_are_of_the_time_in_which_all_streams_run() {
+        let round = round();
+        assert!((round.prompt_rate(1000) - 5000.0).abs() < 1.0);
+        // From 200 ms to 300 ms: two tokens of each.
+        assert!((round.decode_rate() - 40.0).abs() < 0.1, "{}", round.decode_rate());
+        assert!((round.engine_share() - 0.0099).abs() < 1e-4);
+        assert!((round.outside_share() - 0.25).abs() < 1e-3);
+    }
+
+    #[test]
+    fn gaps_are_of_single_tokens() {
+        let round = round();
+        let mut stream = Stream { arrivals: round.streams[0].arrivals.clone() };
+        stream.arrivals[4].1 = 2;
+        let gaps = stream.gaps();
+        assert_eq!(gaps.len(), 5);
+        assert!((gaps[0] - 50.0).abs() < 1e-6 && (gaps[4] - 25.0).abs() < 1e-6, "{gaps:?}");
+        assert!((quantile(&[1.0, 2.0, 3.0], 0.5) - 2.0).abs() < 1e-9);
+        assert!((quantile(&[], 0.99)).abs() < 1e-9);
+    }
+}
