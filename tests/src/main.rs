@@ -15,6 +15,7 @@ mod worker;
 mod adapters;
 mod anthropic;
 mod attaching;
+mod authors;
 mod bad_models;
 mod batches;
 mod boundaries;

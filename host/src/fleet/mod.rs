@@ -5,7 +5,7 @@
 //! not this one.
 
 mod adapters;
-mod child;
+pub(crate) mod child;
 mod config;
 mod crew;
 mod deaths;
@@ -25,6 +25,7 @@ mod worker;
 
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
 pub use refusal::Refusal;
+pub(crate) use refusal::clean;
 pub use shelf::{Adapter, check_adapter_name};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats};
