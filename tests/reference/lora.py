@@ -70,6 +70,38 @@ VARIANTS = [
         {"r": 8, "lora_alpha": 16, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
         arch=gguf.MODEL_ARCH.PHI3,
     ),
+    Variant(
+        "mistral64",
+        "mistral/head_dim",
+        11,
+        {
+            "r": 64,
+            "lora_alpha": 16,
+            "use_rslora": True,
+            "target_modules": "all-linear",
+            "rank_pattern": {"q_proj": 1, r"layers\.1\.mlp\.down_proj": 3},
+            "alpha_pattern": {r"layers\.0\.self_attn\.v_proj": 4},
+        },
+    ),
+    Variant(
+        "phi2_64",
+        "phi/phi2",
+        12,
+        {"r": 64, "lora_alpha": 16, "use_rslora": True, "target_modules": "all-linear", "rank_pattern": {"k_proj": 1}},
+    ),
+    Variant(
+        "phi3_64",
+        "phi/mini",
+        13,
+        {
+            "r": 64,
+            "lora_alpha": 16,
+            "use_rslora": True,
+            "target_modules": r".*\.(qkv_proj|gate_up_proj|down_proj)",
+            "rank_pattern": {r"layers\.1\..*qkv_proj": 2},
+            "alpha_pattern": {"down_proj": 8},
+        },
+    ),
 ]
 
 

@@ -5,12 +5,14 @@
 pub(crate) mod anthropic;
 pub(crate) mod openai;
 
+pub(crate) mod adapters;
 pub(crate) mod execute;
 pub(crate) mod token_stream;
 
 mod extras;
 mod fields;
 mod plain;
+mod presence;
 
 use std::pin::Pin;
 
@@ -58,6 +60,8 @@ impl Dialect {
 /// A request that has come through the door: its body is within the limit, and its sender is known.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
+    /// What stands for the model's id in its path; empty where that has none.
+    pub id: String,
     /// The body, not parsed yet.
     pub body: Vec<u8>,
     /// Who sent it.
@@ -140,12 +144,19 @@ impl Problem {
     }
 }
 
+impl From<Answer> for Result<Answer, Problem> {
+    fn from(answer: Answer) -> Self {
+        Ok(answer)
+    }
+}
+
 impl From<Failure> for Problem {
     fn from(failure: Failure) -> Self {
         let kind = match failure.code {
             FailureCode::Invalid | FailureCode::Unsupported => ProblemKind::InvalidRequest,
             FailureCode::TooLong => ProblemKind::TooLong,
             FailureCode::NotFound => ProblemKind::NotFound,
+            FailureCode::Forbidden => ProblemKind::Permission,
             FailureCode::Busy | FailureCode::Draining => ProblemKind::Overloaded,
             FailureCode::Plugin
             | FailureCode::NotANumber

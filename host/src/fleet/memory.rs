@@ -17,6 +17,9 @@ const SEQUENCE_TOKENS_MAX: u64 = 32_768;
 const STATE_BYTES_MAX: u64 = 4 << 30;
 /// A per-sequence model serves so many at once.
 const STATES: u64 = 16;
+/// A state that grows with its sequence is given less than its longest, if there is no more; a model whose states do not
+/// grow says by itself that this is too little.
+const STATE_BYTES_MIN: u64 = 64 << 20;
 /// Without a budget a machine of this size is assumed.
 const MACHINE_BYTES: u64 = 16 << 30;
 
@@ -75,47 +78,55 @@ pub(super) fn room(budget: u64, residents: &[Resident], bytes: u64) -> Room {
 pub(super) struct Need {
     /// For the states of sequences.
     pub(super) state_bytes: u64,
+    /// For adapters.
+    pub(super) adapter_bytes: u64,
     /// In all.
     pub(super) bytes: u64,
 }
 
-/// Plans a model's memory by its card.
-pub(super) fn plan(budget: u64, model: &ModelConfig, card: &Card) -> Result<Need, Failure> {
+/// Plans a model's memory by its card. Room for adapters is kept where there are some.
+pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<Need, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
-    let fixed = card.weight_bytes.saturating_add(scratch).saturating_add(OVERHEAD_BYTES);
+    let adapter_bytes = if adapters { model.adapter_bytes } else { 0 };
+    let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
     let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
     let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
     let (least, wished) = match card.state {
         State::Paged { tokens: block, bytes } => {
             (bytes.saturating_mul(4), bytes.saturating_mul(tokens.div_ceil(u64::from(block.max(1))) + 1))
         }
-        State::PerSequence { bytes } => (bytes, bytes.saturating_mul(STATES)),
+        State::PerSequence { bytes } => (bytes.min(STATE_BYTES_MIN), bytes.saturating_mul(STATES)),
     };
     let left = budget.saturating_sub(fixed);
     let state_bytes = model.state_bytes.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
     let bytes = fixed.saturating_add(state_bytes);
     if bytes > budget {
         let message = format!(
-            "model '{}' takes {}: weights {}, states {}, scratch {}; all models together may take {}",
+            "model '{}' takes {}: weights {}, states {}, adapters {}, scratch {}; all models together may take {}",
             model.id,
             megabytes(bytes),
             megabytes(card.weight_bytes),
             megabytes(state_bytes),
+            megabytes(adapter_bytes),
             megabytes(scratch.saturating_add(OVERHEAD_BYTES)),
             megabytes(budget)
         );
-        let help = "take a smaller or more quantized checkpoint, lower kv_budget, or raise the memory budget";
+        let help = "take a smaller or more quantized checkpoint, lower kv_budget or adapter_memory, or raise the memory budget";
         return Err(Failure::new(FailureCode::Unsupported, message).with_help(help));
     }
-    Ok(Need { state_bytes, bytes })
+    Ok(Need { state_bytes, adapter_bytes, bytes })
 }
 
 /// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
-pub(super) fn context(budget: u64, model: &ModelConfig, card: &Card) -> u32 {
+pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> u32 {
     let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
-    match (card.state, plan(budget, model, card)) {
+    match (card.state, plan(budget, model, adapters, card)) {
         (State::Paged { tokens, bytes }, Ok(need)) => {
             let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
+            context.min(u32::try_from(held).unwrap_or(u32::MAX))
+        }
+        (State::PerSequence { bytes }, Ok(need)) if need.state_bytes < bytes => {
+            let held = u128::from(card.context) * u128::from(need.state_bytes) / u128::from(bytes);
             context.min(u32::try_from(held).unwrap_or(u32::MAX))
         }
         // One that cannot be loaded says so when it is asked for.
@@ -200,15 +211,18 @@ mod tests {
     fn a_model_gets_what_is_left_for_states_and_says_so_when_nothing_is() {
         let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
         let model = ModelConfig { id: "m".into(), ..ModelConfig::default() };
-        let need = plan(4 << 30, &model, &card(1 << 30, paged)).unwrap();
+        let need = plan(4 << 30, &model, false, &card(1 << 30, paged)).unwrap();
         assert_eq!(need.state_bytes, (2 * 8192 / 16 + 1) << 20);
-        let need = plan((1 << 30) + (100 << 20), &model, &card(1 << 30, paged)).unwrap();
+        let need = plan((1 << 30) + (100 << 20), &model, false, &card(1 << 30, paged)).unwrap();
         assert_eq!(need.state_bytes, 36 << 20);
-        let failure = plan(1 << 30, &model, &card(1 << 30, paged)).unwrap_err();
+        let failure = plan(1 << 30, &model, false, &card(1 << 30, paged)).unwrap_err();
         assert!(failure.message.starts_with("model 'm' takes 1092 MiB: weights 1024 MiB, states 4 MiB"), "{failure}");
-        let told = ModelConfig { state_bytes: Some(5), ..model };
-        assert_eq!(plan(2 << 30, &told, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
-        assert_eq!(plan(2 << 30, &told, &card(0, State::PerSequence { bytes: 9 })).unwrap().state_bytes, 5);
+        let told = ModelConfig { state_bytes: Some(5), adapter_bytes: 1 << 20, ..model };
+        assert_eq!(plan(2 << 30, &told, false, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
+        let alone = plan(2 << 30, &told, false, &card(0, State::PerSequence { bytes: 9 })).unwrap();
+        assert_eq!((alone.state_bytes, alone.adapter_bytes), (5, 0));
+        let adapted = plan(2 << 30, &told, true, &card(0, State::PerSequence { bytes: 9 })).unwrap();
+        assert_eq!((adapted.adapter_bytes, adapted.bytes - alone.bytes), (1 << 20, 1 << 20));
     }
 
     #[test]
@@ -216,7 +230,7 @@ mod tests {
         let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
         let check = |context, state_bytes, state, expect| {
             let model = ModelConfig { context, state_bytes, ..ModelConfig::default() };
-            assert_eq!(super::context(4 << 30, &model, &card(1 << 30, state)), expect);
+            assert_eq!(super::context(4 << 30, &model, false, &card(1 << 30, state)), expect);
         };
         check(0, None, paged, 8192);
         check(100, None, paged, 100);
@@ -224,6 +238,9 @@ mod tests {
         check(0, Some(5 << 20), paged, 80);
         check(0, Some(u64::MAX), paged, 8192);
         check(0, Some(1), State::PerSequence { bytes: 1 }, 8192);
+        check(0, None, State::PerSequence { bytes: 12 << 30 }, 2005);
+        check(3000, None, State::PerSequence { bytes: 12 << 30 }, 2005);
+        check(100, None, State::PerSequence { bytes: 12 << 30 }, 100);
     }
 
     #[test]
