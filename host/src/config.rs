@@ -74,6 +74,8 @@ pub struct Server {
     pub streams_max: usize,
     /// Bytes of a request's body.
     pub body_max: u64,
+    /// Bytes of all bodies at hand.
+    pub bodies_max: u64,
     /// How long a request's headers may take.
     pub header_timeout: Duration,
     /// How long its body may take.
@@ -253,6 +255,7 @@ impl Server {
         limits.requests_max = self.requests_max;
         limits.streams_max = self.streams_max;
         limits.body_bytes_max = usize::try_from(self.body_max).unwrap_or(usize::MAX);
+        limits.bodies_bytes_max = usize::try_from(self.bodies_max).unwrap_or(usize::MAX);
         limits.header_timeout = self.header_timeout;
         limits.body_timeout = self.body_timeout;
         limits.write_stall = self.stall_timeout;
@@ -274,12 +277,18 @@ impl Server {
         section.integer("requests_max", 1..=100_000, &mut self.requests_max);
         section.integer("streams_max", 1..=100_000, &mut self.streams_max);
         section.bytes("body_max", 1024..=1 << 30, &mut self.body_max);
+        section.bytes("bodies_max", 1024..=1 << 40, &mut self.bodies_max);
         section.duration("header_timeout", 100 * MS..=HOUR, &mut self.header_timeout);
         section.duration("body_timeout", 100 * MS..=HOUR, &mut self.body_timeout);
         section.duration("stall_timeout", 100 * MS..=HOUR, &mut self.stall_timeout);
         section.duration("drain", Duration::ZERO..=HOUR, &mut self.drain);
         let home = place::user_home();
         self.adapter_folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
+        if self.bodies_max < self.body_max {
+            let (all, one) = (self.bodies_max, self.body_max);
+            let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
+            section.note("bodies_max", what, "raise it, or lower 'body_max'");
+        }
         if let Err(what) = check_listen(&self.listen) {
             section.note("listen", format!("'listen' in [server] is \"{}\": {what}", self.listen), LISTEN_HELP);
         }
@@ -403,6 +412,7 @@ impl Default for Server {
             requests_max: limits.requests_max,
             streams_max: limits.streams_max,
             body_max: limits.body_bytes_max as u64,
+            bodies_max: limits.bodies_bytes_max as u64,
             header_timeout: limits.header_timeout,
             body_timeout: limits.body_timeout,
             stall_timeout: limits.write_stall,

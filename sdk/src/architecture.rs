@@ -136,7 +136,7 @@ pub enum StateKind {
     },
     /// In a state of its own, of `bytes` bytes.
     PerSequence {
-        /// Bytes of one sequence's state.
+        /// Bytes of one sequence's state, at the length of the card's context if it grows.
         bytes: u64,
     },
 }

@@ -113,6 +113,18 @@ impl From<std::io::Error> for Error {
 #[cfg(feature = "nn")]
 impl From<candle_core::Error> for Error {
     fn from(error: candle_core::Error) -> Self {
-        Self::new(Code::Device, error.to_string())
+        Self::new(Code::Device, said(&error))
+    }
+}
+
+/// What candle says, without the backtraces that it may write below.
+#[cfg(feature = "nn")]
+fn said(error: &candle_core::Error) -> String {
+    use candle_core::Error as Candle;
+    match error {
+        Candle::WithBacktrace { inner, .. } => said(inner),
+        Candle::WithPath { inner, path } => format!("{}: {}", path.display(), said(inner)),
+        Candle::Context { inner, context } => format!("{context}: {}", said(inner)),
+        other => other.to_string(),
     }
 }

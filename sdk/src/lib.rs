@@ -2,7 +2,8 @@
 //!
 //! A plugin is a library with `crate-type = ["cdylib"]` that calls [`export!`] once. It holds any number of
 //!
-//! - [`Architecture`]s, which describe and load checkpoints ([`nn::Decoder`] is the short way to one),
+//! - [`Architecture`]s, which describe and load checkpoints ([`nn::Decoder`] is the short way to one, and `bridge` the
+//!   shortest, where candle-transformers has the model),
 //! - [`sampler::Sampler`]s, whose stages pick the next token,
 //! - [`AdapterFormat`]s, which read low-rank adapters.
 //!
@@ -16,11 +17,14 @@
 //!
 //! - `nn` (default): neural-network parts on candle. A sampler needs none of them: `default-features = false`.
 //! - `weights`: GGUF and safetensors checkpoints and their tokenizers, without candle.
+//! - `bridge`: text models of candle-transformers as architectures.
 //! - `testing`: conformance.
 //! - `cuda`: NVIDIA devices. Metal needs no feature: every build on macOS has it.
 
 mod adapter;
 mod architecture;
+#[cfg(feature = "bridge")]
+pub mod bridge;
 mod error;
 #[doc(hidden)]
 pub mod export;

@@ -98,19 +98,19 @@ def make(family, variant, root):
     config = family.config_class(bos_token_id=BOS, attn_implementation="eager", **variant.config)
     layout = gguf_file.Layout(family.gguf_arch, config, family.gguf_permutes_qk)
     weights, encoded = _draw(config, layout, variant, rng)
-    tokens, greedy, margin = _tokens_with_clear_continuation(config, weights, variant.distinct, rng)
-    expected = _logits(config, weights, tokens)
+    tokens, greedy, margin = tokens_with_clear_continuation(config, weights, variant.distinct, rng)
+    expected = logits_of(config, weights, tokens)
     reference = {"tokens": tokens.astype(np.uint32), "greedy": greedy.astype(np.uint32), "logits": expected}
 
     if config.rope_parameters["rope_type"] == "longrope":
         beyond = rng.integers(EOT + 1, config.vocab_size, LONG_POSITIONS - POSITIONS)
         reference["tokens_long"] = np.concatenate((tokens, beyond)).astype(np.uint32)
-        reference["logits_long"] = _logits(config, weights, reference["tokens_long"].astype(np.int64))
+        reference["logits_long"] = logits_of(config, weights, reference["tokens_long"].astype(np.int64))
 
     vocabulary = Vocabulary.of_size(config.vocab_size)
     if not variant.blocks:
-        _write_folder(folder, config, weights, variant, vocabulary)
-        _check_folder(folder, tokens, expected)
+        write_folder(folder, config, weights, variant, vocabulary)
+        check_folder(folder, tokens, expected)
     report = [f"logits std {expected.std():.2f}, greedy margin {margin:.3f}, {len(set(greedy.tolist()))} distinct"]
     for format in variant.gguf:
         path = folder / f"{format}.gguf"
@@ -120,10 +120,10 @@ def make(family, variant, root):
         if format in ("f32", "mixed", "fused"):
             assert all(np.array_equal(stored[name], weights[name]) for name in weights)
         else:
-            reference[f"logits_{format}"] = _logits(config, stored, tokens)
-            line += f", its rounding moves the logits by {_distance(reference[f'logits_{format}'], expected):.1e}"
+            reference[f"logits_{format}"] = logits_of(config, stored, tokens)
+            line += f", its rounding moves the logits by {distance(reference[f'logits_{format}'], expected):.1e}"
         if "tokens_long" in reference and format != "f32":
-            long = _logits(config, stored, reference["tokens_long"].astype(np.int64))
+            long = logits_of(config, stored, reference["tokens_long"].astype(np.int64))
             reference[f"logits_long_{format}"] = long
         if format in ("q8_0", "mixed"):
             line += f", rounding activations to q8_0 too by {q8_change:.1e} more"
@@ -140,7 +140,7 @@ def make(family, variant, root):
 def _draw(config, layout, variant, rng):
     """Random weights by Hugging Face name, and those of them that are blocks."""
     with torch.device("meta"):
-        shapes = {name: tuple(p.shape) for name, p in _empty_model(config).named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in empty_model(config).named_parameters()}
     weights, encoded = {}, {}
     for name, shape in sorted(shapes.items()):
         std = _std(name, shape, config)
@@ -173,28 +173,29 @@ def _std(name, shape, config):
     return gain / shape[1] ** 0.5
 
 
-def _empty_model(config):
+def empty_model(config):
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _model(config, weights):
-    model = _empty_model(config)
+def model_of(config, weights):
+    model = empty_model(config)
     state = {name: torch.from_numpy(value) for name, value in weights.items()}
     if config.tie_word_embeddings:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+        table = next(name for name in state if name.endswith(("embed_tokens.weight", "embeddings.weight")))
+        state["lm_head.weight"] = state[table]
     model.load_state_dict(state, strict=True)
     return model.eval()
 
 
 @torch.no_grad()
-def _logits(config, weights, tokens):
-    return _model(config, weights)(torch.tensor(tokens)[None], use_cache=False).logits[0].float().numpy()
+def logits_of(config, weights, tokens):
+    return model_of(config, weights)(torch.tensor(tokens)[None], use_cache=False).logits[0].float().numpy()
 
 
 @torch.no_grad()
-def _tokens_with_clear_continuation(config, weights, distinct, rng):
+def tokens_with_clear_continuation(config, weights, distinct, rng):
     """Random tokens whose first eight continue greedily without near ties, without an end and with some variety."""
-    model = _model(config, weights)
+    model = model_of(config, weights)
     for _ in range(200):
         tokens = np.concatenate(([BOS], rng.integers(EOT + 1, config.vocab_size, POSITIONS - 1)))
         sequence, margin = tokens[:PROMPT].tolist(), np.inf
@@ -208,8 +209,8 @@ def _tokens_with_clear_continuation(config, weights, distinct, rng):
     raise ValueError("no prompt continues clearly; take another seed")
 
 
-def _write_folder(folder, config, weights, variant, vocabulary):
-    model = _model(config, weights).to(variant.dtype)
+def write_folder(folder, config, weights, variant, vocabulary):
+    model = model_of(config, weights).to(variant.dtype)
     model.config.dtype = variant.dtype
     model.save_pretrained(folder, max_shard_size=variant.max_shard_size)
     path = folder / "config.json"
@@ -237,11 +238,11 @@ def _make_old(settings):
 
 
 @torch.no_grad()
-def _check_folder(folder, tokens, expected):
+def check_folder(folder, tokens, expected):
     """The files alone, config.json included, must give the reference."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     again = model(torch.tensor(tokens)[None], use_cache=False).logits[0].numpy()
-    assert np.array_equal(again, expected), f"the folder gives other logits, by {_distance(again, expected):.1e}"
+    assert np.array_equal(again, expected), f"the folder gives other logits, by {distance(again, expected):.1e}"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert tokenizer.decode(tokenizer("hi there")["input_ids"], skip_special_tokens=True) == "hi there"
@@ -254,9 +255,9 @@ def _check_gguf(path, layout, config, weights, tokens):
     in_file_order, shape = gguf_file.read(path, layout, names.keys())
     stored = {name: layout.to_hf(name, value) for name, value in in_file_order.items()}
     exact = forward.logits(in_file_order, shape, tokens)
-    error = _distance(exact, _logits(config, stored, tokens))
+    error = distance(exact, logits_of(config, stored, tokens))
     assert error <= F32_ERROR_MAX, f"{path.name} read back differs by {error:.1e}"
-    return stored, error, _distance(forward.logits(in_file_order, replace(shape, q8_inputs=True), tokens), exact)
+    return stored, error, distance(forward.logits(in_file_order, replace(shape, q8_inputs=True), tokens), exact)
 
 
 def _shape(config):
@@ -284,15 +285,15 @@ def _shape(config):
 
 def _check_power(shape, weights, tokens, expected):
     """How far f32 is from the truth, and how far each mistake would be."""
-    error = _distance(forward.logits(weights, shape, tokens), expected)
+    error = distance(forward.logits(weights, shape, tokens), expected)
     assert error <= F32_ERROR_MAX, f"f32 is {error:.1e} from float64"
     report = [f"f32 is within {error:.1e} of float64"]
     found = {
-        mistake: _distance(forward.logits(wrong_weights, wrong, tokens), expected)
+        mistake: distance(forward.logits(wrong_weights, wrong, tokens), expected)
         for mistake, wrong, wrong_weights in _mistakes(shape, weights)
     }
     each = {
-        name: _distance(forward.logits(weights | {name: value * 1.1}, shape, tokens), expected)
+        name: distance(forward.logits(weights | {name: value * 1.1}, shape, tokens), expected)
         for name, value in weights.items()
     }
     weakest = min(each, key=each.get)
@@ -306,10 +307,10 @@ def _check_power(shape, weights, tokens, expected):
 def _check_long(shape, weights, reference):
     """The same beyond LongRoPE's original context, where the short factors must show."""
     tokens, expected = reference["tokens_long"].astype(np.int64), reference["logits_long"]
-    error = _distance(forward.logits(weights, shape, tokens), expected)
+    error = distance(forward.logits(weights, shape, tokens), expected)
     assert error <= F32_ERROR_MAX, f"f32 is {error:.1e} from float64 on the long text"
     mistaken = replace(shape, rope=shape.rope | {"long_factor": shape.rope["short_factor"]})
-    change = _distance(forward.logits(weights, mistaken, tokens), expected)
+    change = distance(forward.logits(weights, mistaken, tokens), expected)
     assert change > SENSITIVITY_MIN, f"short factors on the long text would move the logits by only {change:.1e}"
     return [f"f32 is within {error:.1e} of float64 on the long text", f"short factors on the long text: {change:.2g}"]
 
@@ -356,5 +357,5 @@ def _mistakes(shape, weights):
         yield f"no bias of {part}", shape, kept
 
 
-def _distance(a, b):
+def distance(a, b):
     return float(np.abs(a - b).max())

@@ -16,7 +16,7 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
-    artifacts::{plugin, program, test_plugin},
+    artifacts::{outside_plugin, plugin, program, test_plugin},
     random::Random,
 };
 
@@ -414,4 +414,20 @@ async fn a_folder_made_later_or_made_again_is_watched() {
         fs::remove_dir_all(home.root.path().join("first")).unwrap();
         home.until("gone", |catalogue| catalogue.plugins().is_empty()).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_made_for_a_family_is_asked_before_a_collection() {
+    let home = Home::open().await;
+    let qwen2 = CheckpointName::Class("Qwen2ForCausalLM".into());
+    let asked = || home.folder.claimants(&qwen2).into_iter().map(|claimant| claimant.plugin.manifest.id.clone());
+    home.put("liba.so", &fs::read(plugin("pensieve-zoo")).unwrap());
+    home.verdict("liba.so").await;
+    assert_eq!(asked().collect::<Vec<_>>(), ["zoo"]);
+    home.put("libz.so", &fs::read(outside_plugin("qwen2-plugin", "qwen2-plugin")).unwrap());
+    home.verdict("libz.so").await;
+    assert_eq!(asked().collect::<Vec<_>>(), ["qwen2", "zoo"]);
+    fs::rename(home.path("libz.so"), home.root.path().join("second").join("libz.so")).unwrap();
+    let moved = |_: &Catalogue| asked().collect::<Vec<_>>() == ["zoo", "qwen2"];
+    home.until("asked by folders first", moved).await;
 }

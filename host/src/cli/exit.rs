@@ -1,5 +1,6 @@
 //! How the program ends: a code for scripts, and one line for people.
 
+use serde::{Deserialize, Serialize};
 use std::{fmt, process::ExitCode};
 
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
 };
 
 /// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Exit {
     Failed = 1,
     Usage = 2,

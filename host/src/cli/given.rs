@@ -1,7 +1,10 @@
 //! The flags that most verbs share, and what comes of them, the variables and the file together.
 
 use clap::Args;
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use super::{
     exit::{Complaint, Exit},
@@ -162,12 +165,12 @@ fn adapter(argument: &str) -> Result<Adapter, String> {
 impl Settled {
     /// The fleet that is described. What is on the hub and not here yet is loaded down, and the starter is unpacked.
     pub(super) fn fleet(&self) -> Result<fleet::Config, Complaint> {
-        self.config.fleet(|source| locate(source, &self.config))
+        self.config.fleet(|source| locate(source, &self.config.home))
     }
 }
 
 /// The path of a source, which may have to be loaded down first.
-pub(super) fn locate(source: &Source, config: &Config) -> Result<PathBuf, Complaint> {
+pub(super) fn locate(source: &Source, home: &Path) -> Result<PathBuf, Complaint> {
     match source {
         Source::Path(path) => {
             let absolute = std::path::absolute(path).map_err(|error| Complaint::system(path.display(), &error))?;
@@ -181,7 +184,7 @@ pub(super) fn locate(source: &Source, config: &Config) -> Result<PathBuf, Compla
                 }
             }
         }
-        Source::Starter => starter::path(&config.home).map_err(|what| Complaint::system("the starter model", &what)),
+        Source::Starter => starter::path(home).map_err(|what| Complaint::system("the starter model", &what)),
         Source::Hub(name) => {
             let hub = Hub::from_environment()?;
             if let Some(pulled) = hub.cached(name) {
@@ -192,8 +195,14 @@ pub(super) fn locate(source: &Source, config: &Config) -> Result<PathBuf, Compla
     }
 }
 
+/// The path of a source that is given without a configuration.
+pub(super) fn locate_alone(text: &str) -> Result<PathBuf, Complaint> {
+    let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
+    locate(&source_of(text)?, &home)
+}
+
 fn source_of(text: &str) -> Result<Source, Complaint> {
-    Source::parse(text, std::path::Path::new("")).map_err(|what| Complaint::new(Exit::Usage, what))
+    Source::parse(text, Path::new("")).map_err(|what| Complaint::new(Exit::Usage, what))
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ pub struct Model {
     pub device: String,
     /// CPU threads; 0 for the machine's cores.
     pub threads: u32,
-    /// How its tokens are picked, whatever clients say.
+    /// How its tokens are picked where clients say nothing else.
     pub samplers: Option<Vec<StageSpec>>,
     /// Settings of its architecture.
     pub options: Map<String, Value>,
@@ -70,7 +70,7 @@ pub struct Variant {
     pub aliases: Vec<String>,
     /// The model's adapter that it runs under.
     pub adapter: Option<AdapterUse>,
-    /// How its tokens are picked, whatever clients say.
+    /// How its tokens are picked where clients say nothing else.
     pub samplers: Option<Vec<StageSpec>>,
 }
 

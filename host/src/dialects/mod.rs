@@ -12,6 +12,7 @@ pub(crate) mod token_stream;
 mod extras;
 mod fields;
 mod plain;
+mod presence;
 
 use std::pin::Pin;
 

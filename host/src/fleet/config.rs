@@ -74,7 +74,7 @@ pub struct ModelConfig {
     pub adapters: BTreeMap<String, Adapter>,
     /// Bytes that those which requests choose may take together; who is not used makes room for others.
     pub adapter_bytes: u64,
-    /// How its tokens are picked, whatever a client's fields say; none to do as they say.
+    /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
@@ -89,7 +89,7 @@ pub struct Variant {
     pub aliases: Vec<String>,
     /// The adapter that it runs under.
     pub adapter: Option<AdapterUse>,
-    /// How its tokens are picked, whatever a client's fields say; none for the model's way.
+    /// How its tokens are picked where a client's fields say nothing else; none for the model's way.
     pub samplers: Option<Vec<StageSpec>>,
 }
 

@@ -17,6 +17,9 @@ const SEQUENCE_TOKENS_MAX: u64 = 32_768;
 const STATE_BYTES_MAX: u64 = 4 << 30;
 /// A per-sequence model serves so many at once.
 const STATES: u64 = 16;
+/// A state that grows with its sequence is given less than its longest, if there is no more; a model whose states do not
+/// grow says by itself that this is too little.
+const STATE_BYTES_MIN: u64 = 64 << 20;
 /// Without a budget a machine of this size is assumed.
 const MACHINE_BYTES: u64 = 16 << 30;
 
@@ -92,7 +95,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
         State::Paged { tokens: block, bytes } => {
             (bytes.saturating_mul(4), bytes.saturating_mul(tokens.div_ceil(u64::from(block.max(1))) + 1))
         }
-        State::PerSequence { bytes } => (bytes, bytes.saturating_mul(STATES)),
+        State::PerSequence { bytes } => (bytes.min(STATE_BYTES_MIN), bytes.saturating_mul(STATES)),
     };
     let left = budget.saturating_sub(fixed);
     let state_bytes = model.state_bytes.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
@@ -120,6 +123,10 @@ pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &C
     match (card.state, plan(budget, model, adapters, card)) {
         (State::Paged { tokens, bytes }, Ok(need)) => {
             let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
+            context.min(u32::try_from(held).unwrap_or(u32::MAX))
+        }
+        (State::PerSequence { bytes }, Ok(need)) if need.state_bytes < bytes => {
+            let held = u128::from(card.context) * u128::from(need.state_bytes) / u128::from(bytes);
             context.min(u32::try_from(held).unwrap_or(u32::MAX))
         }
         // One that cannot be loaded says so when it is asked for.
@@ -229,6 +236,9 @@ mod tests {
         check(0, Some(5 << 20), paged, 80);
         check(0, Some(u64::MAX), paged, 8192);
         check(0, Some(1), State::PerSequence { bytes: 1 }, 8192);
+        check(0, None, State::PerSequence { bytes: 12 << 30 }, 2005);
+        check(3000, None, State::PerSequence { bytes: 12 << 30 }, 2005);
+        check(100, None, State::PerSequence { bytes: 12 << 30 }, 100);
     }
 
     #[test]

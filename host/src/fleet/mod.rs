@@ -5,7 +5,7 @@
 //! not this one.
 
 mod adapters;
-mod child;
+pub(crate) mod child;
 mod config;
 mod crew;
 mod deaths;
@@ -25,6 +25,7 @@ mod worker;
 
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
 pub use refusal::Refusal;
+pub(crate) use refusal::clean;
 pub use shelf::{Adapter, check_adapter_name};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats};
@@ -80,7 +81,7 @@ pub struct Known {
     pub card: Arc<Card>,
     /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
     pub context: u32,
-    /// How tokens are picked, whatever a client's fields say; none to do as they say.
+    /// How tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
     /// The adapter that the name stands for.
     pub adapter: Option<AdapterUse>,
@@ -242,7 +243,7 @@ impl Fleet {
         &self.config.variants
     }
 
-    /// How tokens are picked for this name, if that is settled, whatever a client's fields say.
+    /// How tokens are picked for this name, if its configuration says so.
     pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
         let meant = self.resolve(name)?;
         let own = meant.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());

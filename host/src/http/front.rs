@@ -19,7 +19,8 @@ use tracing::Instrument;
 use warp::{Reply, reply::Response};
 
 use super::{
-    Limits, Settings, body,
+    Limits, Settings,
+    body::{self, Memory},
     door::Door,
     metrics::Recorder,
     routes::{self, OPEN, Refused, Visitor},
@@ -41,6 +42,7 @@ pub(super) struct App {
     limits: Limits,
     requests: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    pub(super) memory: Memory,
 }
 
 /// The door and the routes behind it.
@@ -55,7 +57,8 @@ impl App {
     pub(super) fn new(chats: Arc<Chats>, limits: Limits) -> Arc<Self> {
         let (requests, streams) = (Semaphore::new(limits.requests_max), Semaphore::new(limits.streams_max));
         let recorder = Recorder::install();
-        Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams: Arc::new(streams) })
+        let memory = Memory::new(&limits);
+        Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams: Arc::new(streams), memory })
     }
 
     pub(super) fn limits(&self) -> &Limits {

@@ -5,7 +5,11 @@ use hyper::{HeaderMap, Method};
 use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 use warp::{Filter, Rejection, Reply, filters::BoxedFilter, path::FullPath, reply::Response};
 
-use super::{body, front::App, lists, metrics, openapi};
+use super::{
+    body::{self, Body},
+    front::App,
+    lists, metrics, openapi,
+};
 use crate::{
     chat::Client,
     dialects::{Answer, Call, Dialect, Problem, ProblemKind, adapters, anthropic, execute, openai, token_stream},
@@ -134,16 +138,19 @@ where
             let read = async {
                 let permit = app.admit()?;
                 body::check(&headers, app.limits())?;
-                Ok((permit, body::read(body, app.limits()).await?))
+                Ok((permit, body::read(body, app.limits(), &app.memory).await?))
             };
             let (permit, body) = match read.await {
                 Ok(read) => read,
                 Err(problem) => return refused(problem),
             };
+            let Body { bytes, held } = body;
             let (id, client) = (named.id, visitor.client.unwrap_or_default());
-            let call = Call { id, body, client, request_id: visitor.request_id };
-            let answer = handler(app.chats.clone(), call);
-            match (caught(answer).await, app.stream()) {
+            let call = Call { id, body: bytes, client, request_id: visitor.request_id };
+            let answer = caught(handler(app.chats.clone(), call)).await;
+            // A stream needs no more of its request than is in the queue.
+            drop(held);
+            match (answer, app.stream()) {
                 (Ok(Answer::Stream { media_type, pieces }), Ok(stream)) => {
                     body::write(Answer::Stream { media_type, pieces }, vec![permit, stream])
                 }

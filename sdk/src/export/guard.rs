@@ -8,18 +8,19 @@ use std::{
 
 use crate::{Code, Error, Result};
 
+/// Runs an author's code for the host.
+pub(super) fn guard<T>(what: &str, code: impl FnOnce() -> Result<T>) -> RResult<T, PluginError> {
+    caught(what, code).map_err(Into::into).into()
+}
+
 /// Runs an author's code. Unwind safety: what the code was changing may be half done afterwards; it is the author's
 /// own state, and the contract says which of it the host still uses.
-pub(super) fn guard<T>(what: &str, code: impl FnOnce() -> Result<T>) -> RResult<T, PluginError> {
-    match catch_unwind(AssertUnwindSafe(code)) {
-        Ok(result) => result.map_err(Into::into).into(),
-        Err(panic) => {
-            let message = format!("{what} panicked: {}", message_of(&*panic));
-            discard(panic);
-            let error = Error::new(Code::Panicked, message).help("this is a defect of the plugin; tell its author");
-            RResult::RErr(error.into())
-        }
-    }
+pub(crate) fn caught<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|panic| {
+        let message = format!("{what} panicked: {}", message_of(&*panic));
+        discard(panic);
+        Err(Error::new(Code::Panicked, message).help("this is a defect of the plugin; tell its author"))
+    })
 }
 
 /// Drops an author's value; a panic while doing so has nowhere to go.

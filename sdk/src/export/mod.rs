@@ -10,6 +10,8 @@ mod guard;
 mod model;
 mod providers;
 
+#[cfg(feature = "bridge")]
+pub(crate) use guard::caught;
 pub(crate) use model::export_model;
 
 use pensieve_plugin_api::{

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Error, Merged, Result, Services,
-    weights::{Checkpoint, Format, Names, RawTensor, names, quote},
+    weights::{Checkpoint, Format, Names, RawTensor, Weights, names, quote},
 };
 
 /// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
@@ -147,17 +147,8 @@ impl<'a> Shared<'a> {
         Loader { shared: self, prefix: String::new() }
     }
 
-    /// Tensors of the checkpoint that nothing asked for, for a person: a part of the model that the plugin does not know,
-    /// or a name that it missed.
     pub(super) fn unused(&self) -> Option<String> {
-        let (weights, used) = (self.checkpoint.weights(), self.used.borrow());
-        let is_unused = |name: &&str| !used.contains(*name) && !DERIVED.iter().any(|derived| name.ends_with(derived));
-        let unused: Vec<_> = weights.names().filter(is_unused).collect();
-        let named = unused.iter().take(NAMED_MAX).map(|name| quote(name)).collect::<Vec<_>>().join(", ");
-        let more = unused.len().saturating_sub(NAMED_MAX);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let (count, all) = (unused.len(), weights.names().count());
-        (count > 0).then(|| format!("{count} of the checkpoint's {all} tensors: {named}{more}"))
+        unused(self.checkpoint.weights(), &self.used.borrow())
     }
 
     /// What adapters need, once all that was to be merged has found its weight.
@@ -165,6 +156,18 @@ impl<'a> Shared<'a> {
         self.merges.finish()?;
         Ok(self.registry.into_inner())
     }
+}
+
+/// Tensors of a checkpoint that nothing asked for, for a person: a part of the model that the plugin does not know, or a
+/// name that it missed.
+pub(crate) fn unused(weights: &Weights, used: &HashSet<String>) -> Option<String> {
+    let is_unused = |name: &&str| !used.contains(*name) && !DERIVED.iter().any(|derived| name.ends_with(derived));
+    let unused: Vec<_> = weights.names().filter(is_unused).collect();
+    let named = unused.iter().take(NAMED_MAX).map(|name| quote(name)).collect::<Vec<_>>().join(", ");
+    let more = unused.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let (count, all) = (unused.len(), weights.names().count());
+    (count > 0).then(|| format!("{count} of the checkpoint's {all} tensors: {named}{more}"))
 }
 
 impl Loader<'_> {

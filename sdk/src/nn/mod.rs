@@ -36,3 +36,5 @@ pub use rope::{Angles, Rope};
 pub use step::Step;
 
 use kv::KvCache;
+#[cfg(feature = "bridge")]
+pub(crate) use {loader::unused, paged::facts, view::copy_to};

@@ -166,7 +166,7 @@ impl<D: Decoder> Architecture for Paged<D> {
             add_bos: tokenizer.add_bos,
             eos: tokenizer.eos,
             formats: String::new(),
-            facts: facts(checkpoint),
+            facts: facts(checkpoint).to_string(),
             fingerprint,
         })
     }
@@ -233,7 +233,8 @@ fn resident(chosen: &Chosen, ops: &Ops, shape: Shape, context: usize, weight_byt
     }
 }
 
-fn facts(checkpoint: &Checkpoint) -> String {
+/// What a card says of any checkpoint.
+pub(crate) fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
     let (mut parameters, mut formats) = (0u64, Vec::new());
     for tensor in checkpoint.weights().iter() {
         parameters = parameters.saturating_add(tensor.shape.iter().map(|&n| n as u64).product());
@@ -241,7 +242,7 @@ fn facts(checkpoint: &Checkpoint) -> String {
             formats.push(tensor.dtype.name());
         }
     }
-    serde_json::json!({ "parameters": parameters, "formats": formats }).to_string()
+    serde_json::json!({ "parameters": parameters, "formats": formats })
 }
 
 /// A loaded decoder with its memory.

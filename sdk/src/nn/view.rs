@@ -41,7 +41,7 @@ pub(super) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor
 }
 
 /// Copies a dense tensor's values into a slice of their number, from whatever device.
-pub(super) fn copy_to(tensor: &Tensor, out: &mut [f32]) -> Result<()> {
+pub(crate) fn copy_to(tensor: &Tensor, out: &mut [f32]) -> Result<()> {
     if tensor.elem_count() != out.len() {
         return Err(Error::invalid(format!("{} values do not fill {} places", tensor.elem_count(), out.len())));
     }

@@ -93,6 +93,26 @@ impl Config {
         value.as_str().map(Some).ok_or_else(|| is_not(key, value, "a string"))
     }
 
+    /// Declines a checkpoint that says something else under this key; one that says nothing is taken.
+    pub fn only(&self, key: &str, expected: impl Into<Value>) -> Result<()> {
+        let expected = expected.into();
+        match self.find(key) {
+            Some(value) if *value != expected => {
+                Err(Error::declined(is_not(key, value, &format!("{expected}, which is all that is computed")).message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The object in the style of transformers 4, for readers that know no other: what `rope_parameters` says stands
+    /// beside the rest, and what is null is left out.
+    pub fn classic(&self) -> Map<String, Value> {
+        let mut object = self.value.as_object().cloned().unwrap_or_default();
+        rope::spread(&mut object);
+        object.retain(|_, value| !value.is_null());
+        object
+    }
+
     /// How positions are rotated, where all layers do it alike.
     pub fn rope(&self) -> Result<RopeConfig> {
         RopeConfig::read(&self.value, None)

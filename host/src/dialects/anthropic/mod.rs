@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Answer, Call, Problem, ProblemKind, fields::Quote};
+use super::{Answer, Call, Problem, ProblemKind, fields::Quote, presence};
 use crate::{
     chat::Request,
     prompt::{Chats, Generation},
@@ -78,6 +78,7 @@ async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer
     let asked = read(move || request::message(&body)).await?;
     let Asked { request, stream } = asked;
     let request = Request { client, ..request };
+    presence::check(chats, &request).await?;
     let (model, stops) = (request.model.clone(), request.stops.clone());
     let prepared = chats.prepare(request).await?;
     let head = Head { id: fresh_id("msg"), model, input_tokens: prepared.input_tokens() };

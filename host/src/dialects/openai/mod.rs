@@ -31,6 +31,7 @@ use sha2::{Digest, Sha256};
 use super::{
     Answer, Call, Problem, ProblemKind, extras,
     fields::{Field, document},
+    presence,
 };
 use crate::{
     chat::{Client, Input, Request},
@@ -128,6 +129,7 @@ impl Plan {
         let model = requests.first().map(|request| request.model.clone()).unwrap_or_default();
         let mut prepared: Vec<Prepared> = Vec::with_capacity(requests.len());
         for request in requests {
+            presence::check(chats, &request).await?;
             prepared.push(chats.prepare(request).await.map_err(problem::of_failure)?);
         }
         let fingerprint = prepared.first().map(Prepared::fingerprint).unwrap_or_default();

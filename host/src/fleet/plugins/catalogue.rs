@@ -150,13 +150,18 @@ impl Catalogue {
         &self.plugins
     }
 
-    /// Who wants such a checkpoint, in the order in which they are asked.
+    /// Who wants such a checkpoint, in the order in which they are asked: folder by folder, and in each the plugins that have
+    /// the fewest architectures first, as one that is made for a family is to come before a collection.
     pub fn claimants(&self, name: &CheckpointName) -> Vec<Claimant> {
         let wants = |claim: &Claim| match name {
             CheckpointName::Gguf(name) => claim.gguf.contains(name),
             CheckpointName::Class(name) => claim.classes.contains(name),
         };
-        let claims = self.plugins.iter().flat_map(|plugin| {
+        let mut plugins: Vec<_> = self.plugins.iter().collect();
+        for folder in plugins.chunk_by_mut(|one, next| one.file.parent() == next.file.parent()) {
+            folder.sort_by_key(|plugin| plugin.manifest.architectures.len());
+        }
+        let claims = plugins.into_iter().flat_map(|plugin| {
             let claims = plugin.manifest.architectures.iter().filter(|claim| wants(claim));
             claims
                 .map(|claim| Claimant { plugin: plugin.clone(), architecture: claim.architecture.clone() })

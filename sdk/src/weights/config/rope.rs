@@ -133,6 +133,25 @@ pub(super) fn normalise(config: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
+/// Puts the parameters beside the rest of the configuration, under the names that they had before `rope_parameters`. Where
+/// layer types have their own, those of full attention are the plain ones, and Gemma 3's sliding ones have a name.
+pub(super) fn spread(config: &mut Map<String, Value>) {
+    let Some(Value::Object(parameters)) = config.remove("rope_parameters") else { return };
+    let labels = nested_labels(config, &parameters);
+    let nested = |label: &str| parameters.get(label).and_then(Value::as_object).filter(|_| !labels.is_empty());
+    if let Some(theta) = nested("sliding_attention").and_then(|sliding| sliding.get("rope_theta")) {
+        config.insert("rope_local_base_freq".to_owned(), theta.clone());
+    }
+    let plain = nested("full_attention").unwrap_or(&parameters);
+    for key in ["rope_theta", "partial_rotary_factor"] {
+        if let Some(value) = plain.get(key) {
+            config.insert(key.to_owned(), value.clone());
+        }
+    }
+    let is_scaled = plain.get("rope_type").is_some_and(|kind| *kind != "default");
+    config.insert("rope_scaling".to_owned(), if is_scaled { Value::Object(plain.clone()) } else { Value::Null });
+}
+
 /// The layer types that have parameters of their own.
 fn nested_labels(config: &Map<String, Value>, parameters: &Map<String, Value>) -> Vec<String> {
     let Some(Value::Array(types)) = config.get("layer_types") else { return vec![] };

@@ -423,3 +423,41 @@ fn gguf_numbers_that_make_no_sense_are_named() {
     assert_eq!(error.code, Code::Unsupported);
     assert!(error.message.starts_with("the file combines RoPE scaling 'yarn' with RoPE factors as tensors"), "{error}");
 }
+
+#[test]
+fn a_key_that_only_one_value_is_computed_for_declines_others() {
+    let config = config(json!({ "clip_qkv": 8.0, "qk_layernorm": false, "expand": null })).unwrap();
+    let error = config.only("clip_qkv", Value::Null).unwrap_err();
+    assert_eq!(error.code, Code::Declined);
+    assert_eq!(error.message, "the configuration's 'clip_qkv' is 8.0, not null, which is all that is computed");
+    for (key, expected) in [("qk_layernorm", json!(false)), ("expand", json!(2)), ("absent", json!("x"))] {
+        config.only(key, expected).unwrap();
+    }
+}
+
+#[test]
+fn the_classic_style_is_the_same_whoever_wrote_it() {
+    let spread = |value: Value| Value::Object(config(value).unwrap().classic());
+    let plain = json!({ "rope_theta": 5e5, "partial_rotary_factor": 0.25 });
+    assert_eq!(spread(json!({ "rope_theta": 5e5, "partial_rotary_factor": 0.25, "rope_scaling": null })), plain);
+    let new =
+        json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.25 } });
+    assert_eq!(spread(new), plain);
+    let scaled = spread(json!({ "rope_theta": 5e5, "rope_scaling": { "type": "linear", "factor": 8.0 } }));
+    assert_eq!(
+        (&scaled["rope_scaling"]["rope_type"], &scaled["rope_scaling"]["factor"]),
+        (&json!("linear"), &json!(8.0))
+    );
+    assert_eq!(spread(json!({ "head_dim": null })), json!({}));
+}
+
+#[test]
+fn the_classic_style_of_layers_that_rotate_differently() {
+    let layers = json!({ "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": {
+        "full_attention": { "rope_type": "default", "rope_theta": 1e6 },
+        "sliding_attention": { "rope_type": "default", "rope_theta": 1e4 },
+    } });
+    let classic = config(layers).unwrap().classic();
+    assert_eq!((&classic["rope_theta"], &classic["rope_local_base_freq"]), (&json!(1e6), &json!(1e4)));
+    assert!(!classic.contains_key("rope_scaling") && !classic.contains_key("rope_parameters"));
+}

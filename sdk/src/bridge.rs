@@ -1,0 +1,305 @@
+//! Any text model of candle-transformers as an architecture, in about forty lines.
+//!
+//! Such a model reads one sequence at a time and keeps what it remembers inside of itself, each in its own way. The bridge
+//! gives every sequence a model of its own that shares the weights, so that it looks batched, and says in the card that
+//! states are per sequence: they cannot be paged, and a step costs the sum of its sequences. What is not known of a model
+//! is taken for the worst: prompts are read token by token, scaled RoPE is declined, and nothing can be copied, until
+//! its author says otherwise.
+//!
+#![doc = include_str!("bridge/example.md")]
+
+mod model;
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Value};
+use std::marker::PhantomData;
+
+pub use candle_core::{self as candle, Device, Tensor};
+pub use candle_nn::VarBuilder;
+pub use candle_transformers::{self, models};
+pub use parts::Parts;
+pub use serde_json::json;
+
+use crate::{
+    Architecture, Capacity, Card, Error, Level, LoadRequest, Model, Resident, Result, Services, Source, StateKind,
+    nn::{
+        device::{self, Chosen},
+        facts,
+    },
+    weights::{Checkpoint, Config, Format, RopeScaling},
+};
+use model::Bridged;
+
+/// Tokens that a model is given at once at most: as many as keep a processor busy, and few enough for the scores of their
+/// attention, which candle's models write out, to stay small.
+const CHUNK_TOKENS_MAX: usize = 64;
+/// No longer context is believed: tables of rotations are made for all of it.
+const CONTEXT_MAX: usize = 1 << 20;
+/// How many bytes a value has in what is computed.
+const VALUE_BYTES: usize = 4;
+
+/// A model of candle-transformers together with what it remembers of the one sequence that it reads.
+pub trait Wrapped: Sized + Send + 'static {
+    /// The architecture's name.
+    const NAME: &'static str;
+    /// Values of `general.architecture` in the GGUF files that it claims.
+    const GGUF: &'static [&'static str] = &[];
+    /// Values of `architectures` in the `config.json` files that it claims.
+    const CLASSES: &'static [&'static str];
+    /// Whether the model computes `rope_scaling`. Most read over it, so checkpoints that have it are declined.
+    const SCALES_ROPE: bool = false;
+
+    /// Reads the sizes. Here a checkpoint is declined that the model would compute wrongly; see [`Config::only`].
+    fn shape(checkpoint: &Checkpoint) -> Result<Shape>;
+
+    /// Loads a model that has read nothing.
+    fn load(parts: &Parts<'_>) -> Result<Pristine<Self>>;
+
+    /// How many of the next `left` tokens may be read in one call, after `past` tokens. Where a model is right for the
+    /// first chunk of a prompt only, or up to the width of a window, this says so.
+    fn together(&self, past: usize, left: usize) -> usize {
+        let _ = (past, left);
+        1
+    }
+
+    /// Reads tokens, of shape `[1, n]`, after `past` others, and gives the logits of the last in any shape.
+    fn forward(&mut self, tokens: &Tensor, past: usize) -> candle_core::Result<Tensor>;
+
+    /// All that is remembered besides the number of tokens, where that can be reached: sequences can then be copied
+    /// (`sequence-state/1`). In `f32`, and always in the same shapes.
+    fn state(&self) -> Vec<Tensor> {
+        Vec::new()
+    }
+
+    /// Takes over what [`Wrapped::state`] gave.
+    fn set_state(&mut self, state: Vec<Tensor>) {
+        let _ = state;
+    }
+}
+
+/// Makes models that have read nothing. Clones of a model share what it remembers wherever candle writes in place, so the
+/// one that is cloned never reads anything.
+pub struct Pristine<W>(Box<dyn Fn() -> Result<W> + Send>);
+
+impl<W: Send + 'static> Pristine<W> {
+    /// Out of one model, for those that are `Clone`.
+    pub fn clones_of(model: W) -> Self
+    where
+        W: Clone,
+    {
+        Self(Box::new(move || Ok(model.clone())))
+    }
+
+    /// By constructing each anew; tensors that [`Parts::tensors`] gave before are shared.
+    pub fn made_by(make: impl Fn() -> candle_core::Result<W> + Send + 'static) -> Self {
+        Self(Box::new(move || make().map_err(Error::from)))
+    }
+
+    fn make(&self) -> Result<W> {
+        (self.0)()
+    }
+}
+
+/// The sizes that memory is planned by.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// The length of a row of logits.
+    pub vocabulary: usize,
+    /// The longest sequence for which the model is right.
+    pub context: usize,
+    /// The widest activation of a token, such as an MLP's inner width.
+    pub widest: usize,
+    /// Attention heads, each of which scores the whole past; 0 without attention.
+    pub heads: usize,
+    /// What a sequence keeps for each of its tokens.
+    pub token_bytes: usize,
+    /// What a sequence keeps besides, however short it is.
+    pub fixed_bytes: usize,
+}
+
+impl Shape {
+    /// The sizes of a transformer that keeps keys and values in `f32`, by the names that most configurations have.
+    pub fn transformer(config: &Config) -> Result<Self> {
+        let (heads, width) = (config.usize("num_attention_heads")?, config.usize("hidden_size")?);
+        let head_dim = config.usize_or("head_dim", width / heads)?;
+        let kv_heads = config.usize_or("num_key_value_heads", heads)?;
+        Ok(Self {
+            vocabulary: config.usize("vocab_size")?,
+            context: config.usize("max_position_embeddings")?,
+            widest: config.usize("intermediate_size")?,
+            heads,
+            token_bytes: 2 * VALUE_BYTES * config.usize("num_hidden_layers")? * kv_heads * head_dim,
+            fixed_bytes: 0,
+        })
+    }
+
+    /// The same with a context no longer than a window, for models that leave windows out: up to there, attention through
+    /// a window is attention.
+    #[must_use]
+    pub fn within(self, window: Option<usize>) -> Self {
+        Self { context: self.context.min(window.unwrap_or(usize::MAX)), ..self }
+    }
+
+    /// Bytes of a sequence of so many tokens.
+    fn state_bytes(&self, context: usize) -> u64 {
+        (self.fixed_bytes as u64).saturating_add((self.token_bytes as u64).saturating_mul(context as u64))
+    }
+
+    /// Bytes that one token of a step needs while it is computed: logits, activations, and its part of the scores.
+    fn scratch_bytes(&self) -> u64 {
+        const STEP_TOKENS: usize = 1024;
+        let scores = 3 * self.heads * self.context * CHUNK_TOKENS_MAX / STEP_TOKENS;
+        (VALUE_BYTES * (self.vocabulary + 4 * self.widest + scores)) as u64
+    }
+}
+
+/// The architecture of a [`Wrapped`] model.
+pub struct Bridge<W>(PhantomData<fn() -> W>);
+
+impl<W: Wrapped> Bridge<W> {
+    /// The architecture, to be put into a plugin.
+    pub fn architecture() -> Self {
+        Self(PhantomData)
+    }
+}
+
+/// Opens a checkpoint that the model can compute.
+fn open<W: Wrapped>(source: &Source) -> Result<(Checkpoint, Shape)> {
+    let options = source.options.trim();
+    let is_empty = options.is_empty() || serde_json::from_str::<Map<_, Value>>(options).is_ok_and(|map| map.is_empty());
+    if !is_empty {
+        return Err(Error::invalid(format!("the model's options: {} has none", W::NAME)).help("remove them"));
+    }
+    let checkpoint = Checkpoint::open(&source.path)?;
+    let architecture = checkpoint.architecture();
+    if !W::GGUF.contains(&architecture) && !W::CLASSES.contains(&architecture) {
+        return Err(Error::declined(format!("'{architecture}' is not an architecture that {} knows", W::NAME)));
+    }
+    let shape = W::shape(&checkpoint)?;
+    if !W::SCALES_ROPE {
+        plain_rope(checkpoint.config())?;
+    }
+    if shape.vocabulary == 0 || shape.context == 0 {
+        return Err(Error::corrupt("the configuration speaks of no tokens"));
+    }
+    let context = shape.context.min(CONTEXT_MAX);
+    Ok((checkpoint, Shape { context, ..shape }))
+}
+
+/// Declines scaled rotations, and those that are not known, of whichever layers.
+fn plain_rope(config: &Config) -> Result<()> {
+    let ropes = match config.rope() {
+        Ok(alike) => vec![Ok(alike)],
+        Err(_) => ["full_attention", "sliding_attention"].map(|kind| config.rope_for(kind)).into(),
+    };
+    for rope in ropes {
+        let scaling = rope.map_err(|error| Error::declined(error.message))?.scaling;
+        if scaling != RopeScaling::None {
+            return Err(Error::declined(format!("scaled RoPE ({scaling:?}) is not computed")));
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of the weights once loaded: in `f32`; quantized ones as they are, with a second copy in the order that candle's
+/// kernels want, and a table of embeddings in `f32`.
+fn weight_bytes(checkpoint: &Checkpoint) -> u64 {
+    let values = |shape: &[usize]| shape.iter().fold(1_u64, |product, &size| product.saturating_mul(size as u64));
+    let widened = |shape: &[usize]| values(shape).saturating_mul(VALUE_BYTES as u64);
+    let weights = checkpoint.weights();
+    match checkpoint.format() {
+        Format::Safetensors => weights.iter().map(|tensor| widened(&tensor.shape)).sum(),
+        Format::Gguf => {
+            let embeddings = weights.find("model.embed_tokens.weight");
+            2 * weights.bytes() + embeddings.map_or(0, |tensor| widened(&tensor.shape))
+        }
+    }
+}
+
+impl<W: Wrapped> Architecture for Bridge<W> {
+    fn name(&self) -> &'static str {
+        W::NAME
+    }
+
+    fn gguf(&self) -> &'static [&'static str] {
+        W::GGUF
+    }
+
+    fn classes(&self) -> &'static [&'static str] {
+        W::CLASSES
+    }
+
+    fn describe(&self, source: &Source) -> Result<Card> {
+        let (checkpoint, shape) = open::<W>(source)?;
+        let tokenizer = checkpoint.tokenizer()?;
+        let fingerprint = checkpoint.fingerprint(&tokenizer)?;
+        let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let mut facts = facts(&checkpoint);
+        facts["state_bytes_per_token"] = shape.token_bytes.into();
+        facts["state_bytes_besides"] = shape.fixed_bytes.into();
+        Ok(Card {
+            architecture: W::NAME.into(),
+            vocabulary: narrow(shape.vocabulary),
+            context: narrow(shape.context),
+            state: StateKind::PerSequence { bytes: shape.state_bytes(shape.context) },
+            token_bytes: shape.scratch_bytes(),
+            weight_bytes: weight_bytes(&checkpoint),
+            tokenizer: tokenizer.json,
+            chat_template: tokenizer.chat_template,
+            bos: tokenizer.bos,
+            add_bos: tokenizer.add_bos,
+            eos: tokenizer.eos,
+            formats: String::new(),
+            facts: facts.to_string(),
+            fingerprint,
+        })
+    }
+
+    fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>> {
+        let (checkpoint, shape) = open::<W>(&request.source)?;
+        let chosen = device::choose(&request.device)?;
+        let (context, sequences) = room(request, &shape)?;
+        if context < shape.context && context != request.context as usize {
+            let budget = request.state_bytes;
+            services.log(Level::Warn, format!("a state of {budget} bytes holds {context} tokens: that is the context"));
+        }
+        let parts = Parts::new(&checkpoint, &chosen.device, context, services);
+        let pristine = parts.finish(W::load(&parts))?;
+        if let Some(names) = parts.unused() {
+            services.log(Level::Warn, format!("{} does not use {names}", W::NAME));
+        }
+        let resident = resident(&chosen, &shape, context, sequences, weight_bytes(&checkpoint));
+        let model = Bridged::new(pristine, resident, chosen.device, request.threads as usize, services.clone())?;
+        Ok(Box::new(model))
+    }
+}
+
+/// The longest sequence, and how many of that length fit. One sequence too long for the budget is given all of it.
+fn room(request: &LoadRequest, shape: &Shape) -> Result<(usize, u32)> {
+    let (budget, asked) = (request.state_bytes, request.context as usize);
+    let wished = if asked == 0 { shape.context } else { asked.min(shape.context) };
+    let left = budget.saturating_sub(shape.fixed_bytes as u64);
+    let held = left.checked_div(shape.token_bytes as u64).unwrap_or(u64::MAX);
+    let context = wished.min(usize::try_from(held).unwrap_or(usize::MAX));
+    let sequences = budget.checked_div(shape.state_bytes(context)).unwrap_or(u64::MAX);
+    if context == 0 || sequences == 0 {
+        let needed = shape.state_bytes(1);
+        let message = format!("a budget of {budget} bytes for states has no room for one of {needed}");
+        return Err(Error::out_of_memory(message).help("raise kv_budget"));
+    }
+    Ok((context, u32::try_from(sequences).unwrap_or(u32::MAX)))
+}
+
+fn resident(chosen: &Chosen, shape: &Shape, context: usize, sequences: u32, weight_bytes: u64) -> Resident {
+    Resident {
+        device: chosen.name.clone(),
+        note: format!("{}; candle-transformers in f32, one sequence after the other", chosen.note),
+        weight_bytes,
+        state_bytes: shape.state_bytes(context).saturating_mul(u64::from(sequences)),
+        vocabulary: u32::try_from(shape.vocabulary).unwrap_or(u32::MAX),
+        context: u32::try_from(context).unwrap_or(u32::MAX),
+        capacity: Capacity::Sequences(sequences),
+    }
+}

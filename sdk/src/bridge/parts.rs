@@ -1,0 +1,191 @@
+//! What a wrapped model is loaded from: its configuration in the style that candle's structs know, its tensors as candle
+//! asks for them, or the whole of a GGUF file for the models that read such files by themselves.
+//!
+//! Files are opened, mapped and checked by the SDK, as for any other model; what candle is handed has passed.
+
+use candle_core::{
+    DType, Device, Shape, Tensor,
+    quantized::gguf_file::{Content, Value as GgufValue},
+};
+use candle_nn::{Init, VarBuilder, var_builder::SimpleBackend};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    io::BufReader,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::Pristine;
+use crate::{
+    Error, Result, Services,
+    nn::unused,
+    weights::{Checkpoint, Weights},
+};
+
+/// Names that candle asks for, and those that a checkpoint has in their place.
+type Renamed = &'static [(&'static str, &'static str)];
+
+/// A checkpoint that is being loaded.
+pub struct Parts<'a> {
+    checkpoint: &'a Checkpoint,
+    device: &'a Device,
+    context: usize,
+    services: &'a Services,
+    log: Arc<Mutex<Log>>,
+}
+
+/// What happened while candle loaded: an error of ours is lost in candle's own.
+#[derive(Default)]
+struct Log {
+    used: HashSet<String>,
+    bytes: u64,
+    error: Option<Error>,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn new(checkpoint: &'a Checkpoint, device: &'a Device, context: usize, services: &'a Services) -> Self {
+        Self { checkpoint, device, context, services, log: Arc::default() }
+    }
+
+    /// The checkpoint.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        self.checkpoint
+    }
+
+    /// Where tensors go.
+    pub fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// The longest sequence that the model is loaded for, in tokens.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The configuration as candle's own struct. `defaults` are for keys that a checkpoint may leave out, `fixed` ones are
+    /// so whatever it says. RoPE's parameters stand where transformers 4 had them, heads have sizes, and the positions end
+    /// with the context.
+    pub fn config<T: DeserializeOwned>(&self, defaults: Value, fixed: Value) -> Result<T> {
+        let config = self.checkpoint.config();
+        let mut object = config.classic();
+        if let (Ok(width), Ok(heads)) = (config.usize("hidden_size"), config.usize("num_attention_heads")) {
+            object.entry("num_key_value_heads").or_insert_with(|| heads.into());
+            object.entry("head_dim").or_insert_with(|| (width / heads).into());
+        }
+        for (key, value) in entries(defaults) {
+            object.entry(key).or_insert(value);
+        }
+        object.extend(entries(fixed));
+        object.insert("max_position_embeddings".to_owned(), self.context.into());
+        T::deserialize(Value::Object(object))
+            .map_err(|error| Error::corrupt(format!("the configuration does not fit: {error}")))
+    }
+
+    /// The tensors by Hugging Face's names, in `f32`: in half precision, many of candle's models lose positions. `renamed`
+    /// has names that candle asks for and the checkpoint may not have, and what it has in their place.
+    pub fn tensors(&self, renamed: Renamed) -> VarBuilder<'static> {
+        let source = TensorSource {
+            weights: self.checkpoint.weights().clone(),
+            renamed,
+            services: self.services.clone(),
+            log: Arc::clone(&self.log),
+            given: Mutex::default(),
+        };
+        VarBuilder::from_backend(Box::new(source), DType::F32, self.device.clone())
+    }
+
+    /// A GGUF file for a model that reads it by itself, its context set to the one that is loaded for.
+    pub fn gguf(&self) -> Result<(Content, BufReader<File>)> {
+        let path = self.checkpoint.path();
+        let mut reader = BufReader::new(File::open(path)?);
+        let mut content = Content::read(&mut reader)?;
+        if let Some(absent) =
+            self.checkpoint.weights().names().count().checked_sub(content.tensor_infos.len()).filter(|count| *count > 0)
+        {
+            let message = format!("{}: {absent} tensors are in other parts of a split file", path.display());
+            return Err(Error::unsupported(message).help("merge the parts with gguf-split"));
+        }
+        let key = format!("{}.context_length", self.checkpoint.architecture());
+        content.metadata.insert(key, GgufValue::U32(u32::try_from(self.context).unwrap_or(u32::MAX)));
+        Ok((content, reader))
+    }
+
+    /// The result of a load, with the error that caused candle's.
+    pub(super) fn finish<W>(&self, result: Result<Pristine<W>>) -> Result<Pristine<W>> {
+        result.map_err(|error| lock(&self.log).error.take().unwrap_or(error))
+    }
+
+    /// Tensors that nothing asked for, of a model that was loaded tensor by tensor.
+    pub(super) fn unused(&self) -> Option<String> {
+        let log = lock(&self.log);
+        if log.used.is_empty() { None } else { unused(self.checkpoint.weights(), &log.used) }
+    }
+}
+
+fn entries(object: Value) -> Map<String, Value> {
+    if let Value::Object(entries) = object { entries } else { Map::new() }
+}
+
+/// A checkpoint as candle asks for it. What was given once is given again, not copied.
+struct TensorSource {
+    weights: Weights,
+    renamed: Renamed,
+    services: Services,
+    log: Arc<Mutex<Log>>,
+    given: Mutex<HashMap<String, Tensor>>,
+}
+
+impl TensorSource {
+    fn name<'a>(&self, name: &'a str) -> &'a str {
+        let instead = self.renamed.iter().find(|(asked, _)| *asked == name).map(|(_, has)| *has);
+        instead.filter(|_| !self.weights.contains(name)).unwrap_or(name)
+    }
+
+    fn load(&self, name: &str, shape: Option<&[usize]>, device: &Device) -> Result<Tensor> {
+        let name = self.name(name);
+        let raw = self.weights.get(name)?;
+        let raw = if let Some(shape) = shape { raw.expect_shape(shape)? } else { raw };
+        let mut given = lock(&self.given);
+        if let Some(tensor) = given.get(name) {
+            return Ok(tensor.clone());
+        }
+        self.services.go_on()?;
+        let tensor = Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), device)?;
+        let mut log = lock(&self.log);
+        log.bytes += raw.data.len() as u64;
+        log.used.insert(name.to_owned());
+        self.services.progress(log.bytes, self.weights.bytes(), name);
+        given.insert(name.to_owned(), tensor.clone());
+        Ok(tensor)
+    }
+
+    fn give(&self, name: &str, shape: Option<&[usize]>, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let tensor = self.load(name, shape, device).map_err(|error| {
+            let told = candle_core::Error::Msg(error.to_string());
+            lock(&self.log).error = Some(error);
+            told
+        });
+        tensor?.to_dtype(dtype)
+    }
+}
+
+impl SimpleBackend for TensorSource {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        self.give(name, Some(shape.dims()), dtype, device)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        self.give(name, None, dtype, device)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.weights.contains(self.name(name))
+    }
+}
+
+/// Nothing is half done where a lock's holder may panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,156 @@
+//! What goes wrong inside of a wrapped model, played by one that does so where it is told to; and what it is asked for.
+
+use candle_core::{Device, Tensor};
+use std::sync::{Arc, Mutex};
+
+use super::{Parts, Pristine, Shape, Wrapped, model::Bridged};
+use crate::{Batch, Capacity, Code, Error, Model, Resident, Result, Services, Span, Want, weights::Checkpoint};
+
+const VOCABULARY: usize = 3;
+const FAILS: u32 = 100;
+const PANICS: u32 = 101;
+const MISSHAPEN: u32 = 102;
+
+/// Its logits are the sum of what it has read, the number of that, and 1.
+struct Played {
+    sum: u32,
+    count: usize,
+    /// How many tokens each call had, of all models together.
+    calls: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Wrapped for Played {
+    const NAME: &'static str = "played";
+    const CLASSES: &'static [&'static str] = &[];
+
+    fn shape(_: &Checkpoint) -> Result<Shape> {
+        Err(Error::unsupported("there is no checkpoint"))
+    }
+
+    fn load(_: &Parts<'_>) -> Result<Pristine<Self>> {
+        Err(Error::unsupported("there is no checkpoint"))
+    }
+
+    fn together(&self, past: usize, left: usize) -> usize {
+        if past < 4 { left.min(4 - past) } else { 0 }
+    }
+
+    fn forward(&mut self, tokens: &Tensor, past: usize) -> candle_core::Result<Tensor> {
+        let tokens = tokens.squeeze(0)?.to_vec1::<u32>()?;
+        assert_eq!(past, self.count);
+        assert!(!tokens.contains(&PANICS), "index out of bounds");
+        if tokens.contains(&FAILS) {
+            candle_core::bail!("shape mismatch in broadcast_add");
+        }
+        self.calls.lock().unwrap().push(tokens.len());
+        (self.sum, self.count) = (self.sum + tokens.iter().sum::<u32>(), past + tokens.len());
+        let width = if tokens.contains(&MISSHAPEN) { 2 } else { VOCABULARY };
+        Tensor::new(&[[self.sum as f32, self.count as f32, 1.0][..width].to_vec()], &Device::Cpu)
+    }
+}
+
+struct Rig {
+    model: Bridged<Played>,
+    calls: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let calls = Arc::<Mutex<Vec<usize>>>::default();
+        let shared = Arc::clone(&calls);
+        let pristine = Pristine::made_by(move || Ok(Played { sum: 0, count: 0, calls: Arc::clone(&shared) }));
+        let (device, note, capacity) = ("cpu".into(), String::new(), Capacity::Sequences(8));
+        let (vocabulary, context) = (VOCABULARY as u32, 64);
+        let resident = Resident { device, note, weight_bytes: 0, state_bytes: 0, vocabulary, context, capacity };
+        let model = Bridged::new(pristine, resident, Device::Cpu, 0, Services::silent()).unwrap();
+        Self { model, calls }
+    }
+
+    /// Models there are, of sequences.
+    fn alive(&self) -> usize {
+        // One here, one in the maker.
+        Arc::strong_count(&self.calls) - 2
+    }
+
+    /// A step of sequences, each with its past and new tokens. The rows of those that want any.
+    fn step(&mut self, spans: &[(u64, usize, &[u32], Want)]) -> Result<Vec<Vec<f32>>> {
+        let tokens: Vec<u32> = spans.iter().flat_map(|span| span.2.to_vec()).collect();
+        let (mut start, mut rows) = (0, 0);
+        let spans = spans.iter().map(|&(sequence, past, tokens, want)| {
+            let span =
+                Span { sequence, start, len: tokens.len(), past, want, adapter: 0, adapter_scale: 1.0, blocks: &[] };
+            (start, rows) = (start + tokens.len(), rows + want.rows(tokens.len()));
+            span
+        });
+        let spans = spans.collect();
+        let mut logits = vec![-1.0; rows * VOCABULARY];
+        self.model.forward(&Batch { tokens: &tokens, positions: &tokens, spans }, &mut logits)?;
+        Ok(logits.chunks_exact(VOCABULARY).map(<[f32]>::to_vec).collect())
+    }
+}
+
+#[test]
+fn what_goes_wrong_in_one_sequence_is_its_own_affair() {
+    for wrong in [FAILS, PANICS, MISSHAPEN] {
+        let mut rig = Rig::new();
+        let steps = [(1, 0, &[1, 2][..], Want::Last), (2, 0, &[3, 4], Want::Last), (3, 0, &[5], Want::Last)];
+        assert_eq!(rig.step(&steps).unwrap(), [[3.0, 2.0, 1.0], [7.0, 2.0, 1.0], [5.0, 1.0, 1.0]]);
+        assert_eq!(rig.alive(), 3);
+        let rows =
+            rig.step(&[(1, 2, &[1], Want::Last), (2, 2, &[wrong], Want::All), (3, 1, &[7], Want::Last)]).unwrap();
+        assert_eq!((&rows[0][..], &rows[2][..]), (&[4.0, 3.0, 1.0][..], &[12.0, 2.0, 1.0][..]), "{wrong}");
+        assert!(rows[1].iter().all(|logit| logit.is_nan()), "{wrong}: {rows:?}");
+        assert_eq!(rig.alive(), 2, "a model that failed is dropped");
+        let rows = rig.step(&[(2, 3, &[1], Want::Last), (3, 2, &[1], Want::None), (1, 3, &[1], Want::Last)]).unwrap();
+        assert!(rows[0].iter().all(|logit| logit.is_nan()) && rows[1] == [5.0, 4.0, 1.0], "{rows:?}");
+        rig.model.release(2);
+        assert_eq!(rig.step(&[(2, 0, &[6], Want::Last)]).unwrap(), [[6.0, 1.0, 1.0]]);
+    }
+}
+
+#[test]
+fn what_nobody_waited_for_is_told_with_the_next_logits() {
+    let mut rig = Rig::new();
+    assert_eq!(rig.step(&[(1, 0, &[FAILS], Want::None), (2, 0, &[1], Want::Last)]).unwrap(), [[1.0, 1.0, 1.0]]);
+    let rows = rig.step(&[(1, 1, &[1], Want::Last), (2, 1, &[1], Want::Last)]).unwrap();
+    assert!(rows[0][0].is_nan() && rows[1] == [2.0, 2.0, 1.0], "{rows:?}");
+    let error = rig.step(&[(1, 2, &[1], Want::Last)]).unwrap_err();
+    assert_eq!(error.message, "sequence 1 has failed before");
+}
+
+#[test]
+fn the_only_sequence_of_a_step_fails_with_its_reason() {
+    for (wrong, code, message) in [
+        (FAILS, Code::Device, "shape mismatch in broadcast_add"),
+        (PANICS, Code::Panicked, "played panicked: index out of bounds"),
+        (MISSHAPEN, Code::Invalid, "the logits of played: 2 values do not fill 3 places"),
+    ] {
+        let error = Rig::new().step(&[(1, 0, &[1, wrong], Want::Last)]).unwrap_err();
+        assert_eq!((error.code, error.message.lines().next()), (code, Some(message)));
+    }
+}
+
+#[test]
+fn a_released_sequence_leaves_nothing() {
+    let mut rig = Rig::new();
+    rig.step(&[(1, 0, &[1], Want::None), (2, 0, &[1], Want::None)]).unwrap();
+    rig.model.release(1);
+    rig.model.release(7);
+    assert_eq!(rig.alive(), 1);
+    let error = rig.step(&[(1, 1, &[1], Want::None)]).unwrap_err();
+    assert_eq!((error.code, rig.alive()), (Code::Invalid, 1));
+}
+
+#[test]
+fn tokens_come_together_as_far_as_the_model_allows_and_one_by_one_where_all_logits_are_wanted() {
+    let mut rig = Rig::new();
+    let calls = |rig: &Rig| std::mem::take(&mut *rig.calls.lock().unwrap());
+    rig.step(&[(1, 0, &[1; 7], Want::Last)]).unwrap();
+    assert_eq!(calls(&rig), [4, 1, 1, 1]);
+    rig.step(&[(2, 0, &[1], Want::None)]).unwrap();
+    rig.step(&[(2, 1, &[1; 4], Want::None)]).unwrap();
+    assert_eq!(calls(&rig), [1, 3, 1]);
+    let rows = rig.step(&[(3, 0, &[1, 2, 3], Want::All)]).unwrap();
+    assert_eq!(rows, [[1.0, 1.0, 1.0], [3.0, 2.0, 1.0], [6.0, 3.0, 1.0]]);
+    assert_eq!(calls(&rig), [1, 1, 1]);
+}
