@@ -44,7 +44,9 @@ impl Complaint {
     pub(super) fn system(what: impl fmt::Display, error: &std::io::Error) -> Self {
         let exit = match error.kind() {
             std::io::ErrorKind::NotFound => Exit::Absent,
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Exit::Space,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded | std::io::ErrorKind::FileTooLarge => {
+                Exit::Space
+            }
             std::io::ErrorKind::AddrInUse => Exit::Taken,
             _ => Exit::Failed,
         };

@@ -25,6 +25,7 @@ use super::{
     plugins::Catalogue,
     probe::{Probed, Prober},
     shelf::Shelf,
+    stats::Progress,
     stream::Update,
     worker::Said,
 };
@@ -159,7 +160,7 @@ impl Crew {
         let name = &self.config.models[hand.model].id;
         match report {
             Report::Progress { done, total, what } => {
-                hand.moved_at = now;
+                (hand.moved_at, hand.progress) = (now, Some(Progress { done, total, what: what.clone() }));
                 model.tell_waiting(&Update::Loading { done, total, what });
             }
             Report::Loaded(loaded) => {

@@ -12,6 +12,7 @@ use super::{
     adapters::Newcomer,
     memory::Resident,
     plugins::{Catalogue, Plugin},
+    stats::Progress,
     stream::Update,
     worker::Worker,
 };
@@ -38,6 +39,8 @@ pub(super) struct Hand {
     pub(super) attaching_since: Instant,
     /// Adapters that it does not take, and why.
     pub(super) refused: HashMap<String, Failure>,
+    /// How far its load is.
+    pub(super) progress: Option<Progress>,
     pub(super) loaded: Option<wire::Loaded>,
     pub(super) stats: Option<wire::Stats>,
     /// It takes no more jobs and ends when it has none.

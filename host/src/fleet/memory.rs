@@ -144,16 +144,18 @@ pub(super) fn default_budget() -> u64 {
     machine / 3 * 2
 }
 
+/// The machine's memory, where the system tells.
 #[cfg(target_os = "linux")]
-fn installed_bytes() -> Option<u64> {
+pub(crate) fn installed_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kilobytes.checked_mul(1024)
 }
 
+/// The machine's memory, where the system tells.
 #[cfg(not(target_os = "linux"))]
-fn installed_bytes() -> Option<u64> {
+pub(crate) fn installed_bytes() -> Option<u64> {
     let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }

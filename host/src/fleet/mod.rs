@@ -24,11 +24,12 @@ mod stream;
 mod worker;
 
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
+pub(crate) use memory::installed_bytes;
 pub use refusal::Refusal;
 pub(crate) use refusal::clean;
 pub use shelf::{Adapter, check_adapter_name};
 pub use sources::Sources;
-pub use stats::{AdapterState, FleetStats, ModelState, ModelStats};
+pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
 pub use stream::{EventStream, Update};
 
 use std::{

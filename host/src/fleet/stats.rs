@@ -38,6 +38,8 @@ pub struct ModelStats {
     pub loads: u64,
     /// Unexpected ends of workers so far.
     pub deaths: u64,
+    /// How far its load is, while it is being loaded.
+    pub progress: Option<Progress>,
     /// What is loaded.
     pub loaded: Option<wire::Loaded>,
     /// What the worker does.
@@ -59,6 +61,17 @@ pub struct AdapterState {
     pub refusal: Option<String>,
     /// What the model's worker knows of it; nothing while the model is not loaded.
     pub known: Option<wire::AdapterStats>,
+}
+
+/// How far a load is, in units of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// What is done.
+    pub done: u64,
+    /// What there is to do; 0 where nobody knows.
+    pub total: u64,
+    /// What is being done.
+    pub what: String,
 }
 
 /// Whether a model answers.
