@@ -4,10 +4,9 @@ use serde_json::json;
 
 use super::{body, conversation, read, refuses};
 use crate::{
-    chat::{Format, Sampling, Tool, ToolChoice},
+    chat::{AdapterWish, Format, Sampling, Tool, ToolChoice},
     dialects::anthropic::request,
     engine::constrain::Grammar,
-    job::AdapterUse,
 };
 
 #[test]
