@@ -42,10 +42,7 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("./target/release/pensieve serve --adapter pirate=examples/starter/adapters/pirate", Serves),
     ("pensieve pull hf:OWNER/REPO", Prints(&["model-Q8_0.gguf"])),
     ("./target/release/pensieve serve --model my-model=hf:OWNER/REPO", Serves),
-    (
-        "pensieve bench",
-        As("pensieve bench --prompt 64 --generate 8 --concurrency 1 --rounds 1", &["pensieve-starter"]),
-    ),
+    ("pensieve bench", As("pensieve bench --prompt 64 --generate 8 --concurrency 1 --rounds 1", &["pensieve-starter"])),
     ("pensieve doctor", Prints(&["ok  devices        cpu", "ok  device         'auto' takes "])),
     ("pensieve plugins check FILE", As("pensieve plugins check home/plugins/libpensieve_llama.so", &["llama"])),
     ("pensieve plugins check FILE --model CHECKPOINT", Test(LAWS)),
@@ -99,7 +96,10 @@ pub const COMMANDS: &[(&str, Way)] = &[
             &["talk and Pensieve"],
         ),
     ),
-    ("pensieve serve --adapter pirate=adapters/pirate", Test("an_adapter_changes_the_style_and_the_base_keeps_its_own")),
+    (
+        "pensieve serve --adapter pirate=adapters/pirate",
+        Test("an_adapter_changes_the_style_and_the_base_keeps_its_own"),
+    ),
     // examples/bigram
     ("cargo build -p bigram", Test(AUTHORS)),
     ("mkdir -p ~/.pensieve/plugins && cp target/debug/libbigram.* ~/.pensieve/plugins/", Prints(&[])),
