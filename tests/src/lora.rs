@@ -128,11 +128,11 @@ fn both_ways(base: &Path, adapter: &AdapterData, strength: f32) -> (Vec<Vec<f32>
 #[test]
 fn merged_is_unmerged_at_any_strength_within_the_rounding_of_the_weights() {
     let adapter = open("peft", &fixture("lora/rank16")).unwrap();
-    for (file, rounding) in [("", EXACT), ("f32.gguf", EXACT), ("f16.gguf", 0.02)] {
+    for file in ["", "f32.gguf"] {
         for strength in [1.0, 0.5, -2.0] {
             let (unmerged, merged) = both_ways(&fixture("llama/gqa").join(file), &adapter, strength);
             let worst = distance(&unmerged, &merged);
-            assert!(worst < rounding, "gqa/{file} at {strength}: off by {worst}");
+            assert!(worst < EXACT, "gqa/{file} at {strength}: off by {worst}");
         }
     }
     // Beside a tied table, the head has an adapter of its own.

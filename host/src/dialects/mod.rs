@@ -164,6 +164,9 @@ impl From<Failure> for Problem {
             | FailureCode::WorkerLost
             | FailureCode::Internal => ProblemKind::Internal,
         };
-        Self::new(kind, failure.to_string())
+        // What is found to be wrong with a field of ours only once its model is known begins with the field's path, as here.
+        let field = failure.message.split_once(": ").map(|(path, _)| path).filter(|path| path.starts_with("pensieve."));
+        let field = field.filter(|_| kind == ProblemKind::InvalidRequest).map(str::to_owned);
+        Self { field, ..Self::new(kind, failure.to_string()) }
     }
 }

@@ -107,7 +107,9 @@ impl Crew {
                 let (format, pairs, bytes) = (&adapter.format, adapter.pairs, adapter.bytes);
                 tracing::info!(model = id, format, pairs, bytes, "adapter '{name}' is there");
             }
-            Err(failure) => tracing::error!(model = id, "adapter '{name}': {failure}"),
+            Err(failure) => {
+                tracing::error!(model = id, "adapter '{name}': {}", super::refusal::clean(&failure.to_string()));
+            }
         }
         match (newcomer, result) {
             (Some(Newcomer { name, adapter, reply }), Ok(attached)) => {

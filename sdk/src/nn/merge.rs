@@ -141,3 +141,73 @@ fn written(raw: &RawTensor, values: &[f32]) -> Result<RawTensor> {
     }
     Ok(sum)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::loader::Part;
+    use super::*;
+    use crate::AdapterData;
+
+    const VALUES: [f32; 6] = [0.1, -2.5, 1000.5, 3.0e-5, 0.75, -0.3];
+
+    fn layer(name: &str) -> Registered {
+        let (order, rotated_heads) = (RowOrder::HuggingFace, None);
+        Registered { name: name.into(), part: Part::Linear, inputs: 3, outputs: 2, is_f32: false, order, rotated_heads }
+    }
+
+    fn merged(target: &str, scale: f32) -> [Merged; 1] {
+        let (a, b) = (vec![1.0, 2.0, 3.0], vec![0.5, -0.25]);
+        let pair = LowRankPair { target: target.into(), rank: 1, inputs: 3, outputs: 2, scale, a, b };
+        let adapter = AdapterData { base: String::new(), fingerprint: String::new(), pairs: vec![pair] };
+        [Merged { adapter, strength: 0.1 }]
+    }
+
+    fn raw(dtype: Dtype) -> RawTensor {
+        let shaped = RawTensor { name: "x".into(), dtype, shape: vec![2, 3], data: Bytes::copy_of(&[]).unwrap() };
+        written(&shaped, &VALUES).unwrap()
+    }
+
+    #[test]
+    fn a_sum_is_computed_in_single_precision_and_rounded_once() {
+        let merged = merged("x", 3.0);
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::BF16] {
+            let (merges, raw) = (Merges::new(&merged, "llama", &[]), raw(dtype));
+            let change = [0.5, -0.25].into_iter().flat_map(|b| [1.0, 2.0, 3.0].map(|a| 3.0 * 0.1_f32 * b * a));
+            let sum: Vec<f32> =
+                raw.to_f32().unwrap().iter().zip(change).map(|(value, change)| value + change).collect();
+            let expected: Vec<f32> = match dtype {
+                Dtype::F16 => sum.iter().map(|value| half::f16::from_f32(*value).to_f32()).collect(),
+                Dtype::BF16 => sum.iter().map(|value| half::bf16::from_f32(*value).to_f32()).collect(),
+                _ => sum,
+            };
+            let found = merges.add(&layer("x"), &raw, None).unwrap().unwrap();
+            assert_eq!((found.dtype, &found.shape), (dtype, &raw.shape));
+            assert_eq!(found.to_f32().unwrap(), expected, "{dtype}");
+            assert!(merges.finish().is_ok());
+        }
+    }
+
+    #[test]
+    fn a_change_of_a_stack_is_divided_among_its_storeys() {
+        let mut merged = merged("qkv", 10.0);
+        let pair = &mut merged[0].adapter.pairs[0];
+        (pair.outputs, pair.b) = (4, vec![9.0, 9.0, 0.5, -0.25]);
+        let merges = Merges::new(&merged, "llama", &[]);
+        let storey = Storey { stack: "qkv", outputs: 4, start: 2 };
+        let found = merges.add(&layer("k"), &raw(Dtype::F32), Some(storey)).unwrap().unwrap().to_f32().unwrap();
+        assert!((found[0] - 0.6).abs() < 1e-6 && (found[5] + 1.05).abs() < 1e-6, "{found:?}");
+    }
+
+    #[test]
+    fn what_finds_no_weight_or_no_room_in_it_is_named() {
+        let merged = merged("x", 1e6);
+        let merges = Merges::new(&merged, "llama", &[]);
+        assert!(merges.add(&layer("y"), &raw(Dtype::F32), None).unwrap().is_none());
+        assert!(merges.finish().unwrap_err().message.starts_with("'x': the model has no such"));
+        let error = merges.add(&layer("x"), &raw(Dtype::F16), None).unwrap_err();
+        assert_eq!(error.message, "tensor 'x': with the adapter, its values no longer fit F16");
+        let quantized = RawTensor { dtype: Dtype::Q8_0, ..raw(Dtype::F32) };
+        let error = merges.add(&layer("x"), &quantized, None).unwrap_err();
+        assert!(error.message.starts_with("'x': its weight, tensor 'x', is quantized (Q8_0)"), "{error}");
+    }
+}

@@ -224,7 +224,7 @@ fn neither_words_nor_keys_of_clients_are_in_the_log_whatever_goes_wrong() {
         ("pensieve", json!({ "samplers": ["zq-sampler"] })),
         ("pensieve", json!({ "samplers": [{ "sampler": "top_k", "zq-parameter": 1 }] })),
         ("pensieve", json!({ "template": { "zq-variable": "zq-value" } })),
-        ("tools", json!([{ "name": "zq tool", "input_schema": {} }])),
+        ("tools", json!([{ "name": "zq-tool of mine", "input_schema": {} }])),
         ("messages", json!([{ "role": "zq-role", "content": words }])),
         ("stop", json!([1, "zq-stop"])),
         ("prompt", json!(words.repeat(20_000))),
@@ -259,7 +259,7 @@ fn neither_words_nor_keys_of_clients_are_in_the_log_whatever_goes_wrong() {
     }
     let log = server.stop();
     assert!(log.contains("/v1/messages") && log.contains("status=200") && log.contains("status=400"), "{log}");
-    assert!(!log.contains("zq"), "{}", log.lines().filter(|line| line.contains("zq")).collect::<Vec<_>>().join("\n"));
+    assert!(!log.contains("zq-"), "{}", log.lines().filter(|line| line.contains("zq-")).collect::<Vec<_>>().join("\n"));
 }
 
 #[test]
