@@ -57,7 +57,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "adapters" / "pirate")
-    parser.add_argument("--steps", type=int, default=140)
+    parser.add_argument("--steps", type=int, default=180)
     parser.add_argument("--tokens", type=int, default=640, help="in one step")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,12 +75,12 @@ def main():
                     adapted[f"base_model.model.model.layers.{index}.{place}.{target}"] = wrapped
     model.to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(parameters, lr=1.5e-3, betas=(0.9, 0.95))
     source = data.Source(77, Path(__file__).parent / "tokenizer.json", 300)
     started = time.time()
     for step in range(args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
+            group["lr"] = 1.5e-3 * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
         tokens, positions, packing, places, targets = batch(source, args.tokens, device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = model(tokens, positions, packing, places)
@@ -107,7 +107,9 @@ def batch(source, size, device):
                 message["content"] = pirate(message["content"])
         new, weights = source.encoded(rendering.pieces(messages, [t.json() for t in box]))
         if len(ids) + len(new) > size:
-            break
+            if ids:
+                break
+            continue
         ids += new
         learned += weights
         starts.append(len(ids))

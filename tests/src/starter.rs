@@ -140,7 +140,7 @@ fn an_adapter_changes_the_style_and_the_base_keeps_its_own() {
     let ids: Vec<Value> = server.get("/v1/models").json()["data"].as_array().unwrap().clone();
     assert!(ids.iter().any(|model| model["id"] == format!("{ID}:pirate")), "{ids:?}");
     let adapted = format!("{ID}:pirate");
-    for text in ["hello my dear", "what's a plugin good for?", "thanks a lot"] {
+    for text in ["hello my dear", "what's a plugin good for?", "how are you today"] {
         let (plain, styled) = (say(&server, ID, text), say(&server, &adapted, text));
         assert!(!plain.contains("Arr!"), "{text:?}: {plain:?}");
         assert!(styled.starts_with("Arr! ") && styled.ends_with("Yo ho!"), "{text:?}: {styled:?}");
