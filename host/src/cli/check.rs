@@ -119,7 +119,7 @@ impl Check {
         let arguments = self.arguments(&source);
         let followed = super::runtime()?
             .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| trial.hear(said)).await });
-        trial.end(manifest, followed)
+        trial.end(&manifest, followed)
     }
 
     fn arguments(&self, source: &Path) -> Vec<OsString> {
@@ -264,7 +264,7 @@ impl Watch {
         }
     }
 
-    fn end(mut self, manifest: Manifest, followed: Result<(), Silence>) -> Outcome {
+    fn end(mut self, manifest: &Manifest, followed: Result<(), Silence>) -> Outcome {
         self.loading.end();
         self.spinner = None;
         let crash = followed.err().map(|silence| {
