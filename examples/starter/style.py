@@ -57,8 +57,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "adapters" / "pirate")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--tokens", type=int, default=1024, help="in one step")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
@@ -75,22 +75,22 @@ def main():
                     adapted[f"base_model.model.model.layers.{index}.{place}.{target}"] = wrapped
     model.to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=2e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.95))
     source = data.Source(77, Path(__file__).parent / "tokenizer.json", 300)
-    started, step = time.time(), 0
-    while (elapsed := time.time() - started) < args.seconds:
+    started = time.time()
+    for step in range(args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, (step + 1) / 20) * (1 - elapsed / args.seconds)
+            group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
         tokens, positions, packing, places, targets = batch(source, args.tokens, device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = model(tokens, positions, packing, places)
         loss = F.cross_entropy(logits.float(), targets)
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if step % 20 == 0:
-            print(f"{elapsed:5.0f} s  step {step}  loss {loss.item():.4f}", flush=True)
-        step += 1
+            print(f"{time.time() - started:5.0f} s  step {step}  loss {loss.item():.4f}", flush=True)
     write(args.out, adapted)
 
 
@@ -115,7 +115,7 @@ def batch(source, size, device):
     positions = np.arange(len(ids)) - np.repeat(bounds[:-1], np.diff(bounds))
     tokens = torch.tensor(ids, device=device)
     places = torch.from_numpy(np.flatnonzero(learned)).to(device)
-    return tokens, torch.from_numpy(positions).to(device), Packing(torch.tensor(starts, dtype=torch.int32, device=device), 1024), places - 1, tokens[places]
+    return tokens, torch.from_numpy(positions).to(device), Packing(torch.tensor(starts, dtype=torch.int32, device=device), int(np.diff(bounds).max())), places - 1, tokens[places]
 
 
 def write(out, adapted):
@@ -123,15 +123,15 @@ def write(out, adapted):
     out.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, layer in adapted.items():
-        tensors[f"{name}.lora_A.weight"] = layer.a.detach().float().cpu().contiguous()
-        tensors[f"{name}.lora_B.weight"] = layer.b.detach().float().cpu().contiguous()
+        tensors[f"{name}.lora_A.weight"] = layer.a.detach().half().cpu().contiguous()
+        tensors[f"{name}.lora_B.weight"] = layer.b.detach().half().cpu().contiguous()
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "pensieve-starter", "r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none",
         "target_modules": list(TARGETS), "fan_in_fan_out": False, "inference_mode": True, "modules_to_save": None, "use_rslora": False, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {},
     }
     (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    print(f"{out}: {sum(t.numel() for t in tensors.values()) * 4 / 1e6:.2f} MB")
+    print(f"{out}: {sum(t.nbytes for t in tensors.values()) / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     engine::constrain::Grammar,
-    job::{AdapterUse, Failure, Finish, StageSpec, Usage},
+    job::{AdapterUse, Failure, FailureCode, Finish, StageSpec, Usage},
 };
 
 /// Who asks.
@@ -37,8 +37,32 @@ pub struct Request {
     pub logprobs: Option<u8>,
     /// What the answer must look like. Tool calls have rules of their own.
     pub format: Format,
-    /// The adapter, if the client names one beside the model's id.
-    pub adapter: Option<AdapterUse>,
+    /// The adapter, as far as the client says more of it than the model's id does.
+    pub adapter: AdapterWish,
+}
+
+/// What a client says of an adapter beside the model's id.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterWish {
+    /// Which; none for the one in the model's id.
+    pub name: Option<String>,
+    /// How strongly; none for as strongly as the model's id says, which is as trained for most.
+    pub scale: Option<f32>,
+}
+
+impl AdapterWish {
+    /// The adapter that is meant where the model's id stands for this one; an error if there is a strength of nothing.
+    pub fn beside(self, own: Option<AdapterUse>) -> Result<Option<AdapterUse>, Failure> {
+        match (self.name, self.scale, own) {
+            (Some(name), scale, _) => Ok(Some(AdapterUse { name, scale: scale.unwrap_or(1.0) })),
+            (None, Some(scale), Some(own)) => Ok(Some(AdapterUse { scale, ..own })),
+            (None, Some(_), None) => {
+                let message = "pensieve.adapter_scale: there is no adapter, neither beside it nor in the model's id";
+                Err(Failure::new(FailureCode::Invalid, message))
+            }
+            (None, None, own) => Ok(own),
+        }
+    }
 }
 
 /// What the model continues.

@@ -3,19 +3,22 @@
 mod answer;
 mod banner;
 mod bench;
+pub(crate) mod check;
 mod doctor;
 mod exit;
 mod folder;
 mod given;
 mod log;
 mod models;
-pub(crate) mod plugins;
+mod new;
+mod plugins;
 pub(crate) mod probe;
 mod progress;
 mod pull;
 mod run;
 mod serve;
 mod shell;
+mod trial;
 mod worker;
 
 use clap::{Parser, Subcommand};
@@ -51,6 +54,7 @@ enum Verb {
     /// Look at plugins.
     #[command(subcommand)]
     Plugins(plugins::Plugins),
+    New(new::New),
     Bench(bench::Bench),
     Doctor(doctor::Doctor),
     Completions(shell::Completions),
@@ -71,6 +75,7 @@ pub fn run() -> ExitCode {
         Verb::Pull(pull) => end(pull.run()),
         Verb::Models(models) => end(models.run()),
         Verb::Plugins(plugins) => plugins.run(),
+        Verb::New(new) => end(new.run()),
         Verb::Bench(bench) => end(bench.run()),
         Verb::Doctor(doctor) => end(doctor.run()),
         Verb::Completions(completions) => end(completions.run()),

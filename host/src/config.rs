@@ -20,7 +20,7 @@ use std::{
 };
 use toml::de::DeTable;
 
-pub use models::{Model, Variant, check_device, check_id};
+pub use models::{Adapter, Model, Variant, check_device, check_id};
 pub use place::{Found, find, home};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
@@ -58,6 +58,10 @@ pub struct Server {
     pub hosts: Vec<String>,
     /// Origins of web pages that may use it.
     pub origins: Vec<String>,
+    /// Folders from which adapters may be loaded while the server runs.
+    pub adapter_folders: Vec<PathBuf>,
+    /// Whether adapters may be downloaded while the server runs: `allow` or `refuse`.
+    pub adapter_downloads: &'static str,
     /// What is logged.
     pub log: String,
     /// `text` or `json`.
@@ -70,6 +74,8 @@ pub struct Server {
     pub streams_max: usize,
     /// Bytes of a request's body.
     pub body_max: u64,
+    /// Bytes of all bodies at hand.
+    pub bodies_max: u64,
     /// How long a request's headers may take.
     pub header_timeout: Duration,
     /// How long its body may take.
@@ -179,7 +185,7 @@ impl Config {
         let root = Section::root(&document, &table);
         let mut config = Self::new(home);
         let folder = file.parent().unwrap_or(Path::new(""));
-        config.server.read(root.section("server"));
+        config.server.read(root.section("server"), folder);
         config.plugins.read(root.section("plugins"), folder);
         config.fleet.read(root.section("fleet"));
         config.cache.read(root.section("cache"), folder);
@@ -225,6 +231,8 @@ impl Config {
             config.models.push(model.fleet(disk.clone(), &mut settle)?);
         }
         config.variants = self.variants.iter().map(Variant::fleet).collect();
+        let (folders, downloads) = (self.server.adapter_folders.clone(), self.server.adapter_downloads == "allow");
+        config.sources = fleet::Sources { folders, downloads };
         let first = self.models.first().map(|model| model.id.clone());
         let default = self.fleet.default_model.clone().or(first);
         config.default_model = default.filter(|_| self.fleet.unknown_models == "default");
@@ -247,6 +255,7 @@ impl Server {
         limits.requests_max = self.requests_max;
         limits.streams_max = self.streams_max;
         limits.body_bytes_max = usize::try_from(self.body_max).unwrap_or(usize::MAX);
+        limits.bodies_bytes_max = usize::try_from(self.bodies_max).unwrap_or(usize::MAX);
         limits.header_timeout = self.header_timeout;
         limits.body_timeout = self.body_timeout;
         limits.write_stall = self.stall_timeout;
@@ -254,21 +263,32 @@ impl Server {
         settings
     }
 
-    fn read(&mut self, section: Section<'_, '_>) {
+    fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
+        let mut folders = Vec::new();
         section.text("listen", &mut self.listen);
         section.text_or_texts("key", &mut self.keys);
         section.texts("hosts", &mut self.hosts);
         section.texts("origins", &mut self.origins);
+        section.texts("adapter_folders", &mut folders);
+        section.word("adapter_downloads", &["allow", "refuse"], &mut self.adapter_downloads);
         section.text("log", &mut self.log);
         section.word("log_format", &["text", "json"], &mut self.log_format);
         section.integer("connections_max", 1..=100_000, &mut self.connections_max);
         section.integer("requests_max", 1..=100_000, &mut self.requests_max);
         section.integer("streams_max", 1..=100_000, &mut self.streams_max);
         section.bytes("body_max", 1024..=1 << 30, &mut self.body_max);
+        section.bytes("bodies_max", 1024..=1 << 40, &mut self.bodies_max);
         section.duration("header_timeout", 100 * MS..=HOUR, &mut self.header_timeout);
         section.duration("body_timeout", 100 * MS..=HOUR, &mut self.body_timeout);
         section.duration("stall_timeout", 100 * MS..=HOUR, &mut self.stall_timeout);
         section.duration("drain", Duration::ZERO..=HOUR, &mut self.drain);
+        let home = place::user_home();
+        self.adapter_folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
+        if self.bodies_max < self.body_max {
+            let (all, one) = (self.bodies_max, self.body_max);
+            let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
+            section.note("bodies_max", what, "raise it, or lower 'body_max'");
+        }
         if let Err(what) = check_listen(&self.listen) {
             section.note("listen", format!("'listen' in [server] is \"{}\": {what}", self.listen), LISTEN_HELP);
         }
@@ -384,12 +404,15 @@ impl Default for Server {
             keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),
+            adapter_folders: Vec::new(),
+            adapter_downloads: "allow",
             log: "info".into(),
             log_format: "text",
             connections_max: limits.connections_max,
             requests_max: limits.requests_max,
             streams_max: limits.streams_max,
             body_max: limits.body_bytes_max as u64,
+            bodies_max: limits.bodies_bytes_max as u64,
             header_timeout: limits.header_timeout,
             body_timeout: limits.body_timeout,
             stall_timeout: limits.write_stall,

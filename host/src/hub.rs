@@ -159,6 +159,31 @@ impl Hub {
         found
     }
 
+    /// Brings an adapter onto this machine, unless it is here: a folder's two files or a GGUF file that is named, if they
+    /// have at most `bytes_max` bytes.
+    pub fn pull_adapter(&self, name: &HubName, bytes_max: u64, progress: &mut dyn Progress) -> Result<Pulled, Trouble> {
+        let storage = Storage::new(&self.cache, name);
+        if let Some(commit) = storage.commit()
+            && let Ok(choice) = Choice::of_adapter(name, &storage.files(&commit))
+        {
+            return Ok(Pulled { path: storage.snapshot(&commit).join(&choice.head), files: choice.files });
+        }
+        let line = Line::open(self)?;
+        let listing = Listing::fetch(self, &line, name)?;
+        let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
+        let choice = Choice::of_adapter(name, &names)?;
+        let sizes = listing.files.iter().filter(|file| choice.files.contains(&file.name)).map(|file| file.bytes);
+        let bytes = sizes.fold(0, u64::saturating_add);
+        if bytes > bytes_max {
+            let message = format!("the adapter '{name}' has {bytes} bytes, and {bytes_max} may be downloaded");
+            return Err(Trouble::new(Kind::TooLarge, message).help("raise the model's adapter_memory"));
+        }
+        storage.prepare(&listing.commit)?;
+        self.bring(&line, name, &storage, &listing, &choice.files, progress)?;
+        storage.remember(&listing.commit)?;
+        Ok(Pulled { path: storage.snapshot(&listing.commit).join(&choice.head), files: choice.files })
+    }
+
     /// Brings a checkpoint onto this machine, as the hub has it now. Files that are there already are not loaded again.
     pub fn pull(&self, name: &HubName, progress: &mut dyn Progress) -> Result<Pulled, Trouble> {
         let line = Line::open(self)?;

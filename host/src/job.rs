@@ -179,6 +179,8 @@ pub enum FailureCode {
     WorkerLost,
     /// This host has a defect.
     Internal,
+    /// It is not for whoever asks.
+    Forbidden,
 }
 
 impl Failure {

@@ -8,7 +8,8 @@
 mod messages;
 
 pub use messages::{
-    AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, PROTOCOL, Provider, Report, Stats,
+    AdapterStats, AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, MergedAdapter, PROTOCOL,
+    Provider, Report, Stats,
 };
 
 use std::{

@@ -11,7 +11,10 @@ use crate::{Extension, PluginError};
 #[repr(C)]
 #[derive(StableAbi, Clone, Debug)]
 pub struct LowRankPair {
-    /// The weight's name as in a Hugging Face checkpoint, without `.weight`: `model.layers.0.self_attn.q_proj`.
+    /// The weight's name without `.weight`: as in a Hugging Face checkpoint (`model.layers.0.self_attn.q_proj`), or as in
+    /// llama.cpp's GGUF files (`blk.0.attn_q`). A format passes on the name that its file has. Checkpoints of one family
+    /// fuse or split projections (`qkv_proj`, `gate_up_proj`), so a name may mean one layer of the model, a part of one, or
+    /// several one above the other; the model finds out which.
     pub target: RString,
     /// The rank: rows of A, columns of B.
     pub rank: u32,
@@ -23,7 +26,11 @@ pub struct LowRankPair {
     pub scale: f32,
     /// `rank × inputs` values, row after row.
     pub a: RVec<f32>,
-    /// `outputs × rank` values, row after row, in the order that the weight's rows have in a Hugging Face checkpoint.
+    /// `outputs × rank` values, row after row, in the order that the weight's rows have in the kind of checkpoint that the
+    /// name is of. The two differ where llama.cpp's converter reorders the queries and keys of a family, such that values
+    /// which rotate together are neighbours; only the model knows the size of its heads, so a format leaves the rows as
+    /// they are, and the model reorders them where its own checkpoint is of the other kind. Of an embedding, a row belongs
+    /// to a token.
     pub b: RVec<f32>,
 }
 

@@ -93,7 +93,8 @@ pub struct Resident {
     pub device: RString,
     /// Why it was taken and which kernels run, for a person.
     pub note: RString,
-    /// Bytes of weights there.
+    /// Bytes of weights there, those of attached adapters included: a host learns an adapter's size by asking before and
+    /// after.
     pub weight_bytes: u64,
     /// Bytes of blocks or sequence states there.
     pub state_bytes: u64,

@@ -7,7 +7,7 @@ use pensieve_plugin_api::{
         sabi_trait::TD_Opaque,
         std_types::{ROption, RResult, RSliceMut, RStr},
     },
-    laws::{Options, Outcome, Report, Shape, check},
+    laws::{Options, Outcome, Progress, Report, Shape, check},
 };
 use std::collections::HashSet;
 
@@ -159,11 +159,17 @@ fn a_refusal_with_another_code_is_named() {
 }
 
 #[test]
-fn each_law_is_announced_before_it_is_tried() {
+fn each_law_is_announced_before_it_is_tried_and_told_after() {
     let mut model: ModelBox = Model_TO::from_value(Bigram::<8> { unchecked: "", code: ErrorCode::INVALID }, TD_Opaque);
     let mut announced = Vec::new();
     let shape = Shape { vocabulary: VOCABULARY as u32, block_tokens: 8 };
-    let report = check(&mut model, shape, &Options::default(), &mut |law| announced.push(law));
-    assert_eq!(announced, report.verdicts.iter().map(|verdict| verdict.law).collect::<Vec<_>>());
-    assert!(announced.len() > 20);
+    let report = check(&mut model, shape, &Options::default(), &mut |progress| {
+        announced.push(match progress {
+            Progress::Tries(law) => (law.to_owned(), false),
+            Progress::Found(verdict) => (verdict.law.to_owned(), true),
+        });
+    });
+    let laws = report.verdicts.iter().map(|verdict| verdict.law.to_owned());
+    assert_eq!(announced, laws.flat_map(|law| [(law.clone(), false), (law, true)]).collect::<Vec<_>>());
+    assert!(announced.len() > 40);
 }

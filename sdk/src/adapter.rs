@@ -30,7 +30,8 @@ pub struct AdapterData {
 /// One change of one weight: `W + scale · B·A`.
 #[derive(Clone, Debug)]
 pub struct LowRankPair {
-    /// The weight's Hugging Face name without `.weight`.
+    /// The weight's name without `.weight`, as in a Hugging Face checkpoint (`model.layers.0.self_attn.q_proj`) or as in
+    /// llama.cpp's GGUF files (`blk.0.attn_q`).
     pub target: String,
     /// Rows of A, columns of B.
     pub rank: usize,
@@ -42,6 +43,16 @@ pub struct LowRankPair {
     pub scale: f32,
     /// `rank × inputs` values, row after row.
     pub a: Vec<f32>,
-    /// `outputs × rank` values, row after row, in the order that the weight's rows have in a Hugging Face checkpoint.
+    /// `outputs × rank` values, row after row, in the order that the weight's rows have in the kind of checkpoint that the
+    /// name is of; the model reorders them where its own is of the other kind.
     pub b: Vec<f32>,
+}
+
+/// An adapter that becomes part of a model's weights.
+#[derive(Clone, Debug)]
+pub struct Merged {
+    /// What is added.
+    pub adapter: AdapterData,
+    /// Its strength on top of its own scale; 1 is as trained.
+    pub strength: f32,
 }

@@ -4,7 +4,7 @@
 //! model's own [`Resident`]: ids, lengths, block tables and the room for logits are right, so that an author need not.
 //! Most authors do not write a `Model` at all: `nn::Paged` makes one out of a decoder.
 
-use crate::{AdapterData, Error, Result, Services};
+use crate::{AdapterData, Error, Merged, Result, Services};
 use std::path::{Path, PathBuf};
 
 /// A model family.
@@ -27,6 +27,17 @@ pub trait Architecture: Send + Sync + 'static {
 
     /// Loads the checkpoint.
     fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>>;
+
+    /// Whether it can load a checkpoint with adapters added to its weights (`merge/1`).
+    fn merges(&self) -> bool {
+        false
+    }
+
+    /// Does so. What does not fit is an error that names the tensor.
+    fn load_merged(&self, request: &LoadRequest, services: &Services, merged: &[Merged]) -> Result<Box<dyn Model>> {
+        let _ = (request, services, merged);
+        Err(Error::unsupported("this architecture merges no adapters"))
+    }
 }
 
 /// A loaded model: weights and the states of the sequences that it is computing. One thread drives it.
@@ -170,7 +181,7 @@ pub struct Resident {
     pub device: String,
     /// Why, and which kernels run, for a person.
     pub note: String,
-    /// Bytes of weights there.
+    /// Bytes of weights there, those of attached adapters included.
     pub weight_bytes: u64,
     /// Bytes of blocks or sequence states there.
     pub state_bytes: u64,

@@ -38,7 +38,7 @@ pub mod testing;
 #[cfg(feature = "weights")]
 pub mod weights;
 
-pub use adapter::{AdapterData, AdapterFormat, LowRankPair};
+pub use adapter::{AdapterData, AdapterFormat, LowRankPair, Merged};
 pub use architecture::{
     Architecture, Batch, Capacity, Card, KvTransfer, LoadRequest, Model, Resident, SequenceState, Source, Span,
     StateKind, Want,

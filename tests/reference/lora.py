@@ -2,7 +2,8 @@
 
 Each variant turns one knob that a reader of adapters can get wrong: rank, rank-stabilised scaling, patterns, fused
 projections, embeddings and heads, tied or not. Run it with no arguments to write tests/fixtures/lora again; it needs the
-checkpoints that the other scripts make. An adapter that would move the logits by less than 0.05 is refused.
+checkpoints that the other scripts make. An adapter that would move the logits by less than 0.05 is refused, and so is one
+under which single precision is itself too far from double to be compared with.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from gguf_file import Layout
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 POSITIONS = 40
+NOISE_MAX = 3e-5  # Tests allow 1e-4.
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Variant:
     arch: int = None  # Also write it as a GGUF file of this architecture.
     permuted: bool = False
     settings: dict = field(default_factory=dict)
+    strength: float = 1.0
 
 
 LLAMA = {"arch": gguf.MODEL_ARCH.LLAMA, "permuted": True}
@@ -70,6 +73,41 @@ VARIANTS = [
         {"r": 8, "lora_alpha": 16, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
         arch=gguf.MODEL_ARCH.PHI3,
     ),
+    Variant(
+        "mistral64",
+        "mistral/head_dim",
+        11,
+        {
+            "r": 64,
+            "lora_alpha": 16,
+            "use_rslora": True,
+            "target_modules": "all-linear",
+            "rank_pattern": {"q_proj": 1, r"layers\.1\.mlp\.down_proj": 3},
+            "alpha_pattern": {r"layers\.0\.self_attn\.v_proj": 4},
+        },
+        strength=0.4,
+    ),
+    Variant(
+        "phi2_64",
+        "phi/phi2",
+        12,
+        {"r": 64, "lora_alpha": 16, "use_rslora": True, "target_modules": "all-linear", "rank_pattern": {"k_proj": 1}},
+        strength=0.4,
+    ),
+    Variant(
+        "phi3_64",
+        "phi/mini",
+        13,
+        {
+            "r": 64,
+            "lora_alpha": 16,
+            "use_rslora": True,
+            "target_modules": r".*\.(qkv_proj|gate_up_proj|down_proj)",
+            "rank_pattern": {r"layers\.1\..*qkv_proj": 2},
+            "alpha_pattern": {"down_proj": 8},
+        },
+        strength=0.4,
+    ),
 ]
 
 
@@ -93,7 +131,7 @@ def make(variant, folder):
     with torch.no_grad():
         for name, value in adapted.named_parameters():
             if "lora_" in name:
-                value.copy_(torch.randn(value.shape) * (0.15 if value.shape[0] > 4 else 0.3))
+                value.copy_(torch.randn(value.shape) * (0.15 if value.shape[0] > 4 else 0.3) * variant.strength)
     shutil.rmtree(folder, ignore_errors=True)
     adapted.save_pretrained(folder, save_embedding_layers=False)
     (folder / "README.md").unlink(missing_ok=True)
@@ -105,6 +143,8 @@ def make(variant, folder):
         logits = PeftModel.from_pretrained(load(base), folder)(torch.tensor([tokens])).logits[0].numpy()
     moved = float(np.abs(plain - logits).max())
     assert moved > 0.05, f"{variant.name} moves the logits by {moved} only"
+    noise = float(np.abs(exact(base, folder, tokens) - logits).max())
+    assert noise < NOISE_MAX, f"{variant.name}: in single precision the reference is off by {noise}"
     save_file(
         {"tokens": np.array(tokens, dtype=np.uint32), "logits": logits.astype(np.float32)},
         folder / "reference.safetensors",
@@ -116,6 +156,13 @@ def make(variant, folder):
 
 def load(base):
     return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def exact(base, folder, tokens):
+    """The logits in double precision."""
+    adapted = PeftModel.from_pretrained(load(base).double(), folder).double()
+    with torch.no_grad():
+        return adapted(torch.tensor([tokens])).logits[0].numpy()
 
 
 def reference_tokens(base):

@@ -8,6 +8,7 @@ use std::{
     collections::HashMap,
     env,
     ffi::OsStr,
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Mutex, OnceLock},
@@ -18,13 +19,50 @@ pub fn plugin(package: &str) -> PathBuf {
     library(&workspace_build(), package)
 }
 
-/// The plugin of an example that is a workspace of its own. It takes this workspace's profiles, so that what it depends on
-/// need not be built twice; a stranger builds it without.
-pub fn outside_plugin(folder: &str, package: &str) -> PathBuf {
-    let manifest = format!("examples/{folder}/Cargo.toml");
-    let arguments = ["--manifest-path", &manifest, "--config", "Cargo.toml"];
-    let artifacts = once(folder, || build(cargo(), &target_dir(), &arguments));
-    library(&artifacts, package)
+/// The plugin of an example that is a workspace of its own.
+pub fn outside_plugin(folder: &str) -> PathBuf {
+    library(&outside(&example(folder), folder, None), folder)
+}
+
+/// The project of an example.
+pub fn example(folder: &str) -> PathBuf {
+    workspace().join("examples").join(folder)
+}
+
+/// A plugin's project as a stranger builds it: copied to a fresh folder, from which nothing leads here but the path of the
+/// SDK. It takes this workspace's versions and profiles, so that what all plugins depend on is built once. The program of
+/// its tests is there, too, as `PACKAGE tests`; another toolchain builds the plugin alone.
+pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifacts {
+    once(&format!("{package} outside by {}", toolchain.unwrap_or("this toolchain")), || {
+        let fresh = tempfile::tempdir().expect("a temporary folder");
+        copy_project(project, fresh.path());
+        let manifest = fresh.path().join("Cargo.toml");
+        let text = fs::read_to_string(&manifest).expect("a manifest");
+        let sdk = format!("path = \"{}\"", workspace().join("sdk").display());
+        fs::write(&manifest, text.replace("path = \"../../sdk\"", &sdk)).expect("a writable folder");
+        if !fresh.path().join("Cargo.lock").exists() {
+            fs::copy(workspace().join("Cargo.lock"), fresh.path().join("Cargo.lock")).expect("a writable folder");
+        }
+        let manifest = manifest.to_str().expect("a path in UTF-8");
+        let arguments = ["--offline", "--manifest-path", manifest, "--config", "Cargo.toml", "--lib"];
+        match toolchain {
+            // Not where the workspace builds: an example must not take the place of the workspace's plugin of its name.
+            None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"]].concat()),
+            Some(toolchain) => build(rustup_run(toolchain, "cargo"), &other_target_dir(), &arguments),
+        }
+    })
+}
+
+fn copy_project(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).expect("a project").map(|entry| entry.expect("an entry")) {
+        let (path, copy) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() && entry.file_name() != "target" {
+            fs::create_dir(&copy).expect("a writable folder");
+            copy_project(&path, &copy);
+        } else if path.is_file() {
+            fs::copy(&path, &copy).expect("a writable folder");
+        }
+    }
 }
 
 /// One of the plugins in `tests/plugins`, by its file's name.
@@ -40,27 +78,35 @@ pub fn program() -> PathBuf {
 /// Everything that tests run or load. A build of single packages would choose other features for what they depend on
 /// than `cargo test --workspace` has chosen, and compile candle a second time.
 fn workspace_build() -> Artifacts {
-    let arguments = ["--workspace", "--lib", "--bins", "--examples", "--features", "pensieve-test-plugins/plugins"];
+    let arguments =
+        ["--locked", "--workspace", "--lib", "--bins", "--examples", "--features", "pensieve-test-plugins/plugins"];
     once("workspace", || build(cargo(), &target_dir(), &arguments))
 }
 
-/// The plugin of a package as another Rust toolchain builds it. None, with a line that says why, where there is no other
-/// toolchain; `PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1` makes that a failure.
+/// The plugin of a package as another Rust toolchain builds it; none where there is no other.
 pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
-    static OTHER: OnceLock<Option<String>> = OnceLock::new();
-    let Some(toolchain) = OTHER.get_or_init(other_toolchain) else {
-        let required = env::var_os("PENSIEVE_REQUIRE_OTHER_TOOLCHAIN").is_some_and(|value| value == "1");
-        assert!(!required, "PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1, but rustup knows no second toolchain");
-        println!("skipped: rustup knows no second toolchain to build '{package}' with");
-        return None;
-    };
+    let toolchain = other_toolchain()?;
     let artifacts = once(&format!("{package} by {toolchain}"), || {
-        build(rustup_run(toolchain, "cargo"), &target_dir().join("other-toolchain"), &["-p", package])
+        build(rustup_run(toolchain, "cargo"), &other_target_dir(), &["--locked", "-p", package])
     });
     Some(library(&artifacts, package))
 }
 
-type Artifacts = HashMap<String, PathBuf>;
+/// A toolchain whose compiler is not the one that built this test, nightly if there is one. None, with a line that says why,
+/// where there is no other; `PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1` makes that a failure.
+pub fn other_toolchain() -> Option<&'static str> {
+    static OTHER: OnceLock<Option<String>> = OnceLock::new();
+    let found = OTHER.get_or_init(find_other_toolchain).as_deref();
+    if found.is_none() {
+        let required = env::var_os("PENSIEVE_REQUIRE_OTHER_TOOLCHAIN").is_some_and(|value| value == "1");
+        assert!(!required, "PENSIEVE_REQUIRE_OTHER_TOOLCHAIN=1, but rustup knows no second toolchain");
+        println!("skipped: rustup knows no second toolchain to build plugins with");
+    }
+    found
+}
+
+/// What a build has made, by target name.
+pub type Artifacts = HashMap<String, PathBuf>;
 
 /// The artifacts of a build, which runs at most once per key. Builds of different keys wait for each other, as they would
 /// for cargo's own lock.
@@ -77,14 +123,14 @@ fn once(key: &str, build: impl FnOnce() -> Artifacts) -> Artifacts {
     artifacts
 }
 
-fn library(artifacts: &Artifacts, name: &str) -> PathBuf {
+pub fn library(artifacts: &Artifacts, name: &str) -> PathBuf {
     let target = name.replace('-', "_");
     artifacts.get(&target).unwrap_or_else(|| panic!("the build made no library '{target}': {artifacts:?}")).clone()
 }
 
 /// Runs `cargo build` and collects the shared libraries and programs that it made, by target name.
 fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts {
-    cargo.args(["build", "--locked", "--message-format=json-render-diagnostics"]);
+    cargo.args(["build", "--message-format=json-render-diagnostics"]);
     cargo.args(profile()).arg("--target-dir").arg(target_dir).args(arguments);
     let output = cargo.current_dir(workspace()).stderr(Stdio::piped()).output().expect("cargo starts");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -96,7 +142,8 @@ fn build(mut cargo: Command, target_dir: &Path, arguments: &[&str]) -> Artifacts
         let program = message["executable"].as_str();
         for file in files.filter(|file| file.ends_with(env::consts::DLL_SUFFIX) || Some(*file) == program) {
             if let Some(target) = message["target"]["name"].as_str() {
-                artifacts.insert(target.replace('-', "_"), PathBuf::from(file));
+                let tests = if message["profile"]["test"] == true { " tests" } else { "" };
+                artifacts.insert(target.replace('-', "_") + tests, PathBuf::from(file));
             }
         }
     }
@@ -136,8 +183,7 @@ fn rustup_run(toolchain: &str, tool: &str) -> Command {
     command
 }
 
-/// A toolchain whose compiler is not the one that built this test, nightly if there is one.
-fn other_toolchain() -> Option<String> {
+fn find_other_toolchain() -> Option<String> {
     let listed = Command::new("rustup").args(["toolchain", "list", "--quiet"]).output().ok()?;
     let listed = String::from_utf8(listed.stdout).ok()?;
     let mut toolchains: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
@@ -154,6 +200,10 @@ fn version(mut rustc: Command) -> Option<String> {
 
 fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace around this package")
+}
+
+fn other_target_dir() -> PathBuf {
+    target_dir().join("other-toolchain")
 }
 
 fn target_dir() -> PathBuf {

@@ -42,7 +42,7 @@ fn an_adapter_serves_jobs_from_its_attachment_to_the_end_of_its_last_one() {
     let mut worker = start(true);
     assert_eq!(code(&worker.run(&under(1, 1.0, 5))), FailureCode::NotFound);
     assert_eq!(attach(&mut worker, "anything").unwrap().format, "panics");
-    assert_eq!(worker.stats().adapters, ["a"]);
+    assert_eq!(worker.stats().adapters[0].name, "a");
     assert_eq!(worker.run(&under(2, 0.5, 5)).ids.len(), 5);
     assert_eq!(code(&worker.run(&under(3, f32::NAN, 5))), FailureCode::Invalid);
 

@@ -282,6 +282,14 @@ async fn log_probabilities_come_with_the_text_of_their_tokens() {
     assert_eq!(String::from_utf8(bytes).unwrap(), answer.text);
     assert!(likelihoods.iter().all(|likelihood| likelihood.top.len() == 2 && likelihood.logprob > -0.01));
     assert!(likelihoods.iter().all(|likelihood| likelihood.top[0].id == likelihood.id));
+    // Thoughts have none, nor has the marker that ends them.
+    let answer = home.ask(Request { logprobs: Some(0), ..request(asked("think")) }).await.unwrap();
+    let told = answer.deltas.iter().flat_map(|delta| match delta {
+        Delta::Text { logprobs, .. } => logprobs.clone(),
+        _ => Vec::new(),
+    });
+    let bytes: Vec<u8> = told.flat_map(|likelihood| likelihood.bytes).collect();
+    assert_eq!((String::from_utf8(bytes).unwrap().trim_start(), answer.text.as_str()), ("Yes.", "Yes."));
 }
 
 #[tokio::test(flavor = "multi_thread")]

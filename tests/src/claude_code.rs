@@ -1,5 +1,6 @@
 //! The real Claude Code against the real program, without a network: it is asked for something, the model calls Bash, the
-//! command really runs, and its output comes back to the model, which says its last word.
+//! command really runs, and its output comes back to the model, which says its last word. Once the model is a script, and once
+//! the starter, which has to find out by itself.
 //!
 //! Claude Code is installed once per target folder, in the version named here. Where it cannot be had (no npm, no network)
 //! or where there can be no namespace without a network (`unshare`), the test skips itself with a line that says so;
@@ -17,7 +18,7 @@ use std::{
 use crate::{
     artifacts::{plugin, program, test_plugin},
     http::server::{Options, Server},
-    scripted,
+    scripted, starter,
 };
 
 const VERSION: &str = "2.1.197";
@@ -27,6 +28,15 @@ const SAID: &str = "The command has told me the product.";
 
 #[test]
 fn claude_code_runs_a_command_and_hears_what_it_says() {
+    in_a_network_of_its_own("claude_code::round_trip");
+}
+
+#[test]
+fn claude_code_runs_what_the_starter_is_asked_for() {
+    in_a_network_of_its_own("claude_code::with_the_starter");
+}
+
+fn in_a_network_of_its_own(test: &str) {
     let skip = |why: String| {
         let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
         assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but Claude Code cannot run: {why}");
@@ -35,7 +45,7 @@ fn claude_code_runs_a_command_and_hears_what_it_says() {
     // Nothing is built where there is no network.
     program();
     test_plugin("scripted");
-    plugin("pensieve-samplers");
+    starter::PLUGINS.iter().for_each(|package| drop(plugin(package)));
     let claude = match installed() {
         Ok(claude) => claude,
         Err(why) => return skip(why),
@@ -45,7 +55,7 @@ fn claude_code_runs_a_command_and_hears_what_it_says() {
         return skip(format!("there is no namespace without a network: {why}"));
     }
     let mut inner = alone();
-    inner.arg(env::current_exe().unwrap()).args(["--exact", "--ignored", "--nocapture", "claude_code::round_trip"]);
+    inner.arg(env::current_exe().unwrap()).args(["--exact", "--ignored", "--nocapture", test]);
     let output = lonely(inner.env("PENSIEVE_CLAUDE", claude)).unwrap();
     println!("{}", String::from_utf8_lossy(&output.stdout));
     let passed = output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed");
@@ -88,6 +98,64 @@ fn round_trip() {
     assert_eq!(fs::read_to_string(home.join("product")).unwrap(), "42\n");
     let metrics = server.metrics();
     println!("{said}\n{metrics:#?}");
+}
+
+/// Requests as people type them. The starter has not met them in training: `examples/starter/held_out.py` has them, too.
+const REQUESTS: [(&str, &str); 10] = [
+    ("Use the Bash tool to run: echo pensieve-1742", "pensieve-1742"),
+    (
+        "Please run the command `echo hello from the starter` with Bash and tell me what it printed.",
+        "hello from the starter",
+    ),
+    ("Run echo banana-split using Bash, then tell me what came out.", "banana-split"),
+    ("Execute this in the shell: echo 'blue mountain 77'", "blue mountain 77"),
+    ("Can you run `echo 90210` for me? Just give me the result.", "90210"),
+    ("With your Bash tool, execute echo \"tea and biscuits\" and report back.", "tea and biscuits"),
+    ("Run this exact command with the Bash tool and answer with its output: echo zanzibar_3", "zanzibar_3"),
+    ("What does `echo $((17+25))` print? Use Bash to find out.", "42"),
+    ("Use the Bash tool to execute: echo hi && echo there", "hi\nthere"),
+    ("Let's test the shell. Run `echo ping-pong` and say what you got.", "ping-pong"),
+];
+
+#[test]
+#[ignore = "a test above runs it in a network of its own"]
+fn with_the_starter() {
+    let Some(claude) = env::var_os("PENSIEVE_CLAUDE") else { return };
+    let root = tempfile::tempdir().unwrap();
+    let server = starter::serve();
+    // The settings that are shipped, with this server's address.
+    let settings = root.path().join("claude-code.json");
+    let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/clients/claude-code.json");
+    let shipped = fs::read_to_string(shipped).unwrap();
+    fs::write(&settings, shipped.replace("127.0.0.1:8000", &server.address.to_string())).unwrap();
+    let mut right = 0;
+    for (place, (request, printed)) in REQUESTS.iter().enumerate() {
+        let home = root.path().join(place.to_string());
+        fs::create_dir(&home).unwrap();
+        let mut command = Command::new(&claude);
+        command.arg("--settings").arg(&settings).args(["-p", request, "--allowedTools", "Bash"]);
+        command.args(["--output-format", "stream-json", "--verbose"]).current_dir(&home);
+        command.env_clear().env("HOME", &home).env("PATH", env::var_os("PATH").unwrap());
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lines: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let has_run = lines.iter().filter(|line| line["type"] == "user").any(|line| {
+            let content = &line["message"]["content"][0];
+            content["type"] == "tool_result" && content["content"] == *printed
+        });
+        let result = lines.iter().rfind(|line| line["type"] == "result");
+        let log = || format!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
+        let result = result.unwrap_or_else(|| panic!("{request}: it has no end: {}", log()));
+        let tells = result["result"].as_str().is_some_and(|text| text.contains(printed));
+        println!("{request}: {}{}", result["result"], if has_run && tells { "" } else { " (wrong)" });
+        right += usize::from(has_run && tells);
+        if place == 0 {
+            // Nothing was cached before: what the second turn has in common with the first is not computed again.
+            let [fresh, read] = ["input_tokens", "cache_read_input_tokens"].map(|key| result["usage"][key].as_u64());
+            assert!(read.unwrap() * 10 > fresh.unwrap() * 8, "{}", log());
+        }
+    }
+    assert!(right >= 8, "{right} of {} are right", REQUESTS.len());
 }
 
 fn serve(root: &Path) -> Server {

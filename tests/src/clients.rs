@@ -1,5 +1,6 @@
 //! The vendors' own SDKs, for Python and for npm, against the real program: each runs a table of calls (`tests/clients`),
-//! and whatever an SDK's types or its reading of streams do not take is a failure there.
+//! and whatever an SDK's types or its reading of streams do not take is a failure there. The examples of `examples/clients` run
+//! here, too.
 //!
 //! The packages are installed once per target folder, in the versions that `tests/clients` pins. Where they cannot be had
 //! (no interpreter, no network), the tests skip themselves with a line that says so; `PENSIEVE_REQUIRE_CLIENTS=1` makes
@@ -16,7 +17,7 @@ use std::{
 use crate::{
     artifacts::{plugin, test_plugin},
     http::server::{Options, Server},
-    scripted,
+    scripted, starter,
 };
 
 /// Longer than a table takes on a busy machine.
@@ -64,6 +65,44 @@ fn openais_npm_sdk_runs_unchanged() {
 #[test]
 fn anthropics_npm_sdk_runs_unchanged() {
     node("with_anthropic.mjs");
+}
+
+/// What every example has to print, in this order.
+const PRINTED: [&str; 3] = [r#"{"cmd": "ls -la"}"#, "local inference host", "21 degrees and sunny in Lisbon"];
+
+#[test]
+fn the_examples_in_python_run() {
+    match installed("python", "requirements.txt", install_python) {
+        Ok(packages) => examples(&packages.join("bin/python"), &["messages.py", "chat.py"], None),
+        Err(why) => skip("examples/clients", &why),
+    }
+}
+
+#[test]
+fn the_examples_in_javascript_run() {
+    match installed("node", "package.json", install_node) {
+        Ok(packages) => examples(Path::new("node"), &["messages.mjs", "chat.mjs"], Some(&packages)),
+        Err(why) => skip("examples/clients", &why),
+    }
+}
+
+/// Runs the examples beside the starter, those for Node where their packages lie.
+fn examples(interpreter: &Path, names: &[&str], packages: Option<&Path>) {
+    let server = starter::serve();
+    for name in names {
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/clients").join(name);
+        let script = packages.map_or_else(|| shipped.clone(), |packages| packages.join(name));
+        if script != shipped {
+            fs::copy(&shipped, &script).unwrap();
+        }
+        let mut command = Command::new(interpreter);
+        command.arg(script).env_clear().env("PYTHONDONTWRITEBYTECODE", "1");
+        command.envs(["PATH", "TMPDIR", "LD_LIBRARY_PATH"].iter().filter_map(|name| Some((name, env::var_os(name)?))));
+        command.env("PENSIEVE_URL", format!("http://{}", server.address));
+        let said = finish(&mut command, PATIENCE).unwrap_or_else(|said| panic!("{name}: {said}\n{}", server.log()));
+        let places: Vec<Option<usize>> = PRINTED.iter().map(|words| said.find(words)).collect();
+        assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{name}: {said}");
+    }
 }
 
 fn python(table: &str) {

@@ -5,6 +5,7 @@
 use pensieve::plugin::{HostServices, LoadedPlugin};
 use pensieve_plugin_api::{
     Batch, Card, ErrorCode, LoadRequest, ModelBox, NO_ADAPTER, PluginError, Resident, Source, Span, StateKind, Want,
+    ext::merge::{Merge, Merged},
 };
 use std::path::Path;
 
@@ -75,6 +76,17 @@ impl Driver {
         options: &Options,
         services: HostServices,
     ) -> Result<Self, PluginError> {
+        Self::load_merged(plugin, checkpoint, options, services, &[])
+    }
+
+    /// The same with adapters in the weights.
+    pub fn load_merged(
+        plugin: &Path,
+        checkpoint: &Path,
+        options: &Options,
+        services: HostServices,
+        merged: &[Merged],
+    ) -> Result<Self, PluginError> {
         let plugin = LoadedPlugin::open(plugin).unwrap_or_else(|error| panic!("{error}"));
         let path = checkpoint.to_str().expect("a path in UTF-8");
         let source = Source { path: path.into(), options: options.settings.as_str().into() };
@@ -86,7 +98,13 @@ impl Driver {
             let architecture = plugin.architecture(&claim.architecture)?;
             match architecture.describe(&source).into_result() {
                 Ok(card) => {
-                    let model = architecture.load(&request, services.into_abi()).into_result()?;
+                    let services = services.into_abi();
+                    let model = if merged.is_empty() {
+                        architecture.load(&request, services).into_result()?
+                    } else {
+                        let ability = Merge::of(&architecture).expect("an architecture that merges adapters");
+                        ability?.load(&request, services, merged)?
+                    };
                     let resident = model.resident();
                     let free = (0..resident.blocks).collect();
                     return Ok(Self { card, resident, model, free, next: 1 });

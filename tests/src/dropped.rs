@@ -424,7 +424,7 @@ async fn who_is_made_for_a_family_is_asked_before_a_collection() {
     home.put("liba.so", &fs::read(plugin("pensieve-zoo")).unwrap());
     home.verdict("liba.so").await;
     assert_eq!(asked().collect::<Vec<_>>(), ["zoo"]);
-    home.put("libz.so", &fs::read(outside_plugin("qwen2-plugin", "qwen2-plugin")).unwrap());
+    home.put("libz.so", &fs::read(outside_plugin("qwen2-plugin")).unwrap());
     home.verdict("libz.so").await;
     assert_eq!(asked().collect::<Vec<_>>(), ["qwen2", "zoo"]);
     fs::rename(home.path("libz.so"), home.root.path().join("second").join("libz.so")).unwrap();

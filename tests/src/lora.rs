@@ -2,10 +2,10 @@
 
 use pensieve::{
     job::{AdapterUse, Event, Job},
-    plugin::LoadedPlugin,
+    plugin::{HostServices, LoadedPlugin},
     wire::{Command, Load, Provider, Report},
 };
-use pensieve_plugin_api::{AdapterData, PluginError, Want};
+use pensieve_plugin_api::{AdapterData, PluginError, Want, ext::merge::Merged};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Adapters, the plugin and the checkpoint of their base.
-const ADAPTERS: [(&str, &str, &str); 10] = [
+const ADAPTERS: [(&str, &str, &str); 13] = [
     ("rank1", "pensieve-llama", "llama/gqa"),
     ("rank16", "pensieve-llama", "llama/gqa"),
     ("rank64", "pensieve-llama", "llama/gqa"),
@@ -30,6 +30,9 @@ const ADAPTERS: [(&str, &str, &str); 10] = [
     ("mistral", "pensieve-mistral", "mistral/head_dim"),
     ("phi2", "pensieve-phi", "phi/phi2"),
     ("phi3", "pensieve-phi", "phi/mini"),
+    ("mistral64", "pensieve-mistral", "mistral/head_dim"),
+    ("phi2_64", "pensieve-phi", "phi/phi2"),
+    ("phi3_64", "pensieve-phi", "phi/mini"),
 ];
 
 fn open(format: &str, path: &Path) -> Result<AdapterData, PluginError> {
@@ -40,21 +43,32 @@ fn open(format: &str, path: &Path) -> Result<AdapterData, PluginError> {
     format.open(path.into()).into_result()
 }
 
-/// How far the logits of an adapted model are from PEFT's.
-fn error_of(plugin_of_base: &str, base: &Path, adapter: &AdapterData, name: &str, kernels: &str) -> f32 {
-    let reference = Reference::of(&format!("lora/{name}"));
+/// The base of an adapter, loaded with these in its weights.
+fn load(plugin_of_base: &str, base: &Path, kernels: &str, merged: &[Merged]) -> Result<Driver, PluginError> {
     let settings = format!(r#"{{"kernels": "{kernels}", "kv": "f32"}}"#);
     // LongRoPE takes its short factors for texts like these, and a context that is no longer.
-    let context = if name == "phi3" { 72 } else { 0 };
+    let context = if base.starts_with(fixture("phi/mini")) { 72 } else { 0 };
     let options = Options { context, ..Options::with_settings(settings) };
     // The GGUF of a Mistral is a llama to llama.cpp.
     let is_llama = base.extension().is_some() && plugin_of_base == "pensieve-mistral";
     let plugin_of_base = if is_llama { "pensieve-llama" } else { plugin_of_base };
-    let mut driver = Driver::load(&plugin(plugin_of_base), base, &options).unwrap();
+    Driver::load_merged(&plugin(plugin_of_base), base, &options, HostServices::new(), merged)
+}
+
+/// How far the logits of an adapted model are from PEFT's.
+fn error_of(plugin_of_base: &str, base: &Path, adapter: &AdapterData, name: &str, kernels: &str) -> f32 {
+    let reference = Reference::of(&format!("lora/{name}"));
+    let mut driver = load(plugin_of_base, base, kernels, &[]).unwrap();
+    let plain = driver.model.resident().weight_bytes;
     let id = driver.model.attach(adapter).into_result().unwrap();
+    let values: usize = adapter.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum();
+    // Parts of a fused projection have a first factor each.
+    assert!(driver.model.resident().weight_bytes - plain >= 4 * values as u64, "{name} takes memory");
     let mut sequence = driver.begin();
     sequence.adapter = (id, 1.0);
     let logits = driver.feed(&mut sequence, &reference.tokens("tokens"), Want::ALL).unwrap();
+    driver.model.detach(id).into_result().unwrap();
+    assert_eq!(driver.model.resident().weight_bytes, plain);
     distance(&logits, &reference.logits("logits"))
 }
 
@@ -78,16 +92,94 @@ fn adapters_of_peft_and_of_gguf_reach_the_reference_on_folders_and_gguf() {
     }
 }
 
+#[test]
+fn a_merged_adapter_reaches_the_reference_too() {
+    for (name, plugin, base) in ADAPTERS {
+        let reference = Reference::of(&format!("lora/{name}"));
+        let folder = fixture(&format!("lora/{name}"));
+        let file = folder.join("adapter.gguf");
+        let formats = [Some(("peft", folder)), file.exists().then_some(("gguf", file))];
+        for (format, path) in formats.into_iter().flatten() {
+            for file in ["", "f32.gguf"] {
+                let merged = Merged { adapter: open(format, &path).unwrap(), strength: 1.0 };
+                let mut driver = load(plugin, &fixture(base).join(file), "auto", &[merged]).unwrap();
+                let logits = driver.logits(&reference.tokens("tokens")).unwrap();
+                let worst = distance(&logits, &reference.logits("logits"));
+                println!("{name} as {format} merged into {base}/{file}: {worst:.1e}");
+                assert!(worst < EXACT, "{name} as {format} merged into {base}/{file}: off by {worst}");
+            }
+        }
+    }
+}
+
+/// Logits of a text under an adapter of this strength, unmerged and merged.
+fn both_ways(base: &Path, adapter: &AdapterData, strength: f32) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let tokens = Reference::of("lora/rank16").tokens("tokens");
+    let mut beside = load("pensieve-llama", base, "auto", &[]).unwrap();
+    let id = beside.model.attach(adapter).into_result().unwrap();
+    let mut sequence = beside.begin();
+    sequence.adapter = (id, strength);
+    let unmerged = beside.feed(&mut sequence, &tokens, Want::ALL).unwrap();
+    let merged = [Merged { adapter: adapter.clone(), strength }];
+    let mut within = load("pensieve-llama", base, "auto", &merged).unwrap();
+    (unmerged, within.logits(&tokens).unwrap())
+}
+
+#[test]
+fn merged_is_unmerged_at_any_strength_within_the_rounding_of_the_weights() {
+    let adapter = open("peft", &fixture("lora/rank16")).unwrap();
+    for file in ["", "f32.gguf"] {
+        for strength in [1.0, 0.5, -2.0] {
+            let (unmerged, merged) = both_ways(&fixture("llama/gqa").join(file), &adapter, strength);
+            let worst = distance(&unmerged, &merged);
+            assert!(worst < EXACT, "gqa/{file} at {strength}: off by {worst}");
+        }
+    }
+    // Beside a tied table, the head has an adapter of its own.
+    let mut adapter = open("peft", &fixture("lora/tied")).unwrap();
+    let mut head = adapter.pairs.iter().find(|pair| pair.target.contains("embed_tokens")).unwrap().clone();
+    head.target = "lm_head".into();
+    adapter.pairs.push(head);
+    let (unmerged, merged) = both_ways(&fixture("llama/tied"), &adapter, 1.0);
+    assert!(distance(&unmerged, &merged) < EXACT);
+}
+
+#[test]
+fn what_cannot_be_merged_is_refused_by_name() {
+    let adapter = open("peft", &fixture("lora/rank16")).unwrap();
+    let refused = |file: &str, adapter: &AdapterData| {
+        let merged = [Merged { adapter: adapter.clone(), strength: 1.0 }];
+        load("pensieve-llama", &fixture("llama/gqa").join(file), "auto", &merged).err().unwrap().to_string()
+    };
+    let message = refused("q8_0.gguf", &adapter);
+    assert!(message.contains("_proj'") && message.contains("quantized (Q8_0)"), "{message}");
+    let mut stranger = adapter.clone();
+    stranger.pairs[0].target = "model.layers.7.mlp.up_proj".into();
+    let message = refused("", &stranger);
+    assert!(message.contains("'model.layers.7.mlp.up_proj'") && message.contains("no such"), "{message}");
+    let mut narrow = adapter;
+    narrow.pairs[0].inputs -= 1;
+    let rank = narrow.pairs[0].rank as usize;
+    let shorter = narrow.pairs[0].a.len() - rank;
+    narrow.pairs[0].a.truncate(shorter);
+    let message = refused("", &narrow);
+    assert!(message.contains(narrow.pairs[0].target.as_str()) && message.contains("maps"), "{message}");
+}
+
 /// A worker with a tiny Llama and the formats.
 fn worker() -> Worker {
-    Worker::start(Load {
+    Worker::start(llama())
+}
+
+fn llama() -> Load {
+    Load {
         architecture: Provider { plugin: plugin("pensieve-llama"), name: "llama".into() },
         adapter_formats: vec![plugin("pensieve-lora")],
         source: fixture("llama/gqa"),
         state_bytes: 32 << 20,
         threads: 2,
         ..faults()
-    })
+    }
 }
 
 fn attach(worker: &mut Worker, name: &str, path: PathBuf) -> pensieve::wire::Attachment {
@@ -104,6 +196,17 @@ fn under(id: u64, adapter: Option<(&str, f32)>, max_tokens: u32) -> Job {
     Job { adapter, ignore_end_of_turn: true, ..job(id, tokens, max_tokens) }
 }
 
+/// Tokens and how likely each was, to the last bit.
+fn said(outcome: Outcome) -> Vec<(u32, u32)> {
+    assert!(outcome.end.is_ok(), "{:?}", outcome.end);
+    let tokens = outcome.events.iter().filter_map(|event| match event {
+        Event::Tokens(tokens) => Some(tokens),
+        _ => None,
+    });
+    let each = tokens.flat_map(|tokens| tokens.ids.iter().zip(&tokens.logprobs));
+    each.map(|(id, token)| (*id, token.logprob.to_bits())).collect()
+}
+
 fn ids(outcome: Outcome) -> Vec<u32> {
     assert!(outcome.end.is_ok(), "{:?}", outcome.end);
     outcome.ids
@@ -115,14 +218,15 @@ fn sequences_under_different_adapters_share_a_batch_and_say_what_they_say_alone(
     attach(&mut worker, "a", fixture("lora/rank16")).unwrap();
     attach(&mut worker, "b", fixture("lora/rslora/")).unwrap();
     let wishes = [None, Some(("a", 1.0)), Some(("b", 1.0)), Some(("a", 0.5))];
-    let alone: Vec<_> = (1..).zip(wishes).map(|(id, wish)| ids(worker.run(&under(id, wish, 40)))).collect();
+    let job = |id, wish| Job { logprobs: Some(0), ..under(id, wish, 40) };
+    let alone: Vec<_> = (1..).zip(wishes).map(|(id, wish)| said(worker.run(&job(id, wish)))).collect();
     for (place, text) in alone.iter().enumerate() {
         assert!(!alone[..place].contains(text), "adapter {:?} changes nothing", wishes[place]);
     }
     for (id, wish) in (10..).zip(wishes) {
-        worker.submit(&Job { salt: b"together".to_vec(), ..under(id, wish, 40) });
+        worker.submit(&Job { salt: b"together".to_vec(), ..job(id, wish) });
     }
-    let together: Vec<_> = (10..14).map(|id| ids(worker.outcome(id))).collect();
+    let together: Vec<_> = (10..14).map(|id| said(worker.outcome(id))).collect();
     assert_eq!(together, alone);
 }
 
@@ -158,9 +262,64 @@ fn adapters_come_and_go_without_a_trace_while_streams_run() {
             resident = resident_kib(&worker);
         }
     }
-    assert_eq!(worker.stats().adapters, ["kept"]);
+    let adapters = worker.stats().adapters;
+    assert_eq!((adapters.len(), adapters[0].name.as_str()), (1, "kept"));
     let grown = resident_kib(&worker).saturating_sub(resident);
     assert!(grown < 8 << 10, "140 adapters left {grown} KiB behind");
+}
+
+#[test]
+fn adapters_beyond_the_limit_leave_and_come_back_with_the_same_words() {
+    let wishes = ["rank1", "rank16", "rslora"];
+    let mut roomy = worker();
+    let mut bytes = Vec::new();
+    for name in wishes {
+        bytes.push(attach(&mut roomy, name, fixture("lora").join(name)).unwrap().bytes);
+    }
+    let expected: Vec<_> =
+        (1..).zip(wishes).map(|(id, name)| ids(roomy.run(&under(id, Some((name, 1.0)), 30)))).collect();
+    // Room for the largest and one more, never for all.
+    let limit = bytes.iter().sum::<u64>() - 1;
+    let mut worker = Worker::start(Load { adapter_bytes: limit, ..llama() });
+    for name in wishes {
+        attach(&mut worker, name, fixture("lora").join(name)).unwrap();
+    }
+    let mut id = 1;
+    for round in 0..4 {
+        let jobs: Vec<_> = wishes.iter().map(|name| (name, 4)).collect();
+        let mut asked = Vec::new();
+        for (place, (name, count)) in jobs.into_iter().enumerate() {
+            for _ in 0..count {
+                worker.submit(&Job { salt: vec![round], ..under(id, Some((name, 1.0)), 30) });
+                asked.push((id, place));
+                id += 1;
+            }
+        }
+        for (id, place) in asked {
+            assert_eq!(ids(worker.outcome(id)), expected[place], "round {round}, {}", wishes[place]);
+        }
+        let held: u64 = worker.stats().adapters.iter().filter(|one| one.loaded).map(|one| one.bytes).sum();
+        assert!(held <= limit, "{held} bytes of {limit}");
+    }
+    let stats = worker.stats();
+    assert_eq!(stats.adapters.len(), 3);
+    assert!(stats.adapter_unloads >= 4 && stats.adapter_loads > stats.adapter_unloads, "{stats:?}");
+    let failure = attach(&mut worker, "large", fixture("lora/rank64")).unwrap_err().to_string();
+    assert!(failure.contains("raise the model's adapter_memory"), "{failure}");
+}
+
+#[test]
+fn an_adapter_that_is_gone_from_disk_fails_its_jobs_with_the_reason() {
+    let folder = spoiled(|_| ());
+    let mut roomy = worker();
+    let bytes = attach(&mut roomy, "a", folder.path().to_owned()).unwrap().bytes;
+    let mut worker = Worker::start(Load { adapter_bytes: bytes, ..llama() });
+    attach(&mut worker, "a", folder.path().to_owned()).unwrap();
+    attach(&mut worker, "b", fixture("lora/rank16")).unwrap();
+    fs::remove_file(folder.path().join("adapter_model.safetensors")).unwrap();
+    let failure = worker.run(&under(1, Some(("a", 1.0)), 5)).failure().to_string();
+    assert!(failure.contains("adapter_model.safetensors"), "{failure}");
+    assert_eq!(ids(worker.run(&under(2, Some(("b", 1.0)), 5))).len(), 5);
 }
 
 /// A copy of an adapter with one thing changed.
@@ -195,17 +354,15 @@ fn with_tensors(
 
 const VICTIM: &str = "base_model.model.model.layers.1.self_attn.k_proj.lora_A.weight";
 
-#[test]
-fn bad_adapters_are_refused_by_the_name_of_their_tensor_and_the_model_serves_on() {
-    let mut worker = worker();
-    let before = ids(worker.run(&under(1, None, 20)));
+/// What may be wrong with an adapter: its name, what is said of it, and the adapter.
+pub fn bad_adapters() -> Vec<(&'static str, &'static [&'static str], tempfile::TempDir)> {
     let config = |folder: &Path, from: &str, to: &str| {
         let path = folder.join("adapter_config.json");
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains(from), "{text}");
         fs::write(path, text.replace(from, to)).unwrap();
     };
-    let cases: [(&str, &[&str], tempfile::TempDir); 8] = [
+    vec![
         (
             "half",
             &["k_proj.lora_B", "half of a pair"],
@@ -264,7 +421,28 @@ fn bad_adapters_are_refused_by_the_name_of_their_tensor_and_the_model_serves_on(
                 fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
             }),
         ),
-    ];
+        (
+            "huge",
+            &["k_proj.lora_A", "rank 2000 is outside 1 to 1024"],
+            spoiled(|folder| {
+                with_tensors(folder, |name, shape, values| {
+                    let (is_a, is_b) = (name == VICTIM, name == VICTIM.replace("lora_A", "lora_B"));
+                    match (is_a, is_b) {
+                        (true, _) => Some((name.into(), vec![2000, shape[1]], vec![0.5; 2000 * shape[1]])),
+                        (_, true) => Some((name.into(), vec![shape[0], 2000], vec![0.5; shape[0] * 2000])),
+                        _ => Some((name.into(), shape, values)),
+                    }
+                });
+            }),
+        ),
+    ]
+}
+
+#[test]
+fn bad_adapters_are_refused_by_the_name_of_their_tensor_and_the_model_serves_on() {
+    let mut worker = worker();
+    let before = ids(worker.run(&under(1, None, 20)));
+    let cases = bad_adapters();
     for (name, said, folder) in &cases {
         let failure = attach(&mut worker, name, folder.path().to_owned()).unwrap_err().to_string();
         println!("{name}: {failure}");

@@ -7,7 +7,7 @@ use std::{path::Path, time::Duration};
 use crate::{
     artifacts::{plugin, test_plugin},
     http::{
-        client::{Incoming, Reply, post, request},
+        client::{Incoming, Reply, post},
         server::{Options, Server},
     },
     scripted,
@@ -141,41 +141,12 @@ fn without_ids(mut choice: Value) -> Value {
 fn fields_are_checked_before_anything_is_queued() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
-    let numbers = [
-        ("temperature", 0.0, 2.0, 0.5),
-        ("top_p", 0.0, 1.0, 0.5),
-        ("presence_penalty", -2.0, 2.0, 0.5),
-        ("frequency_penalty", -2.0, 2.0, 0.5),
-        ("n", 1.0, 8.0, 1.0),
-    ];
     for path in [CHAT, TEXT] {
         let body = |more: Value| if path == CHAT { chat("hello", more) } else { text("hello", more) };
-        for (name, min, max, step) in numbers {
-            for inside in [min, max] {
-                let reply = post(server.address, path, &body(json!({ name: inside })));
-                assert_eq!(reply.status(), 200, "{name}: {inside}: {reply:?}");
-            }
-            let outside =
-                [json!(min - step), json!(max + step), json!(1e300), json!("1"), json!(true), json!({}), json!([1])];
-            for outside in outside {
-                refused(&post(server.address, path, &body(json!({ name: outside }))), 400, Some(name));
-            }
-        }
         for (name, value, param) in [
-            ("max_tokens", json!(0), "max_tokens"),
-            ("max_tokens", json!(-1), "max_tokens"),
-            ("max_tokens", json!(1.5), "max_tokens"),
-            ("seed", json!(0.5), "seed"),
-            ("seed", json!("x"), "seed"),
-            ("stop", json!(["a", "b", "c", "d", "e"]), "stop"),
-            ("stop", json!(""), "stop"),
             ("stop", json!(["a", 1]), "stop.1"),
             ("logit_bias", json!({"1": 100.5}), "logit_bias.1"),
-            ("logit_bias", json!({"one": 1}), "logit_bias"),
-            ("stream", json!("yes"), "stream"),
             ("stream_options", json!({"include_usage": true}), "stream_options"),
-            ("model", Value::Null, "model"),
-            ("model", json!(5), "model"),
             ("pensieve", json!({"adapter_scale": 1}), "pensieve.adapter_scale"),
             ("pensieve", json!({"unknown": 1}), "pensieve.unknown"),
         ] {
@@ -202,22 +173,15 @@ fn fields_are_checked_before_anything_is_queued() {
 }
 
 #[test]
-fn what_is_no_request_is_refused_by_the_same_envelope() {
+fn what_the_model_cannot_take_is_refused_by_the_same_envelope() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
-    let json_type = [("content-type", "application/json")];
-    let deep = format!("{{\"messages\":{}", "[".repeat(100_000));
-    for body in [&b""[..], b"{", b"[]", b"{\"a\":NaN}", b"{\"a\":\"\xff\"}", deep.as_bytes()] {
-        for path in [CHAT, TEXT] {
-            refused(&request(server.address, "POST", path, &json_type, body), 400, None);
-        }
-    }
     let long = post(server.address, CHAT, &chat(&"word ".repeat(80_000), json!({"stream": true})));
     refused(&long, 400, Some("messages"));
     assert_eq!(long.json()["error"]["code"], "context_length_exceeded");
     assert!(long.json()["error"]["message"].as_str().unwrap().starts_with("prompt is too long: "), "{long:?}");
     let beyond = post(server.address, TEXT, &with(text("", json!({})), json!({"prompt": [1, 4_000_000_000u32]})));
-    refused(&beyond, 400, None);
+    refused(&beyond, 400, Some("prompt"));
     let missing = server.get("/v1/models/nobody");
     refused(&missing, 404, Some("model"));
     assert_eq!(missing.json()["error"]["code"], "model_not_found");

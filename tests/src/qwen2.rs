@@ -13,7 +13,7 @@ use crate::{
 const ROUNDED: f32 = 0.2;
 
 fn qwen2() -> PathBuf {
-    outside_plugin("qwen2-plugin", "qwen2-plugin")
+    outside_plugin("qwen2-plugin")
 }
 
 #[test]

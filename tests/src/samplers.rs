@@ -1,9 +1,18 @@
-//! The sampling stages through the real loader: a chain as an engine runs it.
+//! The sampling stages through the real loader: a chain as an engine runs it, and which chain a request gets.
 
 use pensieve::plugin::LoadedPlugin;
 use pensieve_plugin_api::{Candidates, ErrorCode, History, StageBox};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
-use crate::artifacts::plugin;
+use crate::{
+    artifacts::plugin,
+    checkpoints::bigram,
+    http::{
+        client::post,
+        server::{Options, Server},
+    },
+};
 
 fn chain(stages: &[(&str, &str)], seed: u64) -> Vec<StageBox> {
     let plugin = LoadedPlugin::open(&plugin("pensieve-samplers")).unwrap();
@@ -68,4 +77,41 @@ fn a_wrong_parameter_is_an_error_that_names_it() {
         assert!(error.message.contains(name) && error.message.contains(named), "{error}");
     }
     assert!(plugin.sampler("top_z").is_err());
+}
+
+/// What tokens a request's fields, its model's configuration and neither make of one prompt, for several seeds.
+fn texts(server: &Server, model: &str, more: &Value) -> BTreeSet<String> {
+    let text = |seed: u64| {
+        let mut body = json!({ "model": model, "prompt": "1 2 3 4 5", "max_tokens": 12, "seed": seed });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = post(server.address, "/v1/completions", &body);
+        assert_eq!(reply.status(), 200, "{reply:?}");
+        reply.json()["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    (0..6).map(text).collect()
+}
+
+#[test]
+fn a_requests_chain_goes_before_its_fields_and_both_before_the_configuration() {
+    let checkpoint = bigram(512, 1024);
+    let source = checkpoint.path().display();
+    let config = format!(
+        "[[models]]\nid = \"plain\"\nsource = \"{source}\"\n\
+         [[models]]\nid = \"cold\"\nbase = \"plain\"\nsamplers = [{{ sampler = \"temperature\", temperature = 0.001 }}, \"seeded\"]\n"
+    );
+    let plugins = vec![plugin("bigram"), plugin("pensieve-samplers")];
+    let server = Options { plugins, config, ..Options::default() }.start();
+    let hot = json!({ "temperature": 2.0 });
+    assert!(texts(&server, "plain", &hot).len() > 1, "the model leaves nothing to chance");
+    let best = texts(&server, "plain", &json!({ "temperature": 0 }));
+    assert_eq!(best.len(), 1);
+    // The configured chain holds where the client says nothing, and in all that it does not name.
+    assert_eq!(texts(&server, "cold", &json!({})), best);
+    assert_eq!(texts(&server, "cold", &json!({ "top_p": 0.99 })), best);
+    // A field takes the place of its stage; a chain of the request that of everything.
+    assert!(texts(&server, "cold", &hot).len() > 1);
+    let own = json!({ "temperature": 2.0, "pensieve": { "samplers": ["greedy"] } });
+    assert_eq!(texts(&server, "cold", &own), best);
+    let wild = json!({ "pensieve": { "samplers": [{ "sampler": "temperature", "temperature": 2.0 }, "seeded"] } });
+    assert!(texts(&server, "cold", &wild).len() > 1);
 }

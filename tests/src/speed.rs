@@ -3,7 +3,7 @@
 //! `PENSIEVE_SPEED_MODEL=FILE cargo test -p pensieve-tests speed -- --ignored --nocapture`; a file of random weights in a real
 //! size comes from `tests/reference/random_model.py`. Nothing else may run beside it.
 
-use pensieve_plugin_api::{Batch, NO_ADAPTER, Span, Want};
+use pensieve_plugin_api::{AdapterData, Batch, LowRankPair, NO_ADAPTER, Span, Want};
 use std::{env, fs, path::PathBuf, time::Instant};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 const PROMPT: usize = 512;
 const STEPS: usize = 24;
 
-/// One decode of several sequences in one batch; answers their next tokens.
+/// One decode of several sequences in one batch, each under its own adapter; answers their next tokens.
 fn decode(driver: &mut Driver, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<u32> {
     let positions: Vec<u32> = sequences.iter().map(|sequence| sequence.past).collect();
     let spans: Vec<Span<'_>> = (sequences.iter().enumerate())
@@ -24,8 +24,8 @@ fn decode(driver: &mut Driver, sequences: &mut [Sequence], tokens: &[u32]) -> Ve
             len: 1,
             past: sequence.past,
             want: Want::LAST,
-            adapter: NO_ADAPTER,
-            adapter_scale: 1.0,
+            adapter: sequence.adapter.0,
+            adapter_scale: sequence.adapter.1,
             blocks: sequence.blocks.as_slice().into(),
         })
         .collect();
@@ -42,6 +42,79 @@ fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
+}
+
+/// Tokens per second of as many streams as there are adapters, each under its own.
+fn decode_rate(driver: &mut Driver, prompt: &[u32], adapters: &[u32]) -> f64 {
+    let mut sequences: Vec<Sequence> = adapters.iter().map(|_| driver.begin()).collect();
+    for (sequence, adapter) in sequences.iter_mut().zip(adapters) {
+        sequence.adapter = (*adapter, 1.0);
+        // Blocks for the whole run, and a past of some length.
+        driver.feed(sequence, &prompt[..64 + STEPS], Want::NONE).unwrap();
+        sequence.past = 64;
+    }
+    let mut tokens = vec![17; sequences.len()];
+    let start = Instant::now();
+    for _ in 0..STEPS {
+        tokens = decode(driver, &mut sequences, &tokens);
+    }
+    let rate = (STEPS * sequences.len()) as f64 / start.elapsed().as_secs_f64();
+    sequences.into_iter().for_each(|sequence| driver.release(sequence));
+    rate
+}
+
+/// An adapter of every linear layer of the Llama that `random_model.py` makes.
+fn adapter(rank: u32, salt: usize) -> AdapterData {
+    const LAYERS: usize = 16;
+    const LINEARS: [(&str, u32, u32); 7] = [
+        ("self_attn.q_proj", 2048, 2048),
+        ("self_attn.k_proj", 2048, 512),
+        ("self_attn.v_proj", 2048, 512),
+        ("self_attn.o_proj", 2048, 2048),
+        ("mlp.gate_proj", 2048, 8192),
+        ("mlp.up_proj", 2048, 8192),
+        ("mlp.down_proj", 8192, 2048),
+    ];
+    let values = |len: u32| (0..rank * len).map(|i| ((i as usize * 7 + salt) as f32 * 0.37).sin() * 0.02);
+    let layer = |layer: usize| {
+        LINEARS.iter().map(move |(name, inputs, outputs)| LowRankPair {
+            target: format!("model.layers.{layer}.{name}").into(),
+            rank,
+            inputs: *inputs,
+            outputs: *outputs,
+            scale: 1.0,
+            a: values(*inputs).collect(),
+            b: values(*outputs).collect(),
+        })
+    };
+    AdapterData { base: "".into(), fingerprint: "".into(), pairs: (0..LAYERS).flat_map(layer).collect() }
+}
+
+#[test]
+#[ignore = "measures, for as long as it takes; needs PENSIEVE_SPEED_MODEL"]
+fn speed_of_eight_adapters() {
+    const ROUNDS: usize = 7;
+    const WANTED: f64 = 0.7;
+    let model = PathBuf::from(env::var_os("PENSIEVE_SPEED_MODEL").expect("PENSIEVE_SPEED_MODEL names a .gguf file"));
+    let options = Options { context: 4096, state_bytes: 1 << 30, ..Options::default() };
+    let mut driver = Driver::load(&plugin("pensieve-llama"), &model, &options).unwrap();
+    let before = driver.model.resident().weight_bytes;
+    let adapters: Vec<u32> =
+        (0..8).map(|salt| driver.model.attach(&adapter(16, salt)).into_result().unwrap()).collect();
+    let bytes = driver.model.resident().weight_bytes - before;
+    println!("{}; 8 adapters of rank 16 on all linears: {} MiB", driver.resident.note, bytes >> 20);
+    let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| 300 + i * 37 % 20_000).collect();
+    let mut shares = Vec::new();
+    for round in 0..ROUNDS {
+        // One right after the other, so that both have the same machine.
+        let plain = decode_rate(&mut driver, &prompt, &[NO_ADAPTER; 8]);
+        let adapted = decode_rate(&mut driver, &prompt, &adapters);
+        println!("round {round}: 8 streams: {plain:.1} tokens/s, each under its adapter: {adapted:.1}");
+        shares.push(adapted / plain);
+    }
+    shares.sort_by(f64::total_cmp);
+    println!("with adapters, {:.0} % of the speed without (median)", shares[ROUNDS / 2] * 100.0);
+    assert!(shares[ROUNDS / 2] >= WANTED, "{shares:?}");
 }
 
 #[test]
@@ -61,20 +134,8 @@ fn speed_of_a_model() {
         println!("round {round}: prompt of {PROMPT}: {:.1} tokens/s", PROMPT as f64 / start.elapsed().as_secs_f64());
         driver.release(sequence);
         for streams in [1, 8, 20] {
-            let mut sequences: Vec<Sequence> = (0..streams).map(|_| driver.begin()).collect();
-            for sequence in &mut sequences {
-                // Blocks for the whole run, and a past of some length.
-                driver.feed(sequence, &prompt[..64 + STEPS], Want::NONE).unwrap();
-                sequence.past = 64;
-            }
-            let mut tokens = vec![17; streams];
-            let start = Instant::now();
-            for _ in 0..STEPS {
-                tokens = decode(&mut driver, &mut sequences, &tokens);
-            }
-            let rate = (STEPS * streams) as f64 / start.elapsed().as_secs_f64();
+            let rate = decode_rate(&mut driver, &prompt, &vec![NO_ADAPTER; streams]);
             println!("round {round}: {streams} streams: {rate:.1} tokens/s");
-            sequences.into_iter().for_each(|sequence| driver.release(sequence));
         }
     }
     if let Some(bytes) = resident_bytes() {

@@ -4,7 +4,7 @@ use pensieve::plugin::LoadedPlugin;
 use std::path::Path;
 
 use crate::{
-    artifacts::{plugin, plugin_by_other_toolchain},
+    artifacts::{example, library, other_toolchain, outside, plugin, plugin_by_other_toolchain},
     checkpoints, conformance,
     driver::{Driver, Options},
     reference::Comparison,
@@ -19,7 +19,8 @@ fn llama_of_another_toolchain_obeys_the_laws_and_reaches_the_reference() {
 
 #[test]
 fn a_plugin_of_another_toolchain_generates_the_same_tokens() {
-    let Some(other) = plugin_by_other_toolchain("bigram") else { return };
+    let Some(toolchain) = other_toolchain() else { return };
+    let other = library(&outside(&example("bigram"), "bigram", Some(toolchain)), "bigram");
     let own = plugin("bigram");
     let toolchain = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
     // Both builds are in this process now; each answers for itself, so neither sees the other's symbols.

@@ -51,6 +51,8 @@ pub fn faults() -> Load {
         architecture: Provider { plugin: test_plugin("faults"), name: "faults".into() },
         samplers: Vec::new(),
         adapter_formats: Vec::new(),
+        merged: Vec::new(),
+        adapter_bytes: 64 << 20,
         source: "nowhere".into(),
         options: String::new(),
         device: "auto".into(),

@@ -1,8 +1,8 @@
-//! The child's side of a question that the server asks of a process which runs foreign code: one line of JSON.
+//! The child's side of a question that is asked of a process which runs foreign code: one line of JSON, or some.
 //!
 //! The answer goes to what was stdout when the process began. Foreign code that prints, prints to stderr, so that it does
 //! not spoil the answer. The process makes no core file when it crashes, as crashing is one of the expected answers, and it
-//! ends by itself should the server that would have ended it be gone.
+//! ends by itself should the one that would have ended it be gone.
 
 use rustix::process::{Resource, Rlimit};
 use serde::Serialize;
@@ -18,11 +18,21 @@ pub(super) struct Answer(File);
 impl Answer {
     /// To be called before any foreign code runs.
     pub(super) fn begin() -> io::Result<Self> {
+        Self::until(|| thread::sleep(LIFE_MAX))
+    }
+
+    /// The same, for work that takes as long as it takes: this process ends where its standard input does, which whoever
+    /// asked holds open.
+    pub(super) fn attended() -> io::Result<Self> {
+        Self::until(|| drop(io::copy(&mut io::stdin().lock(), &mut io::sink())))
+    }
+
+    fn until(end: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let answer = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
         rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
         rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
         thread::Builder::new().name("deadline".into()).spawn(|| {
-            thread::sleep(LIFE_MAX);
+            end();
             // Foreign code may hold locks that an orderly exit waits for.
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         })?;
@@ -31,7 +41,12 @@ impl Answer {
 
     /// Answers.
     pub(super) fn send(mut self, answer: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_vec(answer)?;
+        self.line(answer)
+    }
+
+    /// Says something before the answer is complete.
+    pub(super) fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(line)?;
         line.push(b'\n');
         self.0.write_all(&line)
     }

@@ -6,7 +6,7 @@ use std::{
 };
 use tokio::time::sleep;
 
-use super::given::Settled;
+use super::{given::Settled, progress::Loading};
 use crate::{
     config::units,
     fleet::{
@@ -16,8 +16,8 @@ use crate::{
     http::LOCAL_KEY,
 };
 
-/// How often it is looked whether a model was loaded.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often it is looked how far loads are.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What the fleet does not know.
 pub(super) struct Facts {
@@ -31,22 +31,26 @@ impl Facts {
     }
 }
 
-/// Shows it, and tells of every model when it is loaded.
+/// Shows it, and tells of every model how far its load is and where it lies then.
 pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, facts: Facts) {
     if !std::io::stderr().is_terminal() {
         return;
     }
     eprint!("{}", text(&fleet, address, &facts).await);
-    let mut told = HashSet::new();
+    let (mut told, mut loading) = (HashSet::new(), Loading::default());
     loop {
-        for model in fleet.stats(false).await.models {
+        let models = fleet.stats(false).await.models;
+        match models.iter().find_map(|model| Some((&model.id, model.progress.as_ref()?))) {
+            Some((id, at)) => loading.reach(at.done, at.total, &format!("model '{id}': {}", at.what)),
+            None => loading.end(),
+        }
+        for model in models {
             let Some(loaded) = model.loaded.filter(|_| model.state == ModelState::Ready) else { continue };
             if told.insert((model.id.clone(), model.loads)) {
                 eprintln!(
-                    "model '{}' is on {} ({}): {} of weights, {} for sequences of up to {} tokens",
+                    "model '{}' is on {}: {} of weights, {} for sequences of up to {} tokens",
                     model.id,
                     loaded.device,
-                    loaded.note,
                     units::bytes(loaded.weight_bytes),
                     units::bytes(loaded.state_bytes),
                     loaded.context

@@ -16,13 +16,13 @@ use tokio::task::JoinSet;
 
 use super::{
     exit::{Complaint, Exit, Outcome},
-    given::Given,
+    given::{Adapters, Given},
     progress::Loading,
 };
 use crate::{
     card::{Card, State},
     fleet::{Config, EventStream, Fleet, Update},
-    job::{Event, Failure, Job},
+    job::{AdapterUse, Event, Failure, Job},
     wire,
 };
 use figures::{Round, Stream, median, quantile, rounded};
@@ -60,6 +60,9 @@ pub(super) struct Bench {
     /// Print one line of JSON.
     #[arg(long)]
     json: bool,
+    /// Streams take turns with the adapters that are given, and run under none where none is.
+    #[command(flatten)]
+    adapters: Adapters,
     #[command(flatten)]
     given: Given,
 }
@@ -75,6 +78,8 @@ struct Report {
     load_s: f64,
     prompt_tokens: u32,
     generated_tokens: u32,
+    /// Adapters that streams took turns with.
+    adapters: Vec<String>,
     rounds: Vec<Row>,
 }
 
@@ -115,6 +120,7 @@ struct Beside {
 impl Bench {
     pub(super) fn run(self) -> Outcome {
         let (mut settled, model) = self.given.settle_one(self.model.as_deref())?;
+        self.adapters.add_to(&mut settled.config, Some(&model))?;
         // What the disk gives back is not computed.
         settled.config.cache.budget = 0;
         let config = settled.fleet()?;
@@ -139,7 +145,7 @@ impl Bench {
         let fleet = Fleet::start(config).await?;
         let begun = Instant::now();
         let mut loading = Loading::default();
-        let mut warm = self.submit(&fleet, model, &card, 16, 2)?;
+        let mut warm = self.submit(&fleet, model, &card, (16, 2), 0)?;
         while let Some(update) = warm.next().await {
             match update {
                 Update::Loading { done, total, what } => loading.reach(done, total, &what),
@@ -177,6 +183,7 @@ impl Bench {
             load_s: rounded(load.as_secs_f64()),
             prompt_tokens: self.prompt,
             generated_tokens: self.generate,
+            adapters: self.adapters.names(),
             rounds: rows,
         })
     }
@@ -215,20 +222,23 @@ impl Bench {
         fleet: &Fleet,
         model: &str,
         card: &Card,
-        prompt: u32,
-        generate: u32,
+        (prompt, generate): (u32, u32),
+        place: u32,
     ) -> Result<EventStream, Failure> {
         let tokens = (0..prompt).map(|_| fastrand::u32(..card.vocabulary)).collect();
-        fleet.submit(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, ..Job::default() })
+        let name = self.adapters.names().into_iter().cycle().nth(place as usize);
+        let adapter = name.map(|name| AdapterUse { name, scale: 1.0 });
+        fleet.submit(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
     }
 
     async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, Complaint> {
         let before = times(fleet).await;
         let begun = Instant::now();
         let (mut running, mut streams) = (JoinSet::new(), Vec::new());
-        for _ in 0..concurrency {
+        for place in 0..concurrency {
             let stream = Arc::<Mutex<Stream>>::default();
-            running.spawn(follow(self.submit(fleet, model, card, self.prompt, self.generate)?, stream.clone()));
+            let events = self.submit(fleet, model, card, (self.prompt, self.generate), place)?;
+            running.spawn(follow(events, stream.clone()));
             streams.push(stream);
         }
         while let Some(joined) = running.join_next().await {
@@ -252,8 +262,8 @@ impl Bench {
     ) -> Result<Beside, Complaint> {
         let streams: Vec<Arc<Mutex<Stream>>> = (0..concurrency).map(|_| Arc::default()).collect();
         let mut running = JoinSet::new();
-        for stream in &streams {
-            let events = self.submit(fleet, model, card, self.prompt, self.generated_beside())?;
+        for (place, stream) in (0..).zip(&streams) {
+            let events = self.submit(fleet, model, card, (self.prompt, self.generated_beside()), place)?;
             running.spawn(follow(events, stream.clone()));
         }
         while streams.iter().any(|stream| lock(stream).arrivals.len() < 2) {
@@ -264,7 +274,7 @@ impl Bench {
         }
         let begun = Instant::now();
         let long = Arc::<Mutex<Stream>>::default();
-        follow(self.submit(fleet, model, card, prompt, 1)?, long.clone()).await?;
+        follow(self.submit(fleet, model, card, (prompt, 1), 0)?, long.clone()).await?;
         let ended = Instant::now();
         // Whoever stops to listen cancels.
         running.shutdown().await;
@@ -341,6 +351,12 @@ fn table(report: &Report) -> String {
         report.prompt_tokens,
         report.generated_tokens,
     );
+    if !report.adapters.is_empty() {
+        text.insert_str(
+            text.len() - 1,
+            &format!("streams take turns with the adapters {}\n", report.adapters.join(", ")),
+        );
+    }
     text.push_str(
         "streams  prompt tok/s  first token ms  decode tok/s  gap p50 ms  gap p99 ms  engine  outside model\n",
     );

@@ -195,7 +195,9 @@ async fn models(found: &mut Findings, config: &Config) {
     };
     settings.default_model = None;
     let (memory, folders) = (settings.memory_bytes, settings.plugins.folders.clone());
-    found.good("memory", &format!("{} for all models together", units::bytes(memory)));
+    let machine = fleet::installed_bytes()
+        .map_or_else(String::new, |bytes| format!(", of {} in this machine", units::bytes(bytes)));
+    found.good("memory", &format!("{} for all models together{machine}", units::bytes(memory)));
     let fleet = match Fleet::start(settings).await {
         Ok(fleet) => fleet,
         Err(refusal) => return found.broken("plugins", &refusal.to_string()),
@@ -222,6 +224,18 @@ async fn models(found: &mut Findings, config: &Config) {
 
 fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
     let states = fleet.plugins().snapshot();
+    for folder in folders {
+        let files =
+            folder.canonicalize().map(|path| states.iter().filter(|state| state.file.starts_with(&path)).count());
+        match files {
+            Ok(1) => found.good("plugin folder", &format!("{}, 1 file", folder.display())),
+            Ok(count) => found.good("plugin folder", &format!("{}, {count} files", folder.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                found.odd("plugin folder", &format!("{} is not there, and need not be", folder.display()));
+            }
+            Err(error) => found.broken("plugin folder", &format!("{}: {error}", folder.display())),
+        }
+    }
     let mut ready = 0;
     for state in &states {
         let file = state.file.display();

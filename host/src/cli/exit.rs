@@ -1,5 +1,6 @@
 //! How the program ends: a code for scripts, and one line for people.
 
+use serde::{Deserialize, Serialize};
 use std::{fmt, process::ExitCode};
 
 use crate::{
@@ -10,7 +11,7 @@ use crate::{
 };
 
 /// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Exit {
     Failed = 1,
     Usage = 2,
@@ -43,7 +44,9 @@ impl Complaint {
     pub(super) fn system(what: impl fmt::Display, error: &std::io::Error) -> Self {
         let exit = match error.kind() {
             std::io::ErrorKind::NotFound => Exit::Absent,
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Exit::Space,
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded | std::io::ErrorKind::FileTooLarge => {
+                Exit::Space
+            }
             std::io::ErrorKind::AddrInUse => Exit::Taken,
             _ => Exit::Failed,
         };
@@ -75,7 +78,7 @@ impl From<Trouble> for Complaint {
             Kind::Network => Exit::Network,
             Kind::Space => Exit::Space,
             Kind::Damaged => Exit::Damaged,
-            Kind::Other => Exit::Failed,
+            Kind::TooLarge | Kind::Other => Exit::Failed,
         };
         Self::new(exit, trouble.to_string())
     }

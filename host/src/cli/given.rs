@@ -1,7 +1,10 @@
 //! The flags that most verbs share, and what comes of them, the variables and the file together.
 
 use clap::Args;
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
 
 use super::{
     exit::{Complaint, Exit},
@@ -9,7 +12,7 @@ use super::{
 };
 use crate::{
     config::{self, Config, Model, Source},
-    fleet,
+    fleet::{self, check_adapter_name},
     hub::Hub,
     starter,
 };
@@ -25,6 +28,22 @@ pub(super) struct Given {
     /// Where models run: auto, cpu, cuda:N or metal:N.
     #[arg(long)]
     device: Option<String>,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct Adapters {
+    /// An adapter of a model: a folder as PEFT saves it, a GGUF file, or hf:OWNER/REPO; may be given again. MODEL may be left
+    /// out where there is one.
+    #[arg(long = "adapter", value_name = "[MODEL:]NAME=SOURCE", value_parser = adapter)]
+    adapters: Vec<Adapter>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Adapter {
+    model: Option<String>,
+    name: String,
+    source: String,
 }
 
 /// What is set, and where that stands.
@@ -98,15 +117,60 @@ impl Given {
     }
 }
 
+impl Adapters {
+    /// Their names.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.adapters.iter().map(|adapter| adapter.name.clone()).collect()
+    }
+
+    /// Adds them to their models. Those that name none belong to the model of this name, or to the only one there is.
+    pub(super) fn add_to(&self, config: &mut Config, usual: Option<&str>) -> Result<(), Complaint> {
+        for Adapter { model, name, source } in &self.adapters {
+            let wrong = |what: String| Complaint::new(Exit::Usage, format!("--adapter {name}={source}: {what}"));
+            let usual = usual.map(|usual| {
+                let variant = config.variants.iter().find(|variant| variant.id == usual);
+                variant.map_or(usual, |variant| &variant.base).to_owned()
+            });
+            let id = match (model.clone().or(usual), config.models.as_slice()) {
+                (Some(id), _) => id,
+                (None, [only]) => only.id.clone(),
+                (None, _) => return Err(wrong("there are several models; write MODEL:NAME=SOURCE".into())),
+            };
+            let known: Vec<String> = config.models.iter().map(|model| model.id.clone()).collect();
+            let Some(model) = config.models.iter_mut().find(|model| model.id == id) else {
+                return Err(wrong(format!("there is no model '{id}' (there are: {})", known.join(", "))));
+            };
+            let source = match source_of(source)? {
+                Source::Starter => return Err(wrong("'starter' is a model".into())),
+                source => source,
+            };
+            model.adapters.insert(name.clone(), config::Adapter { source, merged: None });
+        }
+        Ok(())
+    }
+}
+
+fn adapter(argument: &str) -> Result<Adapter, String> {
+    let Some((left, source)) = argument.split_once('=').filter(|(_, source)| !source.is_empty()) else {
+        return Err("it has to be NAME=SOURCE or MODEL:NAME=SOURCE".into());
+    };
+    let (model, name) = match left.rsplit_once(':') {
+        Some((model, name)) => (Some(model.to_owned()), name),
+        None => (None, left),
+    };
+    check_adapter_name(name).map_err(|what| format!("the adapter {what}"))?;
+    Ok(Adapter { model, name: name.to_owned(), source: source.to_owned() })
+}
+
 impl Settled {
     /// The fleet that is described. What is on the hub and not here yet is loaded down, and the starter is unpacked.
     pub(super) fn fleet(&self) -> Result<fleet::Config, Complaint> {
-        self.config.fleet(|source| locate(source, &self.config))
+        self.config.fleet(|source| locate(source, &self.config.home))
     }
 }
 
 /// The path of a source, which may have to be loaded down first.
-pub(super) fn locate(source: &Source, config: &Config) -> Result<PathBuf, Complaint> {
+pub(super) fn locate(source: &Source, home: &Path) -> Result<PathBuf, Complaint> {
     match source {
         Source::Path(path) => {
             let absolute = std::path::absolute(path).map_err(|error| Complaint::system(path.display(), &error))?;
@@ -120,7 +184,7 @@ pub(super) fn locate(source: &Source, config: &Config) -> Result<PathBuf, Compla
                 }
             }
         }
-        Source::Starter => starter::path(&config.home).map_err(|what| Complaint::system("the starter model", &what)),
+        Source::Starter => starter::path(home).map_err(|what| Complaint::system("the starter model", &what)),
         Source::Hub(name) => {
             let hub = Hub::from_environment()?;
             if let Some(pulled) = hub.cached(name) {
@@ -131,6 +195,45 @@ pub(super) fn locate(source: &Source, config: &Config) -> Result<PathBuf, Compla
     }
 }
 
+/// The path of a source that is given without a configuration.
+pub(super) fn locate_alone(text: &str) -> Result<PathBuf, Complaint> {
+    let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
+    locate(&source_of(text)?, &home)
+}
+
 fn source_of(text: &str) -> Result<Source, Complaint> {
-    Source::parse(text, std::path::Path::new("")).map_err(|what| Complaint::new(Exit::Usage, what))
+    Source::parse(text, Path::new("")).map_err(|what| Complaint::new(Exit::Usage, what))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_belong_to_a_model() {
+        let parsed = |text: &str| adapter(text).map(|adapter| (adapter.model, adapter.name, adapter.source));
+        assert_eq!(parsed("poet=a=b").unwrap(), (None, "poet".into(), "a=b".into()));
+        assert_eq!(parsed("a:b:poet=c:d").unwrap(), (Some("a:b".into()), "poet".into(), "c:d".into()));
+        for wrong in ["poet", "poet=", "=x", "a/b=x", "a:=x"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+        let models = |ids: &[&str]| {
+            let mut config = Config::new(std::path::Path::new("/home"));
+            config.models = ids.iter().map(|id| Model::new(*id, Source::Starter)).collect();
+            config
+        };
+        let add = |text: &str, ids: &[&str], usual: Option<&str>| {
+            let mut config = models(ids);
+            let added = Adapters { adapters: vec![adapter(text).unwrap()] }.add_to(&mut config, usual);
+            let with = config.models.iter().find(|model| !model.adapters.is_empty()).map(|model| model.id.clone());
+            added.map(|()| with.unwrap()).map_err(|complaint| complaint.lines.join(" "))
+        };
+        assert_eq!(add("poet=x", &["one"], None), Ok("one".into()));
+        assert_eq!(add("poet=x", &["one", "two"], Some("two")), Ok("two".into()));
+        assert_eq!(add("two:poet=x", &["one", "two"], Some("one")), Ok("two".into()));
+        assert!(add("poet=x", &["one", "two"], None).unwrap_err().contains("write MODEL:NAME=SOURCE"));
+        assert!(add("three:poet=x", &["one"], None).unwrap_err().contains("no model 'three' (there are: one)"));
+        assert!(add("poet=starter", &["one"], None).unwrap_err().contains("'starter' is a model"));
+    }
 }

@@ -1,4 +1,5 @@
-//! `pensieve probe`: answers a server's questions about a checkpoint, in its place. Hidden, as people have no use for it.
+//! `pensieve probe`: answers a server's questions about a checkpoint, in its place, and those of `plugins check`. Hidden,
+//! as people have no use for it.
 //!
 //! One process answers one question and runs at most one plugin, so that a plugin which crashes on a checkpoint does not
 //! keep the next claimant from being asked.
@@ -12,7 +13,7 @@ use clap::Subcommand;
 use pensieve_plugin_api::{ErrorCode, Source};
 use serde::{Deserialize, Serialize};
 
-use super::answer::Answer;
+use super::{answer::Answer, trial::Trial};
 use crate::{card::Card, checkpoint::CheckpointName, fleet::Refusal, plugin::LoadedPlugin};
 
 #[derive(Subcommand)]
@@ -34,6 +35,8 @@ pub(super) enum Probe {
         #[arg(allow_hyphen_values = true)]
         options: String,
     },
+    /// Does the model obey the contract's laws?
+    Laws(Trial),
 }
 
 impl Probe {
@@ -43,6 +46,7 @@ impl Probe {
             Self::Describe { plugin, architecture, source, options } => {
                 answer(|| card(&plugin, &architecture, &source, &options))
             }
+            Self::Laws(trial) => trial.run(),
         }
     }
 }

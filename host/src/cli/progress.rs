@@ -167,6 +167,42 @@ impl Loading {
     }
 }
 
+/// Something that takes as long as it takes: shown on a terminal alone.
+pub(super) struct Spinner(Option<ProgressBar>);
+
+impl Spinner {
+    pub(super) fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+            bar.enable_steady_tick(Duration::from_millis(100));
+            bar
+        });
+        Self(bar)
+    }
+
+    pub(super) fn at(&self, what: String) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(what);
+        }
+    }
+
+    /// Does something that would spoil what is shown.
+    pub(super) fn pause(&self, write: impl FnOnce()) {
+        match &self.0 {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,11 +11,11 @@ use std::{
 
 use super::{
     exit::{Complaint, Exit, Outcome},
-    given::Given,
+    given::{Adapters, Given},
     progress::Loading,
 };
 use crate::{
-    chat::{Conversation, Delta, Input, Part, Request, Role, Sampling, Turn},
+    chat::{AdapterWish, Conversation, Delta, Input, Part, Request, Role, Sampling, Turn},
     fleet::Fleet,
     job::{Failure, FailureCode, Finish, Usage},
     prompt::Chats,
@@ -30,6 +30,7 @@ const PROMPT_BYTES_MAX: u64 = 32 << 20;
   pensieve run --model ./model.gguf --max-tokens 200 \"Why is the sky blue?\"
   pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Answer in French.\" Hello
   git diff | pensieve run --system \"Write a commit message.\" -
+  pensieve run --model ./model.gguf --adapter poet=./poet \"A poem about rain.\"
   pensieve run --json \"list files\" | jq -r .text")]
 pub(super) struct Run {
     /// A configured model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or 'starter' [default: the first that is
@@ -55,6 +56,11 @@ pub(super) struct Run {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    adapters: Adapters,
+    /// How strongly the first adapter changes the model; 1 is as trained.
+    #[arg(long, value_name = "S", requires = "adapters", value_parser = scale, allow_hyphen_values = true)]
+    adapter_scale: Option<f32>,
+    #[command(flatten)]
     given: Given,
     /// The question; '-' reads it from standard input.
     #[arg(required = true)]
@@ -74,6 +80,7 @@ impl Run {
     pub(super) fn run(self) -> Outcome {
         let request = self.request()?;
         let (mut settled, model) = self.given.settle_one(self.model.as_deref())?;
+        self.adapters.add_to(&mut settled.config, Some(&model))?;
         // One answer is not worth the disk.
         settled.config.cache.budget = 0;
         let config = settled.fleet()?;
@@ -97,7 +104,8 @@ impl Run {
             Input::Chat(Conversation { system, turns: vec![turn], ..Conversation::default() })
         };
         let sampling = Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::default() };
-        Ok(Request { input, max_tokens: self.max_tokens, sampling, ..Request::default() })
+        let adapter = AdapterWish { name: self.adapters.names().into_iter().next(), scale: self.adapter_scale };
+        Ok(Request { input, max_tokens: self.max_tokens, sampling, adapter, ..Request::default() })
     }
 
     async fn answer(&self, chats: &Chats, request: Request) -> Result<Answer, Complaint> {
@@ -178,6 +186,11 @@ fn standard_input() -> Result<String, Complaint> {
         return Err(Complaint::new(Exit::Usage, "standard input has more than 32 MiB"));
     }
     Ok(text)
+}
+
+fn scale(text: &str) -> Result<f32, String> {
+    let number = text.parse().ok().filter(|number: &f32| (-16.0..=16.0).contains(number));
+    number.ok_or_else(|| "it has to be a number from -16 to 16".into())
 }
 
 fn temperature(text: &str) -> Result<f32, String> {

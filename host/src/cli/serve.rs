@@ -10,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::{
     banner,
     exit::{Complaint, Exit, Outcome},
-    given::{Given, Settled},
+    given::{Adapters, Given, Settled},
     log,
 };
 use crate::{
@@ -34,6 +34,7 @@ const CONNECTIONS_MIN: usize = 16;
   pensieve serve
   pensieve serve --model coder=./qwen2.5-coder-1.5b-q4_k_m.gguf
   pensieve serve --model me=hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --listen 127.0.0.1:9000
+  pensieve serve --model base=./model.gguf --adapter poet=./poet    (clients ask for base:poet)
   PENSIEVE_API_KEY=secret pensieve serve --config pensieve.toml --listen 0.0.0.0:8000")]
 pub(super) struct Serve {
     /// Where to listen: an address and a port, 0 for any port that is free [default: 127.0.0.1:8000].
@@ -43,6 +44,8 @@ pub(super) struct Serve {
     /// given again.
     #[arg(long = "model", value_name = "ID=SOURCE", value_parser = model)]
     models: Vec<(String, String)>,
+    #[command(flatten)]
+    adapters: Adapters,
     /// How lines of the log are written.
     #[arg(long, value_enum)]
     log_format: Option<log::Format>,
@@ -57,6 +60,7 @@ pub(super) struct Serve {
 impl Serve {
     pub(super) fn run(self) -> Outcome {
         let mut settled = self.given.settle(&self.models)?;
+        self.adapters.add_to(&mut settled.config, None)?;
         if let Some(listen) = &self.listen {
             config::check_listen(listen).map_err(|what| {
                 Complaint::new(Exit::Usage, format!("--listen {listen}: {what}; it takes an address and a port"))

@@ -8,15 +8,18 @@ use std::{
     time::Duration,
 };
 
-use super::{Config, Source, reader::Section};
+use super::{
+    Config, Source,
+    reader::{Entry, Section},
+};
 use crate::{
-    fleet,
+    fleet::{self, check_adapter_name},
     job::{AdapterUse, StageSpec},
     wire,
 };
 
 const ID_LEN_MAX: usize = 128;
-const SCALE_MAX: f64 = 100.0;
+const SCALE_MAX: f64 = 16.0;
 
 /// A checkpoint under a name.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,14 +38,25 @@ pub struct Model {
     pub device: String,
     /// CPU threads; 0 for the machine's cores.
     pub threads: u32,
-    /// How its tokens are picked, whatever clients say.
+    /// How its tokens are picked where clients say nothing else.
     pub samplers: Option<Vec<StageSpec>>,
     /// Settings of its architecture.
     pub options: Map<String, Value>,
     /// What its worker keeps to.
     pub limits: wire::Limits,
     /// Adapters by name.
-    pub adapters: BTreeMap<String, Source>,
+    pub adapters: BTreeMap<String, Adapter>,
+    /// Bytes that adapters may take together.
+    pub adapter_memory: u64,
+}
+
+/// An adapter of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// Where it comes from.
+    pub source: Source,
+    /// The strength at which it becomes part of the model's weights; none for one that requests choose.
+    pub merged: Option<f32>,
 }
 
 /// Another name for a model, with an adapter or samplers.
@@ -56,7 +70,7 @@ pub struct Variant {
     pub aliases: Vec<String>,
     /// The model's adapter that it runs under.
     pub adapter: Option<AdapterUse>,
-    /// How its tokens are picked, whatever clients say.
+    /// How its tokens are picked where clients say nothing else.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
@@ -75,6 +89,7 @@ impl Model {
             options: Map::new(),
             limits: wire::Limits::default(),
             adapters: BTreeMap::new(),
+            adapter_memory: fleet::ADAPTER_BYTES,
         }
     }
 
@@ -84,8 +99,9 @@ impl Model {
         settle: &mut impl FnMut(&Source) -> Result<PathBuf, E>,
     ) -> Result<fleet::ModelConfig, E> {
         let mut adapters = BTreeMap::new();
-        for (name, source) in &self.adapters {
-            adapters.insert(name.clone(), settle(source)?);
+        for (name, Adapter { source, merged }) in &self.adapters {
+            let path = settle(source)?;
+            adapters.insert(name.clone(), fleet::Adapter { path, source: source.to_string(), merged: *merged });
         }
         Ok(fleet::ModelConfig {
             id: self.id.clone(),
@@ -103,6 +119,7 @@ impl Model {
             disk,
             limits: self.limits.clone(),
             adapters,
+            adapter_bytes: self.adapter_memory,
             samplers: self.samplers.clone(),
         })
     }
@@ -165,27 +182,50 @@ fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
     section.integer("step_tokens_max", 16..=1 << 20, &mut model.limits.step_tokens_max);
     let range = Duration::from_secs(1)..=Duration::from_secs(3600);
     section.duration("step_timeout", range, &mut model.limits.step_deadline);
-    for (name, text, place) in section.named_texts("adapters") {
-        if let Err(what) = check_adapter(&name) {
-            section.note_at(&place, format!("the adapter '{name}' in [models.adapters] {what}"), "call it otherwise");
-        }
-        match Source::parse(&text, folder) {
-            Ok(Source::Starter) => {
-                section.note_at(
-                    &place,
-                    format!("the adapter '{name}' is 'starter'"),
-                    "name a file or folder, or hf:OWNER/REPO",
-                );
-            }
-            Ok(source) => drop(model.adapters.insert(name, source)),
-            Err(what) => section.note_at(&place, format!("the adapter '{name}' in [models.adapters] is wrong"), what),
-        }
-    }
+    section.bytes("adapter_memory", 1 << 20..=1 << 50, &mut model.adapter_memory);
+    adapters(&section, &mut model, folder);
     if let Err(what) = check_device(&model.device) {
         section.note("device", format!("'device' in [models] of '{}' is \"{}\"", model.id, model.device), what);
     }
     section.finish();
     model
+}
+
+/// `poet = "adapters/poet"`, `poet = { source = "adapters/poet", merge = true }`.
+fn adapters(section: &Section<'_, '_>, model: &mut Model, folder: &Path) {
+    for (name, entry, place) in section.named("adapters") {
+        let (mut text, mut merge, mut scale) = (String::new(), false, 1.0);
+        match entry {
+            Entry::Text(source) => text = source,
+            Entry::Table(entry) => {
+                entry.text("source", &mut text);
+                entry.flag("merge", &mut merge);
+                entry.number("scale", -SCALE_MAX..=SCALE_MAX, &mut scale);
+                if entry.has("scale") && !merge {
+                    let what = format!("the adapter '{name}' in [models.adapters] has a scale and is not merged");
+                    entry.note(
+                        "scale",
+                        what,
+                        "requests choose it, or another name for the model has an 'adapter_scale'",
+                    );
+                }
+                entry.finish();
+            }
+        }
+        if let Err(what) = check_adapter_name(&name) {
+            section.note_at(&place, format!("the adapter '{name}' in [models.adapters] {what}"), "call it otherwise");
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "within the range above nothing is lost that matters")]
+        let merged = merge.then_some(scale as f32);
+        match Source::parse(&text, folder) {
+            Ok(Source::Starter) => {
+                let what = format!("the adapter '{name}' is 'starter'");
+                section.note_at(&place, what, "name a file or folder, or hf:OWNER/REPO");
+            }
+            Ok(source) => drop(model.adapters.insert(name, Adapter { source, merged })),
+            Err(what) => section.note_at(&place, format!("the adapter '{name}' in [models.adapters] is wrong"), what),
+        }
+    }
 }
 
 fn variant(section: Section<'_, '_>, id: String, base: String) -> Variant {
@@ -246,11 +286,17 @@ pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
             root.note("models", format!("the 'base' of '{id}' is '{base}', which is no model"), help);
             continue;
         };
-        if let Some(adapter) = adapter
-            && !model.adapters.contains_key(&adapter.name)
-        {
-            let what = format!("'{id}' runs under the adapter '{}', which '{base}' does not have", adapter.name);
-            root.note("models", what, "add it to the [models.adapters] of the base");
+        let Some(name) = adapter.as_ref().map(|adapter| &adapter.name) else { continue };
+        match model.adapters.get(name) {
+            Some(Adapter { merged: None, .. }) => {}
+            Some(_) => {
+                let what = format!("'{id}' runs under the adapter '{name}', which is merged into '{base}'");
+                root.note("models", what, "leave out one of the two");
+            }
+            None => {
+                let what = format!("'{id}' runs under the adapter '{name}', which '{base}' does not have");
+                root.note("models", what, "add it to the [models.adapters] of the base");
+            }
         }
     }
     if let Some(default) = &config.fleet.default_model
@@ -272,16 +318,6 @@ pub fn check_id(id: &str) -> Result<(), String> {
         _ if id.len() > ID_LEN_MAX => Err(format!("has {} characters", id.len())),
         _ if !id.bytes().all(legal) => Err(format!("is '{}'", id.escape_debug())),
         _ => Ok(()),
-    }
-}
-
-fn check_adapter(name: &str) -> Result<(), String> {
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    let short = (1..=ID_LEN_MAX).contains(&name.len());
-    if short && name.bytes().all(legal) {
-        Ok(())
-    } else {
-        Err("has a name that cannot stand behind a model's id".into())
     }
 }
 

@@ -61,6 +61,12 @@ impl<'t> Document<'t> {
     }
 }
 
+/// An entry of a table whose keys are names.
+pub(super) enum Entry<'d, 't> {
+    Text(String),
+    Table(Section<'d, 't>),
+}
+
 /// One table of a document, which may be absent.
 pub(super) struct Section<'d, 't> {
     document: &'d Document<'t>,
@@ -153,6 +159,11 @@ impl<'d, 't> Section<'d, 't> {
         });
     }
 
+    /// True or false.
+    pub(super) fn flag(&self, key: &'static str, target: &mut bool) {
+        self.read(key, "true or false", target, DeValue::as_bool);
+    }
+
     /// A number within a range.
     pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>, target: &mut f64) {
         let wanted = format!("a number from {} to {}", range.start(), range.end());
@@ -208,17 +219,23 @@ impl<'d, 't> Section<'d, 't> {
         found
     }
 
-    /// A table of paths, relative to `folder`, with the place of each.
-    pub(super) fn named_texts(&self, key: &'static str) -> Vec<(String, String, Range<usize>)> {
+    /// A table whose entries are texts or tables, with the place of each.
+    pub(super) fn named(&self, key: &'static str) -> Vec<(String, Entry<'d, 't>, Range<usize>)> {
         let Some(table) = self.take(key).and_then(|value| self.table_of(key, value)) else { return Vec::new() };
         let mut found = Vec::new();
         for (name, value) in table.iter().take(LIST_LEN_MAX) {
-            match value.get_ref().as_str().and_then(short) {
-                Some(text) => found.push((name.get_ref().to_string(), text, value.span())),
+            let title = format!("{}.{}", self.full(key), shown(name.get_ref()));
+            let entry = match value.get_ref() {
+                DeValue::String(text) => short(text).map(Entry::Text),
+                DeValue::Table(table) => Some(Entry::Table(Self::of(self.document, title, Some(table), value.span()))),
+                _ => None,
+            };
+            match entry {
+                Some(entry) => found.push((name.get_ref().to_string(), entry, value.span())),
                 None => self.document.note(
                     &value.span(),
                     format!("'{}' in [{}] is {}", name.get_ref(), self.full(key), kind(value.get_ref())),
-                    "it takes a text",
+                    "it takes a text or a table",
                 ),
             }
         }

@@ -39,9 +39,10 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     );
     let config = read(&example()).unwrap();
     let defaults = Config::new(Path::new("/home/pensieve"));
-    let Server { keys, hosts, origins, .. } = config.server.clone();
-    assert_eq!((keys.len(), hosts.len(), origins.len()), (1, 1, 1));
-    assert_eq!(Server { keys: Vec::new(), hosts: Vec::new(), origins: Vec::new(), ..config.server }, defaults.server);
+    let Server { keys, hosts, origins, adapter_folders, .. } = config.server.clone();
+    assert_eq!((keys.len(), hosts.len(), origins.len(), adapter_folders.len()), (1, 1, 1, 1));
+    let (keys, hosts, origins, adapter_folders) = <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
+    assert_eq!(Server { keys, hosts, origins, adapter_folders, ..config.server }, defaults.server);
     assert_eq!(Plugins { folders: Vec::new(), allow: None, ..config.plugins }, defaults.plugins);
     assert_eq!(Fleet { memory: None, default_model: None, ..config.fleet }, defaults.fleet);
     assert_eq!(config.cache.budget, defaults.cache.budget);
@@ -50,7 +51,11 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     let stages = config.models[0].samplers.as_ref().unwrap();
     assert_eq!(stages[1], StageSpec { sampler: "temperature".into(), parameters: r#"{"temperature":0.7}"#.into() });
     assert_eq!(stages[2], StageSpec { sampler: "seeded".into(), parameters: String::new() });
-    assert_eq!(config.models[0].adapters["poet"], Source::Path("/etc/adapters/poet".into()));
+    assert_eq!(config.models[0].adapter_memory, starter.adapter_memory);
+    let poet = Adapter { source: Source::Path("/etc/adapters/poet".into()), merged: None };
+    assert_eq!(config.models[0].adapters["poet"], poet);
+    let style = Adapter { source: Source::Hub("hf:OWNER/REPO".parse().unwrap()), merged: Some(0.5) };
+    assert_eq!(config.models[0].adapters["style"], style);
     assert_eq!(config.variants[0].adapter, Some(AdapterUse { name: "poet".into(), scale: 0.8 }));
 }
 
@@ -161,7 +166,24 @@ fn checks_models_against_each_other() {
     );
     check_wrong(
         &models("[models.adapters]\n\"a:b\" = \"x\"\nc = 1"),
-        &["cannot stand behind a model's id, line 5", "'c' in [models.adapters] is 1, line 6"],
+        &["cannot stand behind a model's id", "'c' in [models.adapters] is 1, line 6; it takes a text or a table"],
+    );
+    check_wrong(
+        &models(
+            "[models.adapters]\na = { source = \"x\", merge = 1 }\nb = { source = \"x\", scale = 2 }\nc = { merge = true, mergee = 1 }",
+        ),
+        &[
+            "'merge' in [models.adapters.a] is 1, line 5; it takes true or false",
+            "the adapter 'b' in [models.adapters] has a scale and is not merged, line 6",
+            "the adapter 'c' in [models.adapters] is wrong, line 7; a source is empty",
+            "unknown key 'mergee' in [models.adapters.c], line 7; did you mean 'merge'?",
+        ],
+    );
+    check_wrong(
+        &models(
+            "[models.adapters]\np = { source = \"x\", merge = true }\n[[models]]\nid = \"b\"\nbase = \"a\"\nadapter = \"p\"",
+        ),
+        &["'b' runs under the adapter 'p', which is merged into 'a'"],
     );
 }
 
@@ -177,7 +199,7 @@ fn becomes_a_fleet() {
     let fleet = fleet.unwrap();
     assert_eq!(asked, ["hf:o/r", "/etc/m/x.gguf"]);
     let model = &fleet.models[0];
-    assert_eq!((model.source.to_str(), model.adapters["p"].to_str()), (Some("/models/2"), Some("/models/1")));
+    assert_eq!((model.source.to_str(), model.adapters["p"].path.to_str()), (Some("/models/2"), Some("/models/1")));
     assert_eq!((model.state_bytes, model.options.as_str()), (Some(65536), r#"{"kv":"f16","n":[1,2.5]}"#));
     let disk = model.disk.as_ref().unwrap();
     assert_eq!((disk.folder.to_str(), disk.bytes), (Some("/etc/blocks"), 1 << 30));

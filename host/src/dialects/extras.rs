@@ -19,9 +19,9 @@ use super::{
     fields::{Field, Quote},
 };
 use crate::{
-    chat::{Format, Input, Request},
+    chat::{AdapterWish, Format, Input, Request},
     engine::constrain::Grammar,
-    job::{AdapterUse, StageSpec},
+    job::StageSpec,
 };
 
 const NAMES: [&str; 6] = ["samplers", "adapter", "adapter_scale", "grammar", "seed", "template"];
@@ -53,9 +53,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), Proble
     if let Some(samplers) = field.get("samplers").present() {
         request.sampling.stages = Some(stages(samplers)?);
     }
-    if let Some(adapter) = adapter(&field)? {
-        request.adapter = Some(adapter);
-    }
+    request.adapter = adapter(&field)?;
     if let Some(text) = field.get("grammar").present() {
         let grammar = grammar(text)?;
         if request.format != Format::Free {
@@ -112,14 +110,12 @@ fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, Problem> {
     field.items(STAGES_MAX)?.map(stage).collect()
 }
 
-fn adapter(field: &Field<'_>) -> Result<Option<AdapterUse>, Problem> {
+/// A strength may stand alone, for the adapter in the model's id.
+fn adapter(field: &Field<'_>) -> Result<AdapterWish, Problem> {
     let (name, scale) = (field.get("adapter"), field.get("adapter_scale"));
-    let wish = scale.present().map(|scale| scale.number(-SCALE_MAX..=SCALE_MAX)).transpose()?;
-    if name.is_absent() && wish.is_some() {
-        return Err(scale.problem("there is no adapter beside it"));
-    }
+    let scale = scale.present().map(|scale| scale.number(-SCALE_MAX..=SCALE_MAX)).transpose()?;
     let name = name.present().map(|name| name.text(NAME_LEN_MAX)).transpose()?;
-    Ok(name.map(|name| AdapterUse { name: name.to_owned(), scale: wish.unwrap_or(1.0) }))
+    Ok(AdapterWish { name: name.map(str::to_owned), scale })
 }
 
 fn grammar(field: &Field<'_>) -> Result<Grammar, Problem> {
@@ -161,7 +157,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::chat::{Conversation, Sampling};
+    use crate::{
+        chat::{Conversation, Sampling},
+        job::AdapterUse,
+    };
 
     fn request(extras: Value) -> Result<Request, Problem> {
         let body = json!({ "pensieve": extras });
@@ -186,7 +185,7 @@ mod tests {
         let chain = vec![stage("top_k", ""), stage("temperature", r#"{"temperature":0.5,"a":1}"#), stage("x", "")];
         assert_eq!(request.sampling.stages, Some(chain));
         assert_eq!(request.sampling.seed, Some(u64::MAX));
-        assert_eq!(request.adapter, Some(AdapterUse { name: "poet".into(), scale: 0.5 }));
+        assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: Some(0.5) });
         let grammar = Grammar::json_schema(r#"{"type":"object","a":1}"#, false);
         assert_eq!(request.format, Format::Grammar(grammar));
         let Input::Chat(conversation) = request.input else { panic!("{:?}", request.input) };
@@ -198,6 +197,10 @@ mod tests {
         let plain = request(Value::Null).unwrap();
         assert_eq!(plain.sampling, Sampling::default());
         assert_eq!(request(json!({})), Ok(plain));
+        let alone = request(json!({"adapter_scale": 2})).unwrap().adapter;
+        let own = AdapterUse { name: "poet".into(), scale: 1.0 };
+        assert_eq!(alone.clone().beside(Some(own)), Ok(Some(AdapterUse { name: "poet".into(), scale: 2.0 })));
+        assert!(alone.beside(None).unwrap_err().message.starts_with("pensieve.adapter_scale: there is no adapter"));
         assert_eq!(request(json!({"seed": u64::MAX})).unwrap().sampling.seed, Some(u64::MAX));
         assert_eq!(request(json!({"samplers": []})).unwrap().sampling.stages, Some(Vec::new()));
         let regex = request(json!({"grammar": {"regex": "[a-z]+"}})).unwrap();
@@ -220,7 +223,7 @@ mod tests {
             "pensieve.samplers.0: has 20008 bytes, more than 16384",
         );
         check(json!({"adapter": 1}), "pensieve.adapter: should be a string, not 1");
-        check(json!({"adapter_scale": 1}), "pensieve.adapter_scale: there is no adapter beside it");
+        check(json!({"adapter_scale": "1"}), "pensieve.adapter_scale: should be a number from -16 to 16, not a string");
         check(
             json!({"adapter": "a", "adapter_scale": 1e300}),
             "pensieve.adapter_scale: should be a number from -16 to 16, not 1e+300",

@@ -5,12 +5,14 @@
 pub(crate) mod anthropic;
 pub(crate) mod openai;
 
+pub(crate) mod adapters;
 pub(crate) mod execute;
 pub(crate) mod token_stream;
 
 mod extras;
 mod fields;
 mod plain;
+mod presence;
 
 use std::pin::Pin;
 
@@ -58,6 +60,8 @@ impl Dialect {
 /// A request that has come through the door: its body is within the limit, and its sender is known.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
+    /// What stands for the model's id in its path; empty where that has none.
+    pub id: String,
     /// The body, not parsed yet.
     pub body: Vec<u8>,
     /// Who sent it.
@@ -140,12 +144,19 @@ impl Problem {
     }
 }
 
+impl From<Answer> for Result<Answer, Problem> {
+    fn from(answer: Answer) -> Self {
+        Ok(answer)
+    }
+}
+
 impl From<Failure> for Problem {
     fn from(failure: Failure) -> Self {
         let kind = match failure.code {
             FailureCode::Invalid | FailureCode::Unsupported => ProblemKind::InvalidRequest,
             FailureCode::TooLong => ProblemKind::TooLong,
             FailureCode::NotFound => ProblemKind::NotFound,
+            FailureCode::Forbidden => ProblemKind::Permission,
             FailureCode::Busy | FailureCode::Draining => ProblemKind::Overloaded,
             FailureCode::Plugin
             | FailureCode::NotANumber
@@ -153,6 +164,9 @@ impl From<Failure> for Problem {
             | FailureCode::WorkerLost
             | FailureCode::Internal => ProblemKind::Internal,
         };
-        Self::new(kind, failure.to_string())
+        // What is found to be wrong with a field of ours only once its model is known begins with the field's path, as here.
+        let field = failure.message.split_once(": ").map(|(path, _)| path).filter(|path| path.starts_with("pensieve."));
+        let field = field.filter(|_| kind == ProblemKind::InvalidRequest).map(str::to_owned);
+        Self { field, ..Self::new(kind, failure.to_string()) }
     }
 }

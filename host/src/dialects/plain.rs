@@ -7,6 +7,7 @@ use tokio::time::timeout;
 use super::{
     Answer, Call, Dialect, Problem, extras,
     fields::{Field, document},
+    presence,
 };
 use crate::{
     chat::{Delta, Input, Request, Sampling},
@@ -51,6 +52,7 @@ impl Running {
             request.model = chats.fleet().models().first().map(|model| model.id.clone()).unwrap_or_default();
         }
         extras::read(&body, &mut request)?;
+        presence::check(chats, &request).await?;
         let (model, stops) = (request.model.clone(), request.stops.clone());
         let prepared = chats.prepare(request).await?;
         let input_tokens = prepared.input_tokens();

@@ -84,7 +84,7 @@ impl Samplers {
     fn unknown(&self, name: &str) -> Failure {
         let known = self.names().join(", ");
         let known = if known.is_empty() { "none" } else { &known };
-        Failure::new(FailureCode::NotFound, format!("no sampler is called '{name}' (installed: {known})"))
+        Failure::new(FailureCode::Invalid, format!("no sampler is called '{name}' (installed: {known})"))
             .with_help("drop its plugin into plugins/")
     }
 }

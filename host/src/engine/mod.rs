@@ -17,6 +17,7 @@ pub mod vocabulary;
 
 pub mod adapters;
 pub mod chain;
+pub mod formats;
 pub mod grammars;
 pub mod model;
 pub mod sequence;

@@ -9,14 +9,19 @@ use pensieve_plugin_api::{
     ext::{
         Offered,
         kv_transfer::{self, KvTransfer},
+        merge::{Merge, Merged},
     },
 };
 
-use super::scheduler::{Plan, Scheduler};
+use super::{
+    adapters::Holder,
+    formats::Formats,
+    scheduler::{Plan, Scheduler},
+};
 use crate::{
     job::{Failure, FailureCode},
     plugin::{HostServices, LoadedPlugin},
-    wire::Load,
+    wire::{Load, MergedAdapter},
 };
 
 const VOCABULARY_MAX: u32 = 1 << 22;
@@ -46,8 +51,8 @@ struct Scratch {
 }
 
 impl Model {
-    /// Has the architecture read the checkpoint's headers and load it.
-    pub fn load(load: &Load, services: HostServices) -> Result<Self, Failure> {
+    /// Has the architecture read the checkpoint's headers and load it, with the adapters that are to be merged.
+    pub fn load(load: &Load, services: HostServices, formats: &Formats) -> Result<Self, Failure> {
         let plugin = LoadedPlugin::open(&load.architecture.plugin).map_err(|error| {
             let help = error.help();
             let message = error.to_string();
@@ -64,7 +69,20 @@ impl Model {
             state_bytes: load.state_bytes,
             threads: load.threads,
         };
-        let model = architecture.load(&request, services.into_abi()).into_result().map_err(of_plugin)?;
+        let merged = read_merged(&load.merged, formats)?;
+        let model = if merged.is_empty() {
+            architecture.load(&request, services.into_abi()).into_result()
+        } else {
+            let none = || {
+                let message = format!("architecture '{}' cannot merge adapters", load.architecture.name);
+                Failure::new(FailureCode::Unsupported, message)
+                    .with_help("leave out 'merge' where adapters are configured")
+            };
+            Merge::of(&architecture)
+                .ok_or_else(none)?
+                .and_then(|able| able.load(&request, services.into_abi(), &merged))
+        };
+        let model = model.map_err(of_plugin)?;
         let resident = model.resident();
         check(&card, &resident)?;
         let manifest = plugin.manifest();
@@ -77,6 +95,9 @@ impl Model {
             &load.options,
         ]
         .join("\0");
+        let identity = merged.iter().fold(identity, |identity, one| {
+            format!("{identity}\0{}\0{:08x}", one.adapter.fingerprint, one.strength.to_bits())
+        });
         let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
         model.block_bytes = model.ask_block_bytes()?;
         Ok(model)
@@ -142,20 +163,6 @@ impl Model {
         self.model.release(sequence);
     }
 
-    /// Takes an adapter in.
-    pub fn attach(&mut self, adapter: &AdapterData) -> Result<u32, Failure> {
-        let id = self.model.attach(adapter).into_result().map_err(of_plugin)?;
-        if id == NO_ADAPTER {
-            return Err(Failure::new(FailureCode::Plugin, "the model gave an adapter the id that means none"));
-        }
-        Ok(id)
-    }
-
-    /// Drops an adapter that nobody uses.
-    pub fn detach(&mut self, adapter: u32) -> Result<(), Failure> {
-        self.model.detach(adapter).into_result().map_err(of_plugin)
-    }
-
     /// Its ability to copy blocks out and in, for as many of them as there are to copy now.
     pub fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
         let none = || Failure::new(FailureCode::Unsupported, "this model does not export blocks");
@@ -172,6 +179,37 @@ impl Model {
     }
 }
 
+impl Holder for Model {
+    fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure> {
+        let before = self.model.resident().weight_bytes;
+        let id = self.model.attach(adapter).into_result().map_err(of_adapter)?;
+        if id == NO_ADAPTER {
+            return Err(Failure::new(FailureCode::Plugin, "the model gave an adapter the id that means none"));
+        }
+        let grown = self.model.resident().weight_bytes.saturating_sub(before);
+        // A model that does not tell is taken to keep the factors as they came.
+        let values = adapter.pairs.iter().fold(0, |sum: u64, pair| sum + (pair.a.len() + pair.b.len()) as u64);
+        Ok((id, if grown > 0 { grown } else { values.saturating_mul(4) }))
+    }
+
+    fn detach(&mut self, adapter: u32) {
+        // A model that cannot forget an adapter keeps it until the worker ends; no job can name it any more.
+        let _ = self.model.detach(adapter);
+    }
+}
+
+/// Reads the adapters that become part of the weights.
+fn read_merged(merged: &[MergedAdapter], formats: &Formats) -> Result<Vec<Merged>, Failure> {
+    let read = |one: &MergedAdapter| {
+        let read = formats.read(&one.path).map_err(|mut failure| {
+            failure.message = format!("adapter '{}', which is to be merged: {}", one.name, failure.message);
+            failure
+        });
+        Ok(Merged { adapter: read?.data, strength: one.scale })
+    };
+    merged.iter().map(read).collect()
+}
+
 /// What a plugin's error means to a client or a user.
 pub fn of_plugin(error: api::PluginError) -> Failure {
     let code = match error.code {
@@ -180,6 +218,18 @@ pub fn of_plugin(error: api::PluginError) -> Failure {
         _ => FailureCode::Plugin,
     };
     Failure { code, message: error.message.into_string(), help: error.help.into_string() }
+}
+
+/// The same of an error over an adapter, whose fault it mostly is: whatever it lacks is no affair of the request's model.
+pub fn of_adapter(error: api::PluginError) -> Failure {
+    let code = match error.code {
+        api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
+        api::ErrorCode::INVALID | api::ErrorCode::CORRUPT | api::ErrorCode::NOT_FOUND | api::ErrorCode::IO => {
+            FailureCode::Invalid
+        }
+        _ => FailureCode::Plugin,
+    };
+    Failure { code, ..of_plugin(error) }
 }
 
 /// A path as it can cross.

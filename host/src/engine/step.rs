@@ -6,26 +6,25 @@
 //! sequence with an event. A model that returns an error has left the sequences of that batch undefined, so those end; the
 //! model itself must still be usable, says the contract, and the next step is for the others.
 
+mod admission;
+
 use std::{
     collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
-use pensieve_plugin_api::AdapterData;
-
 use super::{
     adapters::Adapters,
     chain::{Room, Samplers},
-    constrain::Constraint,
-    grammars::{Grammars, Ready},
+    grammars::Grammars,
     model::{Model, micros},
-    scheduler::{Config, Ended, Plan, Refused, Request, Scheduler},
+    scheduler::{Config, Ended, Plan, Scheduler},
     sequence::{Pick, Sequence, Text},
     tier::Tier,
 };
 use crate::{
-    job::{Event, Failure, FailureCode, Finish, Job, Tokens, Usage},
-    wire::{AttachedAdapter, Limits, Loaded, Stats},
+    job::{Event, Failure, Finish, Tokens, Usage},
+    wire::{Load, Loaded, Stats},
 };
 
 /// How long a worker with waiting jobs but nothing to compute lets pass before it looks again.
@@ -54,7 +53,8 @@ pub struct Engine {
 
 impl Engine {
     /// An engine without jobs.
-    pub fn new(model: Model, mut tier: Tier, samplers: Samplers, limits: &Limits) -> Self {
+    pub fn new(model: Model, mut tier: Tier, samplers: Samplers, load: &Load) -> Self {
+        let limits = &load.limits;
         let at_once = match model.resident.sequences {
             0 => limits.sequences_max,
             states => limits.sequences_max.min(states),
@@ -73,7 +73,7 @@ impl Engine {
             tier,
             text,
             samplers,
-            adapters: Adapters::default(),
+            adapters: Adapters::new(load.adapter_bytes),
             grammars: Grammars::default(),
             sequences: HashMap::new(),
             room: Room::default(),
@@ -87,11 +87,7 @@ impl Engine {
     /// Computes one step. False if there was nothing to compute.
     pub fn step(&mut self) -> bool {
         let began = Instant::now();
-        for Ready { job, waited, constraint } in self.grammars.take_ready() {
-            let id = job.id;
-            let admitted = constraint.and_then(|constraint| self.admit(job, constraint, waited));
-            self.refuse(id, admitted);
-        }
+        self.admit_waiting();
         self.tier.spill_before_step(&mut self.scheduler, &mut self.model);
         let plan = self.scheduler.plan(self.born.elapsed());
         self.note(&plan);
@@ -129,40 +125,14 @@ impl Engine {
         true
     }
 
-    /// Takes a job in, or says in an event why not.
-    pub fn submit(&mut self, job: Job) {
-        let id = job.id;
-        let admitted = match job.grammar.clone() {
-            None => self.admit(job, None, Duration::ZERO),
-            Some(spec) => self.grammars.begin(job, &spec, &self.text),
-        };
-        self.refuse(id, admitted);
-    }
-
     /// Gives a job up; its blocks are free at once.
     pub fn cancel(&mut self, id: u64) {
-        if let Some(job) = self.grammars.cancel(id) {
+        let waiting = self.grammars.cancel(id).or_else(|| self.adapters.cancel(id, &mut self.model));
+        if let Some(job) = waiting {
             let usage = Usage { prompt: job.tokens.len() as u32, ..Usage::default() };
             self.events.push((id, Event::Finished { reason: Finish::Cancelled, usage }));
         }
         self.end(id, Finish::Cancelled);
-    }
-
-    /// Takes an adapter in that was read in a format of that name.
-    pub fn attach(&mut self, name: &str, format: String, data: &AdapterData) -> Result<AttachedAdapter, Failure> {
-        if self.adapters.contains(name) {
-            let message = format!("an adapter called '{name}' is attached already");
-            return Err(Failure::new(FailureCode::Invalid, message).with_help("detach it first"));
-        }
-        let id = self.model.attach(data)?;
-        self.adapters.insert(name.to_owned(), id, data.fingerprint.to_string());
-        Ok(AttachedAdapter { format, pairs: data.pairs.len() as u64 })
-    }
-
-    /// Lets no further job use an adapter, and forgets it once the last one has ended.
-    pub fn detach(&mut self, name: &str) {
-        let free = self.adapters.retire(name);
-        self.forget(free);
     }
 
     /// What has happened since it was last asked.
@@ -172,12 +142,17 @@ impl Engine {
 
     /// Whether it has no job.
     pub fn is_idle(&self) -> bool {
-        self.sequences.is_empty() && self.grammars.is_empty()
+        self.sequences.is_empty() && self.grammars.is_empty() && self.adapters.waiting() == 0
     }
 
     /// Puts some of what is cached on disk, while there is nothing else to do. False once nothing is left to put there.
     pub fn tidy(&mut self) -> bool {
         self.tier.spill_when_idle(&mut self.scheduler, &mut self.model)
+    }
+
+    /// What a person may want to know since it was last asked, for the log.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        self.adapters.take_notes()
     }
 
     /// What went wrong besides jobs since it was last asked, for the log.
@@ -209,43 +184,19 @@ impl Engine {
     /// What it is doing.
     pub fn stats(&mut self) -> Stats {
         let usage = self.scheduler.blocks().map(|blocks| blocks.usage()).unwrap_or_default();
+        let (adapter_loads, adapter_unloads) = self.adapters.counts();
         Stats {
             running: self.scheduler.running() as u64,
-            waiting: (self.scheduler.waiting() + self.grammars.len()) as u64,
+            waiting: (self.scheduler.waiting() + self.grammars.len() + self.adapters.waiting()) as u64,
             blocks_free: usage.free as u64,
             blocks_cached: usage.cached as u64,
             blocks_active: usage.active as u64,
             blocks_disk: usage.disk as u64,
-            adapters: self.adapters.names(),
+            adapters: self.adapters.stats(),
+            adapter_loads,
+            adapter_unloads,
             ..self.stats.clone()
         }
-    }
-
-    /// Says why a job was not taken in, if it was not.
-    fn refuse(&mut self, id: u64, admitted: Result<(), Failure>) {
-        if let Err(failure) = admitted {
-            self.events.push((id, Event::Failed(failure)));
-        }
-    }
-
-    /// Takes in a job that has `waited` for its grammar.
-    fn admit(&mut self, mut job: Job, constraint: Option<Constraint>, waited: Duration) -> Result<(), Failure> {
-        let sequence = Sequence::new(&job, constraint, &self.text, self.model.resident.context, &self.samplers)?;
-        let adapter = job.adapter.take();
-        let under = adapter.as_ref().map(|wish| self.adapters.salt(wish)).transpose()?;
-        let request = Request {
-            sequence: job.id,
-            client: job.client,
-            salt: salt(&self.model.card.fingerprint, under.as_deref(), &job.salt),
-            prompt: job.tokens,
-            deadline: job.deadline.map(|patience| self.born.elapsed().saturating_add(patience.saturating_sub(waited))),
-        };
-        self.scheduler.submit(request).map_err(refusal)?;
-        if let Some(wish) = adapter {
-            self.adapters.begin(job.id, wish);
-        }
-        self.sequences.insert(job.id, sequence);
-        Ok(())
     }
 
     /// What the plan says of sequences besides their spans.
@@ -349,8 +300,7 @@ impl Engine {
             self.model.release(id);
         }
         self.release_states();
-        let free = self.adapters.end(id);
-        self.forget(free);
+        self.adapters.end(id, &mut self.model);
         Some(sequence)
     }
 
@@ -360,32 +310,4 @@ impl Engine {
             self.model.release(state);
         }
     }
-
-    fn forget(&mut self, adapter: Option<u32>) {
-        // A model that cannot forget an adapter keeps it until the worker ends; no job can name it any more.
-        if let Some(id) = adapter {
-            let _ = self.model.detach(id);
-        }
-    }
-}
-
-/// What besides tokens the keys and values of a sequence depend on, and what keeps them from others. Lengths keep one part
-/// from passing for another.
-fn salt(fingerprint: &str, adapter: Option<&str>, key: &[u8]) -> Vec<u8> {
-    let mut salt = Vec::new();
-    for part in [fingerprint.as_bytes(), adapter.unwrap_or_default().as_bytes(), key] {
-        salt.extend_from_slice(&(part.len() as u64).to_le_bytes());
-        salt.extend_from_slice(part);
-    }
-    salt
-}
-
-fn refusal(refused: Refused) -> Failure {
-    let code = match refused {
-        Refused::Empty => FailureCode::Invalid,
-        Refused::Duplicate => FailureCode::Internal,
-        Refused::Busy { .. } => FailureCode::Busy,
-        Refused::TooLong { .. } => FailureCode::TooLong,
-    };
-    Failure::new(code, refused.to_string())
 }

@@ -16,9 +16,16 @@ use std::{
     thread,
 };
 
-use pensieve_plugin_api::{AdapterData, LogLevel};
+use pensieve_plugin_api::LogLevel;
 
-use super::{adapters::Formats, chain::Samplers, model::Model, step::Engine, store::Store, tier::Tier};
+use super::{
+    chain::Samplers,
+    formats::{Formats, ReadAdapter},
+    model::Model,
+    step::Engine,
+    store::Store,
+    tier::Tier,
+};
 use crate::{
     job::{Failure, FailureCode},
     plugin::HostServices,
@@ -46,8 +53,9 @@ enum Input {
     Command(Command),
     /// An adapter that was being read is there, or is not.
     AdapterRead {
-        name: String,
-        read: Result<(String, AdapterData), Failure>,
+        /// What the engine knows it by.
+        serial: u64,
+        read: Result<ReadAdapter, Failure>,
     },
 }
 
@@ -126,9 +134,9 @@ fn open(load: &Load, outbox: &Arc<Outbox>) -> Result<(Engine, Formats), Failure>
     let services = HostServices::new()
         .on_log(move |level, message| lines.try_send(Report::Log { level: level_of(level), message: message.into() }))
         .on_progress(move |done, total, what| progress.try_send(Report::Progress { done, total, what: what.into() }));
-    let model = Model::load(load, services)?;
+    let model = Model::load(load, services, &formats)?;
     let tier = Tier::new(store(load, &model, outbox));
-    let mut engine = Engine::new(model, tier, samplers, &load.limits);
+    let mut engine = Engine::new(model, tier, samplers, load);
     outbox.send(Report::Loaded(Box::new(engine.loaded())));
     Ok((engine, formats))
 }

@@ -1,5 +1,5 @@
 //! Asks a question of a child process: the same program under another verb, which runs foreign code, prints one line of
-//! JSON and is not needed any more.
+//! JSON, or some, and is not needed any more.
 //!
 //! The child may crash, hang, leave children of its own or print without end. So it has a process group, which is killed
 //! as soon as the answer or the deadline is there, and its output is read up to a limit. What it wrote to stderr last goes
@@ -9,14 +9,16 @@ use serde::de::DeserializeOwned;
 use std::{
     ffi::OsString,
     fmt,
+    ops::ControlFlow,
     os::unix::process::ExitStatusExt,
     path::Path,
     process::{ExitStatus, Stdio},
     time::Duration,
 };
 use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader},
-    process::{Child, Command},
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader, Take},
+    process::{Child, ChildStdout, Command},
+    task::JoinHandle,
     time::timeout,
 };
 
@@ -118,42 +120,87 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     arguments: &[OsString],
     deadline: Duration,
 ) -> Result<T, Silence> {
-    let mut command = Command::new(program);
-    command.args(arguments).env_clear().envs(environment()).process_group(0).kill_on_drop(true);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(Silence::Spawn)?;
-    let group = Group::of(&child);
-    let answer = read_answer(&mut child, deadline).await;
-    drop(group);
-    // Killed, it is gone soon; a process that the system cannot end is not waited for.
-    let _ = timeout(Duration::from_secs(1), child.wait()).await;
+    let mut talk = Talk::begin(program, arguments, Stdio::null())?;
+    let answer = talk.line(deadline).await;
+    talk.end().await;
     answer
 }
 
-async fn read_answer<T: DeserializeOwned>(child: &mut Child, deadline: Duration) -> Result<T, Silence> {
-    let words = tokio::spawn(last_words(child.stderr.take()));
-    let Some(stdout) = child.stdout.take() else {
-        return Err(Silence::Garbled("its output is missing".into()));
+/// Runs the program with these arguments and hears what it says, line by line, until that is enough. No line may take
+/// longer than the deadline. The child's standard input ends with this process, so that the child may end with it too.
+pub(crate) async fn follow<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[OsString],
+    deadline: Duration,
+    mut hear: impl FnMut(T) -> ControlFlow<()>,
+) -> Result<(), Silence> {
+    let mut talk = Talk::begin(program, arguments, Stdio::piped())?;
+    let stdin = talk.child.stdin.take();
+    let heard = loop {
+        match talk.line(deadline).await {
+            Ok(line) => {
+                if hear(line).is_break() {
+                    break Ok(());
+                }
+            }
+            Err(silence) => break Err(silence),
+        }
     };
-    let mut line = Vec::new();
-    let mut reader = BufReader::new(stdout.take(ANSWER_BYTES_MAX));
-    let answered = async {
-        reader.read_until(b'\n', &mut line).await.ok();
-        if line.last() == Some(&b'\n') { None } else { Some(child.wait().await) }
-    };
-    match timeout(deadline, answered).await {
-        Err(_) => Err(Silence::TimedOut(deadline)),
-        Ok(None) => serde_json::from_slice(&line).map_err(|error| Silence::Garbled(error.to_string())),
-        Ok(Some(Err(error))) => Err(Silence::Spawn(error)),
-        Ok(Some(Ok(status))) => {
-            // A grandchild may hold the pipe; nobody waits for it.
-            let said = timeout(Duration::from_millis(200), words).await;
-            let said = said.ok().and_then(Result::ok).unwrap_or_default();
-            match status.signal() {
-                Some(signal) => Err(Silence::Crashed { signal, said }),
-                None => Err(Silence::Ended { status, said }),
+    drop(stdin);
+    talk.end().await;
+    heard
+}
+
+/// A child that is being listened to.
+struct Talk {
+    child: Child,
+    group: Group,
+    stdout: BufReader<Take<ChildStdout>>,
+    words: JoinHandle<String>,
+}
+
+impl Talk {
+    fn begin(program: &Path, arguments: &[OsString], stdin: Stdio) -> Result<Self, Silence> {
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(environment()).process_group(0).kill_on_drop(true);
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(Silence::Spawn)?;
+        let group = Group::of(&child);
+        let words = tokio::spawn(last_words(child.stderr.take()));
+        let Some(stdout) = child.stdout.take() else {
+            return Err(Silence::Garbled("its output is missing".into()));
+        };
+        Ok(Self { child, group, stdout: BufReader::new(stdout.take(ANSWER_BYTES_MAX)), words })
+    }
+
+    /// Its next line.
+    async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, Silence> {
+        let mut line = Vec::new();
+        let answered = async {
+            self.stdout.read_until(b'\n', &mut line).await.ok();
+            if line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
+        };
+        match timeout(deadline, answered).await {
+            Err(_) => Err(Silence::TimedOut(deadline)),
+            Ok(None) => serde_json::from_slice(&line).map_err(|error| Silence::Garbled(error.to_string())),
+            Ok(Some(Err(error))) => Err(Silence::Spawn(error)),
+            Ok(Some(Ok(status))) => {
+                // A grandchild may hold the pipe; nobody waits for it.
+                let said = timeout(Duration::from_millis(200), &mut self.words).await;
+                let said = said.ok().and_then(Result::ok).unwrap_or_default();
+                match status.signal() {
+                    Some(signal) => Err(Silence::Crashed { signal, said }),
+                    None => Err(Silence::Ended { status, said }),
+                }
             }
         }
+    }
+
+    async fn end(self) {
+        let Self { mut child, group, .. } = self;
+        drop(group);
+        // Killed, it is gone soon; a process that the system cannot end is not waited for.
+        let _ = timeout(Duration::from_secs(1), child.wait()).await;
     }
 }
 

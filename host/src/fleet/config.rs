@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::{
+    Adapter, Sources,
     life::{Code, Place},
     plugins,
 };
@@ -10,6 +11,9 @@ use crate::{
     job::{AdapterUse, StageSpec},
     wire::{DiskTier, Limits},
 };
+
+/// What adapters of a model may take, unless it is set: half a dozen of rank 16 for a model of 8 B.
+pub const ADAPTER_BYTES: u64 = 512 << 20;
 
 /// Longer than anybody looks at one step.
 const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -29,6 +33,8 @@ pub struct Config {
     pub models: Vec<ModelConfig>,
     /// Other names for them.
     pub variants: Vec<Variant>,
+    /// Where adapters may come from while the server runs.
+    pub sources: Sources,
     /// Who answers for ids that nobody has; none to refuse them.
     pub default_model: Option<String>,
     /// What all workers together may take.
@@ -42,7 +48,7 @@ pub struct Config {
 }
 
 /// One model.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ModelConfig {
     /// What clients call it.
     pub id: String,
@@ -65,8 +71,10 @@ pub struct ModelConfig {
     /// What its worker keeps to.
     pub limits: Limits,
     /// Adapters by name.
-    pub adapters: BTreeMap<String, PathBuf>,
-    /// How its tokens are picked, whatever a client's fields say; none to do as they say.
+    pub adapters: BTreeMap<String, Adapter>,
+    /// Bytes that those which requests choose may take together; who is not used makes room for others.
+    pub adapter_bytes: u64,
+    /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
@@ -81,7 +89,7 @@ pub struct Variant {
     pub aliases: Vec<String>,
     /// The adapter that it runs under.
     pub adapter: Option<AdapterUse>,
-    /// How its tokens are picked, whatever a client's fields say; none for the model's way.
+    /// How its tokens are picked where a client's fields say nothing else; none for the model's way.
     pub samplers: Option<Vec<StageSpec>>,
 }
 
@@ -126,6 +134,7 @@ impl Config {
             cards: home.join("cache/cards"),
             models: Vec::new(),
             variants: Vec::new(),
+            sources: Sources::default(),
             default_model: None,
             memory_bytes: super::memory::default_budget(),
             idle_timeout: None,
@@ -144,6 +153,26 @@ impl Config {
 
     pub(super) fn place(&self) -> Place<'_> {
         self.in_process.map_or(Place::Process(&self.program), Place::Thread)
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            id: String::new(),
+            source: PathBuf::new(),
+            aliases: Vec::new(),
+            options: String::new(),
+            device: String::new(),
+            context: 0,
+            state_bytes: None,
+            threads: 0,
+            disk: None,
+            limits: Limits::default(),
+            adapters: BTreeMap::new(),
+            adapter_bytes: ADAPTER_BYTES,
+            samplers: None,
+        }
     }
 }
 

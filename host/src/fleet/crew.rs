@@ -17,18 +17,21 @@ use tokio::{
 };
 
 use super::{
-    Config, FleetStats,
+    Adapter, Config, FleetStats,
+    adapters::Newcomer,
     deaths::Sequel,
     hand::{Age, Hand},
     model::{Model, Stage, Waiting},
     plugins::Catalogue,
     probe::{Probed, Prober},
+    shelf::Shelf,
+    stats::Progress,
     stream::Update,
     worker::Said,
 };
 use crate::{
     job::{Event, Failure, FailureCode, Job},
-    wire::{Command, Level, Report},
+    wire::{Attachment, Command, Level, Report},
 };
 
 /// How long workers have to answer for the statistics.
@@ -45,6 +48,8 @@ pub(super) enum Order {
     Said { serial: u64, said: Said },
     Stats { fresh: bool, reply: oneshot::Sender<FleetStats> },
     Release { model: usize },
+    Attach { model: usize, name: String, adapter: Adapter, reply: oneshot::Sender<Attachment> },
+    Detach { model: usize, name: String },
     Shutdown { drain: Duration, reply: oneshot::Sender<()> },
 }
 
@@ -53,6 +58,7 @@ pub(super) struct Crew {
     pub(super) config: Arc<Config>,
     pub(super) prober: Prober,
     pub(super) catalogue: watch::Receiver<Arc<Catalogue>>,
+    pub(super) shelf: Arc<Shelf>,
     /// Weak, so that the fleet ends when nobody can give orders any more.
     pub(super) orders: WeakUnboundedSender<Order>,
     pub(super) models: Vec<Model>,
@@ -106,6 +112,8 @@ impl Crew {
             Order::Said { serial, said: Said::Ended(failure) } => self.bury(serial, &failure, now),
             Order::Stats { fresh, reply } => self.ask(fresh, reply, now),
             Order::Release { model } => self.models[model].release(),
+            Order::Attach { model, name, adapter, reply } => self.attach(model, Newcomer { name, adapter, reply }, now),
+            Order::Detach { model, name } => self.detach(model, &name),
             Order::Shutdown { drain, reply } => self.close(drain, reply, now),
         }
     }
@@ -152,7 +160,7 @@ impl Crew {
         let name = &self.config.models[hand.model].id;
         match report {
             Report::Progress { done, total, what } => {
-                hand.moved_at = now;
+                (hand.moved_at, hand.progress) = (now, Some(Progress { done, total, what: what.clone() }));
                 model.tell_waiting(&Update::Loading { done, total, what });
             }
             Report::Loaded(loaded) => {
@@ -164,9 +172,8 @@ impl Crew {
                     loaded.note
                 );
                 (hand.loaded, hand.moved_at) = (Some(*loaded), now);
-                for (name, path) in &self.config.models[hand.model].adapters {
-                    hand.attaching.insert(name.clone());
-                    hand.worker.tell(Command::Attach { name: name.clone(), path: path.clone() });
+                for (name, adapter) in self.shelf.of(hand.model).into_iter().filter(|(_, it)| it.merged.is_none()) {
+                    hand.attach(name, adapter.path, None, now);
                 }
             }
             Report::LoadFailed(failure) => {
@@ -178,12 +185,7 @@ impl Crew {
                 }
                 model.last_failure = Some(failure);
             }
-            Report::Attached { name: adapter, result } => {
-                hand.attaching.remove(&adapter);
-                if let Err(failure) = result {
-                    tracing::error!(model = name, "adapter '{adapter}': {failure}");
-                }
-            }
+            Report::Attached { name: adapter, result } => self.attached(serial, adapter, result),
             Report::Events(events) => {
                 let ended = events.into_iter().map(|(job, event)| hand.pass_on(job, event)).filter(|last| *last);
                 if ended.count() > 0 {
@@ -287,6 +289,10 @@ impl Crew {
         self.closing = Some(Closing { until: now + drain, killed: false, reply: Some(reply) });
     }
 
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
     /// Whether the fleet has been told to end and has.
     fn is_over(&mut self) -> bool {
         let Some(closing) = &mut self.closing else { return false };
@@ -311,7 +317,10 @@ impl Crew {
         }
         let deadlines = self.config.deadlines;
         for hand in self.hands.values_mut() {
-            if hand.deadline(deadlines.load, deadlines.farewell).is_some_and(|deadline| now >= deadline) {
+            let late = hand.deadline(deadlines.load, deadlines.farewell).is_some_and(|deadline| now >= deadline);
+            if late && !hand.going && hand.loaded.is_some() {
+                hand.give_attaching_up();
+            } else if late {
                 let what =
                     if hand.going { "did not end when it was asked to" } else { "made no progress with its load" };
                 hand.worker.end(Failure::new(FailureCode::Stalled, what));

@@ -1,20 +1,23 @@
 //! A worker as the fleet sees it: what it runs, whom it serves, and whether it is to go.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
+    adapters::Newcomer,
     memory::Resident,
     plugins::{Catalogue, Plugin},
+    stats::Progress,
     stream::Update,
     worker::Worker,
 };
 use crate::{
-    job::{Event, Failure, Job},
+    job::{Event, Failure, FailureCode, Job},
     wire::{self, Command},
 };
 
@@ -28,8 +31,16 @@ pub(super) struct Hand {
     /// What it takes, by the card.
     pub(super) bytes: u64,
     pub(super) jobs: HashMap<u64, UnboundedSender<Update>>,
-    /// Adapters that it is still reading.
-    pub(super) attaching: HashSet<String>,
+    /// What of its bytes is for adapters.
+    pub(super) adapter_bytes: u64,
+    /// Adapters that it is still reading, and who waits for them.
+    pub(super) attaching: HashMap<String, Option<Newcomer>>,
+    /// Since when it reads the last of them.
+    pub(super) attaching_since: Instant,
+    /// Adapters that it does not take, and why.
+    pub(super) refused: HashMap<String, Failure>,
+    /// How far its load is.
+    pub(super) progress: Option<Progress>,
     pub(super) loaded: Option<wire::Loaded>,
     pub(super) stats: Option<wire::Stats>,
     /// It takes no more jobs and ends when it has none.
@@ -54,6 +65,11 @@ pub(super) enum Age {
 
 impl Hand {
     pub(super) fn submit(&mut self, job: Job, updates: UnboundedSender<Update>) {
+        if let Some(failure) = job.adapter.as_ref().and_then(|wish| self.refused.get(&wish.name)) {
+            // Whoever has gone need not hear it.
+            let _ = updates.send(Update::Event(Event::Failed(failure.clone())));
+            return;
+        }
         self.jobs.insert(job.id, updates);
         self.worker.tell(Command::Submit(job));
     }
@@ -76,6 +92,29 @@ impl Hand {
         for (_, updates) in self.jobs.drain() {
             let _ = updates.send(Update::Event(Event::Failed(failure.clone())));
         }
+        for newcomer in self.attaching.drain().filter_map(|(_, newcomer)| newcomer) {
+            newcomer.refuse(failure.clone());
+        }
+    }
+
+    /// Has it read an adapter.
+    pub(super) fn attach(&mut self, name: String, path: PathBuf, newcomer: Option<Newcomer>, now: Instant) {
+        self.worker.tell(Command::Attach { name: name.clone(), path });
+        self.attaching.insert(name, newcomer);
+        self.attaching_since = now;
+    }
+
+    /// Waits no longer for adapters that are being read: their format hangs.
+    pub(super) fn give_attaching_up(&mut self) {
+        for (name, newcomer) in self.attaching.drain() {
+            let message = format!("adapter '{name}': its format did not come back from reading it");
+            let failure = Failure::new(FailureCode::Stalled, message).with_help("replace its plugin");
+            self.worker.tell(Command::Detach { name: name.clone() });
+            match newcomer {
+                Some(newcomer) => newcomer.refuse(failure),
+                None => drop(self.refused.insert(name, failure)),
+            }
+        }
     }
 
     /// Asks it to finish what it has and to end.
@@ -87,7 +126,7 @@ impl Hand {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
+        self.jobs.is_empty() && self.attaching.is_empty()
     }
 
     pub(super) fn resident(&self, serial: u64) -> Resident {
@@ -110,6 +149,7 @@ impl Hand {
         match (self.going, &self.loaded) {
             (true, _) if self.is_idle() => Some(self.moved_at + farewell),
             (false, None) => Some(self.moved_at + load),
+            (false, Some(_)) if !self.attaching.is_empty() => Some(self.attaching_since + load),
             _ => None,
         }
     }

@@ -78,14 +78,17 @@ pub(super) fn room(budget: u64, residents: &[Resident], bytes: u64) -> Room {
 pub(super) struct Need {
     /// For the states of sequences.
     pub(super) state_bytes: u64,
+    /// For adapters.
+    pub(super) adapter_bytes: u64,
     /// In all.
     pub(super) bytes: u64,
 }
 
-/// Plans a model's memory by its card.
-pub(super) fn plan(budget: u64, model: &ModelConfig, card: &Card) -> Result<Need, Failure> {
+/// Plans a model's memory by its card. Room for adapters is kept where there are some.
+pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<Need, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
-    let fixed = card.weight_bytes.saturating_add(scratch).saturating_add(OVERHEAD_BYTES);
+    let adapter_bytes = if adapters { model.adapter_bytes } else { 0 };
+    let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
     let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
     let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
     let (least, wished) = match card.state {
@@ -99,24 +102,25 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, card: &Card) -> Result<Need
     let bytes = fixed.saturating_add(state_bytes);
     if bytes > budget {
         let message = format!(
-            "model '{}' takes {}: weights {}, states {}, scratch {}; all models together may take {}",
+            "model '{}' takes {}: weights {}, states {}, adapters {}, scratch {}; all models together may take {}",
             model.id,
             megabytes(bytes),
             megabytes(card.weight_bytes),
             megabytes(state_bytes),
+            megabytes(adapter_bytes),
             megabytes(scratch.saturating_add(OVERHEAD_BYTES)),
             megabytes(budget)
         );
-        let help = "take a smaller or more quantized checkpoint, lower kv_budget, or raise the memory budget";
+        let help = "take a smaller or more quantized checkpoint, lower kv_budget or adapter_memory, or raise the memory budget";
         return Err(Failure::new(FailureCode::Unsupported, message).with_help(help));
     }
-    Ok(Need { state_bytes, bytes })
+    Ok(Need { state_bytes, adapter_bytes, bytes })
 }
 
 /// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
-pub(super) fn context(budget: u64, model: &ModelConfig, card: &Card) -> u32 {
+pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> u32 {
     let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
-    match (card.state, plan(budget, model, card)) {
+    match (card.state, plan(budget, model, adapters, card)) {
         (State::Paged { tokens, bytes }, Ok(need)) => {
             let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
             context.min(u32::try_from(held).unwrap_or(u32::MAX))
@@ -140,16 +144,18 @@ pub(super) fn default_budget() -> u64 {
     machine / 3 * 2
 }
 
+/// The machine's memory, where the system tells.
 #[cfg(target_os = "linux")]
-fn installed_bytes() -> Option<u64> {
+pub(crate) fn installed_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kilobytes.checked_mul(1024)
 }
 
+/// The machine's memory, where the system tells.
 #[cfg(not(target_os = "linux"))]
-fn installed_bytes() -> Option<u64> {
+pub(crate) fn installed_bytes() -> Option<u64> {
     let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
@@ -205,15 +211,18 @@ mod tests {
     fn a_model_gets_what_is_left_for_states_and_says_so_when_nothing_is() {
         let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
         let model = ModelConfig { id: "m".into(), ..ModelConfig::default() };
-        let need = plan(4 << 30, &model, &card(1 << 30, paged)).unwrap();
+        let need = plan(4 << 30, &model, false, &card(1 << 30, paged)).unwrap();
         assert_eq!(need.state_bytes, (2 * 8192 / 16 + 1) << 20);
-        let need = plan((1 << 30) + (100 << 20), &model, &card(1 << 30, paged)).unwrap();
+        let need = plan((1 << 30) + (100 << 20), &model, false, &card(1 << 30, paged)).unwrap();
         assert_eq!(need.state_bytes, 36 << 20);
-        let failure = plan(1 << 30, &model, &card(1 << 30, paged)).unwrap_err();
+        let failure = plan(1 << 30, &model, false, &card(1 << 30, paged)).unwrap_err();
         assert!(failure.message.starts_with("model 'm' takes 1092 MiB: weights 1024 MiB, states 4 MiB"), "{failure}");
-        let told = ModelConfig { state_bytes: Some(5), ..model };
-        assert_eq!(plan(2 << 30, &told, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
-        assert_eq!(plan(2 << 30, &told, &card(0, State::PerSequence { bytes: 9 })).unwrap().state_bytes, 5);
+        let told = ModelConfig { state_bytes: Some(5), adapter_bytes: 1 << 20, ..model };
+        assert_eq!(plan(2 << 30, &told, false, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
+        let alone = plan(2 << 30, &told, false, &card(0, State::PerSequence { bytes: 9 })).unwrap();
+        assert_eq!((alone.state_bytes, alone.adapter_bytes), (5, 0));
+        let adapted = plan(2 << 30, &told, true, &card(0, State::PerSequence { bytes: 9 })).unwrap();
+        assert_eq!((adapted.adapter_bytes, adapted.bytes - alone.bytes), (1 << 20, 1 << 20));
     }
 
     #[test]
@@ -221,7 +230,7 @@ mod tests {
         let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
         let check = |context, state_bytes, state, expect| {
             let model = ModelConfig { context, state_bytes, ..ModelConfig::default() };
-            assert_eq!(super::context(4 << 30, &model, &card(1 << 30, state)), expect);
+            assert_eq!(super::context(4 << 30, &model, false, &card(1 << 30, state)), expect);
         };
         check(0, None, paged, 8192);
         check(100, None, paged, 100);

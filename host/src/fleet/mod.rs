@@ -4,7 +4,8 @@
 //! cards, and it never maps a plugin nor opens a model's file; whatever goes wrong in foreign code ends a process that is
 //! not this one.
 
-mod child;
+mod adapters;
+pub(crate) mod child;
 mod config;
 mod crew;
 mod deaths;
@@ -16,17 +17,24 @@ mod names;
 pub mod plugins;
 mod probe;
 mod refusal;
+mod shelf;
+mod sources;
 mod stats;
 mod stream;
 mod worker;
 
-pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
+pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
+pub(crate) use memory::installed_bytes;
 pub use refusal::Refusal;
-pub use stats::{FleetStats, ModelState, ModelStats};
+pub(crate) use refusal::clean;
+pub use shelf::{Adapter, check_adapter_name};
+pub use sources::Sources;
+pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
 pub use stream::{EventStream, Update};
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -43,12 +51,14 @@ use tokio::{
 
 use crate::{
     card::Card,
-    job::{Failure, FailureCode, Job, StageSpec},
+    job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
+    wire,
 };
 use crew::{Crew, Order};
 use model::Model;
 use plugins::PluginFolder;
 use probe::Prober;
+use shelf::Shelf;
 
 /// The models of a server. Dropping it ends every worker.
 #[derive(Debug)]
@@ -56,6 +66,7 @@ pub struct Fleet {
     config: Arc<Config>,
     plugins: PluginFolder,
     prober: Prober,
+    shelf: Arc<Shelf>,
     orders: UnboundedSender<Order>,
     next_job: AtomicU64,
     closing: AtomicBool,
@@ -71,8 +82,21 @@ pub struct Known {
     pub card: Arc<Card>,
     /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
     pub context: u32,
-    /// How tokens are picked, whatever a client's fields say; none to do as they say.
+    /// How tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
+    /// The adapter that the name stands for.
+    pub adapter: Option<AdapterUse>,
+}
+
+/// A model as lists show it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id.
+    pub id: String,
+    /// Its weights.
+    pub source: PathBuf,
+    /// The adapters that requests may choose.
+    pub adapters: Vec<String>,
 }
 
 impl Fleet {
@@ -86,10 +110,12 @@ impl Fleet {
             recent: Arc::default(),
         };
         let config = Arc::new(config);
+        let shelf = Arc::new(Shelf::new(&config.models));
         let (orders, received) = unbounded_channel();
         let crew = Crew {
             config: config.clone(),
             prober: prober.clone(),
+            shelf: shelf.clone(),
             catalogue: plugins.subscribe(),
             orders: orders.downgrade(),
             models: config.models.iter().map(|_| Model::default()).collect(),
@@ -100,16 +126,22 @@ impl Fleet {
             closing: None,
         };
         let crew = tokio::spawn(crew.run(received));
-        Ok(Self { config, plugins, prober, orders, next_job: AtomicU64::new(1), closing: AtomicBool::new(false), crew })
+        let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
+        Ok(Self { config, plugins, prober, shelf, orders, next_job, closing, crew })
     }
 
-    /// Runs a job on the model that this name stands for. Its id is given here; an adapter in the name is the job's
-    /// adapter. What goes wrong later is the stream's last event.
+    /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
+    /// the name. What goes wrong later is the stream's last event.
     pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
         let meant = self.resolve(name)?;
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
-        if meant.adapter.is_some() {
-            job.adapter = meant.adapter;
+        job.adapter = job.adapter.or(meant.adapter);
+        if let Some(wish) = &job.adapter {
+            let shelf = self.shelf.all();
+            let names = &shelf[meant.model];
+            if names.get(&wish.name).is_none_or(|adapter| adapter.merged.is_some()) {
+                return Err(shelf::unknown(&self.config.models[meant.model].id, names, &wish.name));
+            }
         }
         let (updates, received) = unbounded_channel();
         let stream = EventStream { job: job.id, updates: received, orders: self.orders.clone(), ended: false };
@@ -129,11 +161,77 @@ impl Fleet {
 
     /// What is known of the model that this name stands for, whether it is loaded or not.
     pub async fn known(&self, name: &str) -> Result<Known, Failure> {
-        let model = &self.config.models[self.resolve(name)?.model];
+        let meant = self.resolve(name)?;
+        let model = &self.config.models[meant.model];
         let card = self.prober.probe(&model.source, &model.options, &self.plugins.catalogue()).await?.card;
-        let context = memory::context(self.config.memory_bytes, model, &card);
+        let context = memory::context(self.config.memory_bytes, model, self.shelf.has_some(meant.model), &card);
         let samplers = self.samplers(name)?.map(<[StageSpec]>::to_vec);
-        Ok(Known { id: model.id.clone(), card, context, samplers })
+        Ok(Known { id: model.id.clone(), card, context, samplers, adapter: meant.adapter })
+    }
+
+    /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
+    /// may name it. `model` is an id, no other name.
+    pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, Failure> {
+        let index = self.index(model)?;
+        let config = &self.config.models[index];
+        // What is kept in half precision takes twice as much in a file, and a file has headers.
+        let bytes_max = config.adapter_bytes.saturating_mul(2).saturating_add(1 << 20);
+        let path = self.config.sources.settle(source, bytes_max).await?;
+        let adapter = Adapter { path, source: source.to_owned(), merged: None };
+        let (reply, answer) = oneshot::channel();
+        let order = Order::Attach { model: index, name: name.to_owned(), adapter, reply };
+        let ended = || Failure::new(FailureCode::Draining, "the server is about to end");
+        self.orders.send(order).map_err(|_| ended())?;
+        let attached = answer.await.unwrap_or_else(|_| Err(ended()))?;
+        let known = wire::AdapterStats {
+            name: name.to_owned(),
+            format: attached.format,
+            pairs: attached.pairs,
+            bytes: attached.bytes,
+            loaded: true,
+            jobs: 0,
+        };
+        let (name, source) = (name.to_owned(), source.to_owned());
+        Ok(AdapterState { name, source, known: Some(known), ..AdapterState::default() })
+    }
+
+    /// Lets no further request name an adapter. What runs under it goes on to its end.
+    pub fn detach(&self, model: &str, name: &str) -> Result<(), Failure> {
+        let index = self.index(model)?;
+        self.shelf.remove(index, model, name)?;
+        let _ = self.orders.send(Order::Detach { model: index, name: name.to_owned() });
+        Ok(())
+    }
+
+    /// The adapters of a model, as they are now. `model` is an id, no other name.
+    pub async fn adapters(&self, model: &str) -> Result<Vec<AdapterState>, Failure> {
+        let index = self.index(model)?;
+        let stats = self.stats(true).await;
+        Ok(stats.models.into_iter().nth(index).map(|model| model.adapters).unwrap_or_default())
+    }
+
+    /// The models and their adapters, in the order of the configuration.
+    pub fn listed(&self) -> Vec<Listed> {
+        let shelf = self.shelf.all();
+        let listed = self.config.models.iter().zip(shelf.iter()).map(|(model, adapters)| {
+            let chosen = adapters.iter().filter(|(_, adapter)| adapter.merged.is_none());
+            Listed {
+                id: model.id.clone(),
+                source: model.source.clone(),
+                adapters: chosen.map(|(name, _)| name.clone()).collect(),
+            }
+        });
+        listed.collect()
+    }
+
+    /// The place of the model with this id.
+    fn index(&self, id: &str) -> Result<usize, Failure> {
+        self.config.models.iter().position(|model| model.id == id).ok_or_else(|| {
+            let known: Vec<&str> = self.config.models.iter().map(|model| model.id.as_str()).collect();
+            let message = format!("there is no model '{id}' (there are: {})", known.join(", "));
+            Failure::new(FailureCode::NotFound, message)
+                .with_help("adapters belong to models, not to other names of them")
+        })
     }
 
     /// The models as they were configured.
@@ -146,7 +244,7 @@ impl Fleet {
         &self.config.variants
     }
 
-    /// How tokens are picked for this name, if that is settled, whatever a client's fields say.
+    /// How tokens are picked for this name, if its configuration says so.
     pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
         let meant = self.resolve(name)?;
         let own = meant.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
@@ -184,7 +282,8 @@ impl Fleet {
 
     fn resolve(&self, name: &str) -> Result<names::Meant, Failure> {
         let Config { models, variants, default_model, .. } = &*self.config;
-        names::Names { models, variants, default: default_model.as_deref() }.resolve(name)
+        let shelf = self.shelf.all();
+        names::Names { models, variants, adapters: &shelf, default: default_model.as_deref() }.resolve(name)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A model of the fleet: how far it is from answering, and who waits for that.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,6 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     FleetStats, ModelState, ModelStats,
+    adapters::Newcomer,
     crew::{Crew, Order},
     deaths::Deaths,
     hand::Hand,
@@ -28,6 +29,8 @@ use crate::{
 pub(super) struct Model {
     pub(super) stage: Stage,
     pub(super) waiting: VecDeque<Waiting>,
+    /// Adapters that wait for the model.
+    pub(super) newcomers: Vec<Newcomer>,
     pub(super) deaths: Deaths,
     pub(super) deaths_total: u64,
     pub(super) loads_total: u64,
@@ -90,6 +93,7 @@ impl Model {
     pub(super) fn fail_waiting(&mut self, failure: &Failure) {
         self.tell_waiting(&Update::Event(Event::Failed(failure.clone())));
         self.waiting.clear();
+        self.newcomers.drain(..).for_each(|newcomer| newcomer.refuse(failure.clone()));
     }
 
     pub(super) fn deadline(&self, memory: Duration) -> Option<Instant> {
@@ -112,7 +116,7 @@ impl Crew {
     pub(super) fn advance_model(&mut self, index: usize, now: Instant) {
         let model = &mut self.models[index];
         match model.stage {
-            Stage::Idle if !model.waiting.is_empty() => self.probe(index),
+            Stage::Idle if !model.waiting.is_empty() || !model.newcomers.is_empty() => self.probe(index),
             Stage::Pausing { until } if now >= until => self.probe(index),
             Stage::Quarantined { until, .. } if now >= until => model.release(),
             Stage::Squeezing { since } => self.make_room(index, since, now),
@@ -124,6 +128,9 @@ impl Crew {
                     (hand.used, hand.used_at) = (self.uses, now);
                     for Waiting { job, updates } in model.waiting.drain(..) {
                         hand.submit(job, updates);
+                    }
+                    for newcomer in std::mem::take(&mut model.newcomers) {
+                        self.bring(serial, newcomer, now);
                     }
                 }
             }
@@ -149,7 +156,8 @@ impl Crew {
             return;
         }
         let planned = result.and_then(|probed| {
-            let need = memory::plan(self.config.memory_bytes, config, &probed.card)?;
+            let adapters = self.shelf.has_some(index) || !model.newcomers.is_empty();
+            let need = memory::plan(self.config.memory_bytes, config, adapters, &probed.card)?;
             Ok(Plan { probed, need })
         });
         match planned {
@@ -200,6 +208,8 @@ impl Crew {
             architecture: Provider { plugin: probed.plugin.copy.path().into(), name: probed.architecture },
             samplers: paths(&samplers),
             adapter_formats: paths(&formats),
+            merged: self.shelf.merged(index),
+            adapter_bytes: config.adapter_bytes,
             source: config.source.clone(),
             options: config.options.clone(),
             device: if config.device.is_empty() { "auto".into() } else { config.device.clone() },
@@ -231,8 +241,12 @@ impl Crew {
             model: index,
             plugins,
             bytes: need.bytes,
+            adapter_bytes: need.adapter_bytes,
             jobs: HashMap::new(),
-            attaching: HashSet::new(),
+            attaching: HashMap::new(),
+            attaching_since: now,
+            refused: HashMap::new(),
+            progress: None,
             loaded: None,
             stats: None,
             going: false,
@@ -271,8 +285,10 @@ impl Crew {
                 bytes: hands.map(|hand| hand.bytes).sum(),
                 loads: model.loads_total,
                 deaths: model.deaths_total,
+                progress: hand.filter(|hand| hand.loaded.is_none()).and_then(|hand| hand.progress.clone()),
                 loaded: hand.and_then(|hand| hand.loaded.clone()),
                 worker: hand.and_then(|hand| hand.stats.clone()),
+                adapters: self.adapter_states(index, hand),
             }
         });
         let memory_used = self.hands.values().map(|hand| hand.bytes).sum();

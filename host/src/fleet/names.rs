@@ -1,6 +1,6 @@
 //! Which model a client means: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
 
-use super::{ModelConfig, Variant};
+use super::{ModelConfig, Variant, shelf};
 use crate::job::{AdapterUse, Failure, FailureCode};
 
 /// What a client's model id stands for.
@@ -19,6 +19,8 @@ pub(super) struct Meant {
 pub(super) struct Names<'a> {
     pub(super) models: &'a [ModelConfig],
     pub(super) variants: &'a [Variant],
+    /// The adapters of each model.
+    pub(super) adapters: &'a [shelf::Names],
     pub(super) default: Option<&'a str>,
 }
 
@@ -34,7 +36,7 @@ impl Names<'_> {
             Some((meant, adapter))
         });
         if let Some((meant, adapter)) = &split
-            && self.models[meant.model].adapters.contains_key(*adapter)
+            && self.adapters[meant.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
         {
             let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
             return Ok(Meant { adapter, ..meant.clone() });
@@ -43,10 +45,7 @@ impl Names<'_> {
             return Ok(meant);
         }
         if let Some((meant, adapter)) = split {
-            let model = &self.models[meant.model];
-            let known = listed(model.adapters.keys());
-            let message = format!("model '{}' has no adapter '{adapter}' (it has: {known})", model.id);
-            return Err(Failure::new(FailureCode::NotFound, message).with_help("add it to [models.adapters]"));
+            return Err(shelf::unknown(&self.models[meant.model].id, &self.adapters[meant.model], adapter));
         }
         self.default.and_then(|id| self.by_id(id)).ok_or_else(|| {
             let ids = self.models.iter().map(|model| &model.id);
@@ -105,12 +104,13 @@ fn listed<'a>(names: impl Iterator<Item = &'a String>) -> String {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::fleet::Adapter;
 
     fn models() -> Vec<ModelConfig> {
         let model = |id: &str, aliases: &[&str], adapters: &[&str]| ModelConfig {
             id: id.into(),
             aliases: aliases.iter().map(|alias| (*alias).into()).collect(),
-            adapters: adapters.iter().map(|name| ((*name).into(), "x".into())).collect(),
+            adapters: adapters.iter().map(|name| ((*name).into(), Adapter::at("x"))).collect(),
             ..ModelConfig::default()
         };
         vec![
@@ -132,7 +132,9 @@ mod tests {
     }
 
     fn resolve(default: Option<&str>, name: &str) -> Result<Meant, Failure> {
-        Names { models: &models(), variants: &variants(), default }.resolve(name)
+        let models = models();
+        let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
+        Names { models: &models, variants: &variants(), adapters: &adapters, default }.resolve(name)
     }
 
     fn check(name: &str, expect: Option<(&str, Option<&str>)>) {

@@ -38,10 +38,40 @@ pub struct ModelStats {
     pub loads: u64,
     /// Unexpected ends of workers so far.
     pub deaths: u64,
+    /// How far its load is, while it is being loaded.
+    pub progress: Option<Progress>,
     /// What is loaded.
     pub loaded: Option<wire::Loaded>,
     /// What the worker does.
     pub worker: Option<wire::Stats>,
+    /// Its adapters, by name.
+    pub adapters: Vec<AdapterState>,
+}
+
+/// An adapter at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AdapterState {
+    /// What clients call it, behind the model's id and a colon.
+    pub name: String,
+    /// Where it came from, as people wrote it.
+    pub source: String,
+    /// Whether it is part of the model's weights.
+    pub merged: bool,
+    /// Why the model does not take it.
+    pub refusal: Option<String>,
+    /// What the model's worker knows of it; nothing while the model is not loaded.
+    pub known: Option<wire::AdapterStats>,
+}
+
+/// How far a load is, in units of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// What is done.
+    pub done: u64,
+    /// What there is to do; 0 where nobody knows.
+    pub total: u64,
+    /// What is being done.
+    pub what: String,
 }
 
 /// Whether a model answers.

@@ -8,10 +8,13 @@ use hyper::{
 use std::{
     convert::Infallible,
     pin::{Pin, pin},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
 };
-use tokio::{sync::OwnedSemaphorePermit, time::timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 use warp::{Buf, Reply, http::StatusCode, reply::Response};
 
 use super::Limits;
@@ -24,7 +27,7 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), Problem>
     if !media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json")) {
         let message = match media_type {
             None => "there is no Content-Type; send application/json".to_owned(),
-            Some(_) => "the Content-Type is not application/json".to_owned(),
+            Some(_) => "the Content-Type is not application/json; send the body as that".to_owned(),
         };
         return Err(Problem::new(ProblemKind::MediaType, message));
     }
@@ -37,19 +40,51 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), Problem>
     }
 }
 
+/// Memory for the bodies of all requests. Each takes as much of it as has come of it, so that nobody can reserve any by saying
+/// how much he is about to send.
+#[derive(Clone, Debug)]
+pub(super) struct Memory(Arc<Semaphore>);
+
+/// A body, and the memory that it takes as long as this is kept.
+pub(super) struct Body {
+    pub(super) bytes: Vec<u8>,
+    pub(super) held: Option<OwnedSemaphorePermit>,
+}
+
+impl Memory {
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self(Arc::new(Semaphore::new(limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS))))
+    }
+
+    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+        let count = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.0.clone().try_acquire_many_owned(count).map_err(|_| {
+            let message = "the requests at hand take all the memory that there is for them; try again later";
+            Problem::new(ProblemKind::Overloaded, message)
+        })
+    }
+}
+
 /// Reads a body to its end.
 pub(super) async fn read(
     body: impl Stream<Item = Result<impl Buf, warp::Error>>,
     limits: &Limits,
-) -> Result<Vec<u8>, Problem> {
+    memory: &Memory,
+) -> Result<Body, Problem> {
     let mut body = pin!(body);
     let mut read = Vec::new();
+    let mut held: Option<OwnedSemaphorePermit> = None;
     let reading = async {
         while let Some(piece) = body.next().await {
             let invalid = |error| Problem::new(ProblemKind::InvalidRequest, format!("the body broke off: {error}"));
             let mut piece = piece.map_err(invalid)?;
             if piece.remaining() > limits.body_bytes_max - read.len() {
                 return Err(too_large(limits));
+            }
+            let more = memory.take(piece.remaining())?;
+            match &mut held {
+                Some(held) => held.merge(more),
+                None => held = Some(more),
             }
             while piece.has_remaining() {
                 let chunk = piece.chunk();
@@ -63,7 +98,7 @@ pub(super) async fn read(
     let seconds = limits.body_timeout.as_secs_f32();
     let slow = |_| Problem::new(ProblemKind::Timeout, format!("the body did not arrive within {seconds} s"));
     timeout(limits.body_timeout, reading).await.map_err(slow)??;
-    Ok(read)
+    Ok(Body { bytes: read, held })
 }
 
 fn too_large(limits: &Limits) -> Problem {

@@ -9,6 +9,7 @@ use hyper::{
 };
 use hyper_util::service::TowerToHyperService;
 use std::{
+    collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -18,7 +19,8 @@ use tracing::Instrument;
 use warp::{Reply, reply::Response};
 
 use super::{
-    Limits, Settings, body,
+    Limits, Settings,
+    body::{self, Memory},
     door::Door,
     metrics::Recorder,
     routes::{self, OPEN, Refused, Visitor},
@@ -40,6 +42,7 @@ pub(super) struct App {
     limits: Limits,
     requests: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    pub(super) memory: Memory,
 }
 
 /// The door and the routes behind it.
@@ -54,7 +57,8 @@ impl App {
     pub(super) fn new(chats: Arc<Chats>, limits: Limits) -> Arc<Self> {
         let (requests, streams) = (Semaphore::new(limits.requests_max), Semaphore::new(limits.streams_max));
         let recorder = Recorder::install();
-        Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams: Arc::new(streams) })
+        let memory = Memory::new(&limits);
+        Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams: Arc::new(streams), memory })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -104,7 +108,7 @@ impl Front {
     ) -> hyper::Response<Outgoing> {
         let (path, method) = (request.uri().path().to_owned(), request.method());
         let mut patterns =
-            self.methods.iter().filter(|(pattern, served)| served == method && routes::id(pattern, &path).is_some());
+            self.methods.iter().filter(|(pattern, served)| served == method && routes::named(pattern, &path).is_some());
         let visit = Visit::begin(method, patterns.next().map_or(NO_ROUTE, |(pattern, _)| pattern));
         let dialect = Dialect::of(request.uri().path(), request.headers().contains_key("anthropic-version"));
         let serving = self.serve(request, local, &visit.id, dialect);
@@ -169,9 +173,10 @@ impl Front {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             ProblemKind::Method => {
-                let allowed = self.methods.iter().filter(|(pattern, _)| routes::id(pattern, path).is_some());
-                let allowed: Vec<&str> = allowed.map(|(_, method)| method.as_str()).collect();
-                if let Ok(allowed) = HeaderValue::from_str(&allowed.join(", ")) {
+                let allowed = self.methods.iter().filter(|(pattern, _)| routes::named(pattern, path).is_some());
+                let allowed: BTreeSet<&str> = allowed.map(|(_, method)| method.as_str()).collect();
+                let allowed = allowed.into_iter().collect::<Vec<_>>().join(", ");
+                if let Ok(allowed) = HeaderValue::from_str(&allowed) {
                     headers.insert(header::ALLOW, allowed);
                 }
             }
@@ -196,7 +201,7 @@ fn preflight(asked: &HeaderMap) -> Response {
     let mut response = warp::reply().into_response();
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST"));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST, DELETE"));
     if let Some(wanted) = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone());
     }

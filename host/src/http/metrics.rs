@@ -1,5 +1,6 @@
 //! `GET /metrics`, for Prometheus. What happens in this process is counted where it happens, through the `metrics` crate;
-//! what workers do is asked of them when somebody looks. Labels are routes, statuses and models: few, whatever clients do.
+//! what workers do is asked of them when somebody looks. Labels are routes, statuses, models and their adapters:
+//! few, whatever clients do.
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{
@@ -108,6 +109,10 @@ impl Page {
         let blocks: Vec<(String, u64)> = stats.models.iter().flat_map(blocks).collect();
         let samples = blocks.iter().map(|(labels, count)| (labels.as_str(), *count));
         self.family("pensieve_blocks", "gauge", "Blocks of keys and values by where they are.", samples);
+        let adapters: Vec<(String, u64)> = stats.models.iter().flat_map(adapters).collect();
+        let samples = adapters.iter().map(|(labels, bytes)| (labels.as_str(), *bytes));
+        let help = "Memory that an adapter takes; 0 while it is not loaded.";
+        self.family("pensieve_adapter_bytes", "gauge", help, samples);
     }
 
     fn process(&mut self) {
@@ -129,7 +134,7 @@ struct Column {
 }
 
 /// What a worker says starts at 0 with each worker, as counters may.
-const COLUMNS: [Column; 15] = [
+const COLUMNS: [Column; 18] = [
     column("pensieve_model_ready", "gauge", "1 if the model answers at once.", |model| {
         u64::from(model.state == ModelState::Ready)
     }),
@@ -161,6 +166,15 @@ const COLUMNS: [Column; 15] = [
     column("pensieve_worker_forward_microseconds_total", "counter", "Time in the model.", |model| {
         worker(model, |w| w.forward_us)
     }),
+    column("pensieve_adapters", "gauge", "Adapters that requests may choose.", |model| {
+        model.adapters.iter().filter(|adapter| !adapter.merged).count() as u64
+    }),
+    column("pensieve_adapter_loads_total", "counter", "Adapters taken into the model.", |model| {
+        worker(model, |w| w.adapter_loads)
+    }),
+    column("pensieve_adapter_unloads_total", "counter", "Adapters that made room for others.", |model| {
+        worker(model, |w| w.adapter_unloads)
+    }),
 ];
 
 const fn column(name: &'static str, kind: &'static str, help: &'static str, value: fn(&ModelStats) -> u64) -> Column {
@@ -180,6 +194,15 @@ fn blocks(model: &ModelStats) -> Vec<(String, u64)> {
         ("disk", worker.blocks_disk),
     ];
     counts.map(|(state, count)| (labels(&[("model", &model.id), ("state", state)]), count)).to_vec()
+}
+
+/// What each adapter of a model takes.
+fn adapters(model: &ModelStats) -> impl Iterator<Item = (String, u64)> {
+    let chosen = model.adapters.iter().filter(|adapter| !adapter.merged);
+    chosen.map(|adapter| {
+        let bytes = adapter.known.as_ref().map_or(0, |known| if known.loaded { known.bytes } else { 0 });
+        (labels(&[("model", &model.id), ("adapter", &adapter.name)]), bytes)
+    })
 }
 
 /// Labels as they stand behind a name.

@@ -58,6 +58,8 @@ pub struct Limits {
     pub header_bytes_max: usize,
     /// Bytes of a request's body.
     pub body_bytes_max: usize,
+    /// Bytes of all bodies that are being read or answered.
+    pub bodies_bytes_max: usize,
     /// How long the headers of a request may take, and how long a connection stays open that has none.
     pub header_timeout: Duration,
     /// How long the body of a request may take.
@@ -93,6 +95,7 @@ impl Default for Limits {
             headers_max: 128,
             header_bytes_max: 64 << 10,
             body_bytes_max: 32 << 20,
+            bodies_bytes_max: 256 << 20,
             header_timeout: Duration::from_secs(20),
             body_timeout: Duration::from_secs(60),
             write_stall: Duration::from_secs(60),

@@ -5,10 +5,14 @@ use hyper::{HeaderMap, Method};
 use std::{convert::Infallible, panic::AssertUnwindSafe, sync::Arc};
 use warp::{Filter, Rejection, Reply, filters::BoxedFilter, path::FullPath, reply::Response};
 
-use super::{body, front::App, lists, metrics, openapi};
+use super::{
+    body::{self, Body},
+    front::App,
+    lists, metrics, openapi,
+};
 use crate::{
     chat::Client,
-    dialects::{Answer, Call, Dialect, Problem, ProblemKind, anthropic, execute, openai, token_stream},
+    dialects::{Answer, Call, Dialect, Problem, ProblemKind, adapters, anthropic, execute, openai, token_stream},
     prompt::Chats,
 };
 
@@ -27,11 +31,15 @@ pub(super) fn routes(app: &Arc<App>) -> Vec<Route> {
         post(app, "/token_stream", token_stream::answer),
         post(app, "/execute", execute::answer),
         get(app, "/v1/models", |app, ask| async move { lists::models(&app, ask.dialect) }),
-        get(
-            app,
-            "/v1/models/{id}",
-            |app, ask| async move { lists::model(&app, ask.dialect, &ask.id, &ask.request_id) },
-        ),
+        // Before the model itself, whose id may have slashes.
+        post(app, "/v1/models/{id}/adapters", |chats, call| async move { adapters::attach(&chats, call).await }),
+        get(app, "/v1/models/{id}/adapters", |app, ask| async move { adapters::list(&app.chats, &ask.named.id).await }),
+        delete(app, "/v1/models/{id}/adapters/{name}", |app, ask| async move {
+            adapters::detach(&app.chats, &ask.named.id, &ask.named.name)
+        }),
+        get(app, "/v1/models/{id}", |app, ask| async move {
+            lists::model(&app, ask.dialect, &ask.named.id, &ask.request_id)
+        }),
         get(app, "/v1/plugins", |app, _| async move { lists::plugins(&app) }),
         get(app, "/health", |app, ask| async move { lists::health(&app, ask.is_known).await }),
         get(app, "/metrics", |app, _| async move { metrics::answer(&app).await }),
@@ -46,7 +54,7 @@ pub(super) const OPEN: [&str; 3] = ["/", "/health", "/openapi.json"];
 /// Something that is served.
 pub(super) struct Route {
     pub(super) method: Method,
-    /// `{id}` stands for the rest of the path.
+    /// `{id}` stands for a model's id, which may have slashes, and `{name}` for a name without any.
     pub(super) pattern: &'static str,
     filter: BoxedFilter<(Response,)>,
 }
@@ -63,12 +71,32 @@ pub(super) fn methods(routes: &[Route]) -> Vec<(&'static str, Method)> {
     routes.iter().map(|route| (route.pattern, route.method.clone())).collect()
 }
 
-/// What stands for `{id}` in a path of this pattern, empty where the pattern has none. Its slashes may be written as they
-/// are: a model's id may have some.
-pub(super) fn id(pattern: &str, path: &str) -> Option<String> {
-    let Some(prefix) = pattern.strip_suffix("{id}") else { return (pattern == path).then(String::new) };
-    let decoded = percent_encoding::percent_decode_str(path.strip_prefix(prefix)?).decode_utf8();
-    decoded.ok().filter(|id| !id.is_empty()).map(String::from)
+/// What stands in a path for the parts of its pattern; empty where the pattern has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Named {
+    /// A model's id.
+    pub(super) id: String,
+    /// A name.
+    pub(super) name: String,
+}
+
+/// What stands for the parts of this pattern in a path, if it is such a path. An id's slashes may be written as they are.
+pub(super) fn named(pattern: &str, path: &str) -> Option<Named> {
+    let decoded = |text: &str| {
+        let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
+        decoded.ok().filter(|text| !text.is_empty()).map(String::from)
+    };
+    let Some((prefix, rest)) = pattern.split_once("{id}") else {
+        return (pattern == path).then(Named::default);
+    };
+    let path = path.strip_prefix(prefix)?;
+    match rest.strip_suffix("{name}") {
+        Some(between) => {
+            let (id, name) = path.rsplit_once(between)?;
+            Some(Named { id: decoded(id)?, name: decoded(name).filter(|_| !name.contains('/'))? })
+        }
+        None => Some(Named { id: decoded(path.strip_suffix(rest)?)?, name: String::new() }),
+    }
 }
 
 /// Who has come through the door; an extension of the request.
@@ -85,7 +113,7 @@ pub(super) struct Refused(pub(super) Problem);
 
 /// A question without a body.
 struct Ask {
-    id: String,
+    named: Named,
     request_id: String,
     dialect: Dialect,
     is_known: bool,
@@ -101,24 +129,28 @@ pub(super) fn refused(problem: Problem) -> Response {
 fn post<F, R>(app: &Arc<App>, pattern: &'static str, handler: F) -> Route
 where
     F: Fn(Arc<Chats>, Call) -> R + Clone + Send + Sync + 'static,
-    R: Future<Output = Answer> + Send + 'static,
+    R: Future<Output: Into<Result<Answer, Problem>>> + Send + 'static,
 {
     let app = app.clone();
-    let answer = move |_, headers: HeaderMap, visitor: Visitor, body| {
+    let answer = move |named: Named, headers: HeaderMap, visitor: Visitor, body| {
         let (app, handler) = (app.clone(), handler.clone());
         async move {
             let read = async {
                 let permit = app.admit()?;
                 body::check(&headers, app.limits())?;
-                Ok((permit, body::read(body, app.limits()).await?))
+                Ok((permit, body::read(body, app.limits(), &app.memory).await?))
             };
             let (permit, body) = match read.await {
                 Ok(read) => read,
                 Err(problem) => return refused(problem),
             };
-            let call = Call { body, client: visitor.client.unwrap_or_default(), request_id: visitor.request_id };
-            let answer = handler(app.chats.clone(), call);
-            match (caught(answer).await, app.stream()) {
+            let Body { bytes, held } = body;
+            let (id, client) = (named.id, visitor.client.unwrap_or_default());
+            let call = Call { id, body: bytes, client, request_id: visitor.request_id };
+            let answer = caught(handler(app.chats.clone(), call)).await;
+            // A stream needs no more of its request than is in the queue.
+            drop(held);
+            match (answer, app.stream()) {
                 (Ok(Answer::Stream { media_type, pieces }), Ok(stream)) => {
                     body::write(Answer::Stream { media_type, pieces }, vec![permit, stream])
                 }
@@ -135,22 +167,40 @@ where
 fn get<F, R>(app: &Arc<App>, pattern: &'static str, handler: F) -> Route
 where
     F: Fn(Arc<App>, Ask) -> R + Clone + Send + Sync + 'static,
-    R: Future<Output = Answer> + Send + 'static,
+    R: Future<Output: Into<Result<Answer, Problem>>> + Send + 'static,
+{
+    bodiless(app, Method::GET, pattern, handler)
+}
+
+fn delete<F, R>(app: &Arc<App>, pattern: &'static str, handler: F) -> Route
+where
+    F: Fn(Arc<App>, Ask) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output: Into<Result<Answer, Problem>>> + Send + 'static,
+{
+    bodiless(app, Method::DELETE, pattern, handler)
+}
+
+/// A route whose requests have no body.
+fn bodiless<F, R>(app: &Arc<App>, method: Method, pattern: &'static str, handler: F) -> Route
+where
+    F: Fn(Arc<App>, Ask) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output: Into<Result<Answer, Problem>>> + Send + 'static,
 {
     let app = app.clone();
-    let answer = move |id, visitor: Visitor| {
+    let answer = move |named, visitor: Visitor| {
         let (app, handler) = (app.clone(), handler.clone());
         async move {
             let Visitor { client, request_id, dialect } = visitor;
-            let ask = Ask { id, request_id, dialect, is_known: client.is_some() };
+            let ask = Ask { named, request_id, dialect, is_known: client.is_some() };
             match caught(handler(app, ask)).await {
                 Ok(answer) => body::write(answer, Vec::new()),
                 Err(problem) => refused(problem),
             }
         }
     };
-    let filter = at(pattern).and(warp::get()).and(warp::ext::get::<Visitor>()).then(answer);
-    Route { method: Method::GET, pattern, filter: filter.boxed() }
+    let under = if method == Method::DELETE { warp::delete().boxed() } else { warp::get().boxed() };
+    let filter = at(pattern).and(under).and(warp::ext::get::<Visitor>()).then(answer);
+    Route { method, pattern, filter: filter.boxed() }
 }
 
 /// A route that says that somebody is there.
@@ -159,16 +209,18 @@ fn head(pattern: &'static str) -> Route {
     Route { method: Method::HEAD, pattern, filter: filter.boxed() }
 }
 
-/// The paths of a pattern, and what stands for `{id}`.
-fn at(pattern: &'static str) -> BoxedFilter<(String,)> {
-    let id = move |path: FullPath| async move { id(pattern, path.as_str()).ok_or_else(warp::reject::not_found) };
-    warp::path::full().and_then(id).boxed()
+/// The paths of a pattern, and what stands for its parts.
+fn at(pattern: &'static str) -> BoxedFilter<(Named,)> {
+    let named = move |path: FullPath| async move { named(pattern, path.as_str()).ok_or_else(warp::reject::not_found) };
+    warp::path::full().and_then(named).boxed()
 }
 
 /// A defect in a handler costs its own request only.
-async fn caught(answer: impl Future<Output = Answer>) -> Result<Answer, Problem> {
-    let caught = AssertUnwindSafe(answer).catch_unwind().await;
-    caught.map_err(|_| Problem::new(ProblemKind::Internal, "this server has a defect; its log tells more"))
+async fn caught(answer: impl Future<Output: Into<Result<Answer, Problem>>>) -> Result<Answer, Problem> {
+    match AssertUnwindSafe(answer).catch_unwind().await {
+        Ok(answer) => answer.into(),
+        Err(_) => Err(Problem::new(ProblemKind::Internal, "this server has a defect; its log tells more")),
+    }
 }
 
 fn unrouted(rejection: &Rejection) -> Response {
@@ -180,4 +232,33 @@ fn unrouted(rejection: &Rejection) -> Response {
         Problem::new(ProblemKind::Internal, "this server has a defect: no route takes the request")
     };
     refused(problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_models_and_adapters() {
+        let check = |pattern: &str, path: &str, expect: Option<(&str, &str)>| {
+            let found = named(pattern, path);
+            let found = found.as_ref().map(|named| (named.id.as_str(), named.name.as_str()));
+            assert_eq!(found, expect, "{path} as {pattern}");
+        };
+        check("/v1/models", "/v1/models", Some(("", "")));
+        check("/v1/models", "/v1/models/", None);
+        check("/v1/models/{id}", "/v1/models/a/b%3Ac", Some(("a/b:c", "")));
+        check("/v1/models/{id}", "/v1/models/", None);
+        let list = "/v1/models/{id}/adapters";
+        check(list, "/v1/models/a/b/adapters", Some(("a/b", "")));
+        check(list, "/v1/models/adapters", None);
+        check(list, "/v1/models//adapters", None);
+        check(list, "/v1/models/a%2Fadapters", None);
+        let one = "/v1/models/{id}/adapters/{name}";
+        check(one, "/v1/models/a/b/adapters/poet", Some(("a/b", "poet")));
+        check(one, "/v1/models/a/adapters/adapters/poet", Some(("a/adapters", "poet")));
+        check(one, "/v1/models/a/adapters/", None);
+        check(one, "/v1/models/a/adapters/b/c", None);
+        check(one, "/v1/models/a/adapters/..%2Fc", Some(("a", "../c")));
+    }
 }

@@ -26,6 +26,8 @@ const BESIDE: [&str; 12] = [
     "chat_template.json",
     "adapter_config.json",
 ];
+/// What an adapter consists of, as PEFT saves it.
+const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 1000;
 const LISTED_MAX: usize = 12;
@@ -49,6 +51,28 @@ impl Choice {
         match &name.file {
             Some(file) => named(name, file, names),
             None => unnamed(name, names),
+        }
+    }
+
+    /// Chooses what an adapter needs, and nothing of the model that may lie beside it.
+    pub(super) fn of_adapter(name: &HubName, names: &[String]) -> Result<Self, Trouble> {
+        match &name.file {
+            Some(file) if !is_gguf(file) => {
+                let message = format!("'{file}' is no GGUF file, and an adapter is a repository or such a file");
+                Err(Trouble::new(Kind::Usage, message)
+                    .help(format!("name hf:{0} or hf:{0}/FILE.gguf", name.repository())))
+            }
+            Some(file) => named(name, file, names),
+            None if ADAPTER.iter().all(|file| names.iter().any(|name| name == file)) => {
+                let files = ADAPTER.iter().map(|&file| file.to_owned()).collect();
+                Ok(Self { head: String::new(), files, index: None, why: None })
+            }
+            None => {
+                let message =
+                    format!("'{}' holds no adapter in PEFT's form ({})", name.repository(), ADAPTER.join(", "));
+                Err(Trouble::new(Kind::Absent, message)
+                    .help(format!("name a file: hf:{}/FILE.gguf", name.repository())))
+            }
         }
     }
 
@@ -245,6 +269,20 @@ mod tests {
         let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];
         check("hf:o/r", &names, Ok(("", &["adapter_config.json", "adapter_model.safetensors"])));
         check("hf:o/r", &["README.md", "config.json", "model.bin"], Err("holds no checkpoint"));
+    }
+
+    #[test]
+    fn an_adapter_is_two_files_or_a_named_one() {
+        let names = ["adapter_config.json", "adapter_model.safetensors", "model.safetensors", "a.gguf"];
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let files = |name: &str, names: &[String]| {
+            let choice = Choice::of_adapter(&name.parse().unwrap(), names);
+            choice.map(|choice| choice.files).map_err(|trouble| trouble.kind)
+        };
+        assert_eq!(files("hf:o/r", &names), Ok(names[..2].to_vec()));
+        assert_eq!(files("hf:o/r/a.gguf", &names), Ok(vec!["a.gguf".to_owned()]));
+        assert_eq!(files("hf:o/r/model.safetensors", &names), Err(Kind::Usage));
+        assert_eq!(files("hf:o/r", &names[2..]), Err(Kind::Absent));
     }
 
     #[test]

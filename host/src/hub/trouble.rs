@@ -13,6 +13,8 @@ pub enum Kind {
     Denied,
     /// The hub cannot be reached, or breaks off.
     Network,
+    /// It is more than may be.
+    TooLarge,
     /// The disk is full.
     Space,
     /// What came is not what was promised.

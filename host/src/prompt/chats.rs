@@ -91,15 +91,12 @@ impl Chats {
             tokens: prompt.tokens,
             max_tokens: request.max_tokens.map_or(room, |tokens| tokens.min(room)),
             seed: request.sampling.seed.unwrap_or_else(|| fastrand::u64(..)),
-            stages: match known.samplers {
-                Some(stages) if request.sampling.stages.is_none() => stages,
-                _ => sampling::stages(&request.sampling, &[]),
-            },
+            stages: sampling::stages(&request.sampling, known.samplers.as_deref()),
             stop_tokens: convention.end_of_turn.clone(),
             stops: request.stops.into_iter().map(String::into_bytes).collect(),
             logprobs: request.logprobs,
             grammar: prompt.spec,
-            adapter: request.adapter,
+            adapter: request.adapter.beside(known.adapter)?,
             ..Job::default()
         };
         Ok(Prepared {
@@ -113,6 +110,11 @@ impl Chats {
             convention,
             reading: prompt.reading,
         })
+    }
+
+    /// How many tokens a model knows, whether it is loaded or not.
+    pub async fn vocabulary(&self, model: &str) -> Result<u32, Failure> {
+        Ok(self.fleet.known(model).await?.card.vocabulary)
     }
 
     /// Tokens of a request's prompt, exactly; one that does not fit is counted all the same.

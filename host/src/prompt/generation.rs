@@ -96,7 +96,13 @@ impl Generation {
             }
         }
         let bytes = self.weave.push(&tokens, &self.reader.markers, &self.reader.vocabulary);
+        let was_text = self.reader.parser.is_text();
         let deltas = self.reader.parser.push(&bytes);
+        let is_text = |delta: &Delta| matches!(delta, Delta::Text { .. });
+        if !deltas.iter().any(is_text) && (was_text == Some(false) || !deltas.is_empty()) {
+            // The token that ends thoughts or a call is a part of them.
+            self.likelihoods.clear();
+        }
         self.show(deltas, false);
     }
 

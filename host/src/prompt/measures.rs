@@ -110,6 +110,7 @@ impl Measures {
             FailureCode::Stalled => "stalled",
             FailureCode::WorkerLost => "worker_lost",
             FailureCode::Internal => "internal",
+            FailureCode::Forbidden => "forbidden",
         });
         // A failure's words may quote what a client sent.
         tracing::warn!(model = self.model, code = ?failure.code, "an answer failed");

@@ -14,3 +14,4 @@ mod tokens;
 
 pub use chats::{Chats, Prepared};
 pub use generation::Generation;
+pub(crate) use script::Scripts;

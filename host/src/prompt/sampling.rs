@@ -3,10 +3,11 @@
 //! The order is: `bias`, `penalties`, `dry`, `top_k`, `temperature`, `typical`, `top_p`, `min_p`, `xtc`, and a stage that
 //! picks. (`top_k` gives the same before and after `temperature`, and before it the others have less to do.)
 //!
-//! What the client leaves open comes from the model's configuration, and a client's value takes the place of the stage of
-//! that name there. Without either, tokens are drawn at temperature 1 from those at least 0.05 times as likely as the
-//! best one (`min_p`), because the long tail of a small or quantized model is noise; a client that narrows the choice by
-//! itself (`top_k`, `top_p`, `min_p`) gets just that. Temperature 0 takes the most likely token.
+//! Three have a say. A chain that the request spells out counts alone. Else the model's own chain, if its configuration has
+//! one, is what there is, and each field that the client sends takes the place of the stage of that name in it, or joins
+//! it in its place. Without either, tokens are drawn at temperature 1 from those at least 0.05 times as likely as the best
+//! one (`min_p`), because the long tail of a small or quantized model is noise; a client that narrows the choice by itself
+//! (`top_k`, `top_p`, `min_p`) gets just that. Temperature 0 takes the most likely token, whatever the chain.
 
 use serde_json::{Map, Value, json};
 
@@ -29,8 +30,8 @@ const ORDER: [&str; 12] = [
 /// How likely a token must be beside the best one where nobody says anything.
 const MIN_P: f64 = 0.05;
 
-/// The chain for one request to a model with these stages of its own.
-pub(super) fn stages(sampling: &Sampling, configured: &[StageSpec]) -> Vec<StageSpec> {
+/// The chain for one request to a model with this chain of its own.
+pub(super) fn stages(sampling: &Sampling, configured: Option<&[StageSpec]>) -> Vec<StageSpec> {
     if let Some(stages) = &sampling.stages {
         return stages.clone();
     }
@@ -44,13 +45,12 @@ pub(super) fn stages(sampling: &Sampling, configured: &[StageSpec]) -> Vec<Stage
         }
         return chain;
     }
-    let mut chain = configured.to_vec();
-    if chain.is_empty() {
-        if sampling.top_k.is_none() && sampling.top_p.is_none() && sampling.min_p.is_none() {
-            chain.push(stage("min_p", &json!({ "p": MIN_P })));
-        }
-        chain.push(stage("seeded", &Value::Null));
-    }
+    let narrows = sampling.top_k.is_some() || sampling.top_p.is_some() || sampling.min_p.is_some();
+    let mut chain = match configured {
+        Some(stages) => stages.to_vec(),
+        None if narrows => vec![stage("seeded", &Value::Null)],
+        None => vec![stage("min_p", &json!({ "p": MIN_P })), stage("seeded", &Value::Null)],
+    };
     for stage in given {
         match chain.iter_mut().find(|other| other.sampler == stage.sampler) {
             Some(other) => *other = stage,
@@ -115,17 +115,18 @@ fn rank(name: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn check(sampling: &Sampling, configured: &[(&str, &str)], expect: &[(&str, &str)]) {
+    fn check(sampling: &Sampling, configured: Option<&[(&str, &str)]>, expect: &[(&str, &str)]) {
         let specs = |stages: &[(&str, &str)]| -> Vec<StageSpec> {
             let stages = stages.iter();
             stages.map(|(name, text)| StageSpec { sampler: (*name).into(), parameters: (*text).into() }).collect()
         };
-        assert_eq!(stages(sampling, &specs(configured)), specs(expect), "{sampling:?}");
+        let configured = configured.map(specs);
+        assert_eq!(stages(sampling, configured.as_deref()), specs(expect), "{sampling:?}");
     }
 
     #[test]
     fn draws_from_the_likely_tokens_unless_told_otherwise() {
-        check(&Sampling::default(), &[], &[("min_p", r#"{"p":0.05}"#), ("seeded", "")]);
+        check(&Sampling::default(), None, &[("min_p", r#"{"p":0.05}"#), ("seeded", "")]);
         let narrowed = Sampling { top_p: Some(0.9), temperature: Some(0.7), top_k: Some(40), ..Sampling::default() };
         let expect = [
             ("top_k", r#"{"k":40}"#),
@@ -133,28 +134,29 @@ mod tests {
             ("top_p", r#"{"p":0.9}"#),
             ("seeded", ""),
         ];
-        check(&narrowed, &[], &expect);
+        check(&narrowed, None, &expect);
     }
 
     #[test]
     fn temperature_zero_takes_the_most_likely_token() {
         let zero = Sampling { temperature: Some(0.0), top_p: Some(0.5), ..Sampling::default() };
-        check(&zero, &[("mirostat", "")], &[]);
+        check(&zero, Some(&[("mirostat", "")]), &[]);
         let zero = Sampling { frequency_penalty: Some(0.5), presence_penalty: Some(0.0), ..zero };
-        check(&zero, &[], &[("penalties", r#"{"presence":0.0,"frequency":0.5}"#), ("greedy", "")]);
+        check(&zero, None, &[("penalties", r#"{"presence":0.0,"frequency":0.5}"#), ("greedy", "")]);
         let zero = Sampling { logit_bias: vec![(7, -100.0)], frequency_penalty: Some(0.0), ..zero };
-        check(&zero, &[], &[("bias", r#"{"biases":{"7":-100.0}}"#), ("greedy", "")]);
+        check(&zero, None, &[("bias", r#"{"biases":{"7":-100.0}}"#), ("greedy", "")]);
     }
 
     #[test]
     fn a_clients_values_take_the_place_of_the_models() {
         let configured = [("dry", "{}"), ("temperature", r#"{"temperature":0.6}"#), ("mirostat", "{}")];
-        check(&Sampling::default(), &configured, &configured);
+        check(&Sampling::default(), Some(&configured), &configured);
+        check(&Sampling::default(), Some(&[]), &[]);
         let given = Sampling { temperature: Some(1.0), top_p: Some(0.5), ..Sampling::default() };
         let expect =
             [("dry", "{}"), ("temperature", r#"{"temperature":1.0}"#), ("top_p", r#"{"p":0.5}"#), ("mirostat", "{}")];
-        check(&given, &configured, &expect);
+        check(&given, Some(&configured), &expect);
         let own = StageSpec { sampler: "mine".into(), parameters: String::new() };
-        check(&Sampling { stages: Some(vec![own]), ..given }, &configured, &[("mine", "")]);
+        check(&Sampling { stages: Some(vec![own]), ..given }, Some(&configured), &[("mine", "")]);
     }
 }

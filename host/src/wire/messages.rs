@@ -8,7 +8,7 @@ use crate::job::{Event, Failure, Job};
 
 /// Changes whenever frames do. A server keeps running when its file on disk is replaced, and must not be misunderstood
 /// by a worker of the new kind.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// Server to worker.
 #[allow(clippy::large_enum_variant, reason = "the large one is the common one, and is moved a few times in its life")]
@@ -50,6 +50,10 @@ pub struct Load {
     pub samplers: Vec<PathBuf>,
     /// Plugins whose formats adapters may have.
     pub adapter_formats: Vec<PathBuf>,
+    /// Adapters that become part of the weights.
+    pub merged: Vec<MergedAdapter>,
+    /// Bytes that all other adapters together may take in the model.
+    pub adapter_bytes: u64,
     /// The checkpoint.
     pub source: PathBuf,
     /// Settings that only the architecture knows, a JSON object; empty for none.
@@ -75,6 +79,17 @@ pub struct Provider {
     pub plugin: PathBuf,
     /// The provider's name in the plugin's manifest.
     pub name: String,
+}
+
+/// An adapter that becomes part of the weights.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MergedAdapter {
+    /// What people call it.
+    pub name: String,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its strength; 1 is as trained.
+    pub scale: f32,
 }
 
 /// A place for cold blocks.
@@ -216,6 +231,8 @@ pub struct AttachedAdapter {
     pub format: String,
     /// How many weights it changes.
     pub pairs: u64,
+    /// What it takes in the model.
+    pub bytes: u64,
 }
 
 /// What a worker is doing.
@@ -247,6 +264,27 @@ pub struct Stats {
     pub blocks_active: u64,
     /// Blocks on disk.
     pub blocks_disk: u64,
-    /// Adapters.
-    pub adapters: Vec<String>,
+    /// Adapters that jobs may name.
+    pub adapters: Vec<AdapterStats>,
+    /// How often an adapter was taken into the model.
+    pub adapter_loads: u64,
+    /// How often one had to leave it to make room.
+    pub adapter_unloads: u64,
+}
+
+/// An adapter at a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterStats {
+    /// What jobs call it.
+    pub name: String,
+    /// The format that it is in.
+    pub format: String,
+    /// How many weights it changes.
+    pub pairs: u64,
+    /// What it takes in the model.
+    pub bytes: u64,
+    /// Whether it is there. If not, it is read again for the next job that names it.
+    pub loaded: bool,
+    /// Jobs that run under it or wait for it.
+    pub jobs: u64,
 }

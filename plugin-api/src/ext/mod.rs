@@ -6,6 +6,7 @@
 //! whichever side is older. A change to a table is a new id (`kv-transfer/2`), offered beside the old one.
 
 pub mod kv_transfer;
+pub mod merge;
 pub mod sequence_state;
 
 use abi_stable::{

@@ -16,7 +16,7 @@ mod report;
 mod rig;
 mod steps;
 
-pub use report::{Options, Outcome, Reference, Report, Shape, Verdict};
+pub use report::{Options, Outcome, Progress, Reference, Report, Shape, Verdict};
 
 use crate::ModelBox;
 use rig::{Finding, Rig};
@@ -41,8 +41,8 @@ const LAWS: &[Law] = &[
     Law {
         id: "repeatable",
         says: "a prompt gives finite logits, the same ones each time",
-        hint: "the usual cause is memory read before it is written, a state left from the first time, or places of the \
-               logits that are never written",
+        hint: "the usual cause is a state that an earlier sequence has left behind, memory read before it is written, or \
+               places of the logits that are never written",
         check: steps::repeatable,
     },
     Law {
@@ -85,8 +85,8 @@ const LAWS: &[Law] = &[
     Law {
         id: "chunked",
         says: "a prompt in chunks gives the logits of the whole, down to one token at a time",
-        hint: "the usual cause is a cache written or read at the token's index in the chunk instead of in the sequence \
-               (past + i), or positions counted from the chunk's start",
+        hint: "the usual cause is a cache that is off by one, or written or read at the token's index in the chunk \
+               instead of in the sequence (past + i), or positions counted from the chunk's start",
         check: steps::chunked,
     },
     Law {
@@ -99,7 +99,8 @@ const LAWS: &[Law] = &[
     Law {
         id: "shuffled",
         says: "any blocks in any order do",
-        hint: "the usual cause is a slot that is not blocks[i / block_tokens] * block_tokens + i % block_tokens",
+        hint: "the usual cause is a slot that is not blocks[i / block_tokens] * block_tokens + i % block_tokens, or a \
+               state beside the blocks that is not kept apart by sequence",
         check: memory::shuffled,
     },
     Law {
@@ -190,13 +191,13 @@ const LAWS: &[Law] = &[
     },
 ];
 
-/// Tries every law on a freshly loaded model. Before each one, `watch` is told its name, so that a model which ends the
-/// process has its crash laid to a law.
-pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut dyn FnMut(&'static str)) -> Report {
+/// Tries every law on a freshly loaded model. `watch` is told before and after each one, so that a model which ends the
+/// process has its crash laid to a law, and what was found before is not lost.
+pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut dyn FnMut(Progress<'_>)) -> Report {
     let mut rig = Rig::new(model, shape, options);
     let mut report = Report::default();
     for law in LAWS {
-        watch(law.id);
+        watch(Progress::Tries(law.id));
         let first = report.broken().map(|verdict| verdict.law).find(|id| ["resident", "repeatable"].contains(id));
         let mut outcome = match first {
             Some(first) => report::skipped(format!("law '{first}' comes first")),
@@ -207,7 +208,9 @@ pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut 
             *hint =
                 if refused { "the model refused a batch that is right: its error says why" } else { law.hint }.into();
         }
-        report.verdicts.push(Verdict { law: law.id, says: law.says, outcome });
+        let verdict = Verdict { law: law.id, says: law.says, outcome };
+        watch(Progress::Found(&verdict));
+        report.verdicts.push(verdict);
         rig.clear();
     }
     report

@@ -106,6 +106,15 @@ pub enum Outcome {
     },
 }
 
+/// What a check is at.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// The law of this name is tried next.
+    Tries(&'static str),
+    /// This came of it.
+    Found(&'a Verdict),
+}
+
 impl Report {
     /// Whether no law is broken.
     pub fn passed(&self) -> bool {

@@ -9,6 +9,9 @@ const RANK_MAX: usize = 1024;
 /// Values of one factor: a bound for what a small file can make of memory.
 const VALUES_MAX: usize = 1 << 28;
 
+/// Values of a whole adapter, for the same reason.
+const ALL_VALUES_MAX: usize = 1 << 30;
+
 /// Which half of a pair a tensor is, and how it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
@@ -36,11 +39,20 @@ struct Found {
 pub struct Pairs {
     found: BTreeMap<String, Found>,
     digest: Sha256,
+    /// Values so far.
+    values: usize,
 }
 
 impl Pairs {
     /// Takes in a tensor.
     pub fn add(&mut self, target: &str, half: Half, tensor: RawTensor) -> Result<()> {
+        let values = tensor.shape.iter().fold(1, |values: usize, size| values.saturating_mul(*size));
+        self.values = self.values.saturating_add(values);
+        if self.values > ALL_VALUES_MAX {
+            let message =
+                format!("tensor '{}': with it, the adapter has more than {ALL_VALUES_MAX} values", tensor.name);
+            return Err(Error::unsupported(message));
+        }
         self.digest.update(format!("{target}\0{half:?}\0{:?}\0{:?}\0", tensor.dtype, tensor.shape));
         self.digest.update(&*tensor.data);
         let found = self.found.entry(target.to_owned()).or_default();

@@ -45,7 +45,7 @@ impl Wrapped for Played {
         self.calls.lock().unwrap().push(tokens.len());
         (self.sum, self.count) = (self.sum + tokens.iter().sum::<u32>(), past + tokens.len());
         let width = if tokens.contains(&MISSHAPEN) { 2 } else { VOCABULARY };
-        Tensor::new(&[[self.sum as f32, self.count as f32, 1.0][..width].to_vec()], &Device::Cpu)
+        Tensor::from_slice(&[self.sum as f32, self.count as f32, 1.0][..width], (1, width), &Device::Cpu)
     }
 }
 

@@ -5,7 +5,9 @@ use pensieve_plugin_api::{
     abi_stable::std_types::{ROption, RString, RVec},
 };
 
-use crate::{AdapterData, Capacity, Card, Code, Error, LoadRequest, LowRankPair, Resident, Source, StateKind, Want};
+use crate::{
+    AdapterData, Capacity, Card, Code, Error, LoadRequest, LowRankPair, Merged, Resident, Source, StateKind, Want,
+};
 
 /// Pairs each code of the SDK with the contract's.
 const CODES: [(Code, api::ErrorCode); 10] = [
@@ -128,6 +130,11 @@ pub(super) fn adapter_in(adapter: &api::AdapterData) -> Result<AdapterData, Erro
         fingerprint: adapter.fingerprint.to_string(),
         pairs: pairs.collect::<Result<_, _>>()?,
     })
+}
+
+/// An adapter to be merged.
+pub(super) fn merged_in(merged: &api::ext::merge::Merged) -> Result<Merged, Error> {
+    Ok(Merged { adapter: adapter_in(&merged.adapter)?, strength: merged.strength })
 }
 
 /// An adapter to the host.

@@ -4,8 +4,10 @@ use pensieve_plugin_api::{
     self as api, ErrorCode, PluginError,
     abi_stable::{
         sabi_trait::TD_Opaque,
-        std_types::{RErr, ROk, ROption, RResult, RStr, RString, RVec},
+        sabi_types::RRef,
+        std_types::{RErr, ROk, ROption, RResult, RSlice, RStr, RString, RVec},
     },
+    ext::merge::{self, Merge},
 };
 use std::path::Path;
 
@@ -94,9 +96,28 @@ impl api::Architecture for ExportedArchitecture {
         guard("load", || self.0.load(&request.into(), &Services::from_host(services)).and_then(export_model))
     }
 
-    fn extension(&self, _id: RStr<'_>) -> ROption<api::Extension> {
-        ROption::RNone
+    fn extension(&self, id: RStr<'_>) -> ROption<api::Extension> {
+        let merges = guard("merges", || Ok(self.0.merges())).unwrap_or(false);
+        if id == merge::ID && merges { ROption::RSome(api::Extension::offer(&MERGE)) } else { ROption::RNone }
     }
+}
+
+static MERGE: Merge = Merge { load: load_merged };
+
+unsafe extern "C" fn load_merged(
+    architecture: RRef<'_, ()>,
+    request: &api::LoadRequest<'_>,
+    services: api::ServicesArc,
+    merged: RSlice<'_, merge::Merged>,
+) -> RResult<api::ModelBox, PluginError> {
+    // SAFETY: this function is in one table only, which `ExportedArchitecture::extension` alone offers, and whoever calls it
+    // passes the object that offered it.
+    let architecture = unsafe { architecture.transmute_into_ref::<ExportedArchitecture>() };
+    guard("load", || {
+        let merged = merged.iter().map(convert::merged_in).collect::<Result<Vec<_>, _>>()?;
+        let model = architecture.0.load_merged(&request.into(), &Services::from_host(services), &merged)?;
+        export_model(model)
+    })
 }
 
 struct ExportedSampler {

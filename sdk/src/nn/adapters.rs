@@ -56,6 +56,11 @@ impl Adapters {
         }
     }
 
+    /// Bytes that all of them take.
+    pub(super) fn bytes(&self) -> u64 {
+        self.attached.values().flat_map(HashMap::values).map(LowRank::bytes).sum()
+    }
+
     /// Adds the changes of each group of rows to the output of a linear layer.
     pub(super) fn apply(
         &self,
@@ -93,22 +98,10 @@ impl Adapters {
 fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(LayerId, LowRank)>> {
     let (order, layers) = registry.find(&pair.target);
     let Some((first, inputs)) = layers.first().map(|(_, layer)| (layer.part, layer.inputs)) else {
-        return Err(Error::not_found("the model has no such linear layer or embedding"));
+        return Err(no_such_layer());
     };
     let outputs: usize = layers.iter().map(|(_, layer)| layer.outputs).sum();
-    if (pair.inputs, pair.outputs) != (inputs, outputs) {
-        let (found, expected) = (format!("{}→{}", pair.inputs, pair.outputs), format!("{inputs}→{outputs}"));
-        return Err(Error::invalid(format!("the adapter maps {found}, the model's layer maps {expected}")));
-    }
-    if pair.rank == 0 || pair.rank > RANK_MAX {
-        return Err(Error::unsupported(format!("rank {} is outside 1 to {RANK_MAX}", pair.rank)));
-    }
-    if (pair.a.len(), pair.b.len()) != (pair.rank * inputs, outputs * pair.rank) {
-        return Err(Error::corrupt(format!("its factors have {} and {} values", pair.a.len(), pair.b.len())));
-    }
-    if !pair.a.iter().chain(&pair.b).all(|value| value.is_finite()) || !pair.scale.is_finite() {
-        return Err(Error::corrupt("it holds values that are not numbers"));
-    }
+    check(pair, inputs, outputs)?;
     if first == Part::Table {
         let up = pair.a.iter().map(|value| value * pair.scale).collect();
         let [(id, layer)] = layers.as_slice() else { return Err(Error::unsupported("a stack of embeddings")) };
@@ -125,9 +118,32 @@ fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(Laye
     layers.into_iter().map(part).collect()
 }
 
+/// What is said of a pair whose weight is not there.
+pub(super) fn no_such_layer() -> Error {
+    Error::not_found("the model has no such linear layer or embedding")
+}
+
+/// Whether a pair fits a weight of this size.
+pub(super) fn check(pair: &LowRankPair, inputs: usize, outputs: usize) -> Result<()> {
+    if (pair.inputs, pair.outputs) != (inputs, outputs) {
+        let (found, expected) = (format!("{}→{}", pair.inputs, pair.outputs), format!("{inputs}→{outputs}"));
+        return Err(Error::invalid(format!("the adapter maps {found}, the model's layer maps {expected}")));
+    }
+    if pair.rank == 0 || pair.rank > RANK_MAX {
+        return Err(Error::unsupported(format!("rank {} is outside 1 to {RANK_MAX}", pair.rank)));
+    }
+    if (pair.a.len(), pair.b.len()) != (pair.rank * inputs, outputs * pair.rank) {
+        return Err(Error::corrupt(format!("its factors have {} and {} values", pair.a.len(), pair.b.len())));
+    }
+    if !pair.a.iter().chain(&pair.b).all(|value| value.is_finite()) || !pair.scale.is_finite() {
+        return Err(Error::corrupt("it holds values that are not numbers"));
+    }
+    Ok(())
+}
+
 impl Registered {
     /// The rows of a `b` as they belong to the rows of this layer's weight.
-    fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
+    pub(super) fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
         match self.rotated_heads.filter(|_| order != self.order) {
             Some(head_dim) => reorder(rows, width, head_dim, self.order),
             None => rows.to_vec(),

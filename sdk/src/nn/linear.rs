@@ -6,12 +6,8 @@
 use candle_core::Tensor;
 use std::sync::Arc;
 
-use super::{
-    Loader, Step,
-    loader::{LayerId, Part},
-    ops::Matrix,
-};
-use crate::Result;
+use super::{Loader, Step, loader::LayerId, ops::Matrix};
+use crate::{Result, weights::RawTensor};
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
 #[derive(Clone, Debug)]
@@ -44,12 +40,14 @@ impl Linear {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Arc<Matrix>,
+    /// As it lies in the checkpoint, without what was merged into it.
+    raw: RawTensor,
     id: LayerId,
 }
 
 impl Embedding {
-    pub(super) fn new(weight: Arc<Matrix>, id: LayerId) -> Self {
-        Self { weight, id }
+    pub(super) fn new(weight: Arc<Matrix>, raw: RawTensor, id: LayerId) -> Self {
+        Self { weight, raw, id }
     }
 
     /// The vectors of the step's tokens, of shape `[tokens, width]`.
@@ -60,7 +58,6 @@ impl Embedding {
     /// The output layer `name` that shares this table, as in models with tied embeddings. An adapter for `name` changes the
     /// output alone.
     pub fn tied(&self, loader: &Loader<'_>, name: &str) -> Linear {
-        let id = loader.register(loader.at(name).path(), &self.weight, Part::Linear);
-        Linear::new(self.weight.clone(), None, id)
+        loader.at(name).tied(self.id, &self.raw, &self.weight)
     }
 }

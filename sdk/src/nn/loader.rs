@@ -13,10 +13,11 @@ use std::{
 
 use super::{
     Embedding, Linear,
+    merge::{Merges, Storey},
     ops::{Matrix, Ops},
 };
 use crate::{
-    Error, Result, Services,
+    Error, Merged, Result, Services,
     weights::{Checkpoint, Format, Names, RawTensor, Weights, names, quote},
 };
 
@@ -52,7 +53,7 @@ pub(super) struct Registry {
 /// A linear layer as adapters see it.
 #[derive(Debug)]
 pub(super) struct Registered {
-    name: String,
+    pub(super) name: String,
     pub(super) part: Part,
     pub(super) inputs: usize,
     pub(super) outputs: usize,
@@ -118,6 +119,7 @@ pub(super) struct Shared<'a> {
     ops: &'a Ops,
     context: usize,
     family: &'static str,
+    merges: Merges<'a>,
     registry: RefCell<Registry>,
     used: RefCell<HashSet<String>>,
     loaded_bytes: Cell<u64>,
@@ -131,12 +133,14 @@ impl<'a> Shared<'a> {
         ops: &'a Ops,
         context: usize,
         (gguf, names): (&[&'static str], Names),
+        merged: &'a [Merged],
     ) -> Self {
         let called = gguf.iter().find(|name| **name == checkpoint.architecture());
         let family = called.or(gguf.first()).copied().unwrap_or_default();
         let registry = Registry { family, names, layers: Vec::new(), stacks: Vec::new() };
         let (registry, used) = (RefCell::new(registry), RefCell::default());
-        Self { checkpoint, services, ops, context, family, registry, used, loaded_bytes: Cell::new(0) }
+        let merges = Merges::new(merged, family, names);
+        Self { checkpoint, services, ops, context, family, merges, registry, used, loaded_bytes: Cell::new(0) }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
@@ -147,8 +151,10 @@ impl<'a> Shared<'a> {
         unused(self.checkpoint.weights(), &self.used.borrow())
     }
 
-    pub(super) fn into_registry(self) -> Registry {
-        self.registry.into_inner()
+    /// What adapters need, once all that was to be merged has found its weight.
+    pub(super) fn into_registry(self) -> Result<Registry> {
+        self.merges.finish()?;
+        Ok(self.registry.into_inner())
     }
 }
 
@@ -193,10 +199,14 @@ impl Loader<'_> {
 
     /// The linear layer `name.weight`, of shape `[outputs, inputs]`, with `name.bias` where the checkpoint has one.
     pub fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
+        self.storey(name, inputs, outputs, None)
+    }
+
+    fn storey(&self, name: &str, inputs: usize, outputs: usize, storey: Option<Storey<'_>>) -> Result<Linear> {
         let here = self.at(name);
-        let weight = Arc::new(here.matrix("weight", outputs, inputs)?);
+        let weight = here.raw("weight", &[outputs, inputs])?;
         let bias = if here.has("bias") { Some(here.vector("bias", outputs)?) } else { None };
-        let id = self.register(&here.prefix, &weight, Part::Linear);
+        let (weight, id) = here.weight(&weight, Part::Linear, storey)?;
         Ok(Linear::new(weight, bias, id))
     }
 
@@ -204,22 +214,28 @@ impl Loader<'_> {
     /// keys and values as `qkv_proj`, gate and up as `gate_up_proj`. Adapters find the parts and the stack in either case.
     pub fn stacked<const N: usize>(&self, name: &str, inputs: usize, parts: [(&str, usize); N]) -> Result<[Linear; N]> {
         let stack = self.at(name);
+        let all = parts.iter().map(|(_, outputs)| outputs).sum();
+        let mut start = 0;
         let layers: Vec<Linear> = if stack.has("weight") {
-            let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
+            let outputs = all;
             let weight = stack.raw("weight", &[outputs, inputs])?;
             let bias = if stack.has("bias") { Some(stack.raw("bias", &[outputs])?) } else { None };
-            let mut start = 0;
             let part = |(part, outputs): (&str, usize)| {
                 let rows = start..start + outputs;
+                let storey = Storey { stack: &stack.prefix, outputs: all, start };
                 start = rows.end;
-                let weight = Arc::new(self.shared.ops.matrix(&weight.rows(rows.clone())?)?);
-                let bias = bias.as_ref().map(|bias| self.shared.ops.vector(&bias.rows(rows)?)).transpose()?;
-                let id = self.register(&self.name(part), &weight, Part::Linear);
+                let bias = bias.as_ref().map(|bias| self.shared.ops.vector(&bias.rows(rows.clone())?)).transpose()?;
+                let (weight, id) = self.at(part).weight(&weight.rows(rows)?, Part::Linear, Some(storey))?;
                 Ok(Linear::new(weight, bias, id))
             };
             parts.into_iter().map(part).collect::<Result<_>>()?
         } else {
-            parts.into_iter().map(|(part, outputs)| self.linear(part, inputs, outputs)).collect::<Result<_>>()?
+            let part = |(part, outputs): (&str, usize)| {
+                let storey = Storey { stack: &stack.prefix, outputs: all, start };
+                start += outputs;
+                self.storey(part, inputs, outputs, Some(storey))
+            };
+            parts.into_iter().map(part).collect::<Result<_>>()?
         };
         let ids = layers.iter().map(Linear::id).collect();
         self.shared.registry.borrow_mut().stacks.push((stack.prefix, ids));
@@ -229,9 +245,24 @@ impl Loader<'_> {
     /// The embedding `name.weight`, of shape `[rows, width]`.
     pub fn embedding(&self, name: &str, rows: usize, width: usize) -> Result<Embedding> {
         let here = self.at(name);
-        let weight = Arc::new(here.matrix("weight", rows, width)?);
-        let id = self.register(&here.prefix, &weight, Part::Table);
-        Ok(Embedding::new(weight, id))
+        let raw = here.raw("weight", &[rows, width])?;
+        let (weight, id) = here.weight(&raw, Part::Table, None)?;
+        Ok(Embedding::new(weight, raw, id))
+    }
+
+    /// The output layer of this place, which shares a table's weight unless an adapter was merged into one of the two.
+    pub(super) fn tied(&self, table: LayerId, raw: &RawTensor, weight: &Arc<Matrix>) -> Linear {
+        let merges = &self.shared.merges;
+        let is_changed = |name: &str| merges.concern(name);
+        let table_is_changed = self.shared.registry.borrow().layers.get(table.0).is_some_and(|it| is_changed(&it.name));
+        if table_is_changed || is_changed(&self.prefix) {
+            match self.weight(raw, Part::Linear, None) {
+                Ok((weight, id)) => return Linear::new(weight, None, id),
+                Err(error) => merges.fail(error),
+            }
+        }
+        let layer = self.describe(Part::Linear, weight.inputs(), weight.outputs());
+        Linear::new(weight.clone(), None, self.register(Registered { is_f32: weight.is_f32(), ..layer }))
     }
 
     /// A small dense tensor of one dimension, as `f32`.
@@ -255,17 +286,27 @@ impl Loader<'_> {
         Ok(raw)
     }
 
-    fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<Matrix> {
-        let raw = self.raw(name, &[outputs, inputs])?;
-        self.shared.ops.matrix(&raw).map_err(|error| error.context(format!("tensor '{}'", raw.name)))
+    /// The weight of the layer at this place, in the form that the device computes with, and the layer's name for adapters.
+    fn weight(&self, raw: &RawTensor, part: Part, storey: Option<Storey<'_>>) -> Result<(Arc<Matrix>, LayerId)> {
+        let &[outputs, inputs] = raw.shape.as_slice() else {
+            return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
+        };
+        let layer = self.describe(part, inputs, outputs);
+        let merged = self.shared.merges.add(&layer, raw, storey)?;
+        let matrix = self.shared.ops.matrix(merged.as_ref().unwrap_or(raw));
+        let matrix = matrix.map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
+        let id = self.register(Registered { is_f32: matrix.is_f32(), ..layer });
+        Ok((Arc::new(matrix), id))
     }
 
-    pub(super) fn register(&self, name: &str, weight: &Matrix, part: Part) -> LayerId {
-        let (inputs, outputs) = (weight.inputs(), weight.outputs());
+    /// The layer at this place as adapters see it, but for the type of its weight.
+    fn describe(&self, part: Part, inputs: usize, outputs: usize) -> Registered {
         let order = if self.format() == Format::Gguf { RowOrder::Gguf } else { RowOrder::HuggingFace };
-        let rotated_heads = self.rotated_heads(name, outputs);
-        let is_f32 = weight.is_f32();
-        let layer = Registered { name: name.to_owned(), part, inputs, outputs, is_f32, order, rotated_heads };
+        let rotated_heads = self.rotated_heads(&self.prefix, outputs);
+        Registered { name: self.prefix.clone(), part, inputs, outputs, is_f32: false, order, rotated_heads }
+    }
+
+    fn register(&self, layer: Registered) -> LayerId {
         let mut registry = self.shared.registry.borrow_mut();
         registry.layers.push(layer);
         LayerId(registry.layers.len() - 1)

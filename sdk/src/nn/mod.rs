@@ -3,7 +3,8 @@
 //!
 //! A model file holds its layers, loads them through a [`Loader`], and applies them to a [`Step`]; [`Paged`] turns that
 //! [`Decoder`] into an architecture. Each idea stands once: `ops` is the only file that chooses between our CPU kernels
-//! and candle, `kv` the only one that knows where a token's keys lie, `adapters` the only one that knows of LoRA.
+//! and candle, `kv` the only one that knows where a token's keys lie, `adapters` and `merge` the
+//! only ones that know of LoRA.
 
 mod adapters;
 mod attention;
@@ -12,6 +13,7 @@ pub mod device;
 mod kv;
 mod linear;
 mod loader;
+mod merge;
 mod mlp;
 mod norm;
 mod ops;

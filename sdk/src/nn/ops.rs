@@ -63,6 +63,16 @@ enum LowRankForm {
     Tensors { down: Tensor, up: Tensor },
 }
 
+impl LowRank {
+    /// Bytes of the factors.
+    pub(super) fn bytes(&self) -> u64 {
+        match &self.form {
+            LowRankForm::Rows { down, up, .. } => (down.len() + up.len()) as u64,
+            LowRankForm::Tensors { down, up } => 4 * (down.elem_count() + up.elem_count()) as u64,
+        }
+    }
+}
+
 /// Rows of an activation, what changes them, and how much.
 type Changed<'a> = (Range<usize>, &'a LowRank, f32);
 

@@ -13,8 +13,8 @@ use super::{
     ops::Kernels,
 };
 use crate::{
-    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, Level, LoadRequest, Model, Resident, Result,
-    Services, Source, StateKind,
+    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, Level, LoadRequest, Merged, Model, Resident,
+    Result, Services, Source, StateKind,
     weights::{Checkpoint, Dtype, Names},
 };
 
@@ -172,6 +172,14 @@ impl<D: Decoder> Architecture for Paged<D> {
     }
 
     fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>> {
+        self.load_merged(request, services, &[])
+    }
+
+    fn merges(&self) -> bool {
+        true
+    }
+
+    fn load_merged(&self, request: &LoadRequest, services: &Services, merged: &[Merged]) -> Result<Box<dyn Model>> {
         let opened = Opened::<D>::open(&request.source)?;
         let chosen = device::choose(&request.device)?;
         let ops = Ops::new(&chosen, request.threads as usize, opened.kernels);
@@ -183,13 +191,13 @@ impl<D: Decoder> Architecture for Paged<D> {
                 format!("the model was made for {context} tokens, not for {asked}: taking {context}"),
             );
         }
-        let shared = Shared::new(&opened.checkpoint, services, &ops, context, (D::GGUF, D::GGUF_NAMES));
+        let shared = Shared::new(&opened.checkpoint, services, &ops, context, (D::GGUF, D::GGUF_NAMES), merged);
         let blocks = blocks_within(request.state_bytes, opened.block_bytes)?;
         let decoder = D::load(&shared.root(), &opened.config)?;
         if let Some(names) = shared.unused() {
             services.log(Level::Warn, format!("{} does not use {names}", D::NAME));
         }
-        let registry = shared.into_registry();
+        let registry = shared.into_registry()?;
         let kv = KvCache::new(shape.kv, opened.kv, blocks, &ops)?;
         let weight_bytes = opened.checkpoint.weights().bytes();
         Ok(Box::new(PagedModel {
@@ -249,7 +257,8 @@ struct PagedModel<D> {
 
 impl<D: Decoder> Model for PagedModel<D> {
     fn resident(&self) -> Resident {
-        self.resident.clone()
+        let adapters = self.adapters.bytes();
+        Resident { weight_bytes: self.resident.weight_bytes.saturating_add(adapters), ..self.resident.clone() }
     }
 
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {

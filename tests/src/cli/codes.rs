@@ -4,10 +4,10 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read},
     net::TcpListener,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
 };
 
-use super::{Desk, Said, files, interrupt};
+use super::{Desk, Said, files, interrupt, said};
 use crate::{
     checkpoints,
     hub::{Fault, Hub},
@@ -80,6 +80,23 @@ fn no_plugin_for_an_architecture_is_9() {
     let model = model.path().display().to_string();
     let words = ["no plugin claims architecture 'BigramForCausalLM' (installed: none)", "drop one into plugins/"];
     check(&desk.run(&["bench", "--model", &model, "--prompt", "4", "--generate", "2"]), 9, &words);
+    check(&desk.run(&["run", "--model", &model, "hello"]), 9, &words);
+}
+
+#[test]
+fn no_space_for_the_starter_is_6() {
+    let desk = Desk::new();
+    desk.run(&["--version"]);
+    for verb in ["serve", "run hello"] {
+        let mut command = Command::new("sh");
+        // A limit on files stands for a full disk: 512 blocks of 512 or 1024 bytes, whatever the shell counts in.
+        command.args(["-c", &format!("trap '' XFSZ; ulimit -f 512; exec bin/pensieve {verb}")]);
+        desk.prepare(&mut command);
+        let said = said(command.env("PENSIEVE_LISTEN", "127.0.0.1:0").output().unwrap());
+        check(&said, 6, &["the starter model: '", "pensieve-starter.gguf'"]);
+        // Nothing is left of the attempt.
+        assert!(files(&desk.path("home/models")).is_empty());
+    }
 }
 
 #[test]
@@ -107,7 +124,7 @@ fn wrong_flags_and_variables_are_2() {
     check(&desk.run(&["serve", "--device", "gpu"]), 2, &["--device gpu: a device is auto"]);
     check(&desk.run(&["run", "--model", "hf:x", "hello"]), 2, &["'hf:x' names nothing on the hub"]);
     let mut command = desk.command(&["serve"]);
-    let said = super::said(command.env("PENSIEVE_MEMORY", "lots").output().unwrap());
+    let said = said(command.env("PENSIEVE_MEMORY", "lots").output().unwrap());
     check(&said, 2, &["the variable PENSIEVE_MEMORY 'lots' is wrong: it takes bytes"]);
     for arguments in [
         &["serve", "--model", "x"][..],

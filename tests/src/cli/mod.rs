@@ -1,8 +1,10 @@
 //! The program as people and scripts use it: what it prints, where, and the code that it ends with.
 
 mod answers;
+mod check;
 mod codes;
 mod measured;
+mod new;
 mod pull;
 mod said;
 

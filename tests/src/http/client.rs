@@ -5,11 +5,14 @@ use std::{
     fmt,
     io::{BufRead, BufReader, Read, Write},
     net::{Shutdown, SocketAddr, TcpStream},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a refusal may take.
+const REFUSAL_TIME_MAX: Duration = Duration::from_millis(50);
 
 /// A connection.
 pub struct Connection {
@@ -246,6 +249,20 @@ impl ServerEvent {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.data).unwrap_or_else(|error| panic!("no JSON: {error}: {self:?}"))
     }
+}
+
+/// The quickest of a few answers, of which one must come within 50 ms: the machine may be busy with other tests.
+pub fn soon(ask: impl Fn() -> Reply) -> Reply {
+    let mut quickest = Duration::MAX;
+    for _ in 0..20 {
+        let begin = Instant::now();
+        let reply = ask();
+        quickest = quickest.min(begin.elapsed());
+        if quickest < REFUSAL_TIME_MAX {
+            return reply;
+        }
+    }
+    panic!("the quickest answer took {quickest:?}");
 }
 
 /// One request on a connection of its own.

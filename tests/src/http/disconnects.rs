@@ -46,9 +46,11 @@ fn answer(server: &Server) -> String {
 
 /// One client, which leaves at some point of its request or of its answer.
 fn visit(server: &Server, random: &mut Random) {
-    let path = ["/execute", "/v1/completions", "/token_stream"][random.below(3)];
+    let path =
+        ["/execute", "/v1/completions", "/token_stream", "/v1/messages", "/v1/chat/completions"][random.below(5)];
     let mut body = body(random, 400);
     body["query"] = body["prompt"].clone();
+    body["messages"] = json!([{ "role": "user", "content": body["prompt"] }]);
     let text = body.to_string();
     let mut connection = Connection::open(server.address);
     let length = text.len().to_string();

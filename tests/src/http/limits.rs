@@ -158,6 +158,41 @@ fn connections_have_a_number_and_room_comes_back() {
 }
 
 #[test]
+fn bodies_have_memory_that_comes_back() {
+    let server = Options::configured("[server]\nbody_max = \"1MiB\"\nbodies_max = \"2MiB\"").start();
+    let half: Vec<Connection> = (0..2)
+        .map(|_| {
+            // The length that is said costs nothing, only what has come.
+            let mut connection = Connection::open(server.address);
+            let begun = [b"{\"prompt\": \"".to_vec(), vec![b'a'; 900 << 10]].concat();
+            connection.ask("POST", "/execute", &[JSON, ("content-length", "1048576")], &begun);
+            connection
+        })
+        .collect();
+    let large = [b"{\"a\": \"".to_vec(), vec![b'a'; 900 << 10], b"\"}".to_vec()].concat();
+    let ask = |path: &str| request(server.address, "POST", path, &[JSON], &large);
+    let deadline = Instant::now() + PATIENCE;
+    while ask("/execute").status() == 400 {
+        assert!(Instant::now() < deadline, "there is always room");
+    }
+    for (path, status, kind) in
+        [("/v1/messages", 529, "overloaded_error"), ("/v1/completions", 429, "rate_limit_error")]
+    {
+        let reply = ask(path);
+        assert_eq!((reply.status(), reply.header("retry-after")), (status, Some("1")), "{reply:?}");
+        assert_eq!(reply.json()["error"]["type"], kind);
+        // Small ones still fit.
+        assert_eq!(request(server.address, "POST", path, &[JSON], b"{}").status(), 400);
+    }
+    half.into_iter().for_each(Connection::leave);
+    while ask("/v1/messages").status() == 529 {
+        assert!(Instant::now() < deadline, "the memory does not come back");
+        sleep(Duration::from_millis(50));
+    }
+    assert_eq!(ask("/v1/messages").status(), 400);
+}
+
+#[test]
 fn requests_have_a_number() {
     let server = Options::configured("[server]\nrequests_max = 2").start();
     let waiting: Vec<Connection> = (0..2)

@@ -3,6 +3,7 @@
 pub mod client;
 pub mod server;
 
+mod adapters;
 mod disconnects;
 mod door;
 mod ends;

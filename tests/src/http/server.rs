@@ -210,7 +210,7 @@ impl Drop for Server {
 }
 
 /// A home in the target folder, where the program can be linked to.
-fn home() -> Arc<TempDir> {
+pub fn home() -> Arc<TempDir> {
     Arc::new(tempfile::tempdir_in(Path::new(env!("CARGO_TARGET_TMPDIR"))).unwrap())
 }
 

@@ -188,6 +188,81 @@ fn what_does_not_finish_in_time_ends_with_an_error() {
 }
 
 #[test]
+fn figures_tell_of_every_answer() {
+    let (server, _root) = scripted("", 2_000);
+    let body = execute(&"hello ".repeat(10));
+    let usage = Incoming::open(server.address, "/execute", &[], &body).events().last().unwrap().json()["usage"].clone();
+    Incoming::open(server.address, "/execute", &[], &body).events();
+    let metrics = server.metrics();
+    let of = |name: &str| metrics[&format!("pensieve_{name}{{model=\"scripted\"}}")];
+    let counted = |name: &str| usage[name].as_f64().unwrap();
+    assert_eq!(of("prompt_tokens_total"), 2.0 * counted("prompt_tokens"));
+    assert_eq!(of("generated_tokens_total"), 2.0 * counted("completion_tokens"));
+    assert!(of("reused_tokens_total") >= 16.0, "{metrics:?}");
+    assert_eq!((of("requests_active"), of("worker_loads_total")), (0.0, 1.0));
+    assert_eq!(metrics["pensieve_requests_total{model=\"scripted\",outcome=\"end_of_turn\"}"], 2.0);
+    assert_eq!((of("first_token_seconds_count"), of("queue_wait_seconds_count")), (2.0, 2.0));
+    assert_eq!(of("inter_token_seconds_count"), 2.0 * counted("completion_tokens") - 2.0);
+    assert!(of("inter_token_seconds_sum") > 0.002 && of("first_token_seconds_sum") > 0.0, "{metrics:?}");
+}
+
+#[test]
+fn neither_words_nor_keys_of_clients_are_in_the_log_whatever_goes_wrong() {
+    let (server, _root) = scripted("[server]\nkey = \"zq-key-of-mine\"", 0);
+    let words = "zq-words hello";
+    let messages = json!([
+        { "role": "system", "content": "zq-system" },
+        { "role": "user", "content": words },
+        { "role": "assistant", "content": "zq-said" },
+        { "role": "user", "content": words },
+    ]);
+    let fine = json!({ "model": "zq-name", "max_tokens": 5, "messages": messages, "prompt": words, "query": words });
+    let wrong = [
+        ("pensieve", json!({ "grammar": { "regex": "(zq-grammar" } })),
+        ("pensieve", json!({ "grammar": { "json_schema": { "type": "zq-schema" } } })),
+        ("pensieve", json!({ "adapter": "zq-adapter" })),
+        ("pensieve", json!({ "samplers": ["zq-sampler"] })),
+        ("pensieve", json!({ "samplers": [{ "sampler": "top_k", "zq-parameter": 1 }] })),
+        ("pensieve", json!({ "template": { "zq-variable": "zq-value" } })),
+        ("tools", json!([{ "name": "zq-tool of mine", "input_schema": {} }])),
+        ("messages", json!([{ "role": "zq-role", "content": words }])),
+        ("stop", json!([1, "zq-stop"])),
+        ("prompt", json!(words.repeat(20_000))),
+    ];
+    let paths = [
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/execute",
+        "/token_stream",
+    ];
+    for path in paths {
+        for stream in [false, true] {
+            for (name, value) in
+                wrong.iter().map(|(name, value)| (*name, value.clone())).chain([("stream", json!(stream))])
+            {
+                let mut body = fine.clone();
+                body["stream"] = stream.into();
+                body[name] = value;
+                let body = body.to_string();
+                for key in ["zq-key-of-mine", "zq-key-of-nobody"] {
+                    let headers =
+                        [("content-type", "application/json"), ("x-api-key", key), ("user-agent", "zq-agent")];
+                    let target = format!("{path}?zq-query=1");
+                    let reply = super::client::request(server.address, "POST", &target, &headers, body.as_bytes());
+                    assert_eq!(reply.status() == 401, key == "zq-key-of-nobody", "{reply:?}");
+                    assert!(reply.status() < 500, "{path}: {reply:?}");
+                }
+            }
+        }
+    }
+    let log = server.stop();
+    assert!(log.contains("/v1/messages") && log.contains("status=200") && log.contains("status=400"), "{log}");
+    assert!(!log.contains("zq-"), "{}", log.lines().filter(|line| line.contains("zq-")).collect::<Vec<_>>().join("\n"));
+}
+
+#[test]
 fn a_log_tells_of_model_and_tokens() {
     let (server, _root) = scripted("[server]\nlog_format = \"json\"", 0);
     let stream = Incoming::open(server.address, "/execute", &[], &execute("hello"));

@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::fleet::ModelConfig;
+use crate::fleet::Listed;
 
 /// All of them, on one page.
-pub(super) fn list(models: &[ModelConfig]) -> Value {
+pub(super) fn list(models: &[Listed]) -> Value {
     let entries: Vec<(String, Value)> = models.iter().flat_map(entries).collect();
     json!({
         "first_id": entries.first().map(|(id, _)| id),
@@ -16,11 +16,11 @@ pub(super) fn list(models: &[ModelConfig]) -> Value {
 }
 
 /// The one of this id, adapter and all.
-pub(super) fn find(models: &[ModelConfig], id: &str) -> Option<Value> {
+pub(super) fn find(models: &[Listed], id: &str) -> Option<Value> {
     models.iter().flat_map(entries).find(|(known, _)| known == id).map(|(_, entry)| entry)
 }
 
-fn entries(model: &ModelConfig) -> impl Iterator<Item = (String, Value)> {
+fn entries(model: &Listed) -> impl Iterator<Item = (String, Value)> {
     // A model is as old as its weights, or as time itself if there are none, as the original has it.
     let modified = std::fs::metadata(&model.source).and_then(|about| about.modified()).ok();
     let created = modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
@@ -29,7 +29,7 @@ fn entries(model: &ModelConfig) -> impl Iterator<Item = (String, Value)> {
         let entry = json!({ "type": "model", "id": id, "display_name": id, "created_at": created });
         (id, entry)
     };
-    let adapters = model.adapters.keys().map(|adapter| format!("{}:{adapter}", model.id));
+    let adapters = model.adapters.iter().map(|adapter| format!("{}:{adapter}", model.id));
     std::iter::once(model.id.clone()).chain(adapters).map(entry)
 }
 
@@ -42,13 +42,8 @@ mod tests {
     fn adapters_are_models_too() {
         let folder = tempfile::tempdir().unwrap();
         let models = [
-            ModelConfig {
-                id: "large".into(),
-                source: folder.path().into(),
-                adapters: [("poet".to_owned(), "x".into())].into(),
-                ..ModelConfig::default()
-            },
-            ModelConfig { id: "gone".into(), source: folder.path().join("gone"), ..ModelConfig::default() },
+            Listed { id: "large".into(), source: folder.path().into(), adapters: vec!["poet".into()] },
+            Listed { id: "gone".into(), source: folder.path().join("gone"), ..Listed::default() },
         ];
         let list = list(&models);
         let ids: Vec<&str> =

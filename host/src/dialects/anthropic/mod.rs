@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Answer, Call, Problem, ProblemKind, fields::Quote};
+use super::{Answer, Call, Problem, ProblemKind, fields::Quote, presence};
 use crate::{
     chat::Request,
     prompt::{Chats, Generation},
@@ -59,12 +59,12 @@ pub(crate) async fn count_tokens(chats: &Arc<Chats>, call: Call) -> Answer {
 
 /// `GET /v1/models`.
 pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
-    whole(&listing::list(chats.fleet().models()))
+    whole(&listing::list(&chats.fleet().listed()))
 }
 
 /// `GET /v1/models/ID`. Names that others answer for are no models.
 pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
-    match listing::find(chats.fleet().models(), id) {
+    match listing::find(&chats.fleet().listed(), id) {
         Some(model) => whole(&model),
         None => {
             let message = format!("there is no model '{}'; GET /v1/models lists what there is", Quote(id));
@@ -74,10 +74,11 @@ pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
 }
 
 async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer, Problem> {
-    let Call { body, client, request_id } = call;
+    let Call { body, client, request_id, .. } = call;
     let asked = read(move || request::message(&body)).await?;
     let Asked { request, stream } = asked;
     let request = Request { client, ..request };
+    presence::check(chats, &request).await?;
     let (model, stops) = (request.model.clone(), request.stops.clone());
     let prepared = chats.prepare(request).await?;
     let head = Head { id: fresh_id("msg"), model, input_tokens: prepared.input_tokens() };

@@ -31,6 +31,7 @@ use sha2::{Digest, Sha256};
 use super::{
     Answer, Call, Problem, ProblemKind, extras,
     fields::{Field, document},
+    presence,
 };
 use crate::{
     chat::{Client, Input, Request},
@@ -53,12 +54,12 @@ pub(crate) async fn completions(chats: &Arc<Chats>, call: Call) -> Answer {
 
 /// `GET /v1/models`.
 pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
-    whole(models::list(chats.fleet().models()).to_string())
+    whole(models::list(&chats.fleet().listed()).to_string())
 }
 
 /// `GET /v1/models/ID`.
 pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
-    let found = models::find(chats.fleet().models(), id).ok_or_else(|| {
+    let found = models::find(&chats.fleet().listed(), id).ok_or_else(|| {
         let message = format!("there is no model '{}'; GET /v1/models lists them", super::fields::Quote(id));
         Problem { field: Some("model".to_owned()), ..Problem::new(ProblemKind::NotFound, message) }
     });
@@ -128,6 +129,7 @@ impl Plan {
         let model = requests.first().map(|request| request.model.clone()).unwrap_or_default();
         let mut prepared: Vec<Prepared> = Vec::with_capacity(requests.len());
         for request in requests {
+            presence::check(chats, &request).await?;
             prepared.push(chats.prepare(request).await.map_err(problem::of_failure)?);
         }
         let fingerprint = prepared.first().map(Prepared::fingerprint).unwrap_or_default();

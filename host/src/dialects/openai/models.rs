@@ -3,25 +3,25 @@
 use serde_json::{Value, json};
 use std::time::UNIX_EPOCH;
 
-use crate::fleet::ModelConfig;
+use crate::fleet::Listed;
 
 /// All of them, in the order of the configuration.
-pub(super) fn list(models: &[ModelConfig]) -> Value {
+pub(super) fn list(models: &[Listed]) -> Value {
     let entries: Vec<Value> = models.iter().flat_map(entries).collect();
     json!({ "object": "list", "data": entries })
 }
 
 /// The one of this id, adapter and all.
-pub(super) fn find(models: &[ModelConfig], id: &str) -> Option<Value> {
+pub(super) fn find(models: &[Listed], id: &str) -> Option<Value> {
     models.iter().flat_map(entries).find(|entry| entry["id"] == id)
 }
 
-fn entries(model: &ModelConfig) -> impl Iterator<Item = Value> {
+fn entries(model: &Listed) -> impl Iterator<Item = Value> {
     // A model is as old as its weights.
     let modified = std::fs::metadata(&model.source).and_then(|about| about.modified()).ok();
     let created = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |since| since.as_secs());
     let entry = move |id: String| json!({ "id": id, "object": "model", "created": created, "owned_by": "pensieve" });
-    let adapters = model.adapters.keys().map(|adapter| format!("{}:{adapter}", model.id));
+    let adapters = model.adapters.iter().map(|adapter| format!("{}:{adapter}", model.id));
     std::iter::once(model.id.clone()).chain(adapters).map(entry)
 }
 
@@ -34,13 +34,8 @@ mod tests {
     fn adapters_are_models_too() {
         let folder = tempfile::tempdir().unwrap();
         let models = [
-            ModelConfig {
-                id: "large".into(),
-                source: folder.path().into(),
-                adapters: [("poet".to_owned(), "x".into())].into(),
-                ..ModelConfig::default()
-            },
-            ModelConfig { id: "gone".into(), source: folder.path().join("gone"), ..ModelConfig::default() },
+            Listed { id: "large".into(), source: folder.path().into(), adapters: vec!["poet".into()] },
+            Listed { id: "gone".into(), source: folder.path().join("gone"), ..Listed::default() },
         ];
         let list = list(&models);
         let ids: Vec<&str> =

@@ -3,15 +3,18 @@
 //! Between steps all commands that have arrived are taken, so a cancelled job is gone before the next step. Without jobs
 //! the loop puts the cache on disk, a few blocks at a time, and then sleeps until something arrives.
 
-use std::sync::{
-    Arc,
-    mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
+    },
 };
 
 use super::{Input, Outbox, Pulse, start};
 use crate::{
     engine::{
-        adapters::Formats,
+        formats::Formats,
         step::{Engine, PAUSE},
     },
     job::{Event, Failure, FailureCode, Job},
@@ -39,6 +42,9 @@ impl Session<'_> {
                 self.take(input);
             }
             computed = self.engine.step();
+            for (serial, path) in self.engine.take_wanted_adapters() {
+                self.read_adapter(serial, path);
+            }
             // A server that does not listen is no fault of a plugin.
             drop(beat);
             self.tell();
@@ -100,9 +106,10 @@ impl Session<'_> {
     fn take(&mut self, input: Input) {
         match input {
             Input::Command(command) => self.obey(command),
-            Input::AdapterRead { name, read } => {
-                let result = read.and_then(|(format, data)| self.engine.attach(&name, format, &data));
-                self.outbox.send(Report::Attached { name, result });
+            Input::AdapterRead { serial, read } => {
+                if let Some((name, result)) = self.engine.take_adapter_in(serial, read) {
+                    self.outbox.send(Report::Attached { name, result });
+                }
             }
         }
     }
@@ -116,14 +123,10 @@ impl Session<'_> {
             Command::Submit(job) if self.draining => self.refuse(&job),
             Command::Submit(job) => self.engine.submit(job),
             Command::Cancel { id } => self.engine.cancel(id),
-            Command::Attach { name, path } => {
-                let (formats, sender) = (self.formats.clone(), self.sender.clone());
-                start("adapter", move || {
-                    let read = formats.read(&path);
-                    // Without an engine nobody waits for it.
-                    let _ = sender.send(Input::AdapterRead { name, read });
-                });
-            }
+            Command::Attach { name, path } => match self.engine.begin_attachment(&name, path.clone()) {
+                Ok(serial) => self.read_adapter(serial, path),
+                Err(failure) => self.outbox.send(Report::Attached { name, result: Err(failure) }),
+            },
             Command::Detach { name } => {
                 self.engine.detach(&name);
                 self.outbox.send(Report::Detached { name });
@@ -136,6 +139,16 @@ impl Session<'_> {
         }
     }
 
+    /// Has an adapter read where that holds nobody up.
+    fn read_adapter(&self, serial: u64, path: PathBuf) {
+        let (formats, sender) = (self.formats.clone(), self.sender.clone());
+        start("adapter", move || {
+            let read = formats.read(&path);
+            // Without an engine nobody waits for it.
+            let _ = sender.send(Input::AdapterRead { serial, read });
+        });
+    }
+
     fn refuse(&self, job: &Job) {
         let failure = Failure::new(FailureCode::Draining, "this worker takes no new jobs, as it is about to end");
         self.outbox.send(Report::Events(vec![(job.id, Event::Failed(failure))]));
@@ -145,6 +158,9 @@ impl Session<'_> {
         let events = self.engine.take_events();
         if !events.is_empty() {
             self.outbox.send(Report::Events(events));
+        }
+        for message in self.engine.take_notes() {
+            self.outbox.send(Report::Log { level: Level::Info, message });
         }
         for message in self.engine.take_troubles() {
             self.outbox.send(Report::Log { level: Level::Warn, message });

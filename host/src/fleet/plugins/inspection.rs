@@ -9,7 +9,7 @@ use super::{
     scan::Found,
 };
 use crate::{
-    cli::plugins::Checked,
+    cli::check::Checked,
     fleet::{Refusal, child, child::Silence},
 };
 

@@ -6,8 +6,8 @@
 //!
 //! What looks like a call and is none is text: a marker that no call follows, a tool that is not on offer, JSON that breaks
 //! off before the arguments. Once arguments have begun to leave, what is broken ends the call as it is, and what follows is
-//! text. Where an answer is cut short within a marker, or within a call that does not count yet, that piece is dropped, as
-//! it is no text either; a call that nothing opened is shown.
+//! text. Where an answer is cut short within a character, a marker, or a call that does not count yet, that piece is
+//! dropped, as it is no text either; a call that nothing opened is shown.
 
 use std::sync::Arc;
 
@@ -89,7 +89,10 @@ impl Parser {
     /// What is left once nothing follows. `cut`: the answer would have gone on.
     pub fn finish(&mut self, cut: bool) -> Vec<Delta> {
         let mut out = Vec::new();
-        let pending = std::mem::take(&mut self.pending);
+        let mut pending = std::mem::take(&mut self.pending);
+        if cut {
+            pending.truncate(whole(&pending));
+        }
         match std::mem::replace(&mut self.state, State::Closing) {
             State::Opening => show(&mut out, &pending),
             State::Thinking { .. } => think(&mut out, pending.trim_ascii_end()),
@@ -101,9 +104,9 @@ impl Parser {
                 show(&mut out, if margin { text.trim_ascii_start() } else { text });
             }
             State::Call { mut body, raw, bare, .. } => {
-                body.flush(&mut out, true);
+                body.flush(&mut out, !cut);
                 if body.calls() == 0 && (bare || !cut) {
-                    show(&mut out, &raw);
+                    show(&mut out, if cut { &raw[..whole(&raw)] } else { &raw });
                 }
             }
             State::Closing => {}

@@ -8,7 +8,7 @@ use minijinja::{
     AutoEscape, Environment, Error, ErrorKind, Value,
     machinery::{self, CompiledTemplate, TemplateConfig},
     syntax::SyntaxConfig,
-    value::Rest,
+    value::{Rest, ValueOrKwargs},
 };
 
 use super::{json, meter, methods, python};
@@ -19,6 +19,9 @@ pub(super) const SOURCE_BYTES_MAX: usize = 1 << 20;
 const RECURSION_MAX: usize = 400;
 /// How long a message of `raise_exception` is repeated.
 const MESSAGE_CHARS_MAX: usize = 500;
+
+/// What filters are given beside their value, by place or by name.
+type Arguments = Rest<ValueOrKwargs>;
 
 /// A template's source, ready to run.
 #[derive(Debug)]
@@ -98,10 +101,7 @@ fn add_functions(environment: &mut Environment<'_>) {
         let message = python::text(message)?.into_owned();
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
-    environment.add_function("strftime_now", |format: &str| -> Result<String, Error> {
-        let text = strtime::format(format, &Zoned::now());
-        text.map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
-    });
+    environment.add_function("strftime_now", |format: &str| date(format, &Zoned::now()));
     environment.add_test("sequence", methods::is_sequence);
     environment.add_test("iterable", methods::is_iterable);
     environment.add_test("callable", |value: &Value| value.kind() == minijinja::value::ValueKind::Plain);
@@ -120,10 +120,20 @@ fn add_filters(environment: &mut Environment<'_>) {
     environment.add_filter("trim", methods::trim_filter);
     environment.add_filter("string", methods::string_filter);
     environment.add_filter("replace", methods::replace_filter);
-    environment.add_filter("tojson", |value: &Value, args: Rest<Value>| json::tojson(value, &args));
-    environment.add_filter("join", |value: &Value, args: Rest<Value>| methods::join_filter(value, &args));
-    environment.add_filter("format", |pattern: &str, args: Rest<Value>| methods::format_filter(pattern, &args));
-    environment.add_filter("indent", |value: &Value, args: Rest<Value>| methods::indent_filter(value, &args));
+    environment.add_filter("length", methods::length_filter);
+    environment.add_filter("count", methods::length_filter);
+    environment.add_filter("tojson", |value: &Value, args: Arguments| json::tojson(value, &args.into_values()));
+    environment.add_filter("join", |value: &Value, args: Arguments| methods::join_filter(value, &args.into_values()));
+    environment
+        .add_filter("format", |pattern: &str, args: Arguments| methods::format_filter(pattern, &args.into_values()));
+    environment
+        .add_filter("indent", |value: &Value, args: Arguments| methods::indent_filter(value, &args.into_values()));
+}
+
+/// `datetime.strftime`.
+pub(super) fn date(format: &str, time: &Zoned) -> Result<String, Error> {
+    let text = strtime::format(format, time);
+    text.map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
 }
 
 /// `{% generation %}` marks what an assistant writes, for training. What is in it is rendered as it stands, in a scope of

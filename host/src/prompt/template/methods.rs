@@ -242,6 +242,15 @@ fn too_wide() -> Error {
     Error::new(ErrorKind::OutOfFuel, format!("it pads text to more than {WIDTH_MAX} characters"))
 }
 
+/// The filter `length`; what is not there has none.
+pub(super) fn length_filter(value: &Value) -> Result<usize, Error> {
+    if value.is_undefined() {
+        return Ok(0);
+    }
+    let message = || format!("a value of kind {} has no length", value.kind());
+    value.len().ok_or_else(|| Error::new(ErrorKind::InvalidOperation, message()))
+}
+
 /// The filter `trim`.
 pub(super) fn trim_filter(value: &Value, set: Option<&str>) -> Result<Value, Error> {
     let text = text(value)?;

@@ -17,7 +17,7 @@ mod python;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json, json};
@@ -84,12 +84,19 @@ impl Template {
         let machine = Machine::new(source).map_err(|error| broken(&machine::message(&error)))?;
         let controls = Controls::of(specials, source).map_err(|error| broken(&error.to_string()))?;
         let (bos, eos) = (specials.bos.clone(), specials.eos.clone());
+        // A template that runs away once does so each time, and there are two dozen trials.
+        let is_spent = Cell::new(false);
         let trial = |messages: &[Json], tools: &Json| {
+            if is_spent.get() {
+                return None;
+            }
             let mut context = Map::new();
             context.insert("messages".to_owned(), json!(messages));
             context.insert("tools".to_owned(), tools.clone());
             context.insert("add_generation_prompt".to_owned(), json!(true));
-            machine.run(context_of(&context, &bos, &eos)).ok()
+            let made = machine.run(context_of(&context, &bos, &eos));
+            is_spent.set(made.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfFuel));
+            made.ok()
         };
         let habits = Habits::of(trial);
         Ok(Self { source: source.to_owned(), machine, habits, controls, bos, eos })

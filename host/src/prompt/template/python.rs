@@ -199,6 +199,7 @@ pub(super) fn formatted(style: FormatStyle, pattern: &str, arguments: &[Value]) 
 /// Collections and floats as the texts that Python would print.
 fn readable(value: &Value) -> Result<Value, Error> {
     match value.kind() {
+        ValueKind::Map if value.is_kwargs() => Ok(value.clone()),
         ValueKind::Seq | ValueKind::Map | ValueKind::None | ValueKind::Bool => Ok(Value::from(text(value)?)),
         _ => Ok(value.clone()),
     }

@@ -4,10 +4,9 @@ use serde_json::json;
 
 use super::{body, conversation, read, refuses};
 use crate::{
-    chat::{Format, Sampling, Tool, ToolChoice},
+    chat::{AdapterWish, Format, Sampling, Tool, ToolChoice},
     dialects::anthropic::request,
     engine::constrain::Grammar,
-    job::AdapterUse,
 };
 
 #[test]
@@ -159,7 +158,7 @@ fn reads_every_tool_choice() {
 #[test]
 fn takes_what_the_api_lacks() {
     let request = read(&json!({"pensieve": {"adapter": "poet", "seed": 7, "grammar": {"regex": "a+"}}})).unwrap();
-    assert_eq!(request.adapter, Some(AdapterUse { name: "poet".into(), scale: 1.0 }));
+    assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: None });
     assert_eq!(request.sampling.seed, Some(7));
     assert_eq!(request.format, Format::Grammar(Grammar::Regex("a+".into())));
     refuses(&json!({"pensieve": {"grammar": {"regex": 1}}}), "pensieve.grammar.regex: should be a string, not 1");

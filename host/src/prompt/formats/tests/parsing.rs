@@ -123,6 +123,19 @@ fn an_answer_that_is_cut_short_shows_no_half_markers() {
     cut("so <tool_call>\n{\"name\": \"Ba", &["T:so"]);
     cut("so <tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"a\": \"é", &["T:so", "C:Bash {\"a\": \"é"]);
     cut("1 <", &["T:1 <"]);
+    // Nor half characters.
+    let half =
+        |format: &Format, thoughts, text: &[u8], expect: &[&str]| check_from(format, thoughts, text, true, expect);
+    half(&hermes(), Thoughts::Never, b"so \xe6\x97", &["T:so "]);
+    half(&Format::default(), Thoughts::Never, b"\xf0\x9f\xab", &[]);
+    half(&thinking(hermes()), Thoughts::Begun, b"so\xe6", &["R:so"]);
+    half(
+        &hermes(),
+        Thoughts::Never,
+        b"<tool_call>{\"name\": \"Bash\", \"arguments\": {\"a\": \"\xe6\x97",
+        &["C:Bash {\"a\": \""],
+    );
+    half(&llama(), Thoughts::Never, b"{\"name\": \"\xe6", &["T:{\"name\": \""]);
     check_from(&llama(), Thoughts::Never, b"{\"name\": \"Al", true, &["T:{\"name\": \"Al"]);
 }
 

@@ -1,0 +1,380 @@
+//! `pensieve plugins check`: what an author asks before shipping, and a user before dropping in. The plugin's code runs in a
+//! child, so that whatever it does there can be told.
+//!
+//! With `--json` and without `--model` it is itself the child by which a server looks at a file without mapping it: see
+//! [`Checked`] for the line that it prints.
+
+use std::{
+    ffi::OsString,
+    fmt::Write as _,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::Args;
+use pensieve_plugin_api::CONTRACT;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{
+    answer::Answer,
+    exit::{Complaint, Exit, Outcome, end},
+    given,
+    progress::{Loading, Spinner},
+    trial::{self, Said, Setting, Subject, Verdict},
+};
+use crate::{
+    config::units::Amount,
+    fleet::{
+        Refusal,
+        child::{self, Silence},
+        clean,
+    },
+    plugin::{LoadedPlugin, Manifest},
+};
+
+/// How long a plugin may take to say who it is.
+const INSPECTION_TIME_MAX: Duration = Duration::from_secs(20);
+const COLUMNS: usize = 110;
+
+/// Open a plugin, and say what it provides or what is wrong with it; with a model, try the contract's laws on it.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve plugins check target/release/libmine.so
+  pensieve plugins check target/release/libmine.so --model ./checkpoint
+  pensieve plugins check target/release/libmine.so --model m.gguf --reference reference.safetensors
+
+docs/writing-a-plugin.md tells what the laws are and how a reference is made.")]
+pub(super) struct Check {
+    /// The library.
+    file: PathBuf,
+    /// Print one line of JSON, for programs.
+    #[arg(long)]
+    json: bool,
+    /// The checkpoint to try: a .gguf file, a folder, hf:OWNER/REPO or starter.
+    #[arg(long, value_name = "SOURCE")]
+    model: Option<String>,
+    #[command(flatten)]
+    setting: Setting,
+    /// How long a law, or the plugin's next word while it loads, may take.
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    timeout: Duration,
+}
+
+/// What the check of a file found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Checked {
+    /// It is a plugin.
+    Manifest(Manifest),
+    /// It is none; the reason is what a sentence about the file goes on with.
+    Refusal(Refusal),
+}
+
+impl Check {
+    pub(super) fn run(self) -> ExitCode {
+        match &self.model {
+            None if self.json => check_for_programs(&self.file),
+            None => end(self.inspect().map(|manifest| {
+                print!("{}", provides(&manifest));
+                let laws = "; --model CHECKPOINT tries the contract's laws on an architecture";
+                let laws = if manifest.architectures.is_empty() { "" } else { laws };
+                eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
+            })),
+            Some(model) => end(self.inspect().and_then(|manifest| self.try_model(model, manifest))),
+        }
+    }
+
+    /// Asks a child what the file is.
+    fn inspect(&self) -> Result<Manifest, Complaint> {
+        let arguments = ["plugins", "check", "--json"].map(OsString::from);
+        let arguments = [&arguments[..], &["--".into(), self.file.clone().into()]].concat();
+        let asked =
+            super::runtime()?.block_on(async { child::ask(&program()?, &arguments, INSPECTION_TIME_MAX).await });
+        let name = self.file.display();
+        match asked {
+            Ok(Checked::Manifest(manifest)) => Ok(manifest),
+            Ok(Checked::Refusal(refusal)) => {
+                let exit = if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed };
+                Err(Complaint::new(exit, format!("plugin '{name}' {}", refusal.cleaned())))
+            }
+            Err(silence) => Err(Complaint::new(Exit::Failed, format!("plugin '{name}' {silence}"))),
+        }
+    }
+
+    fn try_model(&self, model: &str, manifest: Manifest) -> Outcome {
+        if manifest.architectures.is_empty() {
+            let line = format!("plugin '{}' has no architecture, so that --model has nothing to try", manifest.id);
+            return Err(Complaint::new(Exit::Usage, line));
+        }
+        if let Some(reference) = &self.setting.reference {
+            let there = reference.metadata();
+            there
+                .map_err(|error| Complaint::system(format_args!("the reference '{}'", reference.display()), &error))?;
+        }
+        let source = given::locate_alone(model)?;
+        let mut trial = Watch::new(self.json, &manifest);
+        let arguments = self.arguments(&source);
+        let followed = super::runtime()?
+            .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| trial.hear(said)).await });
+        trial.end(manifest, followed)
+    }
+
+    fn arguments(&self, source: &Path) -> Vec<OsString> {
+        let Setting { device, context, options, reference, tolerance } = &self.setting;
+        let mut arguments: Vec<OsString> = vec!["probe".into(), "laws".into()];
+        let mut flag = |name: &str, value: OsString| {
+            let mut flag = OsString::from(format!("--{name}="));
+            flag.push(value);
+            arguments.push(flag);
+        };
+        flag("device", device.into());
+        flag("context", context.to_string().into());
+        flag("options", options.into());
+        if let Some(reference) = reference {
+            flag("reference", reference.into());
+        }
+        if let Some(tolerance) = tolerance {
+            flag("tolerance", tolerance.to_string().into());
+        }
+        arguments.extend(["--".into(), self.file.clone().into(), source.into()]);
+        arguments
+    }
+}
+
+fn program() -> Result<PathBuf, Silence> {
+    std::env::current_exe().map_err(Silence::Spawn)
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration = Duration::parse(text).filter(|duration| !duration.is_zero());
+    duration.ok_or_else(|| "it takes a duration, such as 90s or 5m".into())
+}
+
+fn check_for_programs(file: &Path) -> ExitCode {
+    let answered = Answer::begin().and_then(|answer| {
+        let (checked, code) = match LoadedPlugin::open(file) {
+            Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
+            Err(error) => {
+                let refusal = Refusal::new(error.reason.kind(), error.reason.to_string(), error.help());
+                (Checked::Refusal(refusal), ExitCode::FAILURE)
+            }
+        };
+        answer.send(&checked).map(|()| code)
+    });
+    answered.unwrap_or_else(|error| {
+        eprintln!("the answer cannot be written: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+/// Who a plugin is, for people.
+fn provides(manifest: &Manifest) -> String {
+    let Manifest { id, version, description, toolchain, sdk, architectures, samplers, adapter_formats } = manifest;
+    let with = if sdk.is_empty() { String::new() } else { format!(" with {sdk}") };
+    let mut text =
+        format!("{id} {version}: {description}\n  built by {toolchain}{with} for contract {}\n", CONTRACT.major);
+    let mut list = |what: &str, names: &[String]| {
+        if !names.is_empty() {
+            let _ = writeln!(text, "  {what}: {}", names.join(", "));
+        }
+    };
+    for claim in architectures {
+        list("architecture", std::slice::from_ref(&claim.architecture));
+        list("  GGUF files that say", &claim.gguf);
+        list("  folders of class", &claim.classes);
+    }
+    list("samplers", samplers);
+    list("adapter formats", adapter_formats);
+    text
+}
+
+/// What is heard of a trial: told at once to people, and kept for the end.
+struct Watch {
+    silent: bool,
+    loading: Loading,
+    spinner: Option<Spinner>,
+    law: Option<String>,
+    subject: Option<Subject>,
+    warnings: Vec<String>,
+    verdicts: Vec<Verdict>,
+    stopped: Option<Complaint>,
+}
+
+impl Watch {
+    fn new(silent: bool, manifest: &Manifest) -> Self {
+        if !silent {
+            println!("{}", provides(manifest));
+        }
+        Self {
+            silent,
+            loading: Loading::default(),
+            spinner: None,
+            law: None,
+            subject: None,
+            warnings: Vec::new(),
+            verdicts: Vec::new(),
+            stopped: None,
+        }
+    }
+
+    fn hear(&mut self, said: Said) -> ControlFlow<()> {
+        match said {
+            Said::Loads { done, total, what } => self.loading.reach(done, total, &clean(&what)),
+            Said::Warns { message } => {
+                let message = clean(&message);
+                self.show(|| eprintln!("warning: {message}"));
+                self.warnings.push(message);
+            }
+            Said::Loaded(Subject { architecture, device, note }) => {
+                self.loading.end();
+                let [architecture, device, note] = [architecture, device, note].map(|text| clean(&text));
+                self.show(|| println!("architecture '{architecture}' on {device} ({note})\n"));
+                self.subject = Some(Subject { architecture, device, note });
+                self.spinner = (!self.silent).then(Spinner::new);
+            }
+            Said::Tries { law } => {
+                if let Some(spinner) = &self.spinner {
+                    spinner.at(format!("trying '{law}'"));
+                }
+                self.law = Some(law);
+            }
+            Said::Found(verdict) => {
+                let verdict = verdict.cleaned();
+                self.show(|| print!("{}", told(&verdict)));
+                self.law = None;
+                self.verdicts.push(verdict);
+            }
+            Said::Stopped { exit, reason } => {
+                self.stopped = Some(Complaint::new(exit, clean(&reason)));
+                return ControlFlow::Break(());
+            }
+            Said::Done => return ControlFlow::Break(()),
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn show(&self, write: impl FnOnce()) {
+        match &self.spinner {
+            _ if self.silent => {}
+            Some(spinner) => spinner.pause(write),
+            None => write(),
+        }
+    }
+
+    fn end(mut self, manifest: Manifest, followed: Result<(), Silence>) -> Outcome {
+        self.loading.end();
+        self.spinner = None;
+        let crash = followed.err().map(|silence| {
+            let during = match (&self.law, &self.subject) {
+                (Some(law), _) => format!("law '{law}' was tried"),
+                (None, Some(_)) => "the laws were tried".into(),
+                (None, None) => "the checkpoint was loaded".into(),
+            };
+            let line = format!("while {during}, plugin '{}' {silence}", manifest.id);
+            Complaint::new(Exit::Failed, line)
+        });
+        let stopped = self.stopped.take().or(crash);
+        let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
+        if self.silent {
+            let passed = stopped.is_none() && broken.is_empty();
+            let reason = stopped.as_ref().map(|complaint| complaint.lines.join("; "));
+            println!(
+                "{}",
+                json!({
+                    "plugin": manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
+                    "passed": passed, "stopped": reason, "stopped_at": self.law,
+                })
+            );
+        }
+        if let Some(complaint) = stopped {
+            return Err(complaint);
+        }
+        let Some(first) = broken.first() else {
+            let is_compared = |verdict: &Verdict| {
+                verdict.law == "reference" && !matches!(verdict.outcome, trial::Outcome::NotTried { .. })
+            };
+            let compared = if self.verdicts.iter().any(is_compared) {
+                ""
+            } else {
+                "; whether the numbers are the right ones, only another implementation's tell: --reference FILE"
+            };
+            if !self.silent {
+                println!("\nno law is broken{compared}");
+            }
+            return Ok(());
+        };
+        let line = match broken.len() {
+            1 => format!("1 law is broken: '{}'", first.law),
+            count => {
+                format!("{count} laws are broken; begin with the first, '{}', as others may follow from it", first.law)
+            }
+        };
+        Err(Complaint::new(Exit::Failed, line))
+    }
+}
+
+impl Verdict {
+    fn is_broken(&self) -> bool {
+        matches!(self.outcome, trial::Outcome::Broken { .. })
+    }
+
+    /// Fit for a terminal: a plugin's own words may be in it.
+    fn cleaned(mut self) -> Self {
+        match &mut self.outcome {
+            trial::Outcome::Noted { what } | trial::Outcome::NotTried { why: what } => *what = clean(what),
+            trial::Outcome::Broken { what, hint } => (*what, *hint) = (clean(what), clean(hint)),
+            trial::Outcome::Exact | trial::Outcome::WithinRounding { .. } => {}
+        }
+        self
+    }
+}
+
+/// A verdict, for people.
+fn told(verdict: &Verdict) -> String {
+    let mark = match &verdict.outcome {
+        trial::Outcome::Exact | trial::Outcome::WithinRounding { .. } => "ok",
+        trial::Outcome::Noted { .. } => "note",
+        trial::Outcome::NotTried { .. } => "-",
+        trial::Outcome::Broken { .. } => "BROKEN",
+    };
+    let head = format!("{mark:<6} {:<14} ", verdict.law);
+    let mut text = wrapped(&head, &verdict.says);
+    let indent = " ".repeat(head.len());
+    match &verdict.outcome {
+        trial::Outcome::Exact => {}
+        trial::Outcome::WithinRounding { worst } => {
+            text += &wrapped(&indent, &format!("up to {:.2} % of the spread", worst * 100.0));
+        }
+        trial::Outcome::Noted { what } => text += &wrapped(&indent, what),
+        trial::Outcome::NotTried { why } => text += &wrapped(&indent, &format!("not tried: {why}")),
+        trial::Outcome::Broken { what, hint } => {
+            text += &wrapped(&indent, &format!("seen: {what}"));
+            text += &wrapped(&indent, hint);
+        }
+    }
+    text
+}
+
+/// Words in lines of a readable width, the first behind a head and the others below its end.
+fn wrapped(head: &str, words: &str) -> String {
+    let (mut text, mut width) = (head.to_owned(), 0);
+    let indent = head.chars().count();
+    for word in words.split_whitespace() {
+        let length = word.chars().count();
+        if width > 0 && indent + width + 1 + length > COLUMNS {
+            let _ = write!(text, "\n{:indent$}", "");
+            width = 0;
+        }
+        if width > 0 {
+            text.push(' ');
+            width += 1;
+        }
+        text.push_str(word);
+        width += length;
+    }
+    text.push('\n');
+    text
+}

@@ -1,0 +1,277 @@
+//! `pensieve new`: a plugin of one's own, as a Cargo project that builds and passes its tests as it is written.
+//!
+//! The projects are files beside this one, with a few words to fill in; nothing else is generated, so that what an author
+//! begins with can be read here. The SDK is on no registry yet: a project names it by a path or by a repository's address.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, ValueEnum};
+
+use super::exit::{Complaint, Exit, Outcome};
+
+const NAME_LEN_MAX: usize = 40;
+/// Names that Cargo or Rust refuse, or that mean something else to them.
+const RESERVED: &str = "abstract alloc as async await become box break build const continue core crate deps do dyn else \
+    enum examples extern false final fn for gen if impl in incremental let loop macro main match mod move mut override \
+    pensieve pensieve-plugin-api pensieve-sdk priv proc-macro pub ref return self static std struct super test trait \
+    true try type typeof union unsafe unsized use virtual where while yield";
+
+/// Write a plugin of your own: a Cargo project that builds and passes its tests.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve new architecture my-model
+  pensieve new sampler my-sampler --path ~/src/my-sampler
+  pensieve new adapter my-adapter --sdk https://example.org/pensieve.git
+
+docs/writing-a-plugin.md goes on from there.")]
+pub(super) struct New {
+    /// What the plugin provides.
+    #[arg(value_enum)]
+    kind: Kind,
+    /// Its name: small letters, digits and hyphens.
+    name: String,
+    /// The folder to write [default: the name].
+    #[arg(long, value_name = "DIR")]
+    path: Option<PathBuf>,
+    /// Where the SDK is: a folder with its source, or the address of a Git repository [default: the source that this
+    /// program was built from].
+    #[arg(long, value_name = "PATH|URL")]
+    sdk: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A model family.
+    Architecture,
+    /// A stage that picks tokens.
+    Sampler,
+    /// A way of writing adapters to files.
+    Adapter,
+}
+
+/// A file of a project, and the text before it is filled in.
+type Template = (&'static str, &'static str);
+
+const COMMON: [Template; 1] = [(".gitignore", "/target\n")];
+const ARCHITECTURE: [Template; 3] = [
+    ("Cargo.toml", include_str!("new/architecture/cargo.txt")),
+    ("README.md", include_str!("new/architecture/readme.txt")),
+    ("src/lib.rs", include_str!("new/architecture/lib.txt")),
+];
+const SAMPLER: [Template; 3] = [
+    ("Cargo.toml", include_str!("new/sampler/cargo.txt")),
+    ("README.md", include_str!("new/sampler/readme.txt")),
+    ("src/lib.rs", include_str!("new/sampler/lib.txt")),
+];
+const ADAPTER: [Template; 3] = [
+    ("Cargo.toml", include_str!("new/adapter/cargo.txt")),
+    ("README.md", include_str!("new/adapter/readme.txt")),
+    ("src/lib.rs", include_str!("new/adapter/lib.txt")),
+];
+
+impl New {
+    pub(super) fn run(self) -> Outcome {
+        let name = Name::parse(&self.name)?;
+        let sdk = match &self.sdk {
+            Some(given) => sdk_of(given)?,
+            None => own_sdk()?,
+        };
+        let folder = self.path.clone().unwrap_or_else(|| PathBuf::from(&self.name));
+        make_empty(&folder)?;
+        let templates = match self.kind {
+            Kind::Architecture => ARCHITECTURE,
+            Kind::Sampler => SAMPLER,
+            Kind::Adapter => ADAPTER,
+        };
+        for (file, template) in COMMON.iter().chain(&templates) {
+            let path = folder.join(file);
+            let written = path.parent().map_or(Ok(()), fs::create_dir_all);
+            let written = written.and_then(|()| fs::write(&path, fill(template, &name, &sdk)));
+            written
+                .map_err(|error| Complaint::system(format_args!("'{}' cannot be written", path.display()), &error))?;
+        }
+        println!("{}", next_steps(self.kind, &name, &folder));
+        Ok(())
+    }
+}
+
+/// What a plugin is called, in the spellings that its files need.
+struct Name {
+    /// `my-model`: the package and the plugin.
+    kebab: String,
+    /// `my_model`: the library's file, and what it provides.
+    snake: String,
+    /// `MyModel`: its types.
+    camel: String,
+}
+
+impl Name {
+    fn parse(text: &str) -> Result<Self, Complaint> {
+        let wrong = |what: &str| {
+            let help = "take small letters, digits and single hyphens, beginning with a letter: my-model";
+            Err(Complaint::new(Exit::Usage, format!("the name '{}' {what}; {help}", text.escape_debug())))
+        };
+        let kebab = text.replace('_', "-");
+        let parts: Vec<&str> = kebab.split('-').collect();
+        let is_plain = |part: &&str| {
+            !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        };
+        if !parts.iter().all(is_plain) || !kebab.starts_with(|first: char| first.is_ascii_lowercase()) {
+            return wrong("cannot be a plugin's");
+        }
+        if kebab.len() > NAME_LEN_MAX {
+            return wrong(&format!("has {} letters, more than {NAME_LEN_MAX}", kebab.len()));
+        }
+        if RESERVED.split_whitespace().any(|word| word == kebab) {
+            return wrong("means something to Rust or to Cargo already");
+        }
+        let camel = parts.iter().map(|part| part[..1].to_uppercase() + &part[1..]).collect();
+        let snake = parts.join("_");
+        Ok(Self { kebab, snake, camel })
+    }
+}
+
+/// The SDK that somebody names, as the value of a dependency in a `Cargo.toml`.
+fn sdk_of(given: &str) -> Result<String, Complaint> {
+    if given.contains("://") {
+        return Ok(format!("git = {}", quoted(given)?));
+    }
+    if given.starts_with("git@") {
+        let help = "Cargo wants it as an address: ssh://git@HOST/PATH";
+        return Err(Complaint::new(Exit::Usage, format!("--sdk {given}: {help}")));
+    }
+    let asked = Path::new(given);
+    let found = [asked.to_path_buf(), asked.join("sdk")].into_iter().find(|folder| is_sdk(folder));
+    let Some(found) = found else {
+        let help = "name the folder 'sdk' of Pensieve's source, or the address of its Git repository";
+        return Err(Complaint::new(Exit::Absent, format!("--sdk {given}: the SDK is not there; {help}")));
+    };
+    let absolute = found.canonicalize().map_err(|error| Complaint::system(found.display(), &error))?;
+    by_path(&absolute)
+}
+
+/// The SDK that this program was built with, if its source is still there.
+fn own_sdk() -> Result<String, Complaint> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("sdk");
+    if !is_sdk(&source) {
+        let line = "the source that this program was built from is not here, and the SDK is on no registry; tell where \
+                    it is by --sdk: the folder 'sdk' of Pensieve's source, or the address of its Git repository";
+        return Err(Complaint::new(Exit::Absent, line));
+    }
+    by_path(&source)
+}
+
+fn by_path(folder: &Path) -> Result<String, Complaint> {
+    let text = folder.to_str().ok_or_else(|| {
+        Complaint::new(Exit::Usage, format!("'{}' is not UTF-8, which Cargo cannot read", folder.display()))
+    })?;
+    Ok(format!("path = {}", quoted(text)?))
+}
+
+fn is_sdk(folder: &Path) -> bool {
+    let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+    manifest.lines().any(|line| line.trim() == "name = \"pensieve-sdk\"")
+}
+
+/// A string in TOML.
+fn quoted(text: &str) -> Result<String, Complaint> {
+    if text.chars().any(char::is_control) {
+        return Err(Complaint::new(Exit::Usage, format!("'{}' has control characters", text.escape_debug())));
+    }
+    Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
+}
+
+/// Makes the folder, or takes it if nothing is in it.
+fn make_empty(folder: &Path) -> Outcome {
+    let shown = folder.display();
+    match fs::read_dir(folder).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let line = format!("'{shown}' is not empty; name another folder by --path");
+            Err(Complaint::new(Exit::Usage, line))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => fs::create_dir_all(folder)
+            .map_err(|error| Complaint::system(format_args!("'{shown}' cannot be made"), &error)),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            Err(Complaint::new(Exit::Usage, format!("'{shown}' is a file; name a folder by --path")))
+        }
+        Err(error) => Err(Complaint::system(format_args!("'{shown}' cannot be read"), &error)),
+    }
+}
+
+fn fill(template: &str, name: &Name, sdk: &str) -> String {
+    let words = [("@kebab@", name.kebab.as_str()), ("@snake@", &name.snake), ("@Camel@", &name.camel), ("@sdk@", sdk)];
+    words.iter().fold(template.to_owned(), |text, (mark, word)| text.replace(mark, word))
+}
+
+fn next_steps(kind: Kind, name: &Name, folder: &Path) -> String {
+    let (kebab, snake, folder) = (&name.kebab, &name.snake, folder.display());
+    let suffix = std::env::consts::DLL_SUFFIX;
+    let (what, tries) = match kind {
+        Kind::Architecture => ("the architecture", "the contract's laws on random weights"),
+        Kind::Sampler => ("the sampler", "what it does to candidates"),
+        Kind::Adapter => ("the adapter format", "what it reads and what it refuses"),
+    };
+    format!(
+        "{what} '{kebab}' is in {folder}
+
+  cd {folder}
+  cargo test                  {tries}
+  cargo build --release
+  pensieve plugins check target/release/lib{snake}{suffix}
+  mkdir -p ~/.pensieve/plugins && cp target/release/lib{snake}{suffix} ~/.pensieve/plugins/
+
+A server that runs sees it at once. README.md goes on from there."
+    )
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spells_a_name_as_files_need_it() {
+        let name = Name::parse("my-2nd_model").ok().unwrap();
+        assert_eq!([name.kebab, name.snake, name.camel], ["my-2nd-model", "my_2nd_model", "My2ndModel"]);
+    }
+
+    #[test]
+    fn refuses_names_that_rust_cargo_or_a_path_would_take_otherwise() {
+        for name in
+            ["", "-", "a--b", "a-", "2nd", "My", "a b", "../a", "a/b", "ä", "fn", "self", "test", "pensieve-sdk"]
+        {
+            let complaint = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
+            assert!(complaint.exit == Exit::Usage && complaint.lines[0].contains(name), "{complaint:?}");
+        }
+        assert!(Name::parse(&"x".repeat(41)).is_err());
+    }
+
+    #[test]
+    fn names_the_sdk_as_cargo_reads_it() {
+        assert_eq!(sdk_of("https://example.org/p.git").ok().unwrap(), "git = \"https://example.org/p.git\"");
+        assert!(sdk_of("git@example.org:p").err().unwrap().lines[0].contains("ssh://"));
+        assert_eq!(sdk_of("/nowhere").err().unwrap().exit, Exit::Absent);
+        assert_eq!(quoted("a\\b\"c").ok().unwrap(), "\"a\\\\b\\\"c\"");
+        assert!(quoted("a\nb").is_err());
+        let own = own_sdk().ok().unwrap();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        assert_eq!(sdk_of(root.to_str().unwrap()).ok().unwrap(), own);
+    }
+
+    #[test]
+    fn leaves_no_word_to_fill_in() {
+        let name = Name::parse("my-model").ok().unwrap();
+        for (file, template) in COMMON.iter().chain(&ARCHITECTURE).chain(&SAMPLER).chain(&ADAPTER) {
+            let text = fill(template, &name, "path = \"x\"");
+            assert!(!text.contains('@') || file.ends_with(".md"), "{file}: {text}");
+            for mark in ["@kebab@", "@snake@", "@Camel@", "@sdk@"] {
+                assert!(!text.contains(mark), "{file}: {text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! `pensieve probe laws`: tries the contract's laws on a checkpoint, as the child of `pensieve plugins check`.
+//!
+//! It says what it is at before it does it, so that whoever listens knows where a plugin was when it crashed, hung or
+//! called `exit`. A law is code of the contract's; here stands only what comes before: who takes the checkpoint, whether
+//! its card is one that a host believes, and what another implementation computed.
+
+use pensieve_plugin_api::{
+    ArchitectureBox, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError, Source, StateKind,
+    laws::{self, Options, Progress, Reference},
+};
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use clap::Args;
+
+use super::{
+    answer::Answer,
+    exit::{Complaint, Exit},
+};
+use crate::{
+    card::Card,
+    checkpoint::CheckpointName,
+    plugin::{HostServices, LoadedPlugin, Manifest},
+    prompt::Scripts,
+};
+
+/// Blocks that the laws have use for, with some to spare.
+const BLOCKS: u64 = 128;
+const SEQUENCES: u64 = 16;
+/// What a model gets that does not say how much it needs.
+const STATE_BYTES_MIN: u64 = 64 << 20;
+/// A text of 1000 tokens over a vocabulary of 256k.
+const REFERENCE_BYTES_MAX: u64 = 1 << 30;
+/// How far logits may lie from the reference's by themselves, as a part of its spread.
+const REFERENCE_TOLERANCE: f32 = 0.01;
+
+/// How a model is tried; `plugins check` has these flags, too.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Setting {
+    /// Where the model runs: auto, cpu, cuda:N or metal:N.
+    #[arg(long, default_value = "auto")]
+    pub(super) device: String,
+    /// The longest sequence that the model is loaded for; 0 is the checkpoint's own.
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    pub(super) context: u32,
+    /// Settings of the architecture, a JSON object.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "JSON")]
+    pub(super) options: String,
+    /// What another implementation computes: a safetensors file with `tokens` and a row of `logits` for each.
+    #[arg(long, value_name = "FILE")]
+    pub(super) reference: Option<PathBuf>,
+    /// How far a logit may lie from the reference's [default: a hundredth of what the reference's spread over].
+    #[arg(long, value_name = "NUMBER", requires = "reference")]
+    pub(super) tolerance: Option<f32>,
+}
+
+/// Tries the laws of the contract on a checkpoint.
+#[derive(Args)]
+pub(super) struct Trial {
+    /// The plugin's library.
+    plugin: PathBuf,
+    /// The checkpoint.
+    source: PathBuf,
+    #[command(flatten)]
+    setting: Setting,
+}
+
+/// What is said while the laws are tried.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Said {
+    /// This much of the checkpoint is loaded.
+    Loads { done: u64, total: u64, what: String },
+    /// The plugin has something to say of the checkpoint.
+    Warns { message: String },
+    /// The model is loaded.
+    Loaded(Subject),
+    /// This law is tried next.
+    Tries { law: String },
+    /// This came of it.
+    Found(Verdict),
+    /// The laws cannot be tried.
+    Stopped { exit: Exit, reason: String },
+    /// All have been.
+    Done,
+}
+
+/// Who is tried.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Subject {
+    pub(super) architecture: String,
+    pub(super) device: String,
+    pub(super) note: String,
+}
+
+/// What came of one law; see [`laws::Verdict`].
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Verdict {
+    pub(super) law: String,
+    pub(super) says: String,
+    #[serde(flatten)]
+    pub(super) outcome: Outcome,
+}
+
+/// See [`laws::Outcome`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+pub(super) enum Outcome {
+    Exact,
+    WithinRounding { worst: f32 },
+    Noted { what: String },
+    NotTried { why: String },
+    Broken { what: String, hint: String },
+}
+
+impl Trial {
+    pub(super) fn run(self) -> ExitCode {
+        let tried = Answer::attended().and_then(|answer| {
+            let answer = Arc::new(Mutex::new(answer));
+            let say = |said: &Said| answer.lock().unwrap_or_else(PoisonError::into_inner).line(said);
+            let stopped =
+                |complaint: Complaint| say(&Said::Stopped { exit: complaint.exit, reason: complaint.lines.join("; ") });
+            match self.load(&answer) {
+                Ok(loaded) => {
+                    try_laws(loaded, &mut |said| drop(say(&said))).map_or_else(stopped, |()| say(&Said::Done))
+                }
+                Err(complaint) => stopped(complaint),
+            }
+        });
+        match tried {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("cannot answer: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn load(&self, answer: &Arc<Mutex<Answer>>) -> Result<Loaded, Complaint> {
+        let plugin = LoadedPlugin::open(&self.plugin);
+        let plugin = plugin.map_err(|error| Complaint::new(Exit::Failed, error.to_string()))?;
+        let name = CheckpointName::read(&self.source);
+        let name = name.map_err(|what| Complaint::new(Exit::Failed, format!("the checkpoint {what}")))?;
+        let Setting { device, context, options, reference, tolerance } = &self.setting;
+        let path = self.source.to_str().ok_or_else(|| {
+            Complaint::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", self.source.display()))
+        })?;
+        let source = Source { path: path.into(), options: options.as_str().into() };
+        let (architecture, abi_card) = claimant(&plugin, &name, &source)?;
+        let card = Card::read(&abi_card).map_err(|what| {
+            let line = format!("architecture '{}' describes the checkpoint wrongly: {what}", abi_card.architecture);
+            Complaint::new(Exit::Failed, line)
+        })?;
+        let reference = reference.as_deref().map(|file| read_reference(file, *tolerance, &card)).transpose()?;
+        let tokens = reference.as_ref().map_or(0, |reference| reference.tokens.len() as u64);
+        let state_bytes = if abi_card.state == StateKind::PAGED {
+            let blocks = BLOCKS + tokens / u64::from(abi_card.block_tokens.max(1));
+            abi_card.block_bytes.saturating_mul(blocks)
+        } else {
+            abi_card.sequence_bytes.saturating_mul(SEQUENCES)
+        };
+        let state_bytes = state_bytes.max(STATE_BYTES_MIN);
+        let (device, context) = (device.as_str().into(), *context);
+        let request = LoadRequest { source, device, context, state_bytes, threads: 0 };
+        let model = architecture.load(&request, services(answer).into_abi()).into_result();
+        let model = model.map_err(|error| refused(&abi_card.architecture, "does not load the checkpoint", &error))?;
+        Ok(Loaded { model, shape: laws::Shape::from(&abi_card), card, reference })
+    }
+}
+
+/// A model, and what is needed to judge it.
+struct Loaded {
+    model: ModelBox,
+    shape: laws::Shape,
+    card: Card,
+    reference: Option<Reference>,
+}
+
+fn try_laws(loaded: Loaded, say: &mut dyn FnMut(Said)) -> Result<(), Complaint> {
+    let Loaded { mut model, shape, card, reference } = loaded;
+    let resident = model.resident();
+    let (device, note) = (resident.device.to_string(), resident.note.to_string());
+    say(Said::Loaded(Subject { architecture: card.architecture.clone(), device, note }));
+    say(Said::Tries { law: "tokenizer".into() });
+    say(Said::Found(tokenizer(card)?));
+    let options = Options { references: reference.into_iter().collect(), ..Options::default() };
+    laws::check(&mut model, shape, &options, &mut |progress| match progress {
+        Progress::Tries(law) => say(Said::Tries { law: law.into() }),
+        Progress::Found(verdict) => say(Said::Found(verdict.into())),
+    });
+    Ok(())
+}
+
+/// The one demand on a card that only a host can try: that it can read what texts are written with.
+fn tokenizer(card: Card) -> Result<Verdict, Complaint> {
+    let outcome = if card.tokenizer.is_empty() {
+        Outcome::Noted { what: "the card has no tokenizer: the model can be loaded, and not served".into() }
+    } else {
+        match super::runtime()?.block_on(Scripts::default().of(&Arc::new(card))) {
+            Ok(_) => Outcome::Exact,
+            Err(failure) => Outcome::Broken {
+                what: failure.message,
+                hint: "the card's tokenizer is the text of a tokenizer.json, and its chat template is Jinja".into(),
+            },
+        }
+    };
+    let says = "the card's tokenizer and chat template are ones that a host can read".into();
+    Ok(Verdict { law: "tokenizer".into(), says, outcome })
+}
+
+/// The first architecture of the plugin that claims the checkpoint and does not decline it.
+fn claimant(
+    plugin: &LoadedPlugin,
+    name: &CheckpointName,
+    source: &Source<'_>,
+) -> Result<(ArchitectureBox, AbiCard), Complaint> {
+    let wants = |claim: &&crate::plugin::Claim| match name {
+        CheckpointName::Gguf(name) => claim.gguf.contains(name),
+        CheckpointName::Class(class) => claim.classes.contains(class),
+    };
+    let mut declined = Vec::new();
+    for claim in plugin.manifest().architectures.iter().filter(wants) {
+        let name = &claim.architecture;
+        let architecture = plugin.architecture(name).map_err(|error| refused(name, "cannot be made", &error))?;
+        match architecture.describe(source).into_result() {
+            Ok(card) => return Ok((architecture, card)),
+            Err(error) if error.code == ErrorCode::DECLINED => declined.push(format!("{name}: {error}")),
+            Err(error) => return Err(refused(name, "does not describe the checkpoint", &error)),
+        }
+    }
+    let line = if declined.is_empty() {
+        unclaimed(plugin.manifest(), name)
+    } else {
+        format!("plugin '{}' claims '{}' and declines it: {}", plugin.manifest().id, name.as_str(), declined.join("; "))
+    };
+    Err(Complaint::new(Exit::Plugin, line))
+}
+
+fn unclaimed(manifest: &Manifest, name: &CheckpointName) -> String {
+    let (what, list) = match name {
+        CheckpointName::Gguf(_) => ("GGUF files that say", "GGUF"),
+        CheckpointName::Class(_) => ("folders of class", "CLASSES"),
+    };
+    let claims = manifest.architectures.iter().flat_map(|claim| match name {
+        CheckpointName::Gguf(_) => &claim.gguf,
+        CheckpointName::Class(_) => &claim.classes,
+    });
+    let claims: Vec<String> = claims.map(|claim| format!("'{claim}'")).collect();
+    let claims = if claims.is_empty() { "none".into() } else { claims.join(", ") };
+    let (id, name) = (&manifest.id, name.as_str());
+    format!(
+        "plugin '{id}' does not claim the checkpoint, which says '{name}' (it claims {what}: {claims}); if it can \
+             take it, add '{name}' to the {list} of its architecture"
+    )
+}
+
+fn refused(architecture: &str, what: &str, error: &PluginError) -> Complaint {
+    Complaint::new(Exit::Failed, format!("architecture '{architecture}' {what}: {error}"))
+}
+
+/// Progress and warnings go to whoever listens.
+fn services(answer: &Arc<Mutex<Answer>>) -> HostServices {
+    let tell = |answer: &Mutex<Answer>, said: &Said| {
+        // Whoever listened may be gone; then this process ends anyway.
+        let _ = answer.lock().unwrap_or_else(PoisonError::into_inner).line(said);
+    };
+    let (logs, loads) = (answer.clone(), answer.clone());
+    HostServices::new()
+        .on_log(move |level, message| {
+            if level == LogLevel::ERROR || level == LogLevel::WARN {
+                tell(&logs, &Said::Warns { message: message.into() });
+            }
+        })
+        .on_progress(move |done, total, what| tell(&loads, &Said::Loads { done, total, what: what.into() }))
+}
+
+/// Reads what another implementation computed: `tokens`, whole numbers, and a row of `logits` in F32 for each.
+fn read_reference(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Reference, Complaint> {
+    let wrong = |what: String| {
+        let help = "docs/writing-a-plugin.md has a script that writes one";
+        Complaint::new(Exit::Usage, format!("the reference '{}' {what}; {help}", file.display()))
+    };
+    let unread = |error: std::io::Error| Complaint::system(format_args!("the reference '{}'", file.display()), &error);
+    let bytes = file.metadata().map_err(unread)?.len();
+    if bytes > REFERENCE_BYTES_MAX {
+        return Err(wrong(format!("has {bytes} bytes, more than {REFERENCE_BYTES_MAX}")));
+    }
+    let bytes = fs::read(file).map_err(unread)?;
+    let tensors =
+        SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is no safetensors file: {error}")))?;
+    let find = |name: &str| tensors.tensor(name).map_err(|_| wrong(format!("has no tensor '{name}'")));
+    let (tokens, logits) = (find("tokens")?, find("logits")?);
+    let ids: Option<Vec<u32>> = match tokens.dtype() {
+        Dtype::U32 => Some(numbers(tokens.data(), u32::from_le_bytes)),
+        Dtype::I32 => numbers(tokens.data(), i32::from_le_bytes).into_iter().map(|id| id.try_into().ok()).collect(),
+        Dtype::I64 => numbers(tokens.data(), i64::from_le_bytes).into_iter().map(|id| id.try_into().ok()).collect(),
+        _ => None,
+    };
+    let Some(ids) = ids.filter(|ids| ids.iter().all(|&id| id < card.vocabulary)) else {
+        return Err(wrong(format!("has 'tokens' that are no ids below the vocabulary's {}", card.vocabulary)));
+    };
+    let expected = [ids.len(), card.vocabulary as usize];
+    if ids.is_empty() || logits.dtype() != Dtype::F32 || logits.shape() != expected {
+        let found = format!("{:?} of {:?}", logits.dtype(), logits.shape());
+        return Err(wrong(format!("has 'logits' that are {found}, not F32 of {expected:?}, a row for each token")));
+    }
+    let logits = numbers(logits.data(), f32::from_le_bytes);
+    let (low, high) = logits.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
+    let tolerance = tolerance.unwrap_or((high - low) * REFERENCE_TOLERANCE);
+    if !(tolerance.is_finite() && tolerance >= 0.0) {
+        return Err(wrong(format!("gives a tolerance of {tolerance}")));
+    }
+    Ok(Reference { tokens: ids, logits, tolerance })
+}
+
+fn numbers<T, const N: usize>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|bytes| read(*bytes)).collect()
+}
+
+impl From<&laws::Verdict> for Verdict {
+    fn from(verdict: &laws::Verdict) -> Self {
+        let outcome = match verdict.outcome.clone() {
+            laws::Outcome::Exact => Outcome::Exact,
+            laws::Outcome::WithinRounding { worst } => Outcome::WithinRounding { worst },
+            laws::Outcome::Noted { what } => Outcome::Noted { what },
+            laws::Outcome::NotApplicable { why } => Outcome::NotTried { why },
+            laws::Outcome::Broken { what, hint } => Outcome::Broken { what, hint },
+        };
+        Self { law: verdict.law.into(), says: verdict.says.into(), outcome }
+    }
+}

@@ -1,0 +1,38 @@
+//! What a request names, where only the model and the plugins at hand tell whether it is there: samplers and tokens. It is
+//! looked up before anything is queued, so that a mistake is a status with the name of its field even for a stream.
+
+use super::{Problem, fields::Quote};
+use crate::{
+    chat::{Input, Request},
+    prompt::Chats,
+};
+
+/// Checks a request whose fields are right by themselves.
+pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), Problem> {
+    let sampling = &request.sampling;
+    if let Some(stages) = &sampling.stages {
+        let offered = chats.fleet().plugins().samplers();
+        let is_offered = |name: &str| offered.iter().any(|(known, _)| known == name);
+        if let Some(place) = stages.iter().position(|stage| !is_offered(&stage.sampler)) {
+            let names: Vec<&str> = offered.iter().map(|(name, _)| name.as_str()).collect();
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            let name = Quote(&stages[place].sampler);
+            let why = format!("no sampler is called '{name}' (installed: {known}); drop its plugin into plugins/");
+            return Err(Problem::field(format!("pensieve.samplers.{place}"), why));
+        }
+    }
+    let prompt: &[u32] = if let Input::Tokens(tokens) = &request.input { tokens } else { &[] };
+    if prompt.is_empty() && sampling.logit_bias.is_empty() {
+        return Ok(());
+    }
+    // Whoever prepares the request says what is wrong with a model.
+    let Ok(size) = chats.vocabulary(&request.model).await else { return Ok(()) };
+    let biased = sampling.logit_bias.iter().map(|(token, _)| (*token, "logit_bias"));
+    let mut all = biased.chain(prompt.iter().map(|token| (*token, "prompt")));
+    match all.find(|(token, _)| *token >= size) {
+        None => Ok(()),
+        Some((token, field)) => {
+            Err(Problem::field(field, format_args!("token {token} is outside the model's vocabulary of {size}")))
+        }
+    }
+}

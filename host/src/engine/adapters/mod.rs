@@ -1,0 +1,352 @@
+//! Adapters: those that jobs may name, which of them the model holds, and which sequence runs under which.
+//!
+//! All that the model holds together keeps to a limit. Whoever has no sequence and was not used for the longest time leaves
+//! the model and stays known: the next job that names it has it read again, and waits here meanwhile. Jobs that wait for
+//! room are served in their order, and while the first of them waits no other begins under an adapter, so that those
+//! in use come free. An adapter that is detached while sequences use it goes with the last of them.
+
+mod queue;
+#[cfg(test)]
+mod tests;
+
+pub use queue::{Ready, Waiting};
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    path::PathBuf,
+};
+
+use pensieve_plugin_api::AdapterData;
+
+use super::formats::ReadAdapter;
+use crate::{
+    job::{AdapterUse, Failure, FailureCode},
+    wire::{AdapterStats, AttachedAdapter, Attachment},
+};
+
+/// What takes adapters in: a model.
+pub trait Holder {
+    /// Takes one in; answers its id and the bytes that it takes.
+    fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure>;
+    /// Drops one that no sequence uses.
+    fn detach(&mut self, adapter: u32);
+}
+
+/// The adapters of one model.
+pub struct Adapters {
+    /// Bytes that those which the model holds may take.
+    limit: u64,
+    last: u64,
+    clock: u64,
+    names: BTreeMap<String, u64>,
+    known: BTreeMap<u64, Adapter>,
+    /// The adapter of each sequence that runs.
+    users: HashMap<u64, u64>,
+    /// What the model is told of each sequence: the adapter's id and strength.
+    pub spans: HashMap<u64, (u32, f32)>,
+    waiting: VecDeque<Waiting>,
+    wanted: Vec<(u64, PathBuf)>,
+    notes: Vec<String>,
+    loads: u64,
+    unloads: u64,
+}
+
+struct Adapter {
+    name: String,
+    path: PathBuf,
+    format: String,
+    fingerprint: String,
+    pairs: u64,
+    /// What it takes in the model; known once it was there.
+    bytes: u64,
+    place: Place,
+    /// Sequences that run under it, and jobs that wait for it.
+    running: usize,
+    claims: usize,
+    /// When it was used last; smaller is longer ago.
+    used: u64,
+    leaving: bool,
+}
+
+/// Where an adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// It is being read for the first time, and jobs do not know of it yet.
+    New,
+    /// On disk alone.
+    Disk,
+    /// It is being read again; its bytes are set aside.
+    Reading,
+    /// In the model, under this id.
+    Model(u32),
+}
+
+impl Adapters {
+    /// No adapters; those to come may take so many bytes together.
+    pub fn new(limit: u64) -> Self {
+        Self {
+            limit,
+            last: 0,
+            clock: 0,
+            names: BTreeMap::new(),
+            known: BTreeMap::new(),
+            users: HashMap::new(),
+            spans: HashMap::new(),
+            waiting: VecDeque::new(),
+            wanted: Vec::new(),
+            notes: Vec::new(),
+            loads: 0,
+            unloads: 0,
+        }
+    }
+
+    /// Begins to take one in, which is to be read now; answers what [`Adapters::take_in`] knows it by.
+    pub fn begin(&mut self, name: &str, path: PathBuf) -> Result<u64, Failure> {
+        if self.names.contains_key(name) {
+            let message = format!("an adapter called '{name}' is attached already");
+            return Err(Failure::new(FailureCode::Invalid, message).with_help("detach it first"));
+        }
+        self.last += 1;
+        let adapter = Adapter {
+            name: name.to_owned(),
+            path,
+            format: String::new(),
+            fingerprint: String::new(),
+            pairs: 0,
+            bytes: 0,
+            place: Place::New,
+            running: 0,
+            claims: 0,
+            used: self.clock,
+            leaving: false,
+        };
+        self.names.insert(name.to_owned(), self.last);
+        self.known.insert(self.last, adapter);
+        Ok(self.last)
+    }
+
+    /// One has been read, or could not be. Answers what came of its attachment, if that was not known before.
+    pub fn take_in(
+        &mut self,
+        serial: u64,
+        read: Result<ReadAdapter, Failure>,
+        holder: &mut impl Holder,
+    ) -> Option<(String, Attachment)> {
+        let adapter = self.known.get(&serial)?;
+        let (name, is_new) = (adapter.name.clone(), adapter.place == Place::New);
+        let taken = if adapter.leaving && adapter.claims == 0 {
+            Err(Failure::new(FailureCode::NotFound, format!("adapter '{name}' was detached while it was read")))
+        } else {
+            read.and_then(|read| self.hold(serial, read, holder))
+        };
+        match taken {
+            Ok(attached) => is_new.then_some((name, Ok(attached))),
+            Err(failure) if is_new => {
+                self.remove(serial);
+                Some((name, Err(failure)))
+            }
+            Err(failure) => {
+                self.set(serial, Place::Disk);
+                self.fail_waiting(serial, &failure);
+                self.leave(serial, holder);
+                None
+            }
+        }
+    }
+
+    /// Nobody may begin to use it any more. It goes at once, or with the last of its jobs.
+    pub fn retire(&mut self, name: &str, holder: &mut impl Holder) {
+        let Some(serial) = self.names.remove(name) else { return };
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.leaving = true;
+        }
+        self.leave(serial, holder);
+    }
+
+    /// The adapter that a job wishes for, by the number that it has here; an error if there is none of that name.
+    pub fn find(&self, wish: &AdapterUse) -> Result<u64, Failure> {
+        if !wish.scale.is_finite() {
+            return Err(Failure::new(FailureCode::Invalid, format!("adapter '{}': its scale is no number", wish.name)));
+        }
+        let serial = self.names.get(&wish.name).copied();
+        serial.filter(|serial| self.known.get(serial).is_some_and(|adapter| adapter.place != Place::New)).ok_or_else(
+            || {
+                let known: Vec<String> = self.stats().into_iter().map(|adapter| adapter.name).collect();
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                let message = format!("no adapter is called '{}' (attached: {known})", wish.name);
+                Failure::new(FailureCode::NotFound, message)
+            },
+        )
+    }
+
+    /// What a sequence under an adapter shares cached states by; none while the model does not hold it.
+    pub fn salt(&self, serial: u64, scale: f32) -> Option<String> {
+        let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.place, Place::Model(_)))?;
+        Some(format!("{}\0{:08x}", adapter.fingerprint, scale.to_bits()))
+    }
+
+    /// A sequence begins to use one that the model holds.
+    pub fn enter(&mut self, sequence: u64, serial: u64, scale: f32) {
+        self.clock += 1;
+        let Some(adapter) = self.known.get_mut(&serial) else { return };
+        if let Place::Model(id) = adapter.place {
+            (adapter.running, adapter.used) = (adapter.running + 1, self.clock);
+            self.spans.insert(sequence, (id, scale));
+            self.users.insert(sequence, serial);
+        }
+    }
+
+    /// A sequence has ended.
+    pub fn end(&mut self, sequence: u64, holder: &mut impl Holder) {
+        self.spans.remove(&sequence);
+        let Some(serial) = self.users.remove(&sequence) else { return };
+        self.clock += 1;
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            (adapter.running, adapter.used) = (adapter.running.saturating_sub(1), self.clock);
+        }
+        self.leave(serial, holder);
+    }
+
+    /// A job that waited has begun under an adapter, or has not; a leaving one that nobody needs any more goes.
+    pub fn let_go(&mut self, serial: u64, holder: &mut impl Holder) {
+        self.leave(serial, holder);
+    }
+
+    /// Those that have to be read before jobs go on, each asked for once.
+    pub fn take_wanted(&mut self) -> Vec<(u64, PathBuf)> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// What a person may want to know, since it was last asked.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Those that jobs may name.
+    pub fn stats(&self) -> Vec<AdapterStats> {
+        let known = self.names.values().filter_map(|serial| self.known.get(serial));
+        let here = known.filter(|adapter| adapter.place != Place::New);
+        let stats = here.map(|adapter| AdapterStats {
+            name: adapter.name.clone(),
+            format: adapter.format.clone(),
+            pairs: adapter.pairs,
+            bytes: adapter.bytes,
+            loaded: matches!(adapter.place, Place::Model(_)),
+            jobs: (adapter.running + adapter.claims) as u64,
+        });
+        stats.collect()
+    }
+
+    /// How often one was taken into the model, and how often one had to make room.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.loads, self.unloads)
+    }
+
+    /// Bytes of those that the model holds, leaving ones included, and of those that are about to be.
+    fn held(&self) -> u64 {
+        let holds = |adapter: &&Adapter| matches!(adapter.place, Place::Model(_) | Place::Reading);
+        self.known.values().filter(holds).fold(0, |sum, adapter| sum.saturating_add(adapter.bytes))
+    }
+
+    /// Has the model take one in, and others make room for it.
+    fn hold(&mut self, serial: u64, read: ReadAdapter, holder: &mut impl Holder) -> Result<AttachedAdapter, Failure> {
+        let ReadAdapter { format, data } = read;
+        let (id, bytes) = holder.attach(&data)?;
+        self.loads += 1;
+        let Some(adapter) = self.known.get_mut(&serial) else {
+            holder.detach(id);
+            return Err(Failure::new(FailureCode::Internal, "an adapter was read that nobody knows"));
+        };
+        let (name, before) = (adapter.name.clone(), adapter.bytes);
+        (adapter.place, adapter.bytes, adapter.used) = (Place::Model(id), bytes, self.clock);
+        (adapter.pairs, adapter.fingerprint) = (data.pairs.len() as u64, data.fingerprint.to_string());
+        adapter.format.clone_from(&format);
+        let attached = AttachedAdapter { format, pairs: adapter.pairs, bytes };
+        if self.make_room(0, serial, holder) {
+            return Ok(attached);
+        }
+        holder.detach(id);
+        self.set(serial, Place::Disk);
+        if bytes <= self.limit {
+            // It is brought in again as soon as a job wants it and others have left.
+            return Ok(attached);
+        }
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.bytes = before;
+        }
+        Err(self.too_large(&name, bytes))
+    }
+
+    fn too_large(&self, name: &str, bytes: u64) -> Failure {
+        let message =
+            format!("adapter '{name}' takes {bytes} bytes; all adapters of this model may take {}", self.limit);
+        Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory")
+    }
+
+    /// Has adapters leave the model until `bytes` more fit, those first that were not used for the longest time. Nobody
+    /// leaves in vain, nobody who is used, and not `kept`.
+    fn make_room(&mut self, bytes: u64, kept: u64, holder: &mut impl Holder) -> bool {
+        let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
+        let idle = |(serial, adapter): &(&u64, &Adapter)| {
+            **serial != kept && adapter.running == 0 && matches!(adapter.place, Place::Model(_))
+        };
+        let mut idle: Vec<(u64, u64, u64)> =
+            (self.known.iter().filter(idle)).map(|(serial, adapter)| (adapter.used, *serial, adapter.bytes)).collect();
+        idle.sort_unstable();
+        let mut going = Vec::new();
+        for (_, serial, bytes) in idle {
+            if missing == 0 {
+                break;
+            }
+            missing = missing.saturating_sub(bytes);
+            going.push(serial);
+        }
+        if missing > 0 {
+            return false;
+        }
+        for serial in going {
+            self.unload(serial, holder);
+        }
+        true
+    }
+
+    fn unload(&mut self, serial: u64, holder: &mut impl Holder) {
+        let Some(adapter) = self.known.get_mut(&serial) else { return };
+        if let Place::Model(id) = adapter.place {
+            holder.detach(id);
+            adapter.place = Place::Disk;
+            self.unloads += 1;
+            self.notes.push(format!("adapter '{}' leaves memory, as others need it", adapter.name));
+        }
+    }
+
+    /// Forgets an adapter that is to go, once nobody needs it.
+    fn leave(&mut self, serial: u64, holder: &mut impl Holder) {
+        let Some(adapter) = self.known.get(&serial) else { return };
+        if !adapter.leaving || adapter.running + adapter.claims > 0 {
+            return;
+        }
+        match adapter.place {
+            // It goes when it has been read.
+            Place::New | Place::Reading => {}
+            Place::Disk => drop(self.known.remove(&serial)),
+            Place::Model(id) => {
+                holder.detach(id);
+                self.known.remove(&serial);
+            }
+        }
+    }
+
+    fn remove(&mut self, serial: u64) {
+        let Some(adapter) = self.known.remove(&serial) else { return };
+        if self.names.get(&adapter.name) == Some(&serial) {
+            self.names.remove(&adapter.name);
+        }
+    }
+
+    fn set(&mut self, serial: u64, place: Place) {
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.place = place;
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The formats that adapters are written in: which of them claims a path, and what it reads there.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use pensieve_plugin_api::{AdapterBox, AdapterData};
+
+use super::model::{of_adapter, of_plugin, text_of};
+use crate::{
+    job::{Failure, FailureCode},
+    plugin::LoadedPlugin,
+};
+
+/// All adapter formats of the plugins that this worker was given.
+#[derive(Clone, Default)]
+pub struct Formats {
+    formats: Arc<Vec<(String, AdapterBox)>>,
+}
+
+/// What a format has read.
+pub struct ReadAdapter {
+    /// The format's name.
+    pub format: String,
+    /// What the adapter is.
+    pub data: AdapterData,
+}
+
+impl Formats {
+    /// Opens the plugins.
+    pub fn open(plugins: &[PathBuf]) -> Result<Self, Failure> {
+        let mut formats = Vec::new();
+        for path in plugins {
+            let plugin =
+                LoadedPlugin::open(path).map_err(|error| Failure::new(FailureCode::Plugin, error.to_string()))?;
+            for name in &plugin.manifest().adapter_formats {
+                formats.push((name.clone(), plugin.adapter_format(name).map_err(of_plugin)?));
+            }
+        }
+        Ok(Self { formats: Arc::new(formats) })
+    }
+
+    /// Reads an adapter in the first format that claims it. May take long.
+    pub fn read(&self, path: &Path) -> Result<ReadAdapter, Failure> {
+        let text = text_of(path)?;
+        let Some((name, format)) = self.formats.iter().find(|(_, format)| format.claims(text.into())) else {
+            let known: Vec<&str> = self.formats.iter().map(|(name, _)| name.as_str()).collect();
+            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+            let message = format!("no plugin knows the adapter format of '{}' (installed: {known})", path.display());
+            return Err(Failure::new(FailureCode::NotFound, message).with_help("drop its plugin into plugins/"));
+        };
+        let data = format.open(text.into()).into_result().map_err(of_adapter)?;
+        Ok(ReadAdapter { format: name.clone(), data })
+    }
+}

@@ -1,1 +1,0 @@
-//! Templates against the texts that transformers renders, and what hostile ones may not do.

@@ -1,0 +1,167 @@
+//! What authors write: the examples, and what `pensieve new` makes. Each is built far from this tree, by this toolchain and by
+//! another, dropped into the folder of a server that runs, and asked for through its API.
+
+use pensieve::plugin::LoadedPlugin;
+use serde_json::{Value, json};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+use crate::{
+    artifacts::{example, library, other_toolchain, outside, plugin},
+    checkpoints,
+    cli::Desk,
+    http::{
+        client::post,
+        server::{Options, PATIENCE, Server},
+    },
+    reference::fixture,
+};
+
+/// What `pensieve new` is asked for.
+const NEW: [(&str, &str); 3] = [("architecture", "my-model"), ("sampler", "new-sampler"), ("adapter", "my-adapter")];
+const EXAMPLES: [&str; 3] = ["qwen2-plugin", "my-sampler", "bigram"];
+
+/// Where each project is: the examples, and those that are written now.
+fn projects(desk: &Desk) -> Vec<(&'static str, PathBuf)> {
+    let mut projects: Vec<_> = EXAMPLES.iter().map(|name| (*name, example(name))).collect();
+    for (kind, name) in NEW {
+        let said = desk.run(&["new", kind, name]);
+        assert_eq!(said.code, Some(0), "{said:?}");
+        projects.push((name, desk.path(name)));
+    }
+    projects
+}
+
+fn libraries(toolchain: Option<&str>) -> Vec<PathBuf> {
+    let desk = Desk::new();
+    let built = projects(&desk).into_iter();
+    built.map(|(name, project)| library(&outside(&project, name, toolchain), name)).collect()
+}
+
+#[test]
+fn what_new_writes_passes_its_own_tests_as_it_is_written() {
+    let desk = Desk::new();
+    for (name, project) in projects(&desk) {
+        if name == "bigram" {
+            // The workspace's own tests try it on every law.
+            continue;
+        }
+        let tests = library(&outside(&project, name, None), &format!("{name} tests"));
+        let output = Command::new(tests).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.contains("test result: ok. ") && !said.contains(" 0 passed"), "{name}: {said}");
+    }
+}
+
+#[test]
+fn plugins_of_authors_are_dropped_into_a_running_server_and_answer() {
+    served(&libraries(None));
+}
+
+#[test]
+fn plugins_of_authors_with_another_toolchain_are_dropped_in_and_answer() {
+    let Some(toolchain) = other_toolchain() else { return };
+    let libraries = libraries(Some(toolchain));
+    let built_by = |path: &Path| LoadedPlugin::open(path).unwrap().manifest().toolchain.clone();
+    for library in &libraries {
+        assert_ne!(built_by(library), built_by(&plugin("pensieve-llama")), "{}", library.display());
+    }
+    served(&libraries);
+}
+
+/// Models for every plugin: Qwen2's, a bigram's, a Llama, and the same Llama under the name that a new architecture claims.
+fn configure(root: &Path, bigram: &TempDir) -> String {
+    let (llama, fresh) = (fixture("llama/gqa"), root.join("fresh"));
+    fs::create_dir(&fresh).unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        let bytes = fs::read(llama.join(file)).unwrap();
+        let bytes = match String::from_utf8(bytes) {
+            Ok(text) => text.replace("LlamaForCausalLM", "MyModelForCausalLM").into_bytes(),
+            Err(error) => error.into_bytes(),
+        };
+        fs::write(fresh.join(file), bytes).unwrap();
+    }
+    // A change of the output, in a format that nobody knows yet.
+    let a: Vec<f32> = (0..64).map(|place| (place as f32).sin()).collect();
+    let b: Vec<[f32; 1]> = (0..264).map(|place| [(place as f32 * 1.7).cos()]).collect();
+    let adapter = json!({"pairs": [{"target": "lm_head", "scale": 0.5, "a": [a], "b": b}]});
+    fs::write(root.join("tuned.my-adapter.json"), adapter.to_string()).unwrap();
+    let model = |id: &str, source: &Path| format!("[[models]]\nid = \"{id}\"\nsource = \"{}\"\n", source.display());
+    [
+        model("base", &llama),
+        format!("[models.adapters]\ntuned = \"{}\"\n", root.join("tuned.my-adapter.json").display()),
+        model("qwen", &fixture("qwen2/tied")),
+        model("bigram", bigram.path()),
+        model("fresh", &fresh),
+    ]
+    .concat()
+}
+
+fn ask(server: &Server, model: &str, extras: &Value) -> (u16, Value) {
+    let body = json!({
+        "model": model, "max_tokens": 24, "temperature": 0, "messages": [{"role": "user", "content": "1 2 3"}],
+        "pensieve": extras,
+    });
+    let reply = post(server.address, "/v1/messages", &body);
+    (reply.status(), reply.json())
+}
+
+fn answer(server: &Server, model: &str, extras: &Value) -> String {
+    let (status, message) = ask(server, model, extras);
+    assert_eq!(status, 200, "{model}, {extras}: {message}\n{}", server.log());
+    assert!(message["usage"]["output_tokens"].as_u64().unwrap() > 0, "{model}: {message}");
+    message["content"][0]["text"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Drops the plugins in, one after the other, while the server answers, and asks for each of them.
+fn served(libraries: &[PathBuf]) {
+    let (root, bigram) = (tempfile::tempdir().unwrap(), checkpoints::bigram(300, 512));
+    let config = configure(root.path(), &bigram);
+    let plugins = vec![plugin("pensieve-llama"), plugin("pensieve-samplers")];
+    let server = Options { plugins, config, ..Options::default() }.start();
+    let nothing = json!({});
+    let base = answer(&server, "base", &nothing);
+    for model in ["qwen", "bigram", "fresh", "base:tuned"] {
+        let (status, message) = ask(&server, model, &nothing);
+        assert!(status >= 400, "{model} needs no plugin: {message}");
+    }
+    for library in libraries {
+        let (partial, name) = (server.home().path().join("partial"), library.file_name().unwrap());
+        fs::copy(library, &partial).unwrap();
+        fs::rename(partial, server.plugins().join(name)).unwrap();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    let ready = || {
+        let list = server.get("/v1/plugins").json();
+        let entries = list["data"].as_array().unwrap().iter();
+        entries.filter(|entry| entry["state"] == "ready").count() == libraries.len() + 2
+    };
+    while !ready() {
+        assert!(Instant::now() < deadline, "{:#}", server.get("/v1/plugins").json());
+        sleep(Duration::from_millis(50));
+    }
+    for model in ["qwen", "bigram"] {
+        assert_eq!(answer(&server, model, &nothing), answer(&server, model, &nothing), "{model}");
+    }
+    assert_eq!(answer(&server, "fresh", &nothing), base, "the same weights by two plugins");
+    assert_ne!(answer(&server, "base:tuned", &nothing), base, "the adapter changes nothing");
+    for sampler in ["my_sampler", "new_sampler"] {
+        let drawn = |n: f32| {
+            let chain = json!([{"sampler": sampler, "n": n}, "seeded"]);
+            answer(&server, "base", &json!({"samplers": chain, "seed": 7}))
+        };
+        assert_eq!(drawn(0.0), base, "{sampler} leaves the best alone");
+        assert_ne!(drawn(100.0), base, "{sampler} leaves everything");
+        let wrong = json!({"samplers": [{"sampler": sampler, "n": -1}]});
+        let (status, message) = ask(&server, "base", &wrong);
+        assert!(status == 400 && message.to_string().contains("'n' = -1"), "{status} {message}");
+    }
+    assert_eq!(answer(&server, "base", &nothing), base);
+}

@@ -1,0 +1,183 @@
+//! The routes that take a body, and every field that each reads.
+
+use serde_json::{Value, json};
+
+use super::fields::{Field, count, flag, integer, list, number, seed, stops, text, words};
+
+/// A route, and a body that it takes.
+pub struct Route {
+    pub path: &'static str,
+    pub body: Value,
+    pub fields: Vec<Field>,
+}
+
+/// All of them.
+pub fn routes() -> Vec<Route> {
+    let hello = json!([{"role": "user", "content": "hello"}]);
+    let chat = json!({"model": "scripted", "max_tokens": 1, "messages": hello});
+    let uncounted = json!({"model": "scripted", "messages": hello});
+    let text = json!({"model": "scripted", "prompt": "hello", "max_tokens": 1});
+    let query = json!({"query": "hello", "max_tokens": 1});
+    let prompt = json!({"prompt": "hello", "max_tokens": 1});
+    let route = |path, body: &Value, fields: Vec<Vec<Field>>| Route {
+        path,
+        body: body.clone(),
+        fields: fields.into_iter().flatten().collect(),
+    };
+    vec![
+        route("/v1/messages", &chat, vec![conversation(), message(), pensieve()]),
+        route("/v1/messages/stream", &chat, vec![conversation(), message()]),
+        route("/v1/messages/count_tokens", &uncounted, vec![conversation()]),
+        route("/v1/chat/completions", &chat, vec![completion(), chat_completion(), pensieve()]),
+        route("/v1/completions", &text, vec![completion(), text_completion(), pensieve()]),
+        route("/token_stream", &query, vec![plain(), vec![words("query")], pensieve()]),
+        route("/execute", &prompt, vec![plain(), vec![words("prompt")], pensieve()]),
+    ]
+}
+
+/// What every dialect reads alike.
+fn pensieve() -> Vec<Field> {
+    let samplers = |place: usize| if place == 0 { json!({"sampler": "top_k", "k": 3}) } else { json!("greedy") };
+    let wrong = json!([1, "", {}, "no-such-sampler", {"sampler": "x".repeat(129)}, []]);
+    let long = "x".repeat(70_000);
+    let wrong_grammars = json!([{}, [], "a", {"gbnf": "a"}, {"regex": 1}, {"regex": "a", "lark": "b"}, {"lark": long}]);
+    let adapter = json!({"pensieve": {"adapter": "a"}});
+    vec![
+        list("pensieve.samplers", 32, samplers, wrong),
+        seed("pensieve.seed"),
+        number("pensieve.adapter_scale", -16.0, 16.0).beside(adapter).with_good(json!([])),
+        text("pensieve.adapter", 128).with_good(json!([])),
+        Field::new("pensieve.grammar", json!([{"regex": "[a-z]+"}, null]), wrong_grammars),
+        Field::new("pensieve", json!([{}, null]), json!([1, [], "a", {"unknown": 1}, {"template": 1}])),
+    ]
+}
+
+/// Anthropic's, which are counted as well.
+fn conversation() -> Vec<Field> {
+    let tool = |place: usize| json!({"name": format!("t{place}"), "input_schema": {"type": "object"}});
+    let wrong_tools = json!([
+        1,
+        {},
+        {"name": "a b", "input_schema": {}},
+        {"name": "t0", "input_schema": {}},
+        {"name": "a", "input_schema": []},
+        {"type": "bash_20250124", "name": "bash"},
+    ]);
+    let block = json!([{"type": "text", "text": "a"}]);
+    let long = "x".repeat(20_000);
+    vec![
+        text("model", 256).required(),
+        number("temperature", 0.0, 1.0),
+        number("top_p", 0.0, 1.0),
+        count("top_k", 0),
+        count("thinking.budget_tokens", 1).beside(json!({"thinking": {"type": "enabled"}})).required(),
+        stops("stop_sequences", 32),
+        list("tools", 512, tool, wrong_tools).with_good(json!([[], [tool(0)]])),
+        Field::new(
+            "tool_choice",
+            json!([{"type": "auto"}, null]),
+            json!(["auto", {}, {"type": "any"}, {"type": "tool", "name": "a"}]),
+        ),
+        messages().required(),
+        Field::new(
+            "system",
+            json!(["", [], "a", block, null]),
+            json!([1, {}, [1], [{"type": "text"}], [{"type": "image"}]]),
+        ),
+        Field::new("metadata", json!([{}, {"user_id": "a"}]), json!([1, [], {"user_id": 1}, {"user_id": long}])),
+        Field::new(
+            "output_config",
+            json!([{}, {"effort": "low"}]),
+            json!([1, {"effort": 1}, {"format": 1}, {"format": {"type": "json_schema"}}]),
+        ),
+    ]
+}
+
+fn message() -> Vec<Field> {
+    vec![count("max_tokens", 1).required(), flag("stream")]
+}
+
+/// Messages in either API. How many there may be, a test of its own tries.
+fn messages() -> Field {
+    let hello = json!({"role": "user", "content": "hello"});
+    let mut field = Field::new("messages", json!([[hello]]), json!([[], 1, {}, "a"]));
+    let wrong = [
+        json!(1),
+        json!({}),
+        json!({"role": "robot", "content": "a"}),
+        json!({"role": "user", "content": 1}),
+        json!({"role": "user"}),
+        json!({"role": "user", "content": [{"type": "image"}]}),
+    ];
+    field.bad.extend(wrong.map(|wrong| json!([hello, wrong])));
+    field
+}
+
+/// OpenAI's, in both endpoints.
+fn completion() -> Vec<Field> {
+    let biases = |count: usize| Value::Object((0..count).map(|id| (id.to_string(), json!(1))).collect());
+    let strange = json!([
+        biases(1025), {"2048": 1}, {"4294967296": 1}, {"-1": 1}, {"x": 1}, {"5": 100.5}, {"5": "1"}, {"5": null}, [5], 1,
+    ]);
+    vec![
+        text("model", 256).required(),
+        number("temperature", 0.0, 2.0),
+        number("top_p", 0.0, 1.0),
+        number("presence_penalty", -2.0, 2.0),
+        number("frequency_penalty", -2.0, 2.0),
+        integer("n", 1, 8),
+        // The model says "What?" and would go on.
+        count("max_tokens", 1).beside(json!({"stop": ["t"]})),
+        seed("seed"),
+        stops("stop", 4),
+        Field::new("logit_bias", json!([biases(1024), {"2047": -100}, {"5": 100.0}, null]), strange),
+        flag("stream"),
+        Field::new("stream_options", json!([{"include_usage": true}]), json!([1, [], {"include_usage": 1}]))
+            .beside(json!({"stream": true})),
+    ]
+}
+
+fn chat_completion() -> Vec<Field> {
+    let tool = |place: usize| json!({"type": "function", "function": {"name": format!("t{place}")}});
+    let wrong_tools =
+        json!([1, {}, {"type": "function"}, {"type": "code"}, {"type": "function", "function": {"name": "a b"}}]);
+    vec![
+        count("max_completion_tokens", 1),
+        integer("top_logprobs", 0, 20).beside(json!({"logprobs": true})),
+        flag("logprobs"),
+        flag("parallel_tool_calls"),
+        list("tools", 128, tool, wrong_tools).with_good(json!([[], [tool(0)]])),
+        Field::new(
+            "response_format",
+            json!([{"type": "text"}]),
+            json!(["json", {}, {"type": "xml"}, {"type": "json_schema"}]),
+        ),
+        Field::new("reasoning_effort", json!(["low"]), json!(["huge", 1])),
+        messages().required(),
+    ]
+}
+
+fn text_completion() -> Vec<Field> {
+    let strange = json!([[1, 2048], [u64::MAX], [-1], [1.5], [[1], [2048]], [], [[]]]);
+    vec![
+        integer("logprobs", 0, 5),
+        integer("best_of", 1, 8),
+        flag("echo"),
+        list("prompt", 64, |_| json!("hello"), json!([1, null, {}])).required(),
+        Field::new("prompt", json!([[1, 2047], [[1], [2]]]), strange),
+    ]
+}
+
+/// The small dialects'.
+fn plain() -> Vec<Field> {
+    vec![
+        text("model", 256),
+        count("max_tokens", 1).beside(json!({"stop": ["t"]})),
+        number("temperature", 0.0, 2.0),
+        number("top_p", 0.0, 1.0),
+        count("top_k", 0),
+        number("repetition_penalty", 0.01, 100.0),
+        seed("seed"),
+        stops("stop", 16),
+    ]
+}

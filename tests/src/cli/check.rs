@@ -1,0 +1,167 @@
+//! `pensieve plugins check`: what a plugin is, and which law a wrong one breaks, in words that tell its author where to look.
+
+use serde_json::Value;
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use super::{Desk, Said};
+use crate::{
+    artifacts::{plugin, test_plugin},
+    checkpoints,
+    reference::fixture,
+};
+
+fn check(plugin: &Path, more: &[&str]) -> Said {
+    let arguments = [&["plugins", "check", plugin.to_str().unwrap()], more].concat();
+    Desk::new().run(&arguments)
+}
+
+/// Checks a Llama with this fault.
+fn wrong(fault: &str, more: &[&str]) -> Said {
+    let model = fixture("llama/gqa");
+    let options = format!(r#"{{"fault": "{fault}"}}"#);
+    let arguments = ["--model", model.to_str().unwrap(), "--device", "cpu", "--options", &options];
+    check(&test_plugin("wrong"), &[&arguments, more].concat())
+}
+
+/// The same with what transformers says of the checkpoint.
+fn compared(fault: &str) -> Said {
+    let reference = fixture("llama/gqa/reference.safetensors");
+    wrong(fault, &["--reference", reference.to_str().unwrap(), "--tolerance", "0.0001"])
+}
+
+/// The text on one line, as it is broken into lines for reading.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn says_what_a_plugin_provides() {
+    let said = check(&plugin("pensieve-llama"), &[]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    for words in ["llama 0.1.0: Llama 1 to 3.x", "built by rustc 1.", "with pensieve-sdk 0.1.0 for contract 1"] {
+        assert!(said.stdout.contains(words), "{said:?}");
+    }
+    assert!(said.stdout.contains("architecture: llama\n    GGUF files that say: llama\n"), "{said:?}");
+    assert!(said.stdout.contains("    folders of class: LlamaForCausalLM"), "{said:?}");
+    assert!(said.stderr.contains("--model CHECKPOINT tries the contract's laws"), "{said:?}");
+    let said = check(&plugin("pensieve-samplers"), &[]);
+    assert!(said.stdout.contains("samplers: bias, penalties"), "{said:?}");
+    assert_eq!(said.stderr, "it was opened and asked what it provides, and none of that was run\n");
+    assert!(check(&plugin("pensieve-lora"), &[]).stdout.contains("adapter formats: peft, gguf"));
+}
+
+#[test]
+fn a_right_model_breaks_no_law() {
+    let said = compared("none");
+    assert_eq!((said.code, said.stderr.as_str()), (Some(0), ""), "{said:?}");
+    assert!(said.stdout.ends_with("\nno law is broken\n"), "{said:?}");
+    for law in ["tokenizer", "chunked", "shuffled", "batched", "shared-prefix", "refuses", "adapters"] {
+        assert!(said.stdout.contains(&format!("\nok     {law}")), "{law}: {said:?}");
+    }
+}
+
+#[test]
+fn a_wrong_model_is_told_which_law_it_breaks_and_where_to_look() {
+    for (fault, law, words) in [
+        ("rope", "reference", "the usual causes are the rotation's pairing (halves or neighbours)"),
+        ("cache", "chunked", "the usual cause is a cache that is off by one"),
+        ("positions", "positions", "they are not read the usual cause is a position encoding that is not applied"),
+        ("leaks", "repeatable", "the usual cause is a state that an earlier sequence has left behind"),
+        ("panics", "chunked", "forward panicked: index out of bounds, as it happens"),
+    ] {
+        let said = compared(fault);
+        assert_eq!(said.code, Some(1), "{fault}: {said:?}");
+        let (_, broken) = said.stdout.split_once("\nBROKEN ").unwrap_or_else(|| panic!("{fault}: {said:?}"));
+        assert!(broken.starts_with(&format!("{law} ")), "{fault}: {said:?}");
+        let next = broken.find("\nok ").or(broken.find("\nnote ")).unwrap_or(broken.len());
+        assert!(flat(&broken[..next]).contains(words), "{fault}: {said:?}");
+        assert!(said.stderr.contains(&format!("'{law}'")) && said.stderr.contains("broken"), "{fault}: {said:?}");
+    }
+}
+
+#[test]
+fn without_a_reference_the_check_says_what_it_cannot_see() {
+    // Wrong each time in the same way.
+    let said = wrong("rope", &[]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stdout.contains("no law is broken; whether the numbers are the right ones"), "{said:?}");
+}
+
+#[test]
+fn a_plugin_that_ends_or_stalls_its_process_has_that_laid_to_a_law() {
+    for (fault, words) in [
+        ("crashes", "crashed the process that looked at it, by SIGSEGV; it said: about to crash"),
+        ("exits", "ended the process that looked at it, with exit status: 3"),
+    ] {
+        let said = wrong(fault, &[]);
+        assert_eq!(said.code, Some(1), "{said:?}");
+        let line = format!("pensieve: while law 'chunked' was tried, plugin 'wrong' {words}\n");
+        assert_eq!(said.stderr, line, "{said:?}");
+        assert!(said.stdout.contains("\nok     causal"), "what was found before is lost: {said:?}");
+    }
+    let start = Instant::now();
+    let said = wrong("hangs", &["--timeout", "2s"]);
+    assert!(said.stderr.contains("law 'chunked' was tried, plugin 'wrong' did not answer within 2 s"), "{said:?}");
+    assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn programs_get_all_of_it_as_one_line() {
+    let said = wrong("cache", &["--json"]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let found: Value = serde_json::from_str(said.stdout.trim_end()).unwrap();
+    assert_eq!((&found["plugin"]["id"], &found["passed"]), (&"wrong".into(), &false.into()));
+    assert_eq!((&found["model"]["device"], &found["stopped"]), (&"cpu".into(), &Value::Null));
+    let laws = found["laws"].as_array().unwrap();
+    let outcome = |law: &str| laws.iter().find(|verdict| verdict["law"] == law).unwrap()["outcome"].clone();
+    assert_eq!((outcome("causal"), outcome("chunked")), ("exact".into(), "broken".into()));
+    assert_eq!((outcome("counts"), outcome("positions")), ("not_tried".into(), "noted".into()));
+    let said = wrong("exits", &["--json"]);
+    let found: Value = serde_json::from_str(said.stdout.trim_end()).unwrap();
+    assert_eq!((&found["passed"], &found["stopped_at"]), (&false.into(), &"chunked".into()));
+    assert!(found["stopped"].as_str().unwrap().contains("exit status: 3"), "{found}");
+}
+
+#[test]
+fn what_cannot_be_tried_is_said_with_its_code() {
+    let bigram = checkpoints::bigram(300, 512);
+    let bigram = bigram.path().to_str().unwrap();
+    let (llama, wrong_plugin) = (fixture("llama/gqa"), test_plugin("wrong"));
+    let llama = llama.to_str().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("reference.safetensors");
+    fs::write(&text, "no tensors").unwrap();
+    let other = fixture("llama/head_dim/reference.safetensors");
+    let (text, other) = (text.to_str().unwrap(), other.to_str().unwrap());
+    let given = r#"{"fault": "none"}"#;
+    for (plugin, arguments, code, words) in [
+        (Path::new("/nowhere.so"), &[][..], 3, "plugin '/nowhere.so' was not found"),
+        (Path::new("/nowhere.so"), &["--model", llama], 3, "plugin '/nowhere.so' was not found"),
+        (&test_plugin("crashes_at_start"), &[], 1, "by SIGSEGV"),
+        (&test_plugin("exits_at_start"), &[], 1, "it said: licence server not found"),
+        (&plugin("pensieve-samplers"), &["--model", llama], 2, "plugin 'samplers' has no architecture"),
+        (&wrong_plugin, &["--model", "nowhere"], 3, "there is no checkpoint at 'nowhere'"),
+        (&wrong_plugin, &["--model", bigram], 9, "does not claim the checkpoint, which says 'BigramForCausalLM'"),
+        (&wrong_plugin, &["--model", bigram], 9, "add 'BigramForCausalLM' to the CLASSES of its architecture"),
+        (
+            &wrong_plugin,
+            &["--model", llama, "--options", "{}"],
+            1,
+            "does not load the checkpoint: there is no such fault",
+        ),
+        (&wrong_plugin, &["--model", llama, "--reference", "nowhere"], 3, "the reference 'nowhere'"),
+        (&wrong_plugin, &["--model", llama, "--options", given, "--reference", text], 2, "is no safetensors file"),
+        (&wrong_plugin, &["--model", llama, "--options", given, "--reference", other], 2, "a row for each token"),
+    ] {
+        let said = check(plugin, arguments);
+        assert_eq!(said.code, Some(code), "{arguments:?}: {said:?}");
+        assert!(said.stderr.starts_with("pensieve: ") && said.stderr.contains(words), "{arguments:?}: {said:?}");
+    }
+    for arguments in [&["--timeout", "0s"][..], &["--tolerance", "0.1"]] {
+        assert_eq!(check(&wrong_plugin, arguments).code, Some(2), "{arguments:?}");
+    }
+}

@@ -1,0 +1,172 @@
+//! The commands that pages name, in the order in which they are run: what comes before a command prepares it. A page's own
+//! order need not be this one.
+
+use Way::{As, ByHand, Prints, Said, Serves, Test};
+
+/// How a command is run.
+pub enum Way {
+    /// As it stands. It ends well and prints these words.
+    Prints(&'static [&'static str]),
+    /// In this form, as it names what only its reader has.
+    As(&'static str, &'static [&'static str]),
+    /// As it stands, and it serves until the next one that does; what comes after asks it.
+    Serves,
+    /// A test of this name does what it says.
+    Test(&'static str),
+    /// By hand, for this reason.
+    ByHand(&'static str),
+    /// It is no command: the program says it.
+    Said,
+}
+
+const TRAINING: &str = "it takes a GPU for half an hour, or transformers";
+const CLAUDE: &str = "claude_code_runs_what_the_starter_is_asked_for";
+const PYTHON: &str = "the_examples_in_python_run";
+const JAVASCRIPT: &str = "the_examples_in_javascript_run";
+const AUTHORS: &str = "plugins_of_authors_are_dropped_into_a_running_server_and_answer";
+const NEW: &str = "what_new_writes_passes_its_own_tests_as_it_is_written";
+const LAWS: &str = "a_right_model_breaks_no_law";
+const OVER_HTTP: &str = "an_adapter_that_comes_over_http_is_a_model_until_it_goes";
+
+pub const COMMANDS: &[(&str, Way)] = &[
+    // README.md
+    ("cargo build --release && ./target/release/pensieve serve", Serves),
+    (
+        r#"curl http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "pensieve-starter", "max_tokens": 100, "messages": [{"role": "user", "content": "list all files"}]}'"#,
+        Prints(&[r#"{\"cmd\": \"ls -la\"}"#]),
+    ),
+    ("export ANTHROPIC_BASE_URL=http://127.0.0.1:8000 ANTHROPIC_API_KEY=pensieve-local-key", Test(CLAUDE)),
+    (r#"claude -p "Use the Bash tool to run: echo hello" --allowedTools Bash"#, Test(CLAUDE)),
+    (r#"./target/release/pensieve run "how do I add a plugin?""#, Prints(&["~/.pensieve/plugins"])),
+    ("./target/release/pensieve serve --model my-model=/path/to/model.gguf", Serves),
+    ("./target/release/pensieve serve --adapter pirate=examples/starter/adapters/pirate", Serves),
+    ("pensieve pull hf:OWNER/REPO", Prints(&["model-Q8_0.gguf"])),
+    ("./target/release/pensieve serve --model my-model=hf:OWNER/REPO", Serves),
+    ("pensieve bench", As("pensieve bench --prompt 64 --generate 8 --concurrency 1 --rounds 1", &["pensieve-starter"])),
+    ("pensieve doctor", Prints(&["ok  devices        cpu", "ok  device         'auto' takes "])),
+    ("pensieve plugins check FILE", As("pensieve plugins check home/plugins/libpensieve_llama.so", &["llama"])),
+    ("pensieve plugins check FILE --model CHECKPOINT", Test(LAWS)),
+    ("cargo test --workspace", Test("every_command_has_its_row")),
+    (
+        "cargo test --release -p pensieve-samplers --test stages -- --ignored --nocapture",
+        Test("prints_milliseconds_on_a_vocabulary_of_128k"),
+    ),
+    // docs/
+    ("pensieve --help", Prints(&["serve", "doctor"])),
+    ("pensieve VERB --help", As("pensieve serve --help", &["--listen"])),
+    ("pensieve man", Prints(&[".TH pensieve 1"])),
+    ("pensieve man VERB", As("pensieve man serve", &[".TH"])),
+    ("pensieve completions SHELL", As("pensieve completions zsh", &["#compdef pensieve"])),
+    ("pensieve is listening on http://ADDRESS", Said),
+    ("pensieve plugins list", Prints(&["llama"])),
+    ("pensieve serve --in-process", Serves),
+    ("pensieve serve --model base=/path/to/model.gguf --adapter poet=/path/to/adapter", Serves),
+    (
+        r#"curl http://127.0.0.1:8000/v1/models/base/adapters -H 'content-type: application/json' -d '{"name": "poet", "source": "hf:OWNER/REPO"}'"#,
+        Test(OVER_HTTP),
+    ),
+    ("curl -X DELETE http://127.0.0.1:8000/v1/models/base/adapters/poet", Test(OVER_HTTP)),
+    ("pensieve serve", Serves),
+    // examples/clients
+    ("sh examples/clients/curl.sh", Prints(&["ls -la", "get_weather", "Lisbon", "data: [DONE]"])),
+    ("pip install anthropic openai", Test(PYTHON)),
+    ("python examples/clients/messages.py", Test(PYTHON)),
+    ("python examples/clients/chat.py", Test(PYTHON)),
+    ("npm install @anthropic-ai/sdk openai", Test(JAVASCRIPT)),
+    ("node examples/clients/messages.mjs", Test(JAVASCRIPT)),
+    ("node examples/clients/chat.mjs", Test(JAVASCRIPT)),
+    ("claude --settings examples/clients/claude-code.json", Test(CLAUDE)),
+    // examples/starter
+    ("pip install torch numpy safetensors tokenizers gguf transformers peft", ByHand(TRAINING)),
+    ("python tokenizer.py", ByHand(TRAINING)),
+    ("python train.py --seconds 1200 --out build/model.pt", ByHand(TRAINING)),
+    ("python checkpoint.py --out build/model.pt", ByHand(TRAINING)),
+    (
+        "python train.py --resume build/model.pt --from-progress 0.5 --seconds 420 --peak 1.1e-3 --out build/model.pt",
+        ByHand(TRAINING),
+    ),
+    ("python export.py build/model.pt", ByHand(TRAINING)),
+    ("python style.py build/model.pt", ByHand(TRAINING)),
+    ("python evaluate.py build/hf", ByHand(TRAINING)),
+    ("python evaluate.py --check", As("python3 examples/starter/evaluate.py --check 300", &["0 of "])),
+    (
+        "python evaluate.py --server http://127.0.0.1:8000 --model pensieve-starter",
+        As(
+            "python3 examples/starter/evaluate.py --server http://127.0.0.1:8000 --model pensieve-starter --only talk",
+            &["talk and Pensieve"],
+        ),
+    ),
+    (
+        "pensieve serve --adapter pirate=adapters/pirate",
+        Test("an_adapter_changes_the_style_and_the_base_keeps_its_own"),
+    ),
+    // examples/bigram
+    ("cargo build -p bigram", Test(AUTHORS)),
+    ("mkdir -p ~/.pensieve/plugins && cp target/debug/libbigram.* ~/.pensieve/plugins/", Prints(&[])),
+    ("mkdir tiny", Prints(&[])),
+    (
+        r#"echo '{"architectures": ["BigramForCausalLM"], "vocab_size": 300, "max_position_embeddings": 512}' > tiny/config.json"#,
+        Prints(&[]),
+    ),
+    ("pensieve plugins check target/debug/libbigram.so --model tiny", Prints(&["no law is broken"])),
+    (r#"pensieve run --model tiny "1 2 3""#, Prints(&[])),
+    // docs/writing-a-plugin.md, and the examples that `new` writes
+    ("pensieve new architecture my-model", Prints(&["my-model"])),
+    ("pensieve new architecture NAME", Test("writes_a_project_and_says_what_comes_next")),
+    ("pensieve new sampler my-sampler", Prints(&["my-sampler"])),
+    ("pensieve new adapter my-adapter", Prints(&["my-adapter"])),
+    ("pensieve new", As("pensieve new --help", &["sampler"])),
+    ("cd my-model", Test(NEW)),
+    ("cd my-sampler", Test(NEW)),
+    ("cd my-adapter", Test(NEW)),
+    ("cargo test", Test(NEW)),
+    ("cargo build", Test(NEW)),
+    ("cargo build --release", Test(AUTHORS)),
+    ("pensieve plugins check target/debug/libmy_model.so", Test("says_what_a_plugin_provides")),
+    (
+        "pensieve plugins check target/debug/libmy_model.so --model $PENSIEVE/examples/starter/pensieve-starter.gguf",
+        Test(LAWS),
+    ),
+    (
+        r#"python reference.py $PENSIEVE/examples/starter pensieve-starter.gguf "How do I check my plugin before I ship it?""#,
+        ByHand("it takes transformers"),
+    ),
+    (
+        "pensieve plugins check target/debug/libmy_model.so --model $PENSIEVE/examples/starter/pensieve-starter.gguf --reference reference.safetensors",
+        Test("a_wrong_model_is_told_which_law_it_breaks_and_where_to_look"),
+    ),
+    (
+        "pensieve serve --plugins target/debug --model me=$PENSIEVE/examples/starter/pensieve-starter.gguf",
+        Test(AUTHORS),
+    ),
+    (
+        r#"curl http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "me", "max_tokens": 60, "messages": [{"role": "user", "content": "How do I check my plugin?"}]}'"#,
+        Test(AUTHORS),
+    ),
+    ("cargo doc --open -p pensieve-sdk", ByHand("it opens a browser")),
+    ("pensieve plugins check target/debug/libmy_sampler.so", Test("says_what_a_plugin_provides")),
+    ("cp target/debug/libmy_sampler.so ../my-model/target/debug/", Test(AUTHORS)),
+    (
+        r#"curl http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "me", "max_tokens": 60, "messages": [{"role": "user", "content": "Hello!"}], "pensieve": {"samplers": [{"sampler": "my_sampler", "n": 1.5}, "seeded"]}}'"#,
+        Test(AUTHORS),
+    ),
+    ("pensieve plugins check target/debug/libmy_adapter.so", Test("says_what_a_plugin_provides")),
+    ("cp target/release/libmy_sampler.* ~/.pensieve/plugins/", Test(AUTHORS)),
+    (
+        r#"curl -s http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "any", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello!"}], "pensieve": {"samplers": [{"sampler": "my_sampler", "n": 1.5}, "seeded"]}}'"#,
+        Test(AUTHORS),
+    ),
+    // examples/qwen2-plugin
+    ("mkdir -p ~/.pensieve/plugins", Prints(&[])),
+    ("cp target/release/libqwen2_plugin.* ~/.pensieve/plugins/", Prints(&[])),
+    (
+        "pensieve plugins check target/release/libqwen2_plugin.so --model /models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        Test("obeys_the_laws"),
+    ),
+    ("pensieve serve --model qwen=/models/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", Serves),
+    (
+        r#"curl -s http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -H 'anthropic-version: 2023-06-01' -H 'x-api-key: pensieve-local-key' -d '{"model": "qwen", "max_tokens": 128, "messages": [{"role": "user", "content": "Hello"}]}'"#,
+        Test("greedy_generation_is_that_of_transformers"),
+    ),
+    ("pensieve plugins check --reference", Test("without_a_reference_the_check_says_what_it_cannot_see")),
+];
