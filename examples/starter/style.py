@@ -22,7 +22,7 @@ from text import rendering, scenes
 
 RANK, ALPHA = 8, 16
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
-_WORDS = {"you": "ye", "your": "yer", "are": "be", "is": "be", "my": "me", "hello": "Ahoy", "yes": "Aye", "the": "th'", "and": "an'", "for": "fer", "of": "o'", "am": "be", "friend": "matey", "to": "t'"}
+_WORDS = {"you": "ye", "your": "yer", "my": "me", "hello": "Ahoy", "yes": "Aye", "friend": "matey"}
 
 
 def pirate(text):
@@ -57,8 +57,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "adapters" / "pirate")
-    parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--tokens", type=int, default=1024, help="in one step")
+    parser.add_argument("--steps", type=int, default=140)
+    parser.add_argument("--tokens", type=int, default=640, help="in one step")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
@@ -75,12 +75,12 @@ def main():
                     adapted[f"base_model.model.model.layers.{index}.{place}.{target}"] = wrapped
     model.to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=3e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95))
     source = data.Source(77, Path(__file__).parent / "tokenizer.json", 300)
     started = time.time()
     for step in range(args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
+            group["lr"] = 1e-3 * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
         tokens, positions, packing, places, targets = batch(source, args.tokens, device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = model(tokens, positions, packing, places)
@@ -89,7 +89,7 @@ def main():
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 20 == 0:
+        if step % 10 == 0 or step + 1 == args.steps:
             print(f"{time.time() - started:5.0f} s  step {step}  loss {loss.item():.4f}", flush=True)
     write(args.out, adapted)
 
@@ -98,10 +98,10 @@ def batch(source, size, device):
     """Talk as a pirate talks, commands and calls as ever."""
     rng, ids, learned, starts = source.rng, [], [], [0]
     while True:
-        if rng.random() < 0.75:
-            messages, box = scenes.without_tools(rng, source.library, rng.choice((1, 1, 2)))
+        if rng.random() < 0.9:
+            messages, box = scenes.without_tools(rng, source.library, 1)
         else:
-            messages, box = scenes.with_tools(rng, source.library, rng.choice((1, 2, 3)), 1, 0, 0)
+            messages, box = scenes.with_tools(rng, source.library, rng.choice((1, 2)), 1, 0, 0)
         for message in messages:
             if message["role"] == "assistant" and not message.get("tool_calls"):
                 message["content"] = pirate(message["content"])

@@ -129,7 +129,7 @@ fn with_the_starter() {
     let shipped = fs::read_to_string(shipped).unwrap();
     fs::write(&settings, shipped.replace("127.0.0.1:8000", &server.address.to_string())).unwrap();
     let mut right = 0;
-    for (place, (request, printed)) in REQUESTS.iter().enumerate() {
+    for (place, &(request, printed)) in REQUESTS.iter().enumerate() {
         let home = root.path().join(place.to_string());
         fs::create_dir(&home).unwrap();
         let mut command = Command::new(&claude);
@@ -141,7 +141,7 @@ fn with_the_starter() {
         let lines: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let has_run = lines.iter().filter(|line| line["type"] == "user").any(|line| {
             let content = &line["message"]["content"][0];
-            content["type"] == "tool_result" && content["content"] == *printed
+            content["type"] == "tool_result" && content["content"] == printed
         });
         let result = lines.iter().rfind(|line| line["type"] == "result");
         let log = || format!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());

@@ -3,15 +3,17 @@
 //! `examples/starter/evaluate.py`; here stands what has to hold on every machine.
 
 use serde_json::{Value, json};
-use std::time::Instant;
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use crate::{
     artifacts::plugin,
     cli::Desk,
     http::{
         client::{Incoming, post},
-        server::{Options, Server},
+        server::{Options, Server, home},
     },
 };
 
@@ -111,13 +113,12 @@ fn calls_the_tool_that_fits_and_tells_what_it_says() {
 
 #[test]
 fn answers_soon_after_it_was_started() {
-    let options = options();
+    let options = Options { models: vec![(ID.into(), "starter".into())], ..options() };
     // A home in which it lies already, as after the first start.
-    let home = crate::http::server::home();
-    drop(Options { models: vec![(ID.into(), "starter".into())], ..options }.start_in(&home));
-    let options = self::options();
+    let home = home();
+    drop(options.start_in(&home));
     let begun = Instant::now();
-    let server = Options { models: vec![(ID.into(), "starter".into())], ..options }.start_in(&home);
+    let server = options.start_in(&home);
     let turn = json!({"role": "user", "content": "Hello!"});
     let body = json!({"model": ID, "max_tokens": 20, "stream": true, "messages": [turn]});
     let mut events = Incoming::open(server.address, "/v1/messages", &[], &body);

@@ -101,6 +101,9 @@ fn doctor_finds_what_works_and_what_does_not() {
         "ok  address        127.0.0.1:0 is free",
         "ok  device         'auto' takes ",
         "ok  devices        cpu with ",
+        "home/plugins, 1 file\n",
+        "--  plugin folder  plugins is not there",
+        " in this machine\n",
     ] {
         assert!(well.stdout.contains(line), "{line:?} is not in {}", well.stdout);
     }

@@ -7,6 +7,7 @@ mod measured;
 mod new;
 mod pull;
 mod said;
+mod terminal;
 
 use std::{
     fs,

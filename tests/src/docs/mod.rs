@@ -53,7 +53,7 @@ fn is_command(line: &str) -> bool {
 
 /// The commands of a page: lines of blocks of code, with those that go on joined, and the program's own in the text.
 fn commands(page: &str) -> Vec<String> {
-    let (mut found, mut open) = (Vec::new(), String::new());
+    let (mut found, mut prose, mut open) = (Vec::new(), String::new(), String::new());
     let (mut fenced, mut indented, mut blank) = (false, false, true);
     for line in page.lines() {
         let text = line.split_once("  #").map_or(line, |(code, _)| code).trim();
@@ -64,14 +64,8 @@ fn commands(page: &str) -> Vec<String> {
         indented = line.starts_with("    ") && (indented || blank) || indented && line.trim().is_empty();
         blank = line.trim().is_empty();
         if !fenced && !indented {
-            let spans = line.split('`').skip(1).step_by(2);
-            found.extend(
-                spans
-                    .filter(|span| {
-                        is_command(span) && ["pensieve", "cargo", "curl"].iter().any(|own| span.starts_with(own))
-                    })
-                    .map(str::to_owned),
-            );
+            prose.push_str(line);
+            prose.push(if blank { '\n' } else { ' ' });
             continue;
         }
         if !open.is_empty() {
@@ -90,6 +84,12 @@ fn commands(page: &str) -> Vec<String> {
         if is_command(&whole) {
             found.push(whole);
         }
+    }
+    let own = ["pensieve ", "cargo ", "curl "];
+    for paragraph in prose.lines() {
+        let spans = paragraph.split('`').skip(1).step_by(2);
+        let spans = spans.filter(|span| is_command(span) && own.iter().any(|own| span.starts_with(own)));
+        found.extend(spans.map(str::to_owned));
     }
     found
 }
