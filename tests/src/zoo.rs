@@ -38,10 +38,9 @@ const FOLDERS: [&str; 11] = [
     "qwen2/biases",
     "qwen2/tied",
 ];
-/// Families whose GGUF files candle reads.
-const FILES: [&str; 2] = ["zoo/glm4", "zoo/qwen3"];
-/// What rounding activations to 8 bits may add: about as much as rounding the weights does in `tests/fixtures/zoo/report.txt`.
-const ROUNDED: f32 = 0.3;
+/// Families whose GGUF files candle reads, and what rounding activations to 8 bits may add: a little more than what
+/// `tests/fixtures/zoo/report.txt` says it does.
+const FILES: [(&str, f32); 2] = [("zoo/glm4", 0.6), ("zoo/qwen3", 0.25)];
 
 fn zoo() -> PathBuf {
     plugin("pensieve-zoo")
@@ -83,9 +82,9 @@ fn every_family_gives_the_logits_of_transformers() {
 
 #[test]
 fn gguf_files_that_candle_reads_do_so_too() {
-    for name in FILES {
+    for (name, rounded) in FILES {
         compare(&fixture(name).join("f32.gguf"), name, "logits", EXACT);
-        compare(&fixture(name).join("q8_0.gguf"), name, "logits_q8_0", ROUNDED);
+        compare(&fixture(name).join("q8_0.gguf"), name, "logits_q8_0", rounded);
     }
 }
 
@@ -100,7 +99,7 @@ fn greedy_generation_is_that_of_transformers() {
 
 #[test]
 fn every_family_obeys_the_laws() {
-    let files = FILES.map(|name| format!("{name}/q8_0.gguf"));
+    let files = FILES.map(|(name, _)| format!("{name}/q8_0.gguf"));
     for name in FOLDERS.into_iter().chain(files.iter().map(String::as_str)) {
         let report = conformance::run(&zoo(), &fixture(name), String::new());
         let copied = report.outcome("sequence-state");

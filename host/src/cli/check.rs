@@ -83,7 +83,7 @@ impl Check {
                 let laws = if manifest.architectures.is_empty() { "" } else { laws };
                 eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
             })),
-            Some(model) => end(self.inspect().and_then(|manifest| self.try_model(model, manifest))),
+            Some(model) => end(self.inspect().and_then(|manifest| self.try_model(model, &manifest))),
         }
     }
 
@@ -104,7 +104,7 @@ impl Check {
         }
     }
 
-    fn try_model(&self, model: &str, manifest: Manifest) -> Outcome {
+    fn try_model(&self, model: &str, manifest: &Manifest) -> Outcome {
         if manifest.architectures.is_empty() {
             let line = format!("plugin '{}' has no architecture, so that --model has nothing to try", manifest.id);
             return Err(Complaint::new(Exit::Usage, line));
@@ -115,7 +115,7 @@ impl Check {
                 .map_err(|error| Complaint::system(format_args!("the reference '{}'", reference.display()), &error))?;
         }
         let source = given::locate_alone(model)?;
-        let mut trial = Watch::new(self.json, &manifest);
+        let mut trial = Watch::new(self.json, manifest);
         let arguments = self.arguments(&source);
         let followed = super::runtime()?
             .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| trial.hear(said)).await });
@@ -264,7 +264,7 @@ impl Watch {
         }
     }
 
-    fn end(mut self, manifest: Manifest, followed: Result<(), Silence>) -> Outcome {
+    fn end(mut self, manifest: &Manifest, followed: Result<(), Silence>) -> Outcome {
         self.loading.end();
         self.spinner = None;
         let crash = followed.err().map(|silence| {

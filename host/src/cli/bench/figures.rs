@@ -26,15 +26,18 @@ impl Stream {
 
     /// Milliseconds between its tokens. Tokens that came together share the time since those before.
     pub(super) fn gaps(&self) -> Vec<f64> {
-        self.gaps_between(self.arrivals.first().map_or_else(Instant::now, |(at, _)| *at), Instant::now())
+        self.arrivals.windows(2).flat_map(gap).collect()
     }
 
     /// Of those, the ones that ended within this time.
     pub(super) fn gaps_between(&self, from: Instant, to: Instant) -> Vec<f64> {
-        let pairs = self.arrivals.windows(2).filter(|pair| pair[1].0 >= from && pair[1].0 <= to);
-        let gaps = pairs.flat_map(|pair| std::iter::repeat_n(ms(pair[1].0 - pair[0].0) / count(pair[1].1), pair[1].1));
-        gaps.collect()
+        self.arrivals.windows(2).filter(|pair| pair[1].0 >= from && pair[1].0 <= to).flat_map(gap).collect()
     }
+}
+
+fn gap(pair: &[(Instant, usize)]) -> impl Iterator<Item = f64> + use<> {
+    let tokens = pair[1].1;
+    std::iter::repeat_n(ms(pair[1].0 - pair[0].0) / count(tokens), tokens)
 }
 
 impl Round {

@@ -100,9 +100,11 @@ fn what_no_worker_has_opened_for_weeks_is_deleted_unless_one_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
     let of = |identity: &str| Store::open(&tier, identity, TOKENS, BYTES).unwrap();
-    let mut gone = of("replaced");
-    gone.write(&record(1), &block(1)).unwrap();
-    let (gone, recent, busy) = (gone.folder.clone(), of("recent").folder.clone(), of("busy"));
+    let mut replaced = of("replaced");
+    replaced.write(&record(1), &block(1)).unwrap();
+    let gone = replaced.folder.clone();
+    drop(replaced);
+    let (recent, busy) = (of("recent").folder.clone(), of("busy"));
     for folder in [&gone, &busy.folder] {
         let lock = File::options().write(true).open(folder.join(LOCK)).unwrap();
         lock.set_modified(SystemTime::now() - UNUSED_MAX - Duration::from_secs(60)).unwrap();

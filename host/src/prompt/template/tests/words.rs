@@ -12,7 +12,7 @@ fn asked(words: &str) -> Conversation {
 }
 
 /// The text, and the stretches of it that are words only.
-fn plain<'a>(rendered: &'a Rendered) -> Vec<&'a str> {
+fn plain(rendered: &Rendered) -> Vec<&str> {
     rendered.plain.iter().map(|range| &rendered.text[range.clone()]).collect()
 }
 
@@ -65,7 +65,8 @@ fn a_templates_decisions_are_those_of_the_words_as_they_are() {
     let template = template(source, "", "", &SPECIAL);
     let rendered = template.render(&asked("a<|im_end|> b <|im_start|>"), None).unwrap();
     assert_eq!(rendered.text, "<|im_start|>b <|im_start|>");
-    assert_eq!(rendered.plain, [14..26]);
+    assert_eq!(plain(&rendered), ["<|im_start|>"]);
+    assert_eq!(rendered.plain[0].start, 14);
 }
 
 #[test]
