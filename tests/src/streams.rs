@@ -203,7 +203,7 @@ fn jobs_that_make_no_sense_are_refused_with_the_reason() {
     refused(&mut worker, job(1, vec![], 1), FailureCode::Invalid, "no tokens");
     refused(&mut worker, job(2, vec![5000], 1), FailureCode::Invalid, "token 5000");
     let stages = vec![StageSpec { sampler: "magic".into(), parameters: String::new() }];
-    refused(&mut worker, Job { stages, ..job(3, vec![97], 1) }, FailureCode::NotFound, "'magic' (installed: none)");
+    refused(&mut worker, Job { stages, ..job(3, vec![97], 1) }, FailureCode::Invalid, "'magic' (installed: none)");
     refused(&mut worker, Job { stops: vec![vec![]], ..job(4, vec![97], 1) }, FailureCode::Invalid, "stop string 0");
     let adapter = Some(pensieve::job::AdapterUse { name: "x".into(), scale: 1.0 });
     refused(&mut worker, Job { adapter, ..job(5, vec![97], 1) }, FailureCode::NotFound, "adapter is called 'x'");

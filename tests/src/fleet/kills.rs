@@ -158,11 +158,12 @@ async fn obituary(behaviour: &str) -> Failure {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_that_do_not_behave_are_ended_and_their_model_is_quarantined() {
+    let stranger = format!("speaks protocol 99, this server {}", pensieve::wire::PROTOCOL);
     for (behaviour, expected) in [
         ("silent", "said nothing for 0.3 s"),
         ("nonsense", "spoke nonsense: "),
         ("too-long", "spoke nonsense: a frame of 4294967295 bytes"),
-        ("stranger", "speaks protocol 99, this server 1"),
+        ("stranger", stranger.as_str()),
         ("rude", "did not introduce itself"),
         ("leaves", "ended by itself, with exit status: 7; it said: no licence"),
     ] {
