@@ -70,7 +70,9 @@ impl Crew {
         if let Err(failure) = self.reserve(serial) {
             return newcomer.refuse(failure);
         }
-        let Some(hand) = self.hands.get_mut(&serial) else { return };
+        let Some(hand) = self.hands.get_mut(&serial) else {
+            return newcomer.refuse(Failure::new(FailureCode::WorkerLost, "the model's worker has ended"));
+        };
         let (name, path) = (newcomer.name.clone(), newcomer.adapter.path.clone());
         hand.attach(name, path, Some(newcomer), now);
     }
@@ -118,8 +120,12 @@ impl Crew {
                 let _ = reply.send(Ok(attached));
             }
             (Some(newcomer), Err(failure)) => newcomer.refuse(failure),
-            // It was taken away while it was read.
-            (None, Ok(_)) if !self.shelf.of(index).contains_key(&name) => hand.worker.tell(Command::Detach { name }),
+            // It was taken away while it was read: nobody may ask for it, and another one may take its name.
+            (None, result) if !self.shelf.of(index).contains_key(&name) => {
+                if result.is_ok() {
+                    hand.worker.tell(Command::Detach { name });
+                }
+            }
             (None, Ok(_)) => {}
             (None, Err(mut failure)) => {
                 failure.message = format!("adapter '{name}': {}", failure.message);
