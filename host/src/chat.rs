@@ -57,8 +57,8 @@ impl AdapterWish {
             (Some(name), scale, _) => Ok(Some(AdapterUse { name, scale: scale.unwrap_or(1.0) })),
             (None, Some(scale), Some(own)) => Ok(Some(AdapterUse { scale, ..own })),
             (None, Some(_), None) => {
-                let message = "pensieve.adapter_scale: there is no adapter, neither beside it nor in the model's id";
-                Err(Failure::new(FailureCode::Invalid, message))
+                let message = "there is no adapter, neither beside it nor in the model's id";
+                Err(Failure::new(FailureCode::Invalid, message).at("pensieve.adapter_scale"))
             }
             (None, None, own) => Ok(own),
         }
@@ -154,6 +154,8 @@ pub struct Tool {
     /// Whether arguments must fit the schema in every point, so that a schema that cannot be enforced is an error. The
     /// others are enforced as far as that goes.
     pub strict: bool,
+    /// The field of the request that has the schema, for errors.
+    pub field: String,
 }
 
 /// Which tools the model may call.
@@ -202,7 +204,12 @@ pub enum Format {
     #[default]
     Free,
     /// A text of this grammar, from its first byte to its last.
-    Grammar(Grammar),
+    Grammar {
+        /// The grammar.
+        grammar: Grammar,
+        /// The field of the request that has it, for errors.
+        field: String,
+    },
 }
 
 /// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece

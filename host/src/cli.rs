@@ -25,6 +25,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::fleet::Fleet;
 use exit::{Complaint, end};
 
 /// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
@@ -83,6 +84,11 @@ pub fn run() -> ExitCode {
         Verb::Probe(probe) => probe.run(),
         Verb::Worker(worker) => worker.run(),
     }
+}
+
+/// The samplers of the plugins at hand.
+fn sampler_names(fleet: &Fleet) -> Vec<String> {
+    fleet.plugins().samplers().into_iter().map(|(name, _)| name).collect()
 }
 
 fn runtime() -> Result<Runtime, Complaint> {

@@ -156,6 +156,20 @@ const HOUR: Duration = Duration::from_secs(3600);
 const MS: Duration = Duration::from_millis(1);
 
 impl Config {
+    /// The samplers that models and their other names are configured with and that are not among these, as complaints.
+    pub(crate) fn missing_samplers(&self, installed: &[String]) -> Vec<String> {
+        let models = self.models.iter().map(|model| (&model.id, &model.samplers));
+        let variants = self.variants.iter().map(|variant| (&variant.id, &variant.samplers));
+        let stages =
+            models.chain(variants).flat_map(|(id, stages)| stages.iter().flatten().map(move |stage| (id, stage)));
+        let known = if installed.is_empty() { "none".to_owned() } else { installed.join(", ") };
+        let missing = stages.filter(|(_, stage)| !installed.contains(&stage.sampler)).map(|(id, stage)| {
+            let name = &stage.sampler;
+            format!("model '{id}': no sampler is called '{name}' (installed: {known}); drop its plugin into plugins/")
+        });
+        missing.collect()
+    }
+
     /// Nothing set, for this home.
     pub fn new(home: &Path) -> Self {
         Self {

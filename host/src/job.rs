@@ -42,12 +42,14 @@ pub struct Job {
 }
 
 /// One stage of a sampling chain.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageSpec {
     /// A sampler's name.
     pub sampler: String,
     /// Its parameters, a JSON object; empty for none.
     pub parameters: String,
+    /// The field of the request that names it, for errors; empty if none does.
+    pub field: String,
 }
 
 /// An adapter and its strength.
@@ -152,6 +154,8 @@ pub struct Failure {
     pub message: String,
     /// What to do about it; may be empty.
     pub help: String,
+    /// The field of the request that is at fault; empty if none is.
+    pub field: String,
 }
 
 /// Whose affair a failure is.
@@ -186,7 +190,14 @@ pub enum FailureCode {
 impl Failure {
     /// A failure without help.
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), help: String::new() }
+        Self { code, message: message.into(), help: String::new(), field: String::new() }
+    }
+
+    /// Adds the field of the request that is at fault.
+    #[must_use]
+    pub fn at(mut self, field: impl Into<String>) -> Self {
+        self.field = field.into();
+        self
     }
 
     /// Adds what the reader can do about it.
@@ -199,6 +210,9 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
         f.write_str(&self.message)?;
         if !self.help.is_empty() {
             write!(f, "; {}", self.help)?;

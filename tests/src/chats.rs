@@ -105,7 +105,7 @@ fn turn(role: Role, text: &str) -> Turn {
 fn tools() -> Vec<Tool> {
     let bash = json!({ "type": "object", "properties": { "command": { "type": "string" } }, "required": ["command"], "additionalProperties": false });
     let read = json!({ "type": "object", "properties": { "path": { "type": "string" } }, "required": ["path"] });
-    let tool = |name: &str, schema| Tool { name: name.into(), description: "A tool".into(), schema, strict: false };
+    let tool = |name: &str, schema| Tool { name: name.into(), description: "A tool".into(), schema, ..Tool::default() };
     vec![tool("Bash", bash), tool("Read", read)]
 }
 
@@ -138,7 +138,7 @@ async fn text_comes_in_whole_characters_and_counts_are_exact() {
     for sampling in [
         Sampling { seed: Some(7), logit_bias: vec![(3, 5.0)], frequency_penalty: Some(0.5), ..Sampling::default() },
         Sampling {
-            stages: Some(vec![StageSpec { sampler: "greedy".into(), parameters: String::new() }]),
+            stages: Some(vec![StageSpec { sampler: "greedy".into(), ..StageSpec::default() }]),
             ..Sampling::default()
         },
     ] {
@@ -238,7 +238,11 @@ async fn thoughts_are_told_apart() {
 async fn answers_have_the_form_that_was_asked_for() {
     let home = Home::open(|_| ()).await;
     let schema = json!({ "type": "object", "properties": { "city": { "type": "string" }, "people": { "type": "integer" } }, "required": ["city", "people"], "additionalProperties": false });
-    let format = Format::Grammar(Grammar::json_schema(schema.to_string(), false));
+    let formed = |schema: String| {
+        let (grammar, field) = (Grammar::json_schema(schema, false), "format.schema".to_owned());
+        Format::Grammar { grammar, field }
+    };
+    let format = formed(schema.to_string());
     for (text, tools, expect) in
         [("json", vec![], Some("Bern")), ("hello", vec![], None), ("json", tools(), Some("Bern"))]
     {
@@ -251,9 +255,9 @@ async fn answers_have_the_form_that_was_asked_for() {
     }
     let called = home.ask(Request { format: format.clone(), ..request(with_tools("call")) }).await.unwrap();
     assert_eq!(called.calls, [("Bash".into(), r#"{"command": "ls -la | wc"}"#.into())]);
-    let impossible = Format::Grammar(Grammar::json_schema(r#"{"type": "string", "format": "telepathy"}"#, false));
+    let impossible = formed(r#"{"type": "string", "format": "telepathy"}"#.into());
     let refused = home.ask(Request { format: impossible, ..request(asked("json")) }).await.unwrap_err();
-    assert_eq!(refused.code, FailureCode::Unsupported, "{refused}");
+    assert_eq!((refused.code, refused.field.as_str()), (FailureCode::Unsupported, "format.schema"), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

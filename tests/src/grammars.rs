@@ -1,7 +1,7 @@
 //! Grammars, stop strings and triggers through a real worker.
 
 use pensieve::{
-    engine::constrain::{Grammar, Marker, Rule, Spec, Then, Trigger},
+    engine::constrain::{Grammar, Marker, Part, Rule, Spec, Then, Trigger},
     job::{FailureCode, Finish, Job},
 };
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::worker::{Worker, faults, job, prompt};
 
 fn from_the_start(grammar: Grammar) -> Option<Spec> {
-    let rule = Rule { trigger: Trigger::Start, open: None, grammar, close: None, then: Then::Stop };
+    let rule = Rule::from_start(Part::new("", grammar), Then::Stop);
     Some(Spec { reasoning: None, rules: vec![rule] })
 }
 
@@ -49,6 +49,7 @@ fn a_grammar_begins_to_hold_within_the_step_of_its_trigger() {
     let marker = String::from_utf8(whole.text[10..13].to_vec()).unwrap();
     let at = String::from_utf8(whole.text.clone()).unwrap().find(&marker).unwrap() + marker.len();
     let rule = Rule {
+        field: String::new(),
         trigger: Trigger::After(Marker::Text(marker)),
         open: None,
         grammar: Grammar::Regex("[0-9]{5}".into()),

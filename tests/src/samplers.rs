@@ -115,3 +115,37 @@ fn a_requests_chain_goes_before_its_fields_and_both_before_the_configuration() {
     let wild = json!({ "pensieve": { "samplers": [{ "sampler": "temperature", "temperature": 2.0 }, "seeded"] } });
     assert!(texts(&server, "cold", &wild).len() > 1);
 }
+
+#[test]
+fn a_wrong_stage_is_told_by_its_field_and_a_wrong_configuration_by_the_server() {
+    let checkpoint = bigram(512, 1024);
+    let source = checkpoint.path().display();
+    let config = format!(
+        "[[models]]\nid = \"plain\"\nsource = \"{source}\"\n\
+         [[models]]\nid = \"odd\"\nbase = \"plain\"\nsamplers = [\"greedier\"]\n"
+    );
+    let plugins = vec![plugin("bigram"), plugin("pensieve-samplers")];
+    let server = Options { plugins, config, ..Options::default() }.start();
+    assert!(!texts(&server, "plain", &json!({})).is_empty());
+    let ask = |model: &str, samplers: Value, stream: bool| {
+        let body = json!({ "model": model, "prompt": "1 2 3", "max_tokens": 4, "stream": stream,
+            "pensieve": { "samplers": samplers } });
+        post(server.address, "/v1/completions", &body)
+    };
+    for stream in [false, true] {
+        let refused = ask("plain", json!(["greedy", { "sampler": "top_k", "kk": 4 }]), stream);
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status(), &error["param"]), (400, &json!("pensieve.samplers.1")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("'kk'"), "{error}");
+        let unknown = ask("plain", json!(["greedier"]), stream);
+        let error = unknown.json()["error"].clone();
+        assert_eq!((unknown.status(), &error["param"]), (400, &json!("pensieve.samplers.0")), "{error}");
+        // Here the client has done nothing wrong.
+        let odd = ask("odd", Value::Null, stream);
+        let error = odd.json()["error"].clone();
+        assert_eq!((odd.status(), &error["param"]), (500, &Value::Null), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("'greedier'"), "{error}");
+    }
+    let log = server.stop();
+    assert!(log.contains("model 'odd': no sampler is called 'greedier' (installed: "), "{log}");
+}

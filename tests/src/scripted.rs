@@ -77,9 +77,11 @@ async fn the_scripted_model_says_what_its_script_tells_it() {
     let ask = async |turn: &str, max_tokens, stages: &[(&str, &str)]| {
         let mut tokens = spelled(&["<|im_start|>"], &format!("user\n{turn}"));
         tokens.extend(spelled(&["<|im_end|>", "<|im_start|>"], "assistant\n"));
-        let stages = stages
-            .iter()
-            .map(|(sampler, parameters)| StageSpec { sampler: (*sampler).into(), parameters: (*parameters).into() });
+        let stages = stages.iter().map(|(sampler, parameters)| StageSpec {
+            sampler: (*sampler).into(),
+            parameters: (*parameters).into(),
+            ..StageSpec::default()
+        });
         let job = Job { tokens, max_tokens, stages: stages.collect(), ..Job::default() };
         let mut stream = fleet.submit("anything", job).unwrap();
         let mut text = Vec::new();

@@ -52,7 +52,11 @@ fn streams_that_give_their_blocks_up_say_the_same() {
 fn a_seed_gives_the_same_text_alone_and_in_a_batch() {
     let load = pensieve::wire::Load { samplers: vec![plugin("pensieve-samplers")], ..faults() };
     let mut worker = Worker::start(load);
-    let stage = |sampler: &str, parameters: &str| StageSpec { sampler: sampler.into(), parameters: parameters.into() };
+    let stage = |sampler: &str, parameters: &str| StageSpec {
+        sampler: sampler.into(),
+        parameters: parameters.into(),
+        ..StageSpec::default()
+    };
     let jobs: Vec<Job> = (0..8)
         .map(|n| {
             let stages = vec![
@@ -86,8 +90,9 @@ fn a_stream_whose_logits_are_not_numbers_fails_alone() {
 fn a_stage_that_panics_fails_its_own_stream_and_parameters_are_the_clients_fault() {
     let samplers = vec![crate::artifacts::test_plugin("panics"), plugin("pensieve-samplers")];
     let mut worker = Worker::start(pensieve::wire::Load { samplers, ..faults() });
-    let stages =
-        |sampler: &str, parameters: &str| vec![StageSpec { sampler: sampler.into(), parameters: parameters.into() }];
+    let stages = |sampler: &str, parameters: &str| {
+        vec![StageSpec { sampler: sampler.into(), parameters: parameters.into(), ..StageSpec::default() }]
+    };
     let good = job(1, prompt(1, 40), 200);
     worker.submit(&good);
     // The stage panics at its first token, as the prompt holds a 7.
@@ -202,7 +207,7 @@ fn jobs_that_make_no_sense_are_refused_with_the_reason() {
     };
     refused(&mut worker, job(1, vec![], 1), FailureCode::Invalid, "no tokens");
     refused(&mut worker, job(2, vec![5000], 1), FailureCode::Invalid, "token 5000");
-    let stages = vec![StageSpec { sampler: "magic".into(), parameters: String::new() }];
+    let stages = vec![StageSpec { sampler: "magic".into(), field: "samplers.0".into(), ..StageSpec::default() }];
     refused(&mut worker, Job { stages, ..job(3, vec![97], 1) }, FailureCode::Invalid, "'magic' (installed: none)");
     refused(&mut worker, Job { stops: vec![vec![]], ..job(4, vec![97], 1) }, FailureCode::Invalid, "stop string 0");
     let adapter = Some(pensieve::job::AdapterUse { name: "x".into(), scale: 1.0 });

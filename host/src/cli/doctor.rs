@@ -203,6 +203,9 @@ async fn models(found: &mut Findings, config: &Config) {
         Err(refusal) => return found.broken("plugins", &refusal.to_string()),
     };
     plugins(found, &fleet, &folders);
+    for line in config.missing_samplers(&super::sampler_names(&fleet)) {
+        found.broken("samplers", &line);
+    }
     for model in &ready.models {
         match card(&fleet, &model.id).await {
             Ok(line) => found.good("model", &format!("'{}': {line}", model.id)),

@@ -96,6 +96,9 @@ async fn serve(server: Server, fleet: fleet::Config, settled: &Settled) -> Outco
         fleet = starting => Arc::new(fleet?),
         () = &mut ended => return Ok(()),
     };
+    for line in settled.config.missing_samplers(&super::sampler_names(&fleet)) {
+        tracing::warn!("{line}");
+    }
     announce(&server)?;
     let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::Facts::of(settled)));
     server.run(Arc::new(Chats::new(fleet)), ended).await;

@@ -248,12 +248,12 @@ fn samplers(section: &Section<'_, '_>) -> Option<Vec<StageSpec>> {
     const HELP: &str = "an entry is a sampler's name, or a table with 'sampler' and its parameters";
     let stage = |(entry, place): (Value, Range<usize>)| {
         let stage = match entry {
-            Value::String(sampler) => Some(StageSpec { sampler, parameters: String::new() }),
+            Value::String(sampler) => Some(StageSpec { sampler, ..StageSpec::default() }),
             Value::Object(mut parameters) => match parameters.shift_remove("sampler") {
                 Some(Value::String(sampler)) => {
                     let parameters =
                         if parameters.is_empty() { String::new() } else { Value::Object(parameters).to_string() };
-                    Some(StageSpec { sampler, parameters })
+                    Some(StageSpec { sampler, parameters, ..StageSpec::default() })
                 }
                 _ => None,
             },

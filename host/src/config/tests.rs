@@ -49,8 +49,15 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     let starter = Model::new("starter", Source::Starter);
     assert_eq!((&config.models[0].device, &config.models[0].limits), (&starter.device, &starter.limits));
     let stages = config.models[0].samplers.as_ref().unwrap();
-    assert_eq!(stages[1], StageSpec { sampler: "temperature".into(), parameters: r#"{"temperature":0.7}"#.into() });
-    assert_eq!(stages[2], StageSpec { sampler: "seeded".into(), parameters: String::new() });
+    assert_eq!(
+        stages[1],
+        StageSpec {
+            sampler: "temperature".into(),
+            parameters: r#"{"temperature":0.7}"#.into(),
+            ..StageSpec::default()
+        }
+    );
+    assert_eq!(stages[2], StageSpec { sampler: "seeded".into(), ..StageSpec::default() });
     assert_eq!(config.models[0].adapter_memory, starter.adapter_memory);
     let poet = Adapter { source: Source::Path("/etc/adapters/poet".into()), merged: None };
     assert_eq!(config.models[0].adapters["poet"], poet);

@@ -59,7 +59,10 @@ async fn piece(running: &mut Running) -> Option<Vec<u8>> {
             }
             Delta::Failed(failure) => {
                 let problem = Problem::from(failure);
-                let kind = if problem.kind == ProblemKind::Overloaded { "overloaded" } else { "failed" };
+                let kind = match problem.kind {
+                    ProblemKind::Overloaded | ProblemKind::Unavailable => "overloaded",
+                    _ => "failed",
+                };
                 return Some(event("error", &json!({ "type": kind, "message": problem.message })));
             }
             _ => {}

@@ -55,11 +55,11 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), Proble
     }
     request.adapter = adapter(&field)?;
     if let Some(text) = field.get("grammar").present() {
-        let grammar = grammar(text)?;
+        let format = grammar(text)?;
         if request.format != Format::Free {
             return Err(text.problem("the request asks for another format beside it"));
         }
-        request.format = Format::Grammar(grammar);
+        request.format = format;
     }
     if let Some(number) = field.get("seed").present() {
         request.sampling.seed = Some(seed(number)?);
@@ -94,7 +94,8 @@ pub(crate) fn schema(field: &Field<'_>) -> Result<String, Problem> {
 fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, Problem> {
     let stage = |item: Field<'_>| {
         if item.is_string() {
-            return Ok(StageSpec { sampler: item.text(NAME_LEN_MAX)?.to_owned(), parameters: String::new() });
+            let sampler = item.text(NAME_LEN_MAX)?.to_owned();
+            return Ok(StageSpec { sampler, field: item.path().to_owned(), ..StageSpec::default() });
         }
         let Some(mut parameters) = item.json()?.as_object().cloned() else {
             return Err(item.should_be("a sampler's name, or an object with the name as 'sampler' and its parameters"));
@@ -105,7 +106,7 @@ fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, Problem> {
         if parameters.len() > PARAMETERS_LEN_MAX {
             return Err(item.problem(format_args!("has {} bytes, more than {PARAMETERS_LEN_MAX}", parameters.len())));
         }
-        Ok(StageSpec { sampler, parameters })
+        Ok(StageSpec { sampler, parameters, field: item.path().to_owned() })
     };
     field.items(STAGES_MAX)?.map(stage).collect()
 }
@@ -118,20 +119,21 @@ fn adapter(field: &Field<'_>) -> Result<AdapterWish, Problem> {
     Ok(AdapterWish { name: name.map(str::to_owned), scale })
 }
 
-fn grammar(field: &Field<'_>) -> Result<Grammar, Problem> {
+fn grammar(field: &Field<'_>) -> Result<Format, Problem> {
     let mut entries = field.entries()?;
     let (Some((kind, entry)), None) = (entries.next(), entries.next()) else {
         return Err(field.problem("should have one field, 'json_schema', 'regex' or 'lark'"));
     };
-    match kind {
-        "json_schema" => Ok(Grammar::json_schema(schema(&entry)?, false)),
-        "regex" => Ok(Grammar::Regex(entry.text(REGEX_LEN_MAX)?.to_owned())),
-        "lark" => Ok(Grammar::Lark(entry.text(LARK_LEN_MAX)?.to_owned())),
+    let grammar = match kind {
+        "json_schema" => Grammar::json_schema(schema(&entry)?, false),
+        "regex" => Grammar::Regex(entry.text(REGEX_LEN_MAX)?.to_owned()),
+        "lark" => Grammar::Lark(entry.text(LARK_LEN_MAX)?.to_owned()),
         other => {
-            Err(field
-                .problem(format_args!("should be a 'json_schema', a 'regex' or a 'lark', not a '{}'", Quote(other))))
+            let why = format_args!("should be a 'json_schema', a 'regex' or a 'lark', not a '{}'", Quote(other));
+            return Err(field.problem(why));
         }
-    }
+    };
+    Ok(Format::Grammar { grammar, field: entry.path().to_owned() })
 }
 
 fn variables(field: &Field<'_>) -> Result<Map<String, Value>, Problem> {
@@ -180,14 +182,18 @@ mod tests {
             "seed": -1, "template": {"enable_thinking": true},
         }));
         let request = request.unwrap();
-        let stage =
-            |sampler: &str, parameters: &str| StageSpec { sampler: sampler.into(), parameters: parameters.into() };
-        let chain = vec![stage("top_k", ""), stage("temperature", r#"{"temperature":0.5,"a":1}"#), stage("x", "")];
+        let stage = |place: usize, sampler: &str, parameters: &str| StageSpec {
+            sampler: sampler.into(),
+            parameters: parameters.into(),
+            field: format!("pensieve.samplers.{place}"),
+        };
+        let hot = r#"{"temperature":0.5,"a":1}"#;
+        let chain = vec![stage(0, "top_k", ""), stage(1, "temperature", hot), stage(2, "x", "")];
         assert_eq!(request.sampling.stages, Some(chain));
         assert_eq!(request.sampling.seed, Some(u64::MAX));
         assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: Some(0.5) });
         let grammar = Grammar::json_schema(r#"{"type":"object","a":1}"#, false);
-        assert_eq!(request.format, Format::Grammar(grammar));
+        assert_eq!(request.format, Format::Grammar { grammar, field: "pensieve.grammar.json_schema".into() });
         let Input::Chat(conversation) = request.input else { panic!("{:?}", request.input) };
         assert_eq!(Value::Object(conversation.variables), json!({"enable_thinking": true}));
     }
@@ -200,11 +206,12 @@ mod tests {
         let alone = request(json!({"adapter_scale": 2})).unwrap().adapter;
         let own = AdapterUse { name: "poet".into(), scale: 1.0 };
         assert_eq!(alone.clone().beside(Some(own)), Ok(Some(AdapterUse { name: "poet".into(), scale: 2.0 })));
-        assert!(alone.beside(None).unwrap_err().message.starts_with("pensieve.adapter_scale: there is no adapter"));
+        assert_eq!(alone.beside(None).unwrap_err().field, "pensieve.adapter_scale");
         assert_eq!(request(json!({"seed": u64::MAX})).unwrap().sampling.seed, Some(u64::MAX));
         assert_eq!(request(json!({"samplers": []})).unwrap().sampling.stages, Some(Vec::new()));
         let regex = request(json!({"grammar": {"regex": "[a-z]+"}})).unwrap();
-        assert_eq!(regex.format, Format::Grammar(Grammar::Regex("[a-z]+".into())));
+        let grammar = Grammar::Regex("[a-z]+".into());
+        assert_eq!(regex.format, Format::Grammar { grammar, field: "pensieve.grammar.regex".into() });
     }
 
     #[test]
@@ -259,7 +266,8 @@ mod tests {
             let body = json!({ "pensieve": extras });
             assert_eq!(read(&Field::root(&body), &mut request).unwrap_err().message, expected);
         };
-        let formed = Request { format: Format::Grammar(Grammar::any_json_object()), ..Request::default() };
+        let formed = Format::Grammar { grammar: Grammar::any_json_object(), field: String::new() };
+        let formed = Request { format: formed, ..Request::default() };
         let expected = "pensieve.grammar: the request asks for another format beside it";
         check(json!({"grammar": {"regex": "a"}}), formed, expected);
         let text = Request { input: Input::Text("a".into()), ..Request::default() };

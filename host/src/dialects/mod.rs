@@ -125,6 +125,8 @@ pub enum ProblemKind {
     TooLong,
     /// Too many requests are waiting.
     Overloaded,
+    /// The server is about to end.
+    Unavailable,
     /// The body or the answer took too long.
     Timeout,
     /// Something failed here.
@@ -157,16 +159,15 @@ impl From<Failure> for Problem {
             FailureCode::TooLong => ProblemKind::TooLong,
             FailureCode::NotFound => ProblemKind::NotFound,
             FailureCode::Forbidden => ProblemKind::Permission,
-            FailureCode::Busy | FailureCode::Draining => ProblemKind::Overloaded,
+            FailureCode::Busy => ProblemKind::Overloaded,
+            FailureCode::Draining => ProblemKind::Unavailable,
             FailureCode::Plugin
             | FailureCode::NotANumber
             | FailureCode::Stalled
             | FailureCode::WorkerLost
             | FailureCode::Internal => ProblemKind::Internal,
         };
-        // What is found to be wrong with a field of ours only once its model is known begins with the field's path, as here.
-        let field = failure.message.split_once(": ").map(|(path, _)| path).filter(|path| path.starts_with("pensieve."));
-        let field = field.filter(|_| kind == ProblemKind::InvalidRequest).map(str::to_owned);
-        Self { field, ..Self::new(kind, failure.to_string()) }
+        let message = failure.to_string();
+        Self { field: Some(failure.field).filter(|field| !field.is_empty()), kind, message }
     }
 }

@@ -67,24 +67,26 @@ impl Samplers {
                 format!("{} sampling stages are more than the {STAGES_MAX} that a request may have", specs.len());
             return Err(Failure::new(FailureCode::Invalid, message));
         }
-        let stages = specs.iter().map(|StageSpec { sampler: name, parameters }| {
-            let sampler = self.samplers.get(name).ok_or_else(|| self.unknown(name))?;
+        let stages = specs.iter().map(|StageSpec { sampler: name, parameters, field }| {
+            // What no field of the request names, this host's configuration does.
+            let asked = !field.is_empty();
+            let sampler = self.samplers.get(name).ok_or_else(|| self.unknown(name, asked).at(field))?;
             let stage = sampler.create(parameters.as_str().into(), vocabulary, seed).into_result();
             let stage = stage.map_err(|error| {
-                // Its parameters came from a client.
-                let invalid = error.code == pensieve_plugin_api::ErrorCode::INVALID;
+                let invalid = asked && error.code == pensieve_plugin_api::ErrorCode::INVALID;
                 let failure = of_plugin(error);
-                if invalid { Failure { code: FailureCode::Invalid, ..failure } } else { failure }
+                if invalid { Failure { code: FailureCode::Invalid, ..failure }.at(field) } else { failure }
             })?;
             Ok((name.clone(), stage))
         });
         Ok(Chain { stages: stages.collect::<Result<_, _>>()? })
     }
 
-    fn unknown(&self, name: &str) -> Failure {
+    fn unknown(&self, name: &str, asked: bool) -> Failure {
         let known = self.names().join(", ");
         let known = if known.is_empty() { "none" } else { &known };
-        Failure::new(FailureCode::Invalid, format!("no sampler is called '{name}' (installed: {known})"))
+        let code = if asked { FailureCode::Invalid } else { FailureCode::Plugin };
+        Failure::new(code, format!("no sampler is called '{name}' (installed: {known})"))
             .with_help("drop its plugin into plugins/")
     }
 }

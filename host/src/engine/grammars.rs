@@ -111,6 +111,7 @@ impl Grammars {
 
 fn failure(error: &GrammarError) -> Failure {
     let code = match error {
+        GrammarError::At(field, error) => return failure(error).at(field),
         GrammarError::Busy => FailureCode::Busy,
         GrammarError::Unsupported(_) => FailureCode::Unsupported,
         GrammarError::Invalid(_) | GrammarError::TooLarge(_) | GrammarError::Deadline { .. } => FailureCode::Invalid,

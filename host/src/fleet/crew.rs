@@ -300,7 +300,8 @@ impl Crew {
         if now >= closing.until && !closing.killed {
             (closing.killed, closing.until) = (true, now + KILL_WAIT);
             for hand in self.hands.values_mut() {
-                hand.worker.end(Failure::new(FailureCode::Draining, "had not finished when the server ended"));
+                let failure = Failure::new(FailureCode::Draining, "had not finished when the server ended");
+                hand.worker.end(failure.with_help("send the request again once it runs again"));
             }
         }
         let over = self.hands.is_empty() || (closing.killed && now >= closing.until);

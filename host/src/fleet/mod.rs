@@ -88,15 +88,13 @@ pub struct Known {
     pub adapter: Option<AdapterUse>,
 }
 
-/// A model as lists show it.
+/// A name that a client may call a model by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// Its id.
+    /// The name.
     pub id: String,
-    /// Its weights.
+    /// The model's weights.
     pub source: PathBuf,
-    /// The adapters that requests may choose.
-    pub adapters: Vec<String>,
 }
 
 impl Fleet {
@@ -210,18 +208,15 @@ impl Fleet {
         Ok(stats.models.into_iter().nth(index).map(|model| model.adapters).unwrap_or_default())
     }
 
-    /// The models and their adapters, in the order of the configuration.
+    /// Every name that stands for a model, but for those that only fit a wildcard.
     pub fn listed(&self) -> Vec<Listed> {
-        let shelf = self.shelf.all();
-        let listed = self.config.models.iter().zip(shelf.iter()).map(|(model, adapters)| {
-            let chosen = adapters.iter().filter(|(_, adapter)| adapter.merged.is_none());
-            Listed {
-                id: model.id.clone(),
-                source: model.source.clone(),
-                adapters: chosen.map(|(name, _)| name.clone()).collect(),
-            }
-        });
-        listed.collect()
+        self.names(|names| names.all().map(|(id, model)| Listed { id, source: model.source.clone() }).collect())
+    }
+
+    /// What stands for a model under this name, unless it is the default that answers for it.
+    pub fn find_listed(&self, name: &str) -> Option<Listed> {
+        let meant = self.names(|names| names::Names { default: None, ..names }.resolve(name)).ok()?;
+        Some(Listed { id: name.to_owned(), source: self.config.models[meant.model].source.clone() })
     }
 
     /// The place of the model with this id.
@@ -281,9 +276,13 @@ impl Fleet {
     }
 
     fn resolve(&self, name: &str) -> Result<names::Meant, Failure> {
+        self.names(|names| names.resolve(name))
+    }
+
+    fn names<T>(&self, of: impl FnOnce(names::Names<'_>) -> T) -> T {
         let Config { models, variants, default_model, .. } = &*self.config;
         let shelf = self.shelf.all();
-        names::Names { models, variants, adapters: &shelf, default: default_model.as_deref() }.resolve(name)
+        of(names::Names { models, variants, adapters: &shelf, default: default_model.as_deref() })
     }
 }
 

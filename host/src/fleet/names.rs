@@ -24,7 +24,7 @@ pub(super) struct Names<'a> {
     pub(super) default: Option<&'a str>,
 }
 
-impl Names<'_> {
+impl<'a> Names<'a> {
     /// Finds the model: by its id or a variant's, by either kind of name with one of the model's adapters behind it, by an
     /// alias (the longest that fits, but a wildcard does not swallow an adapter), or the default.
     pub(super) fn resolve(&self, name: &str) -> Result<Meant, Failure> {
@@ -53,6 +53,22 @@ impl Names<'_> {
             let message = format!("there is no model '{name}' (there are: {known})");
             Failure::new(FailureCode::NotFound, message).with_help("name one of them, or set a default model")
         })
+    }
+
+    /// Every name without a wildcard, each model's own before those of variants.
+    pub(super) fn all(self) -> impl Iterator<Item = (String, &'a ModelConfig)> {
+        let exact = |aliases: &'a [String]| aliases.iter().filter(|alias| !alias.contains('*')).cloned();
+        let own = self.models.iter().zip(self.adapters).flat_map(move |(model, adapters)| {
+            let chosen = adapters.iter().filter(|(_, adapter)| adapter.merged.is_none());
+            let chosen = chosen.map(|(name, _)| format!("{}:{name}", model.id));
+            let names = std::iter::once(model.id.clone()).chain(chosen).chain(exact(&model.aliases));
+            names.map(move |name| (name, model))
+        });
+        let variants = self.variants.iter().filter_map(move |variant| {
+            let model = self.models.iter().find(|model| model.id == variant.base)?;
+            Some(std::iter::once(variant.id.clone()).chain(exact(&variant.aliases)).map(move |name| (name, model)))
+        });
+        own.chain(variants.flatten())
     }
 
     fn by_id(&self, name: &str) -> Option<Meant> {
@@ -125,7 +141,7 @@ mod tests {
         vec![Variant {
             id: "muse".into(),
             base: "large".into(),
-            aliases: vec!["verse-*".into()],
+            aliases: vec!["verse-*".into(), "rhyme".into()],
             adapter,
             samplers: None,
         }]
@@ -142,6 +158,16 @@ mod tests {
         let adapter = |meant: &Meant| meant.adapter.as_ref().map(|adapter| adapter.name.clone());
         let found = found.as_ref().map(|meant| (models[meant.model].id.as_str(), adapter(meant)));
         assert_eq!(found, expect.map(|(model, adapter)| (model, adapter.map(str::to_owned))), "{name}");
+    }
+
+    #[test]
+    fn names_without_wildcards_are_listed() {
+        let (models, variants) = (models(), variants());
+        let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
+        let names = Names { models: &models, variants: &variants, adapters: &adapters, default: None };
+        let all: Vec<String> = names.all().map(|(name, model)| format!("{name}={}", model.id)).collect();
+        assert_eq!(all, ["small=small", "large=large", "large:poet=large", "a:b=a:b", "muse=large", "rhyme=large"]);
+        assert!(names.all().all(|(name, _)| names.resolve(&name).is_ok()));
     }
 
     #[test]

@@ -224,6 +224,10 @@ fn obituary(model: &str, verdict: Verdict, status: Option<ExitStatus>, words: &s
     let said = if words.is_empty() { String::new() } else { format!("; it said: {words}") };
     let help = "ask again: the model is being loaded anew";
     match (verdict, status) {
+        (Verdict::Guilty(failure), _) if failure.code == FailureCode::Draining => {
+            let message = format!("the worker of model '{model}' {}", failure.message);
+            Failure { message, ..failure }
+        }
         (Verdict::Guilty(failure), _) => {
             let message = format!("the worker of model '{model}' {} and was ended{said}", failure.message);
             Failure::new(failure.code, message).with_help(help)

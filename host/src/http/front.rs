@@ -107,8 +107,9 @@ impl Front {
         local: IpAddr,
     ) -> hyper::Response<Outgoing> {
         let (path, method) = (request.uri().path().to_owned(), request.method());
+        let asked = if method == Method::HEAD { &Method::GET } else { method };
         let mut patterns =
-            self.methods.iter().filter(|(pattern, served)| served == method && routes::named(pattern, &path).is_some());
+            self.methods.iter().filter(|(pattern, served)| served == asked && routes::named(pattern, &path).is_some());
         let visit = Visit::begin(method, patterns.next().map_or(NO_ROUTE, |(pattern, _)| pattern));
         let dialect = Dialect::of(request.uri().path(), request.headers().contains_key("anthropic-version"));
         let serving = self.serve(request, local, &visit.id, dialect);
@@ -118,7 +119,7 @@ impl Front {
         }
         let status = response.status();
         let headers = response.headers_mut();
-        if status == StatusCode::TOO_MANY_REQUESTS || status.as_u16() == 529 {
+        if [429, 503, 529].contains(&status.as_u16()) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);
         }
         if let Ok(id) = HeaderValue::from_str(&visit.id) {

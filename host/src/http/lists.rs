@@ -34,6 +34,13 @@ pub(super) fn plugins(app: &App) -> Answer {
     answer(&json!({ "object": "list", "data": plugins }))
 }
 
+/// `GET /`, for people who come with a browser.
+pub(super) fn greeting() -> Answer {
+    let text = "This is Pensieve, an inference server that speaks Anthropic's and OpenAI's APIs.\n\n\
+        POST /v1/messages\nPOST /v1/chat/completions\nGET  /v1/models\nGET  /openapi.json   everything that is served\n";
+    Answer::Whole { status: 200, media_type: "text/plain; charset=utf-8", body: text.into() }
+}
+
 /// `GET /health`. Strangers hear that the server is there, and nothing of its models.
 pub(super) async fn health(app: &App, is_known: bool) -> Answer {
     if !is_known {

@@ -1,4 +1,4 @@
-//! All that is served, on one screen. Query strings do not matter anywhere.
+//! All that is served, on one screen. Query strings do not matter anywhere, and what is served under GET is under HEAD, too.
 
 use futures_util::FutureExt;
 use hyper::{HeaderMap, Method};
@@ -44,7 +44,7 @@ pub(super) fn routes(app: &Arc<App>) -> Vec<Route> {
         get(app, "/health", |app, ask| async move { lists::health(&app, ask.is_known).await }),
         get(app, "/metrics", |app, _| async move { metrics::answer(&app).await }),
         get(app, "/openapi.json", |_, _| async move { openapi::answer() }),
-        head("/"),
+        get(app, "/", |_, _| async move { lists::greeting() }),
     ]
 }
 
@@ -198,15 +198,13 @@ where
             }
         }
     };
-    let under = if method == Method::DELETE { warp::delete().boxed() } else { warp::get().boxed() };
+    let under = match method {
+        Method::DELETE => warp::delete().boxed(),
+        // hyper leaves the body out of an answer to the latter.
+        _ => warp::get().or(warp::head()).unify().boxed(),
+    };
     let filter = at(pattern).and(under).and(warp::ext::get::<Visitor>()).then(answer);
     Route { method, pattern, filter: filter.boxed() }
-}
-
-/// A route that says that somebody is there.
-fn head(pattern: &'static str) -> Route {
-    let filter = at(pattern).and(warp::head()).map(|_| warp::reply().into_response());
-    Route { method: Method::HEAD, pattern, filter: filter.boxed() }
 }
 
 /// The paths of a pattern, and what stands for its parts.

@@ -59,7 +59,8 @@ impl Visit {
     /// The answer's head is there.
     pub(super) fn answer(mut self, response: Response) -> hyper::Response<Outgoing> {
         self.status = Some(response.status().as_u16());
-        self.is_complete = response.body().is_end_stream();
+        // Nobody reads what stands behind the head of an answer to this.
+        self.is_complete = self.method == "HEAD" || response.body().is_end_stream();
         let mut head = hyper::Response::new(());
         *head.status_mut() = response.status();
         *head.headers_mut() = response.headers().clone();

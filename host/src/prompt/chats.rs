@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     chat::{Conversation, Format, Input, Request, Role, Tool, ToolChoice},
-    engine::constrain::{Grammar, Rule, Spec, Then, Trigger},
+    engine::constrain::{Part, Rule, Spec, Then},
     fleet::{Fleet, Known},
     job::{Failure, FailureCode, Job},
 };
@@ -73,9 +73,9 @@ impl Chats {
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
         let known = self.fleet.known(&request.model).await?;
         let convention = self.conventions.of(&known.card).await?;
-        let answer = match &request.format {
+        let answer = match request.format {
             Format::Free => None,
-            Format::Grammar(grammar) => Some(grammar.clone()),
+            Format::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
         let prompt = write(&convention, &known, request.input, answer).await?;
         let (count, maximum) = (prompt.tokens.len(), known.context.saturating_sub(1));
@@ -176,7 +176,7 @@ async fn write(
     convention: &Arc<Convention>,
     known: &Known,
     input: Input,
-    answer: Option<Grammar>,
+    answer: Option<Part>,
 ) -> Result<Prompt, Failure> {
     let tokens = match input {
         Input::Chat(conversation) => return converse(convention, conversation, answer).await,
@@ -189,10 +189,9 @@ async fn write(
         return Err(Failure::new(FailureCode::Invalid, message));
     }
     if tokens.is_empty() {
-        return Err(Failure::new(FailureCode::Invalid, "the prompt is empty"));
+        return Err(Failure::new(FailureCode::Invalid, "the prompt is empty").at("prompt"));
     }
-    let rule = |grammar| Rule { trigger: Trigger::Start, open: None, grammar, close: None, then: Then::Stop };
-    let spec = answer.map(|grammar| Spec { reasoning: None, rules: vec![rule(grammar)] });
+    let spec = answer.map(|answer| Spec { reasoning: None, rules: vec![Rule::from_start(answer, Then::Stop)] });
     let reading = Reading { is_taught: false, tools: Arc::new([]), thoughts: Thoughts::Never };
     Ok(Prompt { tokens, spec, reading })
 }
@@ -201,7 +200,7 @@ async fn write(
 async fn converse(
     convention: &Arc<Convention>,
     mut conversation: Conversation,
-    answer: Option<Grammar>,
+    answer: Option<Part>,
 ) -> Result<Prompt, Failure> {
     let (tools, choice, single) =
         (conversation.tools.clone(), conversation.tool_choice.clone(), conversation.single_call);

@@ -98,7 +98,7 @@ fn given(sampling: &Sampling) -> Vec<StageSpec> {
 
 fn stage(name: &str, parameters: &Value) -> StageSpec {
     let parameters = if parameters.is_null() { String::new() } else { parameters.to_string() };
-    StageSpec { sampler: name.into(), parameters }
+    StageSpec { sampler: name.into(), parameters, ..StageSpec::default() }
 }
 
 /// A number as the client wrote it: 0.7 is not 0.699999988.
@@ -118,7 +118,13 @@ mod tests {
     fn check(sampling: &Sampling, configured: Option<&[(&str, &str)]>, expect: &[(&str, &str)]) {
         let specs = |stages: &[(&str, &str)]| -> Vec<StageSpec> {
             let stages = stages.iter();
-            stages.map(|(name, text)| StageSpec { sampler: (*name).into(), parameters: (*text).into() }).collect()
+            stages
+                .map(|(name, text)| StageSpec {
+                    sampler: (*name).into(),
+                    parameters: (*text).into(),
+                    ..StageSpec::default()
+                })
+                .collect()
         };
         let configured = configured.map(specs);
         assert_eq!(stages(sampling, configured.as_deref()), specs(expect), "{sampling:?}");
@@ -156,7 +162,7 @@ mod tests {
         let expect =
             [("dry", "{}"), ("temperature", r#"{"temperature":1.0}"#), ("top_p", r#"{"p":0.5}"#), ("mirostat", "{}")];
         check(&given, Some(&configured), &expect);
-        let own = StageSpec { sampler: "mine".into(), parameters: String::new() };
+        let own = StageSpec { sampler: "mine".into(), ..StageSpec::default() };
         check(&Sampling { stages: Some(vec![own]), ..given }, Some(&configured), &[("mine", "")]);
     }
 }

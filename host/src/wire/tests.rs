@@ -17,7 +17,7 @@ fn job() -> Job {
         max_tokens: 5,
         deadline: Some(Duration::from_millis(1500)),
         seed: 42,
-        stages: vec![StageSpec { sampler: "top_k".into(), parameters: r#"{"k": 4}"#.into() }],
+        stages: vec![StageSpec { sampler: "top_k".into(), parameters: r#"{"k": 4}"#.into(), ..StageSpec::default() }],
         stop_tokens: vec![2],
         ignore_end_of_turn: true,
         stops: vec![b"\xff\n".to_vec()],
@@ -25,6 +25,7 @@ fn job() -> Job {
         grammar: Some(Spec {
             reasoning: Some(Reasoning { begin: None, end: Marker::Token(5) }),
             rules: vec![Rule {
+                field: "pensieve.grammar".into(),
                 trigger: Trigger::After(Marker::Text("<t>".into())),
                 open: None,
                 grammar: Grammar::json_schema("{}", true),

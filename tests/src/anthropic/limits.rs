@@ -72,6 +72,26 @@ fn fields_beyond_their_limits_are_refused_by_name() {
 }
 
 #[test]
+fn what_only_the_worker_can_refuse_is_a_status_even_of_a_stream() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve(root.path());
+    assert_eq!(post(server.address, MESSAGES, &about("Say hello", &json!({}))).status(), 200);
+    let schema = json!({"type": "frob"});
+    let strict =
+        json!([{"name": "f", "input_schema": {"type": "object", "properties": {"a": schema}}, "strict": true}]);
+    for (more, message) in [
+        (
+            json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}}),
+            "output_config.format.schema: ",
+        ),
+        (json!({"pensieve": {"grammar": {"lark": "start: ("}}}), "pensieve.grammar.lark: "),
+        (json!({"tools": strict, "tool_choice": {"type": "any"}}), "tools.0.input_schema: "),
+    ] {
+        check(&server, &more, message);
+    }
+}
+
+#[test]
 fn what_comes_without_its_type_or_with_a_wrong_key_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());

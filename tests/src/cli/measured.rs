@@ -112,7 +112,7 @@ fn doctor_finds_what_works_and_what_does_not() {
     fs::write(desk.path(&format!("home/plugins/libbroken{}", std::env::consts::DLL_SUFFIX)), "no library").unwrap();
     fs::write(
         desk.path("pensieve.toml"),
-        "[server]\nlisten = \"0.0.0.0:0\"\n[[models]]\nid = \"gone\"\nsource = \"nowhere\"\n",
+        "[server]\nlisten = \"0.0.0.0:0\"\n[[models]]\nid = \"gone\"\nsource = \"nowhere\"\nsamplers = [\"greedier\"]\n",
     )
     .unwrap();
     let ill = desk.run(&["doctor"]);
@@ -120,11 +120,12 @@ fn doctor_finds_what_works_and_what_does_not() {
     for line in [
         "!!  address        0.0.0.0:0 can be reached from other machines",
         "!!  plugin         ",
+        "!!  samplers       model 'gone': no sampler is called 'greedier'",
         "!!  model          'gone': there is nothing at ",
     ] {
         assert!(ill.stdout.contains(line), "{line:?} is not in {}", ill.stdout);
     }
-    assert!(ill.stderr.contains("3 things are broken"), "{ill:?}");
+    assert!(ill.stderr.contains("4 things are broken"), "{ill:?}");
     fs::write(desk.path("pensieve.toml"), "[srever]").unwrap();
     let wrong = desk.run(&["doctor"]);
     assert_eq!(wrong.code, Some(1));

@@ -141,14 +141,18 @@ fn unknown_paths_and_methods_are_told_apart() {
         ("GET", "/v1/chat/completions", "POST"),
         ("POST", "/health", "GET"),
         ("DELETE", "/v1/models/x", "GET"),
-        ("GET", "/", "HEAD"),
+        ("POST", "/", "GET"),
         ("OPTIONS", "/v1/completions", "POST"),
     ] {
         let reply = request(server.address, method, path, &[], b"");
         check(&reply, 405);
         assert_eq!(reply.header("allow"), Some(allowed), "{path}");
     }
-    check(&request(server.address, "HEAD", "/?beta=true", &[], b""), 200);
+    for path in ["/?beta=true", "/health", "/v1/models", "/metrics", "/openapi.json"] {
+        let head = request(server.address, "HEAD", path, &[], b"");
+        check(&head, 200);
+        assert_eq!(head.body, b"", "{path}");
+    }
     check(&request(server.address, "GET", "/health?x=/y", &[], b""), 200);
     check(&request(server.address, "POST", "/v1/completions?beta=true", &[JSON], b"{}"), 400);
 }

@@ -35,6 +35,7 @@ fn kind(kind: ProblemKind) -> (u16, &'static str) {
         ProblemKind::TooLarge => (413, "request_too_large"),
         ProblemKind::MediaType => (415, "invalid_request_error"),
         ProblemKind::Internal => (500, "api_error"),
-        ProblemKind::Overloaded => (529, "overloaded_error"),
+        // Both make the vendor's clients come back later.
+        ProblemKind::Overloaded | ProblemKind::Unavailable => (529, "overloaded_error"),
     }
 }

@@ -28,9 +28,10 @@ mod tests;
 
 pub(crate) use envelope::envelope;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{Answer, Call, Problem, ProblemKind, fields::Quote, presence};
 use crate::{
@@ -40,6 +41,9 @@ use crate::{
 use feed::Feed;
 use request::Asked;
 use transcript::{Head, Message, Transcript};
+
+/// How long after its request a stream waits for the answer's first word; a client should see a stream begin in 100 ms.
+const FIRST_WORD: Duration = Duration::from_millis(60);
 
 /// `POST /v1/messages`, and `/v1/messages/stream`, which streams whatever the body says.
 pub(crate) async fn messages(chats: &Arc<Chats>, call: Call, always_stream: bool) -> Answer {
@@ -62,10 +66,10 @@ pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
     whole(&listing::list(&chats.fleet().listed()))
 }
 
-/// `GET /v1/models/ID`. Names that others answer for are no models.
+/// `GET /v1/models/ID`. Names that only the default model answers for are no models.
 pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
-    match listing::find(&chats.fleet().listed(), id) {
-        Some(model) => whole(&model),
+    match chats.fleet().find_listed(id) {
+        Some(model) => whole(&listing::entry(&model)),
         None => {
             let message = format!("there is no model '{}'; GET /v1/models lists what there is", Quote(id));
             refusal(&Problem::new(ProblemKind::NotFound, message), request_id)
@@ -74,6 +78,7 @@ pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
 }
 
 async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer, Problem> {
+    let first_word = Instant::now() + FIRST_WORD;
     let Call { body, client, request_id, .. } = call;
     let asked = read(move || request::message(&body)).await?;
     let Asked { request, stream } = asked;
@@ -85,8 +90,8 @@ async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer
     let transcript = Transcript::new(head, stops);
     let generation = prepared.start()?;
     if stream || always_stream {
-        let pieces = Feed::new(transcript, generation, request_id).pieces();
-        return Ok(Answer::Stream { media_type: "text/event-stream", pieces });
+        let feed = Feed::new(transcript, generation, request_id).listen(first_word).await?;
+        return Ok(Answer::Stream { media_type: "text/event-stream", pieces: feed.pieces() });
     }
     collect(transcript, generation).await
 }

@@ -85,8 +85,9 @@ fn format(body: &Field<'_>) -> Result<Format, Problem> {
         if !field.is_absent() {
             field.object()?;
             field.get("type").choice(&["json_schema"])?;
-            let schema = extras::schema(&field.get("schema"))?;
-            return Ok(Format::Grammar(Grammar::json_schema(schema, false)));
+            let schema = field.get("schema");
+            let grammar = Grammar::json_schema(extras::schema(&schema)?, false);
+            return Ok(Format::Grammar { grammar, field: schema.path().to_owned() });
         }
     }
     Ok(Format::Free)

@@ -82,8 +82,10 @@ fn tool(item: &Field<'_>) -> Result<Tool, Problem> {
     }
     let description = item.get("description").present().map(Field::string).transpose()?.unwrap_or_default();
     let strict = item.get("strict").present().map(Field::boolean).transpose()?.unwrap_or(false);
-    let schema = schema(&item.get("input_schema"))?;
-    Ok(Tool { name: text.to_owned(), description: description.to_owned(), schema, strict })
+    let field = item.get("input_schema");
+    let schema = schema(&field)?;
+    let field = field.path().to_owned();
+    Ok(Tool { name: text.to_owned(), description: description.to_owned(), schema, strict, field })
 }
 
 fn schema(field: &Field<'_>) -> Result<Value, Problem> {

@@ -87,12 +87,15 @@ fn format(field: &Field<'_>) -> Result<Format, Problem> {
         return Ok(Format::Free);
     }
     field.object()?;
-    let grammar = match field.get("type").choice(&["text", "json_object", "json_schema"])? {
+    let (grammar, field) = match field.get("type").choice(&["text", "json_object", "json_schema"])? {
         0 => return Ok(Format::Free),
-        1 => Grammar::any_json_object(),
-        _ => json_schema(&field.get("json_schema"))?,
+        1 => (Grammar::any_json_object(), field.clone()),
+        _ => {
+            let schema = field.get("json_schema");
+            (json_schema(&schema)?, schema.get("schema"))
+        }
     };
-    Ok(Format::Grammar(grammar))
+    Ok(Format::Grammar { grammar, field: field.path().to_owned() })
 }
 
 fn json_schema(field: &Field<'_>) -> Result<Grammar, Problem> {
@@ -200,7 +203,8 @@ mod tests {
     fn formats_become_grammars() {
         let format = |format: Value| request(json!({ "response_format": format })).format;
         assert_eq!(format(json!({"type": "text"})), Format::Free);
-        assert_eq!(format(json!({"type": "json_object"})), Format::Grammar(Grammar::any_json_object()));
+        let of = |grammar, field: &str| Format::Grammar { grammar, field: field.to_owned() };
+        assert_eq!(format(json!({"type": "json_object"})), of(Grammar::any_json_object(), "response_format"));
         let schema = r#"{"type":"object","properties":{"b":{},"a":{}}}"#;
         let value: Value = serde_json::from_str(schema).unwrap();
         let named = |more: Value| {
@@ -210,9 +214,10 @@ mod tests {
             }
             format(json!({"type": "json_schema", "json_schema": named}))
         };
-        assert_eq!(named(json!({})), Format::Grammar(Grammar::json_schema(schema, true)));
-        assert_eq!(named(json!({"strict": true})), Format::Grammar(Grammar::json_schema(schema, false)));
-        assert_eq!(named(json!({"schema": null})), Format::Grammar(Grammar::any_json_object()));
+        let of = |grammar| of(grammar, "response_format.json_schema.schema");
+        assert_eq!(named(json!({})), of(Grammar::json_schema(schema, true)));
+        assert_eq!(named(json!({"strict": true})), of(Grammar::json_schema(schema, false)));
+        assert_eq!(named(json!({"schema": null})), of(Grammar::any_json_object()));
 
         let refuses = |format: Value, expect: &str| refuses(json!({ "response_format": format }), expect);
         refuses(json!("json"), "response_format: should be an object, not a string");

@@ -37,7 +37,7 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), Problem> {
             0 | 1 => (Role::System, content(&message, true)?),
             2 => (Role::User, content(&message, true)?),
             3 => (Role::Assistant, assistant(&message)?),
-            4 => (Role::User, vec![result(&message)?]),
+            4 => (Role::User, vec![result(&message, &turns)?]),
             _ => return Err(message.get("role").problem("'function' is an older form that is not served; use 'tool'")),
         };
         match turns.last_mut() {
@@ -135,8 +135,15 @@ fn call(field: &Field<'_>) -> Result<Part, Problem> {
     Ok(Part::ToolCall { id: field.get("id").text(ID_BYTES_MAX)?.to_owned(), name, arguments })
 }
 
-fn result(message: &Field<'_>) -> Result<Part, Problem> {
-    let id = message.get("tool_call_id").text(ID_BYTES_MAX)?.to_owned();
+fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, Problem> {
+    let field = message.get("tool_call_id");
+    let id = field.text(ID_BYTES_MAX)?.to_owned();
+    let said = turns.iter().rfind(|turn| turn.role == Role::Assistant);
+    let is_call = |part: &Part| matches!(part, Part::ToolCall { id: called, .. } if *called == id);
+    if !said.is_some_and(|turn| turn.parts.iter().any(is_call)) {
+        let why = format_args!("the assistant's message before has no call '{}' among its 'tool_calls'", Quote(&id));
+        return Err(field.problem(why));
+    }
     Ok(Part::ToolResult { id, text: text(&content(message, true)?), is_error: false })
 }
 
@@ -252,6 +259,10 @@ mod tests {
         );
         refuses(json!({"role": "user", "content": "x", "name": 5}), ".name: should be a string, not 5");
         refuses(json!({"role": "tool", "content": "x"}), ".tool_call_id: this field is required");
+        refuses(
+            json!({"role": "tool", "tool_call_id": "1", "content": "x"}),
+            ".tool_call_id: the assistant's message before has no call '1' among its 'tool_calls'",
+        );
         refuses(json!({"role": "assistant"}), ".content: this field is required where there are no 'tool_calls'");
         refuses(
             json!({"role": "assistant", "function_call": {}}),

@@ -59,11 +59,11 @@ pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
 
 /// `GET /v1/models/ID`.
 pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
-    let found = models::find(&chats.fleet().listed(), id).ok_or_else(|| {
+    let found = chats.fleet().find_listed(id).ok_or_else(|| {
         let message = format!("there is no model '{}'; GET /v1/models lists them", super::fields::Quote(id));
         Problem { field: Some("model".to_owned()), ..Problem::new(ProblemKind::NotFound, message) }
     });
-    answered(found.map(|model| whole(model.to_string())), request_id)
+    answered(found.map(|model| whole(models::entry(&model).to_string())), request_id)
 }
 
 async fn chat(chats: &Chats, call: &Call) -> Result<Answer, Problem> {

@@ -48,6 +48,7 @@ fn class(problem: &Problem) -> (u16, &'static str, Option<&'static str>) {
         ProblemKind::TooLarge => (413, invalid, Some("request_too_large")),
         ProblemKind::TooLong => (400, invalid, Some("context_length_exceeded")),
         ProblemKind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
+        ProblemKind::Unavailable => (503, "server_error", Some("server_unavailable")),
         ProblemKind::Timeout => (408, invalid, Some("request_timeout")),
         ProblemKind::Internal => (500, "server_error", None),
     }
@@ -89,6 +90,12 @@ mod tests {
             429,
             json!({"message": "too many are waiting", "type": "rate_limit_error", "param": null,
                 "code": "rate_limit_exceeded"}),
+        );
+        check(
+            &of_failure(Failure::new(FailureCode::Draining, "the server is about to end")),
+            503,
+            json!({"message": "the server is about to end", "type": "server_error", "param": null,
+                "code": "server_unavailable"}),
         );
         check(
             &Problem::new(ProblemKind::Authentication, "wrong key"),

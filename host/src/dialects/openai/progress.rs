@@ -107,7 +107,7 @@ impl Progress {
             Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
             // Nobody waits for what its client has cancelled, so it was the server.
             Finish::Cancelled => {
-                return Err(Problem::new(ProblemKind::Overloaded, "the server ended this answer; send it again"));
+                return Err(Problem::new(ProblemKind::Unavailable, "the server ended this answer; send it again"));
             }
         })
     }

@@ -126,6 +126,7 @@ fn tool(field: &Field<'_>) -> Result<Tool, Problem> {
         description: description.present().map(Field::string).transpose()?.unwrap_or_default().to_owned(),
         schema,
         strict: flag(&function.get("strict"))?,
+        field: parameters.path().to_owned(),
     })
 }
 
@@ -161,7 +162,8 @@ mod tests {
         let schema = json!({"type": "object", "properties": {"b": {}, "a": {}}});
         let function = json!({"name": "add", "description": "adds", "parameters": schema, "strict": true});
         let found = read(json!({"tools": [{"type": "function", "function": function}], "parallel_tool_calls": false}));
-        let tool = Tool { name: "add".into(), description: "adds".into(), schema, strict: true };
+        let field = "tools.0.function.parameters".into();
+        let tool = Tool { name: "add".into(), description: "adds".into(), schema, strict: true, field };
         assert_eq!(found, Ok(Tools { tools: vec![tool], choice: ToolChoice::Auto, single_call: true }));
         let bare = &read(json!({"tools": tools(&["x"])})).unwrap().tools[0];
         assert_eq!((bare.schema["type"].as_str(), bare.strict), (Some("object"), false));

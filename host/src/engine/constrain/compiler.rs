@@ -111,10 +111,10 @@ impl Compiling {
 
     fn collect(&mut self, until: Instant) -> Option<Result<Constraint, GrammarError>> {
         let mut templates = Vec::with_capacity(self.slots.len());
-        for (index, slot) in self.slots.iter().enumerate() {
+        for (slot, rule) in self.slots.iter().zip(&self.spec.rules) {
             match slot.wait(until) {
                 Some(Ok(template)) => templates.push(template),
-                Some(Err(error)) => return Some(Err(error.context(format!("rule {index}")))),
+                Some(Err(error)) => return Some(Err(error.at(&rule.field))),
                 None if Instant::now() >= self.deadline => return Some(Err(self.shared.overdue())),
                 None => return None,
             }

@@ -41,9 +41,9 @@ pub(super) fn check(spec: &Spec) -> Result<(), GrammarError> {
         return Err(GrammarError::Invalid("only one rule can begin at the start".to_owned()));
     }
     let reasoning = spec.reasoning.iter().flat_map(|reasoning| reasoning.begin.iter().chain([&reasoning.end]));
-    reasoning.map(marker).try_for_each(|result| result).map_err(|error| error.context("the reasoning"))?;
+    reasoning.map(marker).try_for_each(|result| result)?;
     let mut total: usize = 0;
-    for (index, rule) in spec.rules.iter().enumerate() {
+    for rule in &spec.rules {
         let trigger = if let Trigger::After(marker) = &rule.trigger { Some(marker) } else { None };
         let markers = [trigger, rule.open.as_ref(), rule.close.as_ref()];
         let grammar = match &rule.grammar {
@@ -52,7 +52,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), GrammarError> {
                 .and_then(|_| {
                     parts
                         .iter()
-                        .try_for_each(|part| size(&part.grammar).map(drop).map_err(|error| error.context(&part.what)))
+                        .try_for_each(|part| size(&part.grammar).map(drop).map_err(|error| error.at(&part.field)))
                 })
                 .map(|()| rule.grammar.bytes()),
             grammar => size(grammar),
@@ -62,7 +62,7 @@ pub(super) fn check(spec: &Spec) -> Result<(), GrammarError> {
             .flatten()
             .try_fold(0, |_, found| marker(found).map(|()| 0))
             .and(grammar)
-            .map_err(|error| error.context(format!("rule {index}")))?;
+            .map_err(|error| error.at(&rule.field))?;
     }
     length_of("bytes of grammars", total, SPEC_BYTES_MAX).map(drop)
 }

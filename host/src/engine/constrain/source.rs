@@ -17,9 +17,9 @@ pub(super) struct Source {
     close: Option<Marker>,
 }
 
-/// Between tokens of JSON there is as much white space as an indented line needs, but not as much as a model that has
-/// lost its way would write.
-const JSON_SPACE: &str = r"[ \t\r\n]{1,64}";
+/// Between tokens of JSON there is a space, or a new line and its indentation: a model that has lost its way would write
+/// white space forever.
+const JSON_SPACE: &str = r" |\r?\n( {0,32}|\t{0,16})";
 /// White space between JSON and what stands around it.
 const JSON_MARGIN_MAX: usize = 8;
 
@@ -49,7 +49,7 @@ impl Source {
                 Err(_) if matches!(part.grammar, Grammar::JsonSchema { lenient: true, .. }) => {
                     part.grammar = Grammar::any_json_object();
                 }
-                Err(error) => return Err(error.context(&part.what)),
+                Err(error) => return Err(error.at(&part.field)),
             }
         }
         if relaxed == *parts {
@@ -68,8 +68,8 @@ impl Source {
         let mut body = compiled(&self.grammar)?;
         let mut parts = Vec::new();
         if let Grammar::Framed { parts: grammars, .. } = &self.grammar {
-            for (index, Part { what, grammar }) in grammars.iter().enumerate() {
-                let mut part = compiled(grammar).map_err(|error| error.context(what))?;
+            for (index, Part { field, grammar }) in grammars.iter().enumerate() {
+                let mut part = compiled(grammar).map_err(|error| error.at(field))?;
                 part.name = Some(format!("part{index}"));
                 parts.push(part);
             }

@@ -29,6 +29,9 @@ pub struct Reasoning {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
+    /// The field of the request that it follows from, for errors.
+    #[serde(default)]
+    pub field: String,
     /// When it begins to hold.
     pub trigger: Trigger,
     /// What must be written before the grammar's text.
@@ -104,8 +107,8 @@ pub enum Grammar {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// What it is, for errors: `the schema of tool 'f'`.
-    pub what: String,
+    /// The field of the request that has it, for errors.
+    pub field: String,
     /// The grammar.
     pub grammar: Grammar,
 }
@@ -126,6 +129,16 @@ pub enum GrammarError {
     },
     /// Others are being compiled, none of which ends.
     Busy,
+    /// One of these, about what stands in this field of the request.
+    At(String, Box<GrammarError>),
+}
+
+impl Rule {
+    /// What holds for a whole answer.
+    pub fn from_start(answer: Part, then: Then) -> Self {
+        let Part { field, grammar } = answer;
+        Self { field, trigger: Trigger::Start, open: None, grammar, close: None, then }
+    }
 }
 
 impl Grammar {
@@ -149,9 +162,9 @@ impl Grammar {
 }
 
 impl Part {
-    /// A part that errors call so.
-    pub fn new(what: impl Into<String>, grammar: Grammar) -> Self {
-        Self { what: what.into(), grammar }
+    /// What a field of the request has.
+    pub fn new(field: impl Into<String>, grammar: Grammar) -> Self {
+        Self { field: field.into(), grammar }
     }
 }
 
@@ -161,12 +174,12 @@ impl GrammarError {
         !matches!(self, Self::Busy)
     }
 
-    pub(super) fn context(self, what: impl fmt::Display) -> Self {
+    /// The same about a field of the request; what is known to be about a part of it stays there.
+    pub(super) fn at(self, field: &str) -> Self {
         match self {
-            Self::Invalid(message) => Self::Invalid(format!("{what}: {message}")),
-            Self::Unsupported(message) => Self::Unsupported(format!("{what}: {message}")),
-            Self::TooLarge(message) => Self::TooLarge(format!("{what}: {message}")),
-            other => other,
+            Self::Busy | Self::At(..) => self,
+            _ if field.is_empty() => self,
+            error => Self::At(field.to_owned(), Box::new(error)),
         }
     }
 }
@@ -176,6 +189,7 @@ impl fmt::Display for GrammarError {
         match self {
             Self::Invalid(message) | Self::Unsupported(message) | Self::TooLarge(message) => f.write_str(message),
             Self::Deadline { limit_ms } => write!(f, "the grammar was not compiled within {limit_ms} ms; simplify it"),
+            Self::At(field, error) => write!(f, "{field}: {error}"),
             Self::Busy => f.write_str("the grammar cannot be compiled now, as others take too long; try again later"),
         }
     }

@@ -17,6 +17,9 @@ use crate::{
     engine::constrain::{Grammar, Part, Reasoning, Rule, Spec, Then, Trigger},
 };
 
+/// The field of a request that has the tools, whatever its dialect.
+const TOOLS: &str = "tools";
+
 /// White space as calls have it, at most so much.
 const SPACE: &str = r"[ \t\r\n]{0,8}";
 
@@ -38,7 +41,7 @@ pub struct Rules<'a> {
     /// Whether one call is the most.
     pub single: bool,
     /// What the answer must look like if it is no call.
-    pub answer: Option<&'a Grammar>,
+    pub answer: Option<&'a Part>,
     /// Where the thoughts are.
     pub thoughts: Thoughts,
 }
@@ -57,36 +60,37 @@ impl Rules<'_> {
 
     fn rules(&self) -> Vec<Rule> {
         let Some(calls) = self.format.calls.as_ref().filter(|_| !self.tools.is_empty()) else {
-            return self.answer.map(|answer| from_start(answer.clone(), Then::Stop)).into_iter().collect();
+            return self.answer.map(|answer| Rule::from_start(answer.clone(), Then::Stop)).into_iter().collect();
         };
         let named = |name: &str| self.tools.iter().filter(|tool| tool.name == name).collect();
         let all: Vec<&Tool> = self.tools.iter().collect();
         let frame = |tools| Frame { calls, markers: self.markers, tools, single: self.single };
         match (self.choice, self.answer) {
-            (ToolChoice::Any, _) => vec![from_start(frame(all).must_call(None), Then::Stop)],
-            (ToolChoice::Named(name), _) => vec![from_start(frame(named(name)).must_call(None), Then::Stop)],
-            (ToolChoice::None, Some(answer)) => vec![from_start(answer.clone(), Then::Stop)],
-            (ToolChoice::None, None) => vec![from_start(frame(all).no_call(), Then::Stop)],
-            (ToolChoice::Auto, Some(answer)) => vec![from_start(frame(all).must_call(Some(answer)), Then::Stop)],
+            (ToolChoice::Any, _) => vec![from_start(frame(all).must_call(None))],
+            (ToolChoice::Named(name), _) => vec![from_start(frame(named(name)).must_call(None))],
+            (ToolChoice::None, Some(answer)) => vec![Rule::from_start(answer.clone(), Then::Stop)],
+            (ToolChoice::None, None) => vec![from_start(frame(all).no_call())],
+            (ToolChoice::Auto, Some(answer)) => vec![from_start(frame(all).must_call(Some(answer)))],
             (ToolChoice::Auto, None) => {
                 let frame = frame(all);
                 let then = if self.single { Then::Stop } else { Then::Resume };
                 let marked = Rule {
+                    field: TOOLS.to_owned(),
                     trigger: Trigger::After(self.markers.marker(&calls.open)),
                     open: None,
                     grammar: frame.rest_of_call(),
                     close: None,
                     then,
                 };
-                let bare = calls.bare.then(|| from_start(frame.may_call(), then));
+                let bare = calls.bare.then(|| Rule { then, ..from_start(frame.may_call()) });
                 bare.into_iter().chain([marked]).collect()
             }
         }
     }
 }
 
-fn from_start(grammar: Grammar, then: Then) -> Rule {
-    Rule { trigger: Trigger::Start, open: None, grammar, close: None, then }
+fn from_start(calls: Grammar) -> Rule {
+    Rule::from_start(Part::new(TOOLS, calls), Then::Stop)
 }
 
 /// Grammars of calls.
@@ -99,7 +103,7 @@ struct Frame<'a> {
 
 impl Frame<'_> {
     /// One or more calls, or an answer.
-    fn must_call(&self, answer: Option<&Grammar>) -> Grammar {
+    fn must_call(&self, answer: Option<&Part>) -> Grammar {
         // An answer in JSON and a call that nothing marks begin alike, and the engine cannot keep them apart.
         let is_bare = self.calls.bare && answer.is_none();
         let open = if is_bare { String::new() } else { self.markers.lark(&self.calls.open) };
@@ -169,7 +173,7 @@ impl Frame<'_> {
     }
 
     /// Adds what calls consist of to a frame's rules.
-    fn framed(&self, rules: &str, answer: Option<&Grammar>) -> Grammar {
+    fn framed(&self, rules: &str, answer: Option<&Part>) -> Grammar {
         let mut frame = String::from(rules);
         let _ = writeln!(frame, "SPACE: /{SPACE}/\nCOMMA: /{SPACE},{SPACE}/\nEND: /{SPACE}\\}}/");
         if let Body::Object(keys) | Body::List(keys) = &self.calls.body {
@@ -178,7 +182,7 @@ impl Frame<'_> {
             let _ = writeln!(frame, "MIDDLE: /{SPACE},{SPACE}{arguments}{SPACE}:{SPACE}/");
         }
         let mut room = SCHEMAS_BYTES_MAX;
-        let mut parts: Vec<Part> = answer.into_iter().map(|answer| Part::new("the answer", answer.clone())).collect();
+        let mut parts: Vec<Part> = answer.cloned().into_iter().collect();
         let mut objects = Vec::new();
         for (index, tool) in self.tools.iter().enumerate() {
             let part = parts.len();
@@ -206,7 +210,7 @@ impl Frame<'_> {
             } else {
                 Grammar::any_json_object()
             };
-            parts.push(Part::new(format!("the schema of tool '{}'", tool.name), grammar));
+            parts.push(Part::new(&tool.field, grammar));
         }
         let _ = writeln!(frame, "object: {}", objects.join("\n  | "));
         Grammar::Framed { frame, parts }

@@ -92,7 +92,7 @@ impl Habits {
                 "properties": { KEY: { "type": "string", "description": "What to look up." } },
                 "required": [KEY],
             }),
-            strict: false,
+            ..Tool::default()
         };
         let tools = messages::tools(&[tool(TOOL), tool(OTHER)]);
         let takes_tools = has_all(&render(std::slice::from_ref(&asked), &tools), &[ASKED, TOOL, OTHER]);

@@ -42,9 +42,11 @@ fn streams_only_if_asked_to() {
 #[test]
 fn an_answer_may_have_a_schema() {
     let format = json!({"type": "json_schema", "schema": {"type": "object", "b": 1, "a": 2}});
-    let expected = Format::Grammar(Grammar::json_schema(r#"{"type":"object","b":1,"a":2}"#, false));
-    assert_eq!(read(&json!({"output_config": {"format": format, "effort": "high"}})).unwrap().format, expected);
-    assert_eq!(read(&json!({"output_format": format})).unwrap().format, expected);
+    let grammar = Grammar::json_schema(r#"{"type":"object","b":1,"a":2}"#, false);
+    let expected = |field: &str| Format::Grammar { grammar: grammar.clone(), field: field.to_owned() };
+    let asked = read(&json!({"output_config": {"format": format, "effort": "high"}})).unwrap();
+    assert_eq!(asked.format, expected("output_config.format.schema"));
+    assert_eq!(read(&json!({"output_format": format})).unwrap().format, expected("output_format.schema"));
     refuses(
         &json!({"output_config": {"format": {"type": "text"}}}),
         "output_config.format.type: should be one of 'json_schema', not 'text'",
@@ -92,7 +94,9 @@ fn reads_tools_and_keeps_the_order_of_their_fields() {
     assert_eq!(names, ["Bash", "b-2_", "c"]);
     assert_eq!(read[0].description, "Runs");
     assert_eq!(read[0].schema.to_string(), r#"{"type":"object","properties":{"z":{},"a":{}}}"#);
-    let second = Tool { name: "b-2_".into(), schema: json!({"type": "object"}), strict: true, ..Tool::default() };
+    let field = "tools.1.input_schema".into();
+    let schema = json!({"type": "object"});
+    let second = Tool { name: "b-2_".into(), description: String::new(), schema, strict: true, field };
     assert_eq!(read[1], second);
 }
 
@@ -160,6 +164,7 @@ fn takes_what_the_api_lacks() {
     let request = read(&json!({"pensieve": {"adapter": "poet", "seed": 7, "grammar": {"regex": "a+"}}})).unwrap();
     assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: None });
     assert_eq!(request.sampling.seed, Some(7));
-    assert_eq!(request.format, Format::Grammar(Grammar::Regex("a+".into())));
+    let (grammar, field) = (Grammar::Regex("a+".into()), "pensieve.grammar.regex".to_owned());
+    assert_eq!(request.format, Format::Grammar { grammar, field });
     refuses(&json!({"pensieve": {"grammar": {"regex": 1}}}), "pensieve.grammar.regex: should be a string, not 1");
 }

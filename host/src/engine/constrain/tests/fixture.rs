@@ -109,7 +109,7 @@ pub(super) fn compiler(vocabulary: &Arc<Vocabulary>) -> Compiler {
 }
 
 pub(super) fn rule(trigger: Trigger, grammar: Grammar, then: Then) -> Rule {
-    Rule { trigger, open: None, grammar, close: None, then }
+    Rule { field: String::new(), trigger, open: None, grammar, close: None, then }
 }
 
 pub(super) fn from_start(grammar: Grammar) -> Spec {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::fixture::*;
-use crate::engine::constrain::{Grammar, GrammarError, Marker, Spec, Then, Trigger, is_allowed};
+use crate::engine::constrain::{Grammar, GrammarError, Marker, Rule, Spec, Then, Trigger, is_allowed};
 
 /// Definitions in groups, as an object may have only so many fields; each is made from a reference to the one before.
 fn definitions(count: usize, body: impl Fn(String) -> String) -> String {
@@ -189,9 +189,10 @@ fn names_the_limit_and_the_rule_that_breaks_it() {
     let compiler = compiler(&vocabulary(true));
     let mut spec = from_start(Grammar::any_json_object());
     let trigger = Trigger::After(Marker::Text("x".to_owned()));
-    spec.rules.push(rule(trigger, Grammar::Regex("a".repeat(20_000)), Then::Stop));
+    let long = rule(trigger, Grammar::Regex("a".repeat(20_000)), Then::Stop);
+    spec.rules.push(Rule { field: "pensieve.grammar.regex".into(), ..long });
     let error = compiler.compile(&spec).err().unwrap();
-    assert_eq!(error.to_string(), "rule 1: 20000 bytes of regex are more than 16384");
+    assert_eq!(error.to_string(), "pensieve.grammar.regex: 20000 bytes of regex are more than 16384");
     spec.rules[1] = spec.rules[0].clone();
     assert!(matches!(compiler.compile(&spec), Err(GrammarError::Invalid(_))), "two rules at the start");
     assert!(compiler.compile(&Spec::default()).unwrap().mask().unwrap().is_none());

@@ -159,6 +159,7 @@ fn white_space_in_json_is_allowed_and_bounded() {
 fn a_grammar_is_framed_by_markers() {
     let vocabulary = vocabulary(true);
     let rule = Rule {
+        field: String::new(),
         trigger: Trigger::Start,
         open: Some(Marker::Token(SPECIAL)),
         grammar: schema(&json!({ "type": "integer" })),

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     chat::{Tool, ToolChoice},
     engine::{
-        constrain::{Compiler, Constraint, Grammar, Spec, is_allowed},
+        constrain::{Compiler, Constraint, Grammar, Part, Spec, is_allowed},
         vocabulary::Vocabulary,
     },
 };
@@ -45,6 +45,7 @@ impl Case {
     fn new(format: &Format, choice: &ToolChoice, single: bool, answer: Option<Grammar>, thoughts: Thoughts) -> Self {
         let vocabulary = vocabulary();
         let markers = Markers::of(format, &vocabulary);
+        let answer = answer.map(|grammar| Part::new("answer", grammar));
         let rules =
             Rules { format, markers: &markers, tools: &tools(), choice, single, answer: answer.as_ref(), thoughts };
         let spec = rules.spec().unwrap();
@@ -215,7 +216,8 @@ fn thoughts_are_free() {
 #[test]
 fn strict_tools_say_which_of_them_cannot_be_enforced() {
     let vocabulary = vocabulary();
-    let tools: Vec<Tool> = tools().into_iter().map(|tool| Tool { strict: true, ..tool }).collect();
+    let tools: Vec<Tool> =
+        tools().into_iter().map(|tool| Tool { field: format!("tools.{}", tool.name), strict: true, ..tool }).collect();
     let (format, choice) = (hermes(), ToolChoice::Auto);
     let markers = Markers::of(&format, &vocabulary);
     let rules = Rules {
@@ -229,7 +231,7 @@ fn strict_tools_say_which_of_them_cannot_be_enforced() {
     };
     let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
     let error = compiler.compile(&rules.spec().unwrap()).err().unwrap().to_string();
-    assert!(error.starts_with("rule 0: the schema of tool 'hopeless': "), "{error}");
+    assert!(error.starts_with("tools.hopeless: "), "{error}");
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn read(conversation: &Json, given: &Json) -> Conversation {
     let tool = |tool: &Json| {
         let function = &tool["function"];
         let (name, description) = (text(&function["name"]), text(&function["description"]));
-        Tool { name, description, schema: function["parameters"].clone(), strict: false }
+        Tool { name, description, schema: function["parameters"].clone(), ..Tool::default() }
     };
     let tools = given["tools"].as_array().unwrap().iter().filter(|_| conversation["tools"] == true).map(tool).collect();
     let system = conversation["system"].as_str().unwrap_or_default().to_owned();
