@@ -59,7 +59,7 @@ pub(super) struct Check {
     #[command(flatten)]
     setting: Setting,
     /// How long a law, or the plugin's next word while it loads, may take.
-    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "model")]
     timeout: Duration,
 }
 
@@ -83,7 +83,11 @@ impl Check {
                 let laws = if manifest.architectures.is_empty() { "" } else { laws };
                 eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
             })),
-            Some(model) => end(self.inspect().and_then(|manifest| self.try_model(model, &manifest))),
+            Some(model) => {
+                let mut watch = Watch::new(self.json);
+                let tried = self.try_model(model, &mut watch);
+                end(watch.end(tried, self.setting.reference.as_deref()))
+            }
         }
     }
 
@@ -104,7 +108,11 @@ impl Check {
         }
     }
 
-    fn try_model(&self, model: &str, manifest: &Manifest) -> Outcome {
+    /// Has a child try the laws, to the last one or to what keeps them from being tried.
+    fn try_model(&self, model: &str, watch: &mut Watch) -> Outcome {
+        self.setting.check()?;
+        let manifest = self.inspect()?;
+        watch.begin(&manifest);
         if manifest.architectures.is_empty() {
             let line = format!("plugin '{}' has no architecture, so that --model has nothing to try", manifest.id);
             return Err(Complaint::new(Exit::Usage, line));
@@ -115,11 +123,11 @@ impl Check {
                 .map_err(|error| Complaint::system(format_args!("the reference '{}'", reference.display()), &error))?;
         }
         let source = given::locate_alone(model)?;
-        let mut trial = Watch::new(self.json, manifest);
         let arguments = self.arguments(&source);
         let followed = super::runtime()?
-            .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| trial.hear(said)).await });
-        trial.end(manifest, followed)
+            .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| watch.hear(said)).await });
+        followed.map_err(|silence| watch.laid(&silence, &manifest))?;
+        watch.stopped.take().map_or(Ok(()), Err)
     }
 
     fn arguments(&self, source: &Path) -> Vec<OsString> {
@@ -194,6 +202,7 @@ fn provides(manifest: &Manifest) -> String {
 /// What is heard of a trial: told at once to people, and kept for the end.
 struct Watch {
     silent: bool,
+    manifest: Option<Manifest>,
     loading: Loading,
     spinner: Option<Spinner>,
     law: Option<String>,
@@ -204,12 +213,10 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(silent: bool, manifest: &Manifest) -> Self {
-        if !silent {
-            println!("{}", provides(manifest));
-        }
+    fn new(silent: bool) -> Self {
         Self {
             silent,
+            manifest: None,
             loading: Loading::default(),
             spinner: None,
             law: None,
@@ -218,6 +225,11 @@ impl Watch {
             verdicts: Vec::new(),
             stopped: None,
         }
+    }
+
+    fn begin(&mut self, manifest: &Manifest) {
+        self.show(|| println!("{}", provides(manifest)));
+        self.manifest = Some(manifest.clone());
     }
 
     fn hear(&mut self, said: Said) -> ControlFlow<()> {
@@ -264,52 +276,57 @@ impl Watch {
         }
     }
 
-    fn end(mut self, manifest: &Manifest, followed: Result<(), Silence>) -> Outcome {
+    /// Lays the end of a child to what it was at.
+    fn laid(&self, silence: &Silence, manifest: &Manifest) -> Complaint {
+        let during = match (&self.law, &self.subject) {
+            (Some(law), _) => format!("law '{law}' was tried"),
+            (None, Some(_)) => "the laws were tried".into(),
+            (None, None) => "the checkpoint was loaded".into(),
+        };
+        Complaint::new(Exit::Failed, format!("while {during}, plugin '{}' {silence}", manifest.id))
+    }
+
+    /// Says what came of it. Programs get the same object whatever kept the laws from being tried.
+    fn end(mut self, tried: Outcome, reference: Option<&Path>) -> Outcome {
         self.loading.end();
         self.spinner = None;
-        let crash = followed.err().map(|silence| {
-            let during = match (&self.law, &self.subject) {
-                (Some(law), _) => format!("law '{law}' was tried"),
-                (None, Some(_)) => "the laws were tried".into(),
-                (None, None) => "the checkpoint was loaded".into(),
-            };
-            let line = format!("while {during}, plugin '{}' {silence}", manifest.id);
-            Complaint::new(Exit::Failed, line)
-        });
-        let stopped = self.stopped.take().or(crash);
-        let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
+        let stopped = tried.as_ref().err().map(|complaint| complaint.lines.join("; "));
+        let judged = tried.and_then(|()| self.judge(reference));
         if self.silent {
-            let passed = stopped.is_none() && broken.is_empty();
-            let reason = stopped.as_ref().map(|complaint| complaint.lines.join("; "));
             println!(
                 "{}",
                 json!({
-                    "plugin": manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
-                    "passed": passed, "stopped": reason, "stopped_at": self.law,
+                    "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
+                    "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
                 })
             );
+        } else if judged.is_ok() {
+            let unknown =
+                "; whether the numbers are the right ones, only another implementation's tell: --reference FILE";
+            println!("\nno law is broken{}", if reference.is_some() { "" } else { unknown });
         }
-        if let Some(complaint) = stopped {
-            return Err(complaint);
-        }
-        let Some(first) = broken.first() else {
-            let is_compared = |verdict: &Verdict| {
-                verdict.law == "reference" && !matches!(verdict.outcome, trial::Outcome::NotTried { .. })
-            };
-            let compared = if self.verdicts.iter().any(is_compared) {
-                ""
-            } else {
-                "; whether the numbers are the right ones, only another implementation's tell: --reference FILE"
-            };
-            if !self.silent {
-                println!("\nno law is broken{compared}");
-            }
-            return Ok(());
-        };
-        let line = match broken.len() {
-            1 => format!("1 law is broken: '{}'", first.law),
-            count => {
-                format!("{count} laws are broken; begin with the first, '{}', as others may follow from it", first.law)
+        judged
+    }
+
+    /// No law may be broken, and a reference that was given must have been compared.
+    fn judge(&self, reference: Option<&Path>) -> Outcome {
+        let broken: Vec<&str> =
+            self.verdicts.iter().filter(|verdict| verdict.is_broken()).map(|verdict| verdict.law.as_str()).collect();
+        let uncompared = self.verdicts.iter().find_map(|verdict| match &verdict.outcome {
+            trial::Outcome::NotTried { why } if verdict.law == "reference" => Some(why),
+            _ => None,
+        });
+        let line = match (&broken[..], reference, uncompared) {
+            ([], Some(reference), Some(why)) => format!(
+                "no law is broken, but nothing was compared with the reference '{}': {why}; take a reference of a \
+                 shorter text, or load the model for a longer context",
+                reference.display()
+            ),
+            ([], ..) => return Ok(()),
+            ([only], ..) => format!("1 law is broken: '{only}'"),
+            ([first, ..], ..) => {
+                let count = broken.len();
+                format!("{count} laws are broken; begin with the first, '{first}', as others may follow from it")
             }
         };
         Err(Complaint::new(Exit::Failed, line))

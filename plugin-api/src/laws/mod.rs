@@ -21,6 +21,9 @@ pub use report::{Options, Outcome, Progress, Reference, Report, Shape, Verdict};
 use crate::ModelBox;
 use rig::{Finding, Rig};
 
+/// No law can be tried on a shorter text.
+pub const TOKENS_MIN: u32 = 4;
+
 struct Law {
     id: &'static str,
     says: &'static str,

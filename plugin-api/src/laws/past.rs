@@ -118,7 +118,8 @@ pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
     let (width, mut worst) = (rig.shape.vocabulary as usize, 0_f32);
     for (number, reference) in options.references.iter().enumerate() {
         if reference.tokens.len() > rig.resident.context as usize {
-            return Err(skipped(format!("reference {number} is longer than the context of {}", rig.resident.context)));
+            let (have, context) = (reference.tokens.len(), rig.resident.context);
+            return Err(skipped(format!("reference {number} has {have} tokens, more than the context of {context}")));
         }
         if reference.logits.len() != reference.tokens.len() * width {
             let (have, tokens) = (reference.logits.len(), reference.tokens.len());
