@@ -10,6 +10,7 @@ const VOCABULARY: usize = 3;
 const FAILS: u32 = 100;
 const PANICS: u32 = 101;
 const MISSHAPEN: u32 = 102;
+const FALLS: u32 = 1000;
 
 /// Its logits are the sum of what it has read, the number of that, and 1.
 struct Played {
@@ -46,6 +47,13 @@ impl Wrapped for Played {
         (self.sum, self.count) = (self.sum + tokens.iter().sum::<u32>(), past + tokens.len());
         let width = if tokens.contains(&MISSHAPEN) { 2 } else { VOCABULARY };
         Tensor::from_slice(&[self.sum as f32, self.count as f32, 1.0][..width], (1, width), &Device::Cpu)
+    }
+}
+
+/// One that has read so much panics as it is dropped.
+impl Drop for Played {
+    fn drop(&mut self) {
+        assert!(self.sum < FALLS, "a buffer is still mapped");
     }
 }
 
@@ -128,6 +136,27 @@ fn the_only_sequence_of_a_step_fails_with_its_reason() {
         let error = Rig::new().step(&[(1, 0, &[1, wrong], Want::Last)]).unwrap_err();
         assert_eq!((error.code, error.message.lines().next()), (code, Some(message)));
     }
+}
+
+#[test]
+fn where_all_sequences_fail_the_first_tells_why() {
+    let mut rig = Rig::new();
+    let error = rig.step(&[(1, 0, &[FAILS], Want::Last), (2, 0, &[PANICS], Want::Last)]).unwrap_err();
+    assert_eq!(error.message.lines().next(), Some("shape mismatch in broadcast_add"));
+    assert_eq!(rig.alive(), 0);
+}
+
+#[test]
+fn a_model_that_panics_as_it_is_dropped_takes_nothing_with_it() {
+    let mut rig = Rig::new();
+    let falling = &[FALLS][..];
+    let spans = [1, 2, 3, 4].map(|sequence| (sequence, 0, if sequence < 4 { falling } else { &[5] }, Want::Last));
+    rig.step(&spans).unwrap();
+    rig.model.release(1);
+    assert_eq!(rig.alive(), 3);
+    assert_eq!(rig.step(&[(4, 1, &[6], Want::Last)]).unwrap(), [[11.0, 2.0, 1.0]]);
+    // Two are left that fall.
+    drop(rig);
 }
 
 #[test]
