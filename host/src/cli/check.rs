@@ -86,7 +86,7 @@ impl Check {
             Some(model) => {
                 let mut watch = Watch::new(self.json);
                 let tried = self.try_model(model, &mut watch);
-                end(watch.end(tried, self.setting.reference.as_deref()))
+                end(watch.end(tried))
             }
         }
     }
@@ -101,8 +101,7 @@ impl Check {
         match asked {
             Ok(Checked::Manifest(manifest)) => Ok(manifest),
             Ok(Checked::Refusal(refusal)) => {
-                let exit = if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed };
-                Err(Complaint::new(exit, format!("plugin '{name}' {}", refusal.cleaned())))
+                Err(Complaint::new(exit_of(&refusal), format!("plugin '{name}' {}", refusal.cleaned())))
             }
             Err(silence) => Err(Complaint::new(Exit::Failed, format!("plugin '{name}' {silence}"))),
         }
@@ -167,7 +166,8 @@ fn check_for_programs(file: &Path) -> ExitCode {
             Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
             Err(error) => {
                 let refusal = Refusal::new(error.reason.kind(), error.reason.to_string(), error.help());
-                (Checked::Refusal(refusal), ExitCode::FAILURE)
+                let exit = exit_of(&refusal);
+                (Checked::Refusal(refusal), ExitCode::from(exit as u8))
             }
         };
         answer.send(&checked).map(|()| code)
@@ -176,6 +176,10 @@ fn check_for_programs(file: &Path) -> ExitCode {
         eprintln!("the answer cannot be written: {error}");
         ExitCode::FAILURE
     })
+}
+
+fn exit_of(refusal: &Refusal) -> Exit {
+    if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed }
 }
 
 /// Who a plugin is, for people.
@@ -287,11 +291,11 @@ impl Watch {
     }
 
     /// Says what came of it. Programs get the same object whatever kept the laws from being tried.
-    fn end(mut self, tried: Outcome, reference: Option<&Path>) -> Outcome {
+    fn end(mut self, tried: Outcome) -> Outcome {
         self.loading.end();
         self.spinner = None;
         let stopped = tried.as_ref().err().map(|complaint| complaint.lines.join("; "));
-        let judged = tried.and_then(|()| self.judge(reference));
+        let judged = tried.and_then(|()| self.judge());
         if self.silent {
             println!(
                 "{}",
@@ -301,32 +305,26 @@ impl Watch {
                 })
             );
         } else if judged.is_ok() {
-            let unknown =
-                "; whether the numbers are the right ones, only another implementation's tell: --reference FILE";
-            println!("\nno law is broken{}", if reference.is_some() { "" } else { unknown });
+            let is_compared = |verdict: &Verdict| {
+                verdict.law == "reference" && !matches!(verdict.outcome, trial::Outcome::NotTried { .. })
+            };
+            let compared = if self.verdicts.iter().any(is_compared) {
+                ""
+            } else {
+                "; whether the numbers are the right ones, only another implementation's tell: --reference FILE"
+            };
+            println!("\nno law is broken{compared}");
         }
         judged
     }
 
-    /// No law may be broken, and a reference that was given must have been compared.
-    fn judge(&self, reference: Option<&Path>) -> Outcome {
-        let broken: Vec<&str> =
-            self.verdicts.iter().filter(|verdict| verdict.is_broken()).map(|verdict| verdict.law.as_str()).collect();
-        let uncompared = self.verdicts.iter().find_map(|verdict| match &verdict.outcome {
-            trial::Outcome::NotTried { why } if verdict.law == "reference" => Some(why),
-            _ => None,
-        });
-        let line = match (&broken[..], reference, uncompared) {
-            ([], Some(reference), Some(why)) => format!(
-                "no law is broken, but nothing was compared with the reference '{}': {why}; take a reference of a \
-                 shorter text, or load the model for a longer context",
-                reference.display()
-            ),
-            ([], ..) => return Ok(()),
-            ([only], ..) => format!("1 law is broken: '{only}'"),
-            ([first, ..], ..) => {
-                let count = broken.len();
-                format!("{count} laws are broken; begin with the first, '{first}', as others may follow from it")
+    fn judge(&self) -> Outcome {
+        let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
+        let Some(first) = broken.first() else { return Ok(()) };
+        let line = match broken.len() {
+            1 => format!("1 law is broken: '{}'", first.law),
+            count => {
+                format!("{count} laws are broken; begin with the first, '{}', as others may follow from it", first.law)
             }
         };
         Err(Complaint::new(Exit::Failed, line))

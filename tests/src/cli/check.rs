@@ -132,11 +132,11 @@ fn a_reference_that_was_not_compared_is_no_pass() {
     let reference = fixture("llama/gqa/reference.safetensors");
     let reference = reference.to_str().unwrap();
     let said = wrong("none", &["--reference", reference, "--context", "16"]);
-    assert_eq!(said.code, Some(1), "{said:?}");
-    assert!(!said.stdout.contains("no law is broken"), "{said:?}");
-    let words = format!("nothing was compared with the reference '{reference}': reference 0 has ");
-    assert!(said.stderr.starts_with("pensieve: no law is broken, but ") && said.stderr.contains(&words), "{said:?}");
-    assert!(said.stderr.contains("tokens, more than the context of 16; take a reference of a shorter"), "{said:?}");
+    assert_eq!((said.code, said.stderr.as_str()), (Some(1), "pensieve: 1 law is broken: 'reference'\n"), "{said:?}");
+    let words =
+        "tokens, more than the context of 16 take a reference of a shorter text, or load the model for a longer";
+    assert!(flat(&said.stdout).contains("seen: reference 0 was not compared: it has "), "{said:?}");
+    assert!(flat(&said.stdout).contains(words) && !said.stdout.contains("no law is broken"), "{said:?}");
     let said = wrong("none", &["--reference", reference, "--context", "16", "--json"]);
     let found: Value = serde_json::from_str(said.stdout.trim_end()).unwrap();
     assert_eq!((said.code, &found["passed"], &found["stopped"]), (Some(1), &false.into(), &Value::Null));
@@ -175,6 +175,8 @@ fn a_reference_that_cannot_be_held_against_is_refused() {
 fn programs_get_an_object_whatever_keeps_the_laws_from_being_tried() {
     let (model, plugin) = (fixture("llama/gqa"), test_plugin("wrong"));
     let model = model.to_str().unwrap();
+    let said = check(Path::new("/nowhere.so"), &["--json"]);
+    assert_eq!((said.code, said.stdout.contains(r#""kind":"not-found""#)), (Some(3), true), "{said:?}");
     for (file, arguments, opened, words) in [
         (Path::new("/nowhere.so"), &["--model", model][..], false, "was not found"),
         (&test_plugin("exits_at_start"), &["--model", model], false, "licence server not found"),
