@@ -117,8 +117,7 @@ struct Name {
 
 impl Name {
     fn parse(text: &str) -> Result<Self, Complaint> {
-        let wrong = |what: &str| {
-            let help = "take small letters, digits and single hyphens, beginning with a letter: my-model";
+        let wrong = |what: &str, help: &str| {
             Err(Complaint::new(Exit::Usage, format!("the name '{}' {what}; {help}", text.escape_debug())))
         };
         let kebab = text.replace('_', "-");
@@ -127,16 +126,18 @@ impl Name {
             !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
         };
         if !parts.iter().all(is_plain) || !kebab.starts_with(|first: char| first.is_ascii_lowercase()) {
-            return wrong("cannot be a plugin's");
+            let help = "take small letters, digits and single hyphens, beginning with a letter: my-model";
+            return wrong("cannot be a plugin's", help);
         }
         if kebab.len() > NAME_LEN_MAX {
-            return wrong(&format!("has {} letters, more than {NAME_LEN_MAX}", kebab.len()));
+            return wrong(&format!("has {} letters, more than {NAME_LEN_MAX}", kebab.len()), "take a shorter one");
         }
+        let other = format!("take another, such as my-{kebab}");
         if RESERVED.split_whitespace().any(|word| word == kebab) {
-            return wrong("means something to Rust or to Cargo already");
+            return wrong("means something to Rust or to Cargo already", &other);
         }
         if dependencies().any(|package| package.replace('_', "-") == kebab) {
-            return wrong("is that of a package which these projects depend on");
+            return wrong("is that of a package which these projects depend on", &other);
         }
         let camel = parts.iter().map(|part| part[..1].to_uppercase() + &part[1..]).collect();
         let snake = parts.join("_");

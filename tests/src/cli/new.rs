@@ -61,7 +61,7 @@ fn refuses_what_it_would_overwrite_and_names_that_are_none() {
         (&["new", "adapter", "../mine"], 2, "the name '../mine' cannot be a plugin's"),
         (&["new", "adapter", "Mine"], 2, "take small letters"),
         (&["new", "adapter", "match"], 2, "means something to Rust"),
-        (&["new", "adapter", "serde_json"], 2, "is that of a package which these projects depend on"),
+        (&["new", "adapter", "serde_json"], 2, "these projects depend on; take another, such as my-serde-json"),
         (&["new", "adapter", "mine", "--sdk", "deep"], 3, "--sdk deep: the SDK is not there"),
     ] {
         let said = desk.run(arguments);
