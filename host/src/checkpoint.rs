@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
     io::{self, BufReader, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// The longest name.
@@ -34,6 +34,12 @@ impl CheckpointName {
         let metadata = source.metadata().map_err(|error| format!("'{}': {error}", source.display()))?;
         if metadata.is_dir() {
             let path = source.join("config.json");
+            if !path.exists()
+                && let Some(file) = gguf_in(source)
+            {
+                let help = format!("of the GGUF files in it, name one: '{}'", file.display());
+                return Err(format!("'{}': the folder has no config.json; {help}", source.display()));
+            }
             return class(&path).map_err(|what| format!("'{}': {what}", path.display()));
         }
         let gguf = File::open(source).map_err(|error| error.to_string()).and_then(|file| {
@@ -51,6 +57,12 @@ impl CheckpointName {
             Self::Gguf(name) | Self::Class(name) => name,
         }
     }
+}
+
+/// The first GGUF file in a folder, by name.
+fn gguf_in(folder: &Path) -> Option<PathBuf> {
+    let files = folder.read_dir().ok()?.flatten().map(|entry| entry.path());
+    files.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")).min()
 }
 
 fn class(path: &Path) -> Result<CheckpointName, String> {
@@ -223,6 +235,20 @@ mod tests {
         check(&header(&[("a", deep)]), Err("unknown kind 9"));
         check(b"GGUF\x01\0\0\0", Err("version 1"));
         check(b"PK\x03\x04", Err("neither a folder nor a GGUF file"));
+    }
+
+    #[test]
+    fn names_a_file_of_a_folder_that_has_nothing_but_gguf() {
+        let folder = tempfile::tempdir().unwrap();
+        let wrong = || CheckpointName::read(folder.path()).unwrap_err();
+        assert!(wrong().contains("config.json': No such file"), "{}", wrong());
+        for file in ["README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf"] {
+            std::fs::write(folder.path().join(file), "").unwrap();
+        }
+        assert!(wrong().contains("has no config.json; of the GGUF files in it, name one: '"), "{}", wrong());
+        assert!(wrong().ends_with("/m-Q4_K_M.gguf'"), "{}", wrong());
+        std::fs::write(folder.path().join("config.json"), r#"{"architectures": ["A"]}"#).unwrap();
+        assert_eq!(CheckpointName::read(folder.path()).unwrap(), CheckpointName::Class("A".into()));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //!
 #![doc = include_str!("bridge/example.md")]
 
+mod gguf;
 mod model;
 mod parts;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use std::marker::PhantomData;
 pub use candle_core::{self as candle, Device, Tensor};
 pub use candle_nn::VarBuilder;
 pub use candle_transformers::{self, models};
+pub use gguf::GgufReader;
 pub use parts::Parts;
 pub use serde_json::json;
 
@@ -266,7 +268,7 @@ impl<W: Wrapped> Architecture for Bridge<W> {
             services.log(Level::Warn, format!("a state of {budget} bytes holds {context} tokens: that is the context"));
         }
         let parts = Parts::new(&checkpoint, &chosen.device, context, services);
-        let pristine = parts.finish(W::load(&parts))?;
+        let pristine = W::load(&parts)?;
         if let Some(names) = parts.unused() {
             services.log(Level::Warn, format!("{} does not use {names}", W::NAME));
         }

@@ -103,8 +103,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// An error of the SDK's that went through foreign code as one of the system's comes out as it went in.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
+        if let Some(own) = error.get_ref().and_then(|inner| inner.downcast_ref::<Self>()) {
+            return own.clone();
+        }
         let code = if error.kind() == std::io::ErrorKind::NotFound { Code::NotFound } else { Code::Io };
         Self::new(code, error.to_string())
     }
@@ -112,19 +116,42 @@ impl From<std::io::Error> for Error {
 
 #[cfg(feature = "nn")]
 impl From<candle_core::Error> for Error {
+    /// What candle says, without the backtraces that it may write below.
     fn from(error: candle_core::Error) -> Self {
-        Self::new(Code::Device, said(&error))
+        use candle_core::Error as Candle;
+        match error {
+            Candle::WithBacktrace { inner, .. } => Self::from(*inner),
+            Candle::WithPath { inner, path } => Self::from(*inner).context(path.display()),
+            Candle::Context { inner, context } => Self::from(*inner).context(context),
+            Candle::Io(error) => Self::from(error),
+            other => Self::new(Code::Device, other.to_string()),
+        }
     }
 }
 
-/// What candle says, without the backtraces that it may write below.
+/// For code that candle calls. Candle has no error that holds another and gives it back, but the system's.
 #[cfg(feature = "nn")]
-fn said(error: &candle_core::Error) -> String {
-    use candle_core::Error as Candle;
-    match error {
-        Candle::WithBacktrace { inner, .. } => said(inner),
-        Candle::WithPath { inner, path } => format!("{}: {}", path.display(), said(inner)),
-        Candle::Context { inner, context } => format!("{context}: {}", said(inner)),
-        other => other.to_string(),
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        Self::Io(std::io::Error::other(error))
+    }
+}
+
+#[cfg(all(test, feature = "nn"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_comes_back_from_candle_as_it_went_in() {
+        let own = || Error::cancelled("the host cancelled the load").help("wait");
+        let through = Error::from(candle_core::Error::from(own()));
+        assert_eq!((through.code, &through.message, &through.help), (Code::Cancelled, &own().message, &own().help));
+        let nested = candle_core::Error::from(own()).with_path("x.gguf").context("layer 3");
+        let nested = Error::from(nested);
+        assert_eq!((nested.code, nested.message), (Code::Cancelled, format!("layer 3: x.gguf: {}", own().message)));
+        let foreign = Error::from(candle_core::Error::Msg("shape mismatch".into()));
+        assert_eq!((foreign.code, foreign.message.as_str()), (Code::Device, "shape mismatch"));
+        let absent = std::io::Error::from(std::io::ErrorKind::NotFound);
+        assert_eq!(Error::from(candle_core::Error::from(absent)).code, Code::NotFound);
     }
 }

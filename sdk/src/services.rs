@@ -65,3 +65,41 @@ impl fmt::Debug for Services {
         f.write_str(if self.0.is_some() { "Services(host)" } else { "Services(silent)" })
     }
 }
+
+#[cfg(all(test, feature = "bridge"))]
+pub(crate) mod heard {
+    //! A host for tests, which hears what it is told.
+
+    use super::{Services, api};
+    use api::abi_stable::{
+        sabi_trait::TD_Opaque,
+        std_types::{RArc, ROption, RStr},
+    };
+    use std::sync::Arc;
+
+    #[derive(Clone)]
+    struct Host(Arc<dyn Fn(&str) + Send + Sync>);
+
+    /// Services whose lines, and the names of what progress was made with, go to this function.
+    pub(crate) fn by(hear: impl Fn(&str) + Send + Sync + 'static) -> Services {
+        Services::from_host(api::Services_TO::from_ptr(RArc::new(Host(Arc::new(hear))), TD_Opaque))
+    }
+
+    impl api::Services for Host {
+        fn log(&self, _level: api::LogLevel, message: RStr<'_>) {
+            self.0(message.as_str());
+        }
+
+        fn progress(&self, _done: u64, _total: u64, what: RStr<'_>) {
+            self.0(what.as_str());
+        }
+
+        fn cancelled(&self) -> bool {
+            false
+        }
+
+        fn extension(&self, _id: RStr<'_>) -> ROption<api::Extension> {
+            ROption::RNone
+        }
+    }
+}

@@ -23,8 +23,8 @@ use crate::{
     reference::fixture,
 };
 
-/// What `pensieve new` is asked for.
-const NEW: [(&str, &str); 3] = [("architecture", "my-model"), ("sampler", "new-sampler"), ("adapter", "my-adapter")];
+/// What `pensieve new` is asked for. Two of the names are words that what it writes uses as well.
+const NEW: [(&str, &str); 3] = [("architecture", "my-model"), ("sampler", "sampler"), ("adapter", "file")];
 const EXAMPLES: [&str; 3] = ["qwen2-plugin", "my-sampler", "bigram"];
 
 /// Where each project is: the examples, and those that are written now.
@@ -92,11 +92,11 @@ fn configure(root: &Path, bigram: &TempDir) -> String {
     let a: Vec<f32> = (0..64).map(|place| (place as f32).sin()).collect();
     let b: Vec<[f32; 1]> = (0..264).map(|place| [(place as f32 * 1.7).cos()]).collect();
     let adapter = json!({"pairs": [{"target": "lm_head", "scale": 0.5, "a": [a], "b": b}]});
-    fs::write(root.join("tuned.my-adapter.json"), adapter.to_string()).unwrap();
+    fs::write(root.join("tuned.file.json"), adapter.to_string()).unwrap();
     let model = |id: &str, source: &Path| format!("[[models]]\nid = \"{id}\"\nsource = \"{}\"\n", source.display());
     [
         model("base", &llama),
-        format!("[models.adapters]\ntuned = \"{}\"\n", root.join("tuned.my-adapter.json").display()),
+        format!("[models.adapters]\ntuned = \"{}\"\n", root.join("tuned.file.json").display()),
         model("qwen", &fixture("qwen2/tied")),
         model("bigram", bigram.path()),
         model("fresh", &fresh),
@@ -152,7 +152,7 @@ fn served(libraries: &[PathBuf]) {
     }
     assert_eq!(answer(&server, "fresh", &nothing), base, "the same weights by two plugins");
     assert_ne!(answer(&server, "base:tuned", &nothing), base, "the adapter changes nothing");
-    for sampler in ["my_sampler", "new_sampler"] {
+    for sampler in ["my_sampler", "sampler"] {
         let drawn = |n: f32| {
             let chain = json!([{"sampler": sampler, "n": n}, "seeded"]);
             answer(&server, "base", &json!({"samplers": chain, "seed": 7}))

@@ -194,6 +194,8 @@ fn what_candle_would_compute_wrongly_is_declined() {
     for (name, key, value, reason) in [
         ("zoo/gemma2", "query_pre_attn_scalar", json!(8), "'query_pre_attn_scalar' is 8, not 16"),
         ("zoo/gemma2", "tie_word_embeddings", json!(false), "'tie_word_embeddings' is false"),
+        ("zoo/gemma2", "sliding_window", json!(0), "'sliding_window' is 0"),
+        ("zoo/gemma3", "sliding_window", json!(0), "'sliding_window' is 0"),
         (
             "zoo/gemma3",
             "rope_parameters",
@@ -249,6 +251,20 @@ fn the_context_ends_where_a_window_that_is_left_out_would_matter() {
         ("zoo/mamba", 1 << 20),
     ] {
         assert_eq!(describe(&fixture(name), architecture(name)).unwrap().context, context, "{name}");
+    }
+}
+
+#[test]
+fn a_window_of_nothing_is_no_window() {
+    for name in ["zoo/starcoder2", "zoo/qwen3", "qwen2/windows"] {
+        for window in [json!(0), Value::Null] {
+            let folder = changed(name, |config| {
+                config.insert("sliding_window".into(), window.clone());
+                config.insert("use_sliding_window".into(), true.into());
+            });
+            let card = describe(folder.path(), architecture(name)).unwrap();
+            assert_eq!(card.context, 256, "{name}, {window}");
+        }
     }
 }
 
@@ -360,6 +376,36 @@ fn a_tensor_that_is_missing_or_not_used_is_named() {
         lines.iter().any(|line| line.starts_with("qwen3 does not use 11 of the checkpoint's 25 tensors")),
         "{lines:?}"
     );
+}
+
+#[test]
+fn a_gguf_file_loads_tensor_by_tensor_and_can_be_cancelled_at_any() {
+    for (name, _) in FILES {
+        let file = fixture(name).join("q8_0.gguf");
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let told = Arc::clone(&heard);
+        let services = HostServices::new()
+            .on_progress(move |done, total, what| told.lock().unwrap().push((done, total, what.to_owned())));
+        Driver::load_with(&zoo(), &file, &Options::default(), services).unwrap();
+        let heard = heard.lock().unwrap();
+        assert!(heard.is_sorted_by_key(|(done, ..)| *done), "{heard:?}");
+        assert!(heard.iter().any(|(_, _, what)| what == "blk.1.attn_q.weight"), "{heard:?}");
+        let (done, total, _) = heard.last().unwrap();
+        assert_eq!(done, total, "{heard:?}");
+
+        let services = HostServices::new();
+        let (cancel, third) = (services.cancel(), heard[2].0);
+        let after = Arc::new(Mutex::new(0));
+        let reached = Arc::clone(&after);
+        let services = services.on_progress(move |done, _, _| {
+            *reached.lock().unwrap() = done;
+            if done >= third {
+                cancel.cancel();
+            }
+        });
+        let Err(error) = Driver::load_with(&zoo(), &file, &Options::default(), services) else { panic!("{name}") };
+        assert_eq!((error.code, *after.lock().unwrap()), (ErrorCode::CANCELLED, third), "{name}: {error}");
+    }
 }
 
 /// What a message about this is answered, as a stream.

@@ -9,13 +9,13 @@ use pensieve_sdk::{
 };
 use serde::Deserialize;
 
-export!(Plugin::new("my-sampler", "keeps what stands out").sampler(MySampler));
+export!(Plugin::new("my-sampler", "keeps what stands out").sampler(TopNSigma));
 
 /// The name that requests use.
 const NAME: &str = "my_sampler";
 
 /// Makes stages.
-struct MySampler;
+struct TopNSigma;
 
 /// What a request may say: `{"sampler": "my_sampler", "n": 1.5}`.
 #[derive(Deserialize)]
@@ -29,7 +29,7 @@ fn one() -> f32 {
     1.0
 }
 
-impl Sampler for MySampler {
+impl Sampler for TopNSigma {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -79,7 +79,7 @@ mod tests {
     fn left(parameters: &str, logits: &[f32]) -> Result<Vec<u32>> {
         let (mut ids, mut logits) = ((0..).take(logits.len()).collect::<Vec<u32>>(), logits.to_vec());
         let mut candidates = Candidates::new(&mut ids, &mut logits, false)?;
-        let mut stage = MySampler.create(parameters, candidates.len() as u32, 0)?;
+        let mut stage = TopNSigma.create(parameters, candidates.len() as u32, 0)?;
         assert_eq!(stage.sample(&mut candidates, HISTORY)?, None);
         Ok(candidates.ids().to_vec())
     }

@@ -59,7 +59,7 @@ pub(super) struct Check {
     #[command(flatten)]
     setting: Setting,
     /// How long a law, or the plugin's next word while it loads, may take.
-    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration)]
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "model")]
     timeout: Duration,
 }
 
@@ -83,7 +83,11 @@ impl Check {
                 let laws = if manifest.architectures.is_empty() { "" } else { laws };
                 eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
             })),
-            Some(model) => end(self.inspect().and_then(|manifest| self.try_model(model, &manifest))),
+            Some(model) => {
+                let mut watch = Watch::new(self.json);
+                let tried = self.try_model(model, &mut watch);
+                end(watch.end(tried))
+            }
         }
     }
 
@@ -97,14 +101,17 @@ impl Check {
         match asked {
             Ok(Checked::Manifest(manifest)) => Ok(manifest),
             Ok(Checked::Refusal(refusal)) => {
-                let exit = if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed };
-                Err(Complaint::new(exit, format!("plugin '{name}' {}", refusal.cleaned())))
+                Err(Complaint::new(exit_of(&refusal), format!("plugin '{name}' {}", refusal.cleaned())))
             }
             Err(silence) => Err(Complaint::new(Exit::Failed, format!("plugin '{name}' {silence}"))),
         }
     }
 
-    fn try_model(&self, model: &str, manifest: &Manifest) -> Outcome {
+    /// Has a child try the laws, to the last one or to what keeps them from being tried.
+    fn try_model(&self, model: &str, watch: &mut Watch) -> Outcome {
+        self.setting.check()?;
+        let manifest = self.inspect()?;
+        watch.begin(&manifest);
         if manifest.architectures.is_empty() {
             let line = format!("plugin '{}' has no architecture, so that --model has nothing to try", manifest.id);
             return Err(Complaint::new(Exit::Usage, line));
@@ -115,11 +122,11 @@ impl Check {
                 .map_err(|error| Complaint::system(format_args!("the reference '{}'", reference.display()), &error))?;
         }
         let source = given::locate_alone(model)?;
-        let mut trial = Watch::new(self.json, manifest);
         let arguments = self.arguments(&source);
         let followed = super::runtime()?
-            .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| trial.hear(said)).await });
-        trial.end(manifest, followed)
+            .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| watch.hear(said)).await });
+        followed.map_err(|silence| watch.laid(&silence, &manifest))?;
+        watch.stopped.take().map_or(Ok(()), Err)
     }
 
     fn arguments(&self, source: &Path) -> Vec<OsString> {
@@ -159,7 +166,8 @@ fn check_for_programs(file: &Path) -> ExitCode {
             Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
             Err(error) => {
                 let refusal = Refusal::new(error.reason.kind(), error.reason.to_string(), error.help());
-                (Checked::Refusal(refusal), ExitCode::FAILURE)
+                let exit = exit_of(&refusal);
+                (Checked::Refusal(refusal), ExitCode::from(exit as u8))
             }
         };
         answer.send(&checked).map(|()| code)
@@ -168,6 +176,10 @@ fn check_for_programs(file: &Path) -> ExitCode {
         eprintln!("the answer cannot be written: {error}");
         ExitCode::FAILURE
     })
+}
+
+fn exit_of(refusal: &Refusal) -> Exit {
+    if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed }
 }
 
 /// Who a plugin is, for people.
@@ -194,6 +206,7 @@ fn provides(manifest: &Manifest) -> String {
 /// What is heard of a trial: told at once to people, and kept for the end.
 struct Watch {
     silent: bool,
+    manifest: Option<Manifest>,
     loading: Loading,
     spinner: Option<Spinner>,
     law: Option<String>,
@@ -204,12 +217,10 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(silent: bool, manifest: &Manifest) -> Self {
-        if !silent {
-            println!("{}", provides(manifest));
-        }
+    fn new(silent: bool) -> Self {
         Self {
             silent,
+            manifest: None,
             loading: Loading::default(),
             spinner: None,
             law: None,
@@ -218,6 +229,11 @@ impl Watch {
             verdicts: Vec::new(),
             stopped: None,
         }
+    }
+
+    fn begin(&mut self, manifest: &Manifest) {
+        self.show(|| println!("{}", provides(manifest)));
+        self.manifest = Some(manifest.clone());
     }
 
     fn hear(&mut self, said: Said) -> ControlFlow<()> {
@@ -264,35 +280,31 @@ impl Watch {
         }
     }
 
-    fn end(mut self, manifest: &Manifest, followed: Result<(), Silence>) -> Outcome {
+    /// Lays the end of a child to what it was at.
+    fn laid(&self, silence: &Silence, manifest: &Manifest) -> Complaint {
+        let during = match (&self.law, &self.subject) {
+            (Some(law), _) => format!("law '{law}' was tried"),
+            (None, Some(_)) => "the laws were tried".into(),
+            (None, None) => "the checkpoint was loaded".into(),
+        };
+        Complaint::new(Exit::Failed, format!("while {during}, plugin '{}' {silence}", manifest.id))
+    }
+
+    /// Says what came of it. Programs get the same object whatever kept the laws from being tried.
+    fn end(mut self, tried: Outcome) -> Outcome {
         self.loading.end();
         self.spinner = None;
-        let crash = followed.err().map(|silence| {
-            let during = match (&self.law, &self.subject) {
-                (Some(law), _) => format!("law '{law}' was tried"),
-                (None, Some(_)) => "the laws were tried".into(),
-                (None, None) => "the checkpoint was loaded".into(),
-            };
-            let line = format!("while {during}, plugin '{}' {silence}", manifest.id);
-            Complaint::new(Exit::Failed, line)
-        });
-        let stopped = self.stopped.take().or(crash);
-        let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
+        let stopped = tried.as_ref().err().map(|complaint| complaint.lines.join("; "));
+        let judged = tried.and_then(|()| self.judge());
         if self.silent {
-            let passed = stopped.is_none() && broken.is_empty();
-            let reason = stopped.as_ref().map(|complaint| complaint.lines.join("; "));
             println!(
                 "{}",
                 json!({
-                    "plugin": manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
-                    "passed": passed, "stopped": reason, "stopped_at": self.law,
+                    "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
+                    "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
                 })
             );
-        }
-        if let Some(complaint) = stopped {
-            return Err(complaint);
-        }
-        let Some(first) = broken.first() else {
+        } else if judged.is_ok() {
             let is_compared = |verdict: &Verdict| {
                 verdict.law == "reference" && !matches!(verdict.outcome, trial::Outcome::NotTried { .. })
             };
@@ -301,11 +313,14 @@ impl Watch {
             } else {
                 "; whether the numbers are the right ones, only another implementation's tell: --reference FILE"
             };
-            if !self.silent {
-                println!("\nno law is broken{compared}");
-            }
-            return Ok(());
-        };
+            println!("\nno law is broken{compared}");
+        }
+        judged
+    }
+
+    fn judge(&self) -> Outcome {
+        let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
+        let Some(first) = broken.first() else { return Ok(()) };
         let line = match broken.len() {
             1 => format!("1 law is broken: '{}'", first.law),
             count => {

@@ -1,7 +1,8 @@
 //! `pensieve new`: a plugin of one's own, as a Cargo project that builds and passes its tests as it is written.
 //!
 //! The projects are files beside this one, with a few words to fill in; nothing else is generated, so that what an author
-//! begins with can be read here. The SDK is on no registry yet: a project names it by a path or by a repository's address.
+//! begins with can be read here. The author's name stands in texts and comments alone, never where it could be taken for
+//! another type or module. The SDK is on no registry yet: a project names it by a path or by a repository's address.
 
 use std::{
     fs,
@@ -12,12 +13,13 @@ use std::{
 use clap::{Args, ValueEnum};
 
 use super::exit::{Complaint, Exit, Outcome};
+use crate::config;
 
 const NAME_LEN_MAX: usize = 40;
 /// Names that Cargo or Rust refuse, or that mean something else to them.
 const RESERVED: &str = "abstract alloc as async await become box break build const continue core crate deps do dyn else \
     enum examples extern false final fn for gen if impl in incremental let loop macro main match mod move mut override \
-    pensieve pensieve-plugin-api pensieve-sdk priv proc-macro pub ref return self static std struct super test trait \
+    pensieve pensieve-plugin-api priv proc-macro pub ref return self static std struct super test trait \
     true try type typeof union unsafe unsized use virtual where while yield";
 
 /// Write a plugin of your own: a Cargo project that builds and passes its tests.
@@ -80,6 +82,7 @@ impl New {
             Some(given) => sdk_of(given)?,
             None => own_sdk()?,
         };
+        let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
         let folder = self.path.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         make_empty(&folder)?;
         let templates = match self.kind {
@@ -94,7 +97,10 @@ impl New {
             written
                 .map_err(|error| Complaint::system(format_args!("'{}' cannot be written", path.display()), &error))?;
         }
-        println!("{}", next_steps(self.kind, &name, &folder));
+        println!("{}", next_steps(self.kind, &name, &folder, &home.join("plugins")));
+        if name.kebab != self.name {
+            println!("\nIt is called '{}', as packages are spelled with hyphens, not '{}'.", name.kebab, self.name);
+        }
         Ok(())
     }
 }
@@ -105,14 +111,13 @@ struct Name {
     kebab: String,
     /// `my_model`: the library's file, and what it provides.
     snake: String,
-    /// `MyModel`: its types.
+    /// `MyModel`: what classes of checkpoints begin with.
     camel: String,
 }
 
 impl Name {
     fn parse(text: &str) -> Result<Self, Complaint> {
-        let wrong = |what: &str| {
-            let help = "take small letters, digits and single hyphens, beginning with a letter: my-model";
+        let wrong = |what: &str, help: &str| {
             Err(Complaint::new(Exit::Usage, format!("the name '{}' {what}; {help}", text.escape_debug())))
         };
         let kebab = text.replace('_', "-");
@@ -121,18 +126,37 @@ impl Name {
             !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
         };
         if !parts.iter().all(is_plain) || !kebab.starts_with(|first: char| first.is_ascii_lowercase()) {
-            return wrong("cannot be a plugin's");
+            let help = "take small letters, digits and single hyphens, beginning with a letter: my-model";
+            return wrong("cannot be a plugin's", help);
         }
         if kebab.len() > NAME_LEN_MAX {
-            return wrong(&format!("has {} letters, more than {NAME_LEN_MAX}", kebab.len()));
+            return wrong(&format!("has {} letters, more than {NAME_LEN_MAX}", kebab.len()), "take a shorter one");
         }
+        let other = format!("take another, such as my-{kebab}");
         if RESERVED.split_whitespace().any(|word| word == kebab) {
-            return wrong("means something to Rust or to Cargo already");
+            return wrong("means something to Rust or to Cargo already", &other);
+        }
+        if dependencies().any(|package| package.replace('_', "-") == kebab) {
+            return wrong("is that of a package which these projects depend on", &other);
         }
         let camel = parts.iter().map(|part| part[..1].to_uppercase() + &part[1..]).collect();
         let snake = parts.join("_");
         Ok(Self { kebab, snake, camel })
     }
+}
+
+/// The packages that the projects depend on: no project can be called like one.
+fn dependencies() -> impl Iterator<Item = &'static str> {
+    let manifests = [ARCHITECTURE, SAMPLER, ADAPTER].map(|[(_, manifest), ..]| manifest);
+    manifests.into_iter().flat_map(|manifest| {
+        let mut listed = false;
+        manifest.lines().filter_map(move |line| {
+            if line.starts_with('[') {
+                listed = line.ends_with("dependencies]");
+            }
+            line.split_once(" = ").filter(|_| listed).map(|(package, _)| package)
+        })
+    })
 }
 
 /// The SDK that somebody names, as the value of a dependency in a `Cargo.toml`.
@@ -208,8 +232,9 @@ fn fill(template: &str, name: &Name, sdk: &str) -> String {
     words.iter().fold(template.to_owned(), |text, (mark, word)| text.replace(mark, word))
 }
 
-fn next_steps(kind: Kind, name: &Name, folder: &Path) -> String {
-    let (kebab, snake, folder) = (&name.kebab, &name.snake, folder.display());
+fn next_steps(kind: Kind, name: &Name, folder: &Path, plugins: &Path) -> String {
+    let (kebab, snake) = (&name.kebab, &name.snake);
+    let [folder, plugins] = [folder, plugins].map(as_a_word);
     let suffix = std::env::consts::DLL_SUFFIX;
     let (what, tries) = match kind {
         Kind::Architecture => ("the architecture", "the contract's laws on random weights"),
@@ -223,10 +248,17 @@ fn next_steps(kind: Kind, name: &Name, folder: &Path) -> String {
   cargo test                  {tries}
   cargo build --release
   pensieve plugins check target/release/lib{snake}{suffix}
-  mkdir -p ~/.pensieve/plugins && cp target/release/lib{snake}{suffix} ~/.pensieve/plugins/
+  mkdir -p {plugins} && cp target/release/lib{snake}{suffix} {plugins}/
 
 A server that runs sees it at once. README.md goes on from there."
     )
+}
+
+/// A path as a shell takes it for one word.
+fn as_a_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+,:@%".contains(letter);
+    if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 #[cfg(test)]
@@ -249,6 +281,36 @@ mod tests {
             assert!(complaint.exit == Exit::Usage && complaint.lines[0].contains(name), "{complaint:?}");
         }
         assert!(Name::parse(&"x".repeat(41)).is_err());
+    }
+
+    #[test]
+    fn refuses_names_of_packages_that_a_project_depends_on() {
+        for name in ["pensieve-sdk", "pensieve_sdk", "serde", "serde-json", "serde_json", "sha2", "tempfile"] {
+            let complaint = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
+            assert!(complaint.exit == Exit::Usage && complaint.lines[0].contains("depend on"), "{complaint:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_never_code_so_that_it_cannot_be_taken_for_a_type_or_a_module() {
+        for (file, template) in ARCHITECTURE.iter().chain(&SAMPLER).chain(&ADAPTER) {
+            for line in template.lines().filter(|line| file.ends_with(".rs") && !line.trim_start().starts_with("//")) {
+                let code: String = line.split('"').step_by(2).collect();
+                assert!(!code.contains('@'), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn paths_are_one_word_to_a_shell() {
+        for (path, word) in [
+            ("src/my-model", "src/my-model"),
+            ("my models/new", "'my models/new'"),
+            ("it's", r"'it'\''s'"),
+            ("$HOME", "'$HOME'"),
+        ] {
+            assert_eq!(as_a_word(Path::new(path)), word);
+        }
     }
 
     #[test]

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     card::Card,
     checkpoint::CheckpointName,
+    config,
     plugin::{HostServices, LoadedPlugin, Manifest},
     prompt::Scripts,
 };
@@ -45,20 +46,49 @@ const REFERENCE_TOLERANCE: f32 = 0.05;
 #[derive(Args, Clone, Debug)]
 pub(super) struct Setting {
     /// Where the model runs: auto, cpu, cuda:N or metal:N.
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", requires = "model")]
     pub(super) device: String,
     /// The longest sequence that the model is loaded for; 0 is the checkpoint's own.
-    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    #[arg(long, default_value_t = 0, value_name = "TOKENS", requires = "model")]
     pub(super) context: u32,
     /// Settings of the architecture, a JSON object.
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "JSON")]
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "JSON", requires = "model")]
     pub(super) options: String,
     /// What another implementation computes: a safetensors file with `tokens` and a row of `logits` for each.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "model")]
     pub(super) reference: Option<PathBuf>,
     /// How far a logit may lie from the reference's [default: a twentieth of what the reference's spread over].
     #[arg(long, value_name = "NUMBER", requires = "reference")]
     pub(super) tolerance: Option<f32>,
+}
+
+impl Setting {
+    /// Refuses what is wrong whichever plugin and checkpoint it is for.
+    pub(super) fn check(&self) -> Result<(), Complaint> {
+        let Self { device, context, options, tolerance, .. } = self;
+        let wrong = |what: String| Err(Complaint::new(Exit::Usage, what));
+        if let Err(what) = config::check_device(device) {
+            return wrong(format!("--device {device}: {what}"));
+        }
+        if (1..laws::TOKENS_MIN).contains(context) {
+            let least = laws::TOKENS_MIN;
+            let help = format!("it takes {least} or more, or 0 for the checkpoint's own");
+            return wrong(format!(
+                "--context {context}: the laws are tried on texts of {least} tokens at least; {help}"
+            ));
+        }
+        if !options.trim().is_empty()
+            && let Err(error) = serde_json::from_str::<serde_json::Map<_, serde_json::Value>>(options)
+        {
+            return wrong(format!("--options {options}: it takes a JSON object, such as {{\"kv\": \"f32\"}}; {error}"));
+        }
+        match tolerance {
+            Some(tolerance) if !(tolerance.is_finite() && *tolerance > 0.0) => {
+                wrong(format!("--tolerance {tolerance}: it takes a number above 0, such as 0.0001"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Tries the laws of the contract on a checkpoint.
@@ -67,6 +97,7 @@ pub(super) struct Trial {
     /// The plugin's library.
     plugin: PathBuf,
     /// The checkpoint.
+    #[arg(id = "model", value_name = "SOURCE")]
     source: PathBuf,
     #[command(flatten)]
     setting: Setting,
@@ -312,10 +343,16 @@ fn read_reference(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Re
         return Err(wrong(format!("has 'logits' that are {found}, not F32 of {expected:?}, a row for each token")));
     }
     let logits = numbers(logits.data(), f32::from_le_bytes);
+    let width = card.vocabulary as usize;
+    if let Some(place) = logits.iter().position(|logit| !logit.is_finite()) {
+        let (value, row, column) = (logits[place], place / width, place % width);
+        return Err(wrong(format!("has {value} among its 'logits', at token {row}, number {column}")));
+    }
     let (low, high) = logits.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
     let tolerance = tolerance.unwrap_or((high - low) * REFERENCE_TOLERANCE);
-    if !(tolerance.is_finite() && tolerance >= 0.0) {
-        return Err(wrong(format!("gives a tolerance of {tolerance}")));
+    if !(tolerance.is_finite() && tolerance > 0.0) {
+        let what = format!("has 'logits' from {low} to {high}, which tell nothing of how far others may lie apart");
+        return Err(wrong(format!("{what}: say so by --tolerance")));
     }
     Ok(Reference { tokens: ids, logits, tolerance })
 }

@@ -21,6 +21,9 @@ pub use report::{Options, Outcome, Progress, Reference, Report, Shape, Verdict};
 use crate::ModelBox;
 use rig::{Finding, Rig};
 
+/// No law can be tried on a shorter text.
+pub const TOKENS_MIN: u32 = 4;
+
 struct Law {
     id: &'static str,
     says: &'static str,
@@ -203,7 +206,9 @@ pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut 
             Some(first) => report::skipped(format!("law '{first}' comes first")),
             None => (law.check)(&mut rig).unwrap_or_else(|outcome| outcome),
         };
-        if let Outcome::Broken { what, hint } = &mut outcome {
+        if let Outcome::Broken { what, hint } = &mut outcome
+            && hint.is_empty()
+        {
             let refused = what.contains(rig::REFUSED);
             *hint =
                 if refused { "the model refused a batch that is right: its error says why" } else { law.hint }.into();

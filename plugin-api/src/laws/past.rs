@@ -110,6 +110,7 @@ pub(super) fn recall(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("random tokens cost {once:.2} nats each, and {twice:.2} when repeated: {judged}")))
 }
 
+/// Whoever gives a reference wants to know whether the numbers are right: one that is not compared is no pass.
 pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
     let options = rig.options;
     if options.references.is_empty() {
@@ -118,13 +119,18 @@ pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
     let (width, mut worst) = (rig.shape.vocabulary as usize, 0_f32);
     for (number, reference) in options.references.iter().enumerate() {
         if reference.tokens.len() > rig.resident.context as usize {
-            return Err(skipped(format!("reference {number} is longer than the context of {}", rig.resident.context)));
+            let (have, context) = (reference.tokens.len(), rig.resident.context);
+            return Err(uncompared(number, &format!("it has {have} tokens, more than the context of {context}")));
         }
         if reference.logits.len() != reference.tokens.len() * width {
             let (have, tokens) = (reference.logits.len(), reference.tokens.len());
             return Err(broken(format!("reference {number} has {have} logits for {tokens} rows of {width}")));
         }
-        let rows = rig.whole("a reference text", reference.tokens.clone(), Pace::PLAIN, Want::ALL)?;
+        let rows = rig.whole("a reference text", reference.tokens.clone(), Pace::PLAIN, Want::ALL);
+        let rows = rows.map_err(|outcome| match outcome {
+            Outcome::NotApplicable { why } => uncompared(number, &why),
+            other => other,
+        })?;
         for (place, (ours, theirs)) in rows.iter().zip(&reference.logits).enumerate() {
             let apart = (ours - theirs).abs();
             if apart.is_nan() || apart > reference.tolerance {
@@ -135,6 +141,11 @@ pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
         }
     }
     Ok(if worst == 0.0 { Outcome::Exact } else { noted(format!("the largest difference is {worst:.1e}")) })
+}
+
+fn uncompared(number: usize, why: &str) -> Outcome {
+    let what = format!("reference {number} was not compared: {why}");
+    Outcome::Broken { what, hint: "take a reference of a shorter text, or load the model for a longer context".into() }
 }
 
 /// How far the rows after token `place` of the long text move at most when its tokens up to there are changed.

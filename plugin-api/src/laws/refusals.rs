@@ -2,6 +2,7 @@
 //! refusal is an error, and afterwards every sequence goes on as if nothing had been asked.
 
 use super::{
+    TOKENS_MIN,
     memory::must_fail,
     report::{Outcome, broken, skipped},
     rig::{Draft, Finding, Known, Rig},
@@ -124,7 +125,7 @@ pub(super) fn resident(rig: &mut Rig<'_>) -> Finding {
         }
         (true, 0) => format!("its card speaks of blocks of {} tokens, and none is resident", shape.block_tokens),
         (false, blocks) if blocks > 0 => format!("its card speaks of no blocks, and {blocks} are resident"),
-        _ if rig.longest() < 4 => "it has no room for a text of four tokens".into(),
+        _ if rig.longest() < TOKENS_MIN as usize => format!("it has no room for a text of {TOKENS_MIN} tokens"),
         _ => return Ok(Outcome::Exact),
     };
     Err(broken(wrong))

@@ -4,7 +4,10 @@
 
 use std::rc::Rc;
 
-use super::report::{Options, Outcome, Shape, broken, skipped};
+use super::{
+    TOKENS_MIN,
+    report::{Options, Outcome, Shape, broken, skipped},
+};
 use crate::{Batch, ModelBox, NO_ADAPTER, PluginError, Resident, Span, Want};
 
 /// How a verdict says that the model failed where it had to succeed.
@@ -163,7 +166,7 @@ impl<'m> Rig<'m> {
     pub(super) fn longest(&self) -> usize {
         let block = self.shape.block_tokens;
         let room = if block == 0 { u32::MAX } else { (self.resident.blocks / 2).max(1).saturating_mul(block) };
-        let wish = self.options.longest.max(block.saturating_add(block / 4 + 2)).max(4);
+        let wish = self.options.longest.max(block.saturating_add(block / 4 + 2)).max(TOKENS_MIN);
         wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
     }
 

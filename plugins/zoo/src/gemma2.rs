@@ -3,9 +3,9 @@
 //! head, which is not what the 27 B model wants.
 
 use pensieve_sdk::{
-    Result,
+    Error, Result,
     bridge::{Parts, Pristine, Shape, Tensor, Wrapped, candle, json, models::gemma2},
-    weights::Checkpoint,
+    weights::{Checkpoint, Config},
 };
 
 #[derive(Clone)]
@@ -20,7 +20,7 @@ impl Wrapped for Gemma2 {
         config.only("tie_word_embeddings", true)?;
         config.only("use_bidirectional_attention", false)?;
         config.only("query_pre_attn_scalar", config.usize("head_dim")?)?;
-        Ok(Shape::transformer(config)?.within(Some(config.usize_or("sliding_window", 4096)?)))
+        Ok(Shape::transformer(config)?.within(Some(window(config)?)))
     }
 
     fn load(parts: &Parts<'_>) -> Result<Pristine<Self>> {
@@ -35,5 +35,13 @@ impl Wrapped for Gemma2 {
 
     fn forward(&mut self, tokens: &Tensor, past: usize) -> candle::Result<Tensor> {
         self.0.forward(tokens, past)
+    }
+}
+
+/// The window of a Gemma's layers that have one. Through an empty one they would see nothing.
+pub fn window(config: &Config) -> Result<usize> {
+    match config.usize_or("sliding_window", 4096)? {
+        0 => Err(Error::declined("'sliding_window' is 0, through which layers would see nothing")),
+        window => Ok(window),
     }
 }

@@ -8,6 +8,8 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config},
 };
 
+use crate::gemma2::window;
+
 #[derive(Clone)]
 pub struct Gemma3 {
     model: gemma3::Model,
@@ -27,7 +29,7 @@ impl Wrapped for Gemma3 {
         let (shape, layers) = (Shape::transformer(config)?, config.usize("num_hidden_layers")?);
         // Both kinds of memory are taken at once, as large as they will be.
         let (layer, full) = (shape.token_bytes / layers, layers / pattern(config)?);
-        let fixed_bytes = ((layers - full) * layer).saturating_mul(config.usize("sliding_window")?);
+        let fixed_bytes = ((layers - full) * layer).saturating_mul(window(config)?);
         Ok(Shape { token_bytes: full * layer, fixed_bytes, ..shape })
     }
 
@@ -35,6 +37,7 @@ impl Wrapped for Gemma3 {
         let fixed = json!({ "sliding_window_pattern": pattern(parts.checkpoint().config())? });
         let defaults = json!({
             "attention_bias": false, "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": 10_000.0,
+            "sliding_window": 4096,
         });
         let config: gemma3::Config = parts.config(defaults, fixed)?;
         let model = gemma3::Model::new(false, &config, parts.tensors(&[]))?;

@@ -38,5 +38,5 @@ impl Wrapped for Qwen2 {
 
 /// The window of a Qwen, which names one also where it has none.
 pub fn window(config: &Config) -> Result<Option<usize>> {
-    if config.bool_or("use_sliding_window", false)? { config.find_usize("sliding_window") } else { Ok(None) }
+    if config.bool_or("use_sliding_window", false)? { config.sliding_window() } else { Ok(None) }
 }

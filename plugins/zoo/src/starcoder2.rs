@@ -18,7 +18,7 @@ impl Wrapped for StarCoder2 {
         let config = checkpoint.config();
         config.only("tie_word_embeddings", true)?;
         config.only("head_dim", config.usize("hidden_size")? / config.usize("num_attention_heads")?)?;
-        Ok(Shape::transformer(config)?.within(config.find_usize("sliding_window")?))
+        Ok(Shape::transformer(config)?.within(config.sliding_window()?))
     }
 
     fn load(parts: &Parts<'_>) -> Result<Pristine<Self>> {

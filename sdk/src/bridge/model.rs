@@ -1,15 +1,16 @@
 //! Models that read one sequence each, together as one that reads many.
 //!
 //! What goes wrong inside of candle-transformers, error or panic, is the affair of the sequence that it happened to. Its
-//! logits are marked as no numbers, by which a host knows to fail it alone, and its model is dropped; only if nothing else
-//! was asked for is it the error of the step.
+//! logits are marked as no numbers, by which a host knows to fail it alone, and its model is dropped. Only where every
+//! sequence of a step has failed is the first one's error that of the step; what befell the others is in the log.
 
 use candle_core::{DType, Device, Tensor};
 use std::collections::HashMap;
 
 use super::{CHUNK_TOKENS_MAX, Pristine, VALUE_BYTES, Wrapped};
 use crate::{
-    Batch, Capacity, Error, Level, Model, Resident, Result, SequenceState, Services, Span, Want, export::caught,
+    Batch, Capacity, Error, Level, Model, Resident, Result, SequenceState, Services, Span, Want,
+    export::{caught, discard},
     nn::copy_to,
 };
 
@@ -147,14 +148,6 @@ fn compute<W: Wrapped>(
     Ok(())
 }
 
-/// Drops what may panic while it is dropped.
-fn discard<T>(value: T) {
-    let _ = caught("drop", || {
-        drop(value);
-        Ok(())
-    });
-}
-
 impl<W: Wrapped> Model for Bridged<W> {
     fn resident(&self) -> Resident {
         self.resident.clone()
@@ -172,23 +165,26 @@ impl<W: Wrapped> Model for Bridged<W> {
                 failures.push((span.sequence, error));
             }
         }
-        if failures.len() == batch.spans.len()
-            && let Some((_, error)) = failures.pop()
-        {
-            return Err(error);
-        }
+        let of_step = if failures.len() == batch.spans.len() { Some(failures.remove(0).1) } else { None };
         for (sequence, error) in failures {
             self.services.log(Level::Error, format!("{}: sequence {sequence} fails: {error}", W::NAME));
         }
-        Ok(())
+        of_step.map_or(Ok(()), Err)
     }
 
     fn release(&mut self, sequence: u64) {
-        self.sequences.remove(&sequence);
+        discard(self.sequences.remove(&sequence));
     }
 
     fn sequence_state(&mut self) -> Option<&mut dyn SequenceState> {
         if self.blank.is_empty() { None } else { Some(self) }
+    }
+}
+
+impl<W> Drop for Bridged<W> {
+    fn drop(&mut self) {
+        // One by one: a second panic while the map unwinds from the first would end the process.
+        self.sequences.drain().for_each(|(_, sequence)| discard(sequence));
     }
 }
 

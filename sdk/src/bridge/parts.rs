@@ -12,12 +12,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::{
     collections::{HashMap, HashSet},
-    fs::File,
-    io::BufReader,
+    io::Cursor,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::Pristine;
+use super::GgufReader;
 use crate::{
     Error, Result, Services,
     nn::unused,
@@ -36,12 +35,21 @@ pub struct Parts<'a> {
     log: Arc<Mutex<Log>>,
 }
 
-/// What happened while candle loaded: an error of ours is lost in candle's own.
+/// What candle has been given so far.
 #[derive(Default)]
 struct Log {
     used: HashSet<String>,
     bytes: u64,
-    error: Option<Error>,
+}
+
+impl Log {
+    /// The bytes of all tensors up to this one.
+    fn add(&mut self, name: &str, bytes: usize) -> u64 {
+        if self.used.insert(name.to_owned()) {
+            self.bytes += bytes as u64;
+        }
+        self.bytes
+    }
 }
 
 impl<'a> Parts<'a> {
@@ -97,24 +105,22 @@ impl<'a> Parts<'a> {
     }
 
     /// A GGUF file for a model that reads it by itself, its context set to the one that is loaded for.
-    pub fn gguf(&self) -> Result<(Content, BufReader<File>)> {
-        let path = self.checkpoint.path();
-        let mut reader = BufReader::new(File::open(path)?);
-        let mut content = Content::read(&mut reader)?;
-        if let Some(absent) =
-            self.checkpoint.weights().names().count().checked_sub(content.tensor_infos.len()).filter(|count| *count > 0)
-        {
-            let message = format!("{}: {absent} tensors are in other parts of a split file", path.display());
-            return Err(Error::unsupported(message).help("merge the parts with gguf-split"));
-        }
+    pub fn gguf(&self) -> Result<(Content, GgufReader)> {
+        let path = self.checkpoint.path().display();
+        let file = match self.checkpoint.gguf() {
+            [file] => file,
+            [] => return Err(Error::invalid(format!("{path}: is no GGUF file, so it cannot be read as one"))),
+            parts => {
+                let message = format!("{path}: is split into {} files, and this model reads one", parts.len());
+                return Err(Error::unsupported(message).help("merge the parts with gguf-split"));
+            }
+        };
+        let mut content = Content::read(&mut Cursor::new(file))?;
         let key = format!("{}.context_length", self.checkpoint.architecture());
         content.metadata.insert(key, GgufValue::U32(u32::try_from(self.context).unwrap_or(u32::MAX)));
+        let total = self.checkpoint.weights().bytes();
+        let reader = GgufReader::new(file.clone(), &content, total, self.services.clone());
         Ok((content, reader))
-    }
-
-    /// The result of a load, with the error that caused candle's.
-    pub(super) fn finish<W>(&self, result: Result<Pristine<W>>) -> Result<Pristine<W>> {
-        result.map_err(|error| lock(&self.log).error.take().unwrap_or(error))
     }
 
     /// Tensors that nothing asked for, of a model that was loaded tensor by tensor.
@@ -147,27 +153,20 @@ impl TensorSource {
         let name = self.name(name);
         let raw = self.weights.get(name)?;
         let raw = if let Some(shape) = shape { raw.expect_shape(shape)? } else { raw };
-        let mut given = lock(&self.given);
-        if let Some(tensor) = given.get(name) {
+        if let Some(tensor) = lock(&self.given).get(name) {
             return Ok(tensor.clone());
         }
         self.services.go_on()?;
         let tensor = Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), device)?;
-        let mut log = lock(&self.log);
-        log.bytes += raw.data.len() as u64;
-        log.used.insert(name.to_owned());
-        self.services.progress(log.bytes, self.weights.bytes(), name);
-        given.insert(name.to_owned(), tensor.clone());
+        lock(&self.given).insert(name.to_owned(), tensor.clone());
+        let done = lock(&self.log).add(name, raw.data.len());
+        // The host's code runs here, so nothing is held.
+        self.services.progress(done, self.weights.bytes(), name);
         Ok(tensor)
     }
 
     fn give(&self, name: &str, shape: Option<&[usize]>, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let tensor = self.load(name, shape, device).map_err(|error| {
-            let told = candle_core::Error::Msg(error.to_string());
-            lock(&self.log).error = Some(error);
-            told
-        });
-        tensor?.to_dtype(dtype)
+        self.load(name, shape, device)?.to_dtype(dtype)
     }
 }
 

@@ -1,15 +1,27 @@
 //! What goes wrong inside of a wrapped model, played by one that does so where it is told to; and what it is asked for.
 
 use candle_core::{Device, Tensor};
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex, OnceLock, mpsc},
+    thread,
+    time::Duration,
+};
 
-use super::{Parts, Pristine, Shape, Wrapped, model::Bridged};
-use crate::{Batch, Capacity, Code, Error, Model, Resident, Result, Services, Span, Want, weights::Checkpoint};
+use super::{Parts, Pristine, Shape, VarBuilder, Wrapped, model::Bridged};
+use crate::{
+    Batch, Capacity, Code, Error, Model, Resident, Result, Services, Span, Want,
+    services::heard,
+    weights::{
+        Checkpoint,
+        fixture::{f32_safetensors, folder},
+    },
+};
 
 const VOCABULARY: usize = 3;
 const FAILS: u32 = 100;
 const PANICS: u32 = 101;
 const MISSHAPEN: u32 = 102;
+const FALLS: u32 = 1000;
 
 /// Its logits are the sum of what it has read, the number of that, and 1.
 struct Played {
@@ -49,6 +61,13 @@ impl Wrapped for Played {
     }
 }
 
+/// One that has read so much panics as it is dropped.
+impl Drop for Played {
+    fn drop(&mut self) {
+        assert!(self.sum < FALLS, "a buffer is still mapped");
+    }
+}
+
 struct Rig {
     model: Bridged<Played>,
     calls: Arc<Mutex<Vec<usize>>>,
@@ -56,13 +75,17 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::with(Services::silent())
+    }
+
+    fn with(services: Services) -> Self {
         let calls = Arc::<Mutex<Vec<usize>>>::default();
         let shared = Arc::clone(&calls);
         let pristine = Pristine::made_by(move || Ok(Played { sum: 0, count: 0, calls: Arc::clone(&shared) }));
         let (device, note, capacity) = ("cpu".into(), String::new(), Capacity::Sequences(8));
         let (vocabulary, context) = (VOCABULARY as u32, 64);
         let resident = Resident { device, note, weight_bytes: 0, state_bytes: 0, vocabulary, context, capacity };
-        let model = Bridged::new(pristine, resident, Device::Cpu, 0, Services::silent()).unwrap();
+        let model = Bridged::new(pristine, resident, Device::Cpu, 0, services).unwrap();
         Self { model, calls }
     }
 
@@ -128,6 +151,67 @@ fn the_only_sequence_of_a_step_fails_with_its_reason() {
         let error = Rig::new().step(&[(1, 0, &[1, wrong], Want::Last)]).unwrap_err();
         assert_eq!((error.code, error.message.lines().next()), (code, Some(message)));
     }
+}
+
+#[test]
+fn where_all_sequences_fail_the_first_tells_why_and_the_log_has_the_others() {
+    let lines = Arc::<Mutex<Vec<String>>>::default();
+    let heard = Arc::clone(&lines);
+    let mut rig = Rig::with(heard::by(move |line| heard.lock().unwrap().push(line.to_owned())));
+    let error = rig.step(&[(1, 0, &[FAILS], Want::Last), (2, 0, &[PANICS], Want::Last)]).unwrap_err();
+    assert_eq!(error.message.lines().next(), Some("shape mismatch in broadcast_add"));
+    assert_eq!(rig.alive(), 0);
+    let lines = lines.lock().unwrap();
+    assert!(lines.len() == 1 && lines[0].starts_with("played: sequence 2 fails: played panicked: index"), "{lines:?}");
+}
+
+/// A host may take its time, or ask back; what it does must not find the loader locked.
+#[test]
+fn progress_is_told_while_nothing_is_held() {
+    const CONFIG: &[u8] = br#"{"architectures": ["Played"]}"#;
+    let weights = f32_safetensors(&[("a", &[2], &[1.0, 2.0]), ("b", &[2], &[3.0, 4.0])]);
+    let folder = folder(&[("config.json", CONFIG), ("model.safetensors", &weights)]);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let tensors = Arc::<OnceLock<VarBuilder<'static>>>::default();
+    let (asked, (told, heard)) = (Arc::clone(&tensors), mpsc::channel());
+    let services = heard::by(move |name| {
+        let (tensors, name, told) = (asked.get().unwrap().clone(), name.to_owned(), told.clone());
+        let other = if name == "a" { "b" } else { "a" };
+        let _ = thread::spawn(move || told.send((name, tensors.get(2, other).is_ok()))).join();
+    });
+    let parts = Parts::new(&checkpoint, &Device::Cpu, 8, &services);
+    assert!(tensors.set(parts.tensors(&[])).is_ok());
+    let loads = Arc::clone(&tensors);
+    thread::spawn(move || loads.get().unwrap().get(2, "a").is_ok());
+    let first = heard.recv_timeout(Duration::from_secs(20)).expect("the loader waits for itself");
+    assert_eq!(first, ("b".to_owned(), true));
+}
+
+#[test]
+fn an_error_that_candle_got_over_is_not_told_for_a_later_one() {
+    let weights = f32_safetensors(&[("a", &[2], &[1.0, 2.0])]);
+    let folder = folder(&[("config.json", br#"{"architectures": ["Played"]}"#), ("model.safetensors", &weights)]);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let services = Services::silent();
+    let tensors = Parts::new(&checkpoint, &Device::Cpu, 8, &services).tensors(&[]);
+    let absent = Error::from(tensors.get(2, "bias").unwrap_err());
+    assert_eq!(absent.code, Code::NotFound, "{absent}");
+    assert!(absent.message.contains("bias"), "{absent}");
+    let misshapen = Error::from(tensors.get(3, "a").unwrap_err());
+    assert!(misshapen.message.contains("'a'") && !misshapen.message.contains("bias"), "{misshapen}");
+}
+
+#[test]
+fn a_model_that_panics_as_it_is_dropped_takes_nothing_with_it() {
+    let mut rig = Rig::new();
+    let falling = &[FALLS][..];
+    let spans = [1, 2, 3, 4].map(|sequence| (sequence, 0, if sequence < 4 { falling } else { &[5] }, Want::Last));
+    rig.step(&spans).unwrap();
+    rig.model.release(1);
+    assert_eq!(rig.alive(), 3);
+    assert_eq!(rig.step(&[(4, 1, &[6], Want::Last)]).unwrap(), [[11.0, 2.0, 1.0]]);
+    // Two are left that fall.
+    drop(rig);
 }
 
 #[test]

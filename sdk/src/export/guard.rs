@@ -24,7 +24,7 @@ pub(crate) fn caught<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<
 }
 
 /// Drops an author's value; a panic while doing so has nowhere to go.
-pub(super) fn discard<T>(value: T) {
+pub(crate) fn discard<T>(value: T) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
         // A panic's payload may itself panic when dropped.
         std::mem::forget(panic);

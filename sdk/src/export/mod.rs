@@ -11,7 +11,7 @@ mod model;
 mod providers;
 
 #[cfg(feature = "bridge")]
-pub(crate) use guard::caught;
+pub(crate) use guard::{caught, discard};
 pub(crate) use model::export_model;
 
 use pensieve_plugin_api::{

@@ -30,6 +30,9 @@ pub struct Checkpoint {
     metadata: Option<gguf::Metadata>,
     /// The header and the size of each file.
     files: Vec<(Bytes, usize)>,
+    /// The files of a GGUF model, the one with the metadata first.
+    #[cfg(feature = "bridge")]
+    gguf: Vec<Bytes>,
 }
 
 impl Checkpoint {
@@ -81,6 +84,12 @@ impl Checkpoint {
         self.metadata.as_ref()
     }
 
+    /// The whole files of a GGUF model, the one with the metadata first; none of a folder.
+    #[cfg(feature = "bridge")]
+    pub(crate) fn gguf(&self) -> &[Bytes] {
+        &self.gguf
+    }
+
     /// The tokenizer: of a folder its own, of a GGUF file the one that its metadata describes.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         match &self.metadata {
@@ -123,11 +132,23 @@ impl Checkpoint {
         })?;
         let architecture = check_architecture(architecture).map_err(|error| error.context(folder.display()))?;
         let path = folder.to_path_buf();
-        Ok(Self { path, format: Format::Safetensors, architecture, config, weights, metadata: None, files })
+        Ok(Self {
+            path,
+            format: Format::Safetensors,
+            architecture,
+            config,
+            weights,
+            metadata: None,
+            files,
+            #[cfg(feature = "bridge")]
+            gguf: Vec::new(),
+        })
     }
 
     pub(super) fn from_gguf(path: &Path, mut parts: Vec<gguf::Gguf>, own: Names) -> Result<Self> {
-        let files = parts.iter().map(|part| (part.header.clone(), part.file_len)).collect();
+        let files = parts.iter().map(|part| (part.header.clone(), part.file.len())).collect();
+        #[cfg(feature = "bridge")]
+        let gguf = parts.iter().map(|part| part.file.clone()).collect();
         let tensors: Vec<RawTensor> = parts.iter_mut().flat_map(|part| std::mem::take(&mut part.tensors)).collect();
         let metadata = parts.into_iter().next().map(|first| first.metadata).unwrap_or_default();
         let key = "general.architecture";
@@ -140,7 +161,17 @@ impl Checkpoint {
         )?;
         let config = Config::from_gguf(&architecture, &metadata, &weights)?;
         let path = path.to_path_buf();
-        Ok(Self { path, format: Format::Gguf, architecture, config, weights, metadata: Some(metadata), files })
+        Ok(Self {
+            path,
+            format: Format::Gguf,
+            architecture,
+            config,
+            weights,
+            metadata: Some(metadata),
+            files,
+            #[cfg(feature = "bridge")]
+            gguf,
+        })
     }
 }
 

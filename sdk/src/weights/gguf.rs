@@ -30,7 +30,7 @@ pub(super) struct Gguf {
     pub tensors: Vec<RawTensor>,
     /// What the file says before its tensor data.
     pub header: Bytes,
-    pub file_len: usize,
+    pub file: Bytes,
 }
 
 /// A tensor as the header lists it; the data may turn out not to be there.
@@ -62,7 +62,7 @@ impl Gguf {
         let header = file.slice(0..cursor.position()).unwrap_or_else(|| file.clone());
         let data_start = cursor.position().next_multiple_of(alignment);
         let tensors = locate(file, data_start, alignment, entries)?;
-        Ok(Self { metadata, tensors, header, file_len: file.len() })
+        Ok(Self { metadata, tensors, header, file: file.clone() })
     }
 }
 

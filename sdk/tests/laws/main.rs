@@ -168,6 +168,19 @@ fn rotations_of_the_wrong_pairs_are_found_by_reference_logits() {
 }
 
 #[test]
+fn a_reference_that_does_not_fit_the_model_is_no_pass() {
+    let (tokens, logits) = (vec![1; 65], vec![0.0; 65 * VOCABULARY]);
+    let options = Options { references: vec![Reference { tokens, logits, tolerance: 1.0 }], ..Options::default() };
+    for (context, blocks, why) in [(64, 64, "65 tokens, more than the context of 64"), (256, 4, "needs more blocks")] {
+        let report = conformance_with(Box::new(Attending::new(attending::Fault::None, context, blocks)), &options);
+        assert_first_broken(&report, "reference");
+        let Some(Outcome::Broken { what, hint }) = report.outcome("reference") else { panic!("{report}") };
+        assert!(what.starts_with("reference 0 was not compared: it ") && what.contains(why), "{what}");
+        assert!(hint.contains("shorter text"), "{hint}");
+    }
+}
+
+#[test]
 fn faults_of_models_that_hardly_look_back_are_found() {
     let check = |fault| conformance(Box::new(Attending::faint(fault)));
     assert!(check(attending::Fault::None).passed());

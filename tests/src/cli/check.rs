@@ -1,5 +1,6 @@
 //! `pensieve plugins check`: what a plugin is, and which law a wrong one breaks, in words that tell its author where to look.
 
+use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 use std::{
     fs,
@@ -124,6 +125,114 @@ fn programs_get_all_of_it_as_one_line() {
     let found: Value = serde_json::from_str(said.stdout.trim_end()).unwrap();
     assert_eq!((&found["passed"], &found["stopped_at"]), (&false.into(), &"chunked".into()));
     assert!(found["stopped"].as_str().unwrap().contains("exit status: 3"), "{found}");
+}
+
+#[test]
+fn a_reference_that_was_not_compared_is_no_pass() {
+    let reference = fixture("llama/gqa/reference.safetensors");
+    let reference = reference.to_str().unwrap();
+    let said = wrong("none", &["--reference", reference, "--context", "16"]);
+    assert_eq!((said.code, said.stderr.as_str()), (Some(1), "pensieve: 1 law is broken: 'reference'\n"), "{said:?}");
+    let words =
+        "tokens, more than the context of 16 take a reference of a shorter text, or load the model for a longer";
+    assert!(flat(&said.stdout).contains("seen: reference 0 was not compared: it has "), "{said:?}");
+    assert!(flat(&said.stdout).contains(words) && !said.stdout.contains("no law is broken"), "{said:?}");
+    let said = wrong("none", &["--reference", reference, "--context", "16", "--json"]);
+    let found: Value = serde_json::from_str(said.stdout.trim_end()).unwrap();
+    assert_eq!((said.code, &found["passed"], &found["stopped"]), (Some(1), &false.into(), &Value::Null));
+}
+
+#[test]
+fn a_reference_that_cannot_be_held_against_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("reference.safetensors");
+    let vocabulary = 264;
+    let check = |logits: Vec<f32>, more: &[&str], words: &str| {
+        let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+        let tokens: Vec<u8> = [1_u32, 2].iter().flat_map(|token| token.to_le_bytes()).collect();
+        let tensors = [
+            ("tokens", TensorView::new(Dtype::U32, vec![2], &tokens).unwrap()),
+            ("logits", TensorView::new(Dtype::F32, vec![2, vocabulary], &bytes).unwrap()),
+        ];
+        safetensors::serialize_to_file(tensors, None, &path).unwrap();
+        let said = wrong("none", &[&["--reference", path.to_str().unwrap()], more].concat());
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.stderr.contains(words), "{said:?}");
+    };
+    let mut logits: Vec<f32> = (0..2 * vocabulary).map(|place| place as f32).collect();
+    for value in [f32::NAN, f32::INFINITY] {
+        logits[vocabulary + 3] = value;
+        check(logits.clone(), &[], &format!("has {value} among its 'logits', at token 1, number 3"));
+    }
+    check(vec![1.0; 2 * vocabulary], &[], "has 'logits' from 1 to 1, which tell nothing");
+    for tolerance in ["0", "-1", "nan", "inf"] {
+        let tolerance = format!("--tolerance={tolerance}");
+        check(vec![1.0; 2 * vocabulary], &[&tolerance], "it takes a number above 0");
+    }
+}
+
+#[test]
+fn programs_get_an_object_whatever_keeps_the_laws_from_being_tried() {
+    let (model, plugin) = (fixture("llama/gqa"), test_plugin("wrong"));
+    let model = model.to_str().unwrap();
+    let said = check(Path::new("/nowhere.so"), &["--json"]);
+    assert_eq!((said.code, said.stdout.contains(r#""kind":"not-found""#)), (Some(3), true), "{said:?}");
+    for (file, arguments, opened, words) in [
+        (Path::new("/nowhere.so"), &["--model", model][..], false, "was not found"),
+        (&test_plugin("exits_at_start"), &["--model", model], false, "licence server not found"),
+        (&plugin, &["--model", model, "--device", "gpu"], false, "--device gpu"),
+        (&plugin, &["--model", "nowhere"], true, "there is no checkpoint"),
+        (&plugin, &["--model", model, "--reference", "nowhere"], true, "the reference 'nowhere'"),
+        (&plugin, &["--model", model, "--options", "{}"], true, "there is no such fault"),
+    ] {
+        let told = check(file, arguments);
+        let said = check(file, &[arguments, &["--json"]].concat());
+        assert_eq!((said.code, &said.stderr), (told.code, &told.stderr), "{said:?}");
+        let found: Value = serde_json::from_str(said.stdout.trim_end()).unwrap_or_else(|_| panic!("{said:?}"));
+        assert_eq!((&found["passed"], found["plugin"].is_object()), (&false.into(), opened), "{found}");
+        assert!(found["stopped"].as_str().unwrap().contains(words), "{found}");
+        assert_eq!((&found["laws"], &found["stopped_at"]), (&Value::Array(Vec::new()), &Value::Null), "{found}");
+    }
+}
+
+#[test]
+fn flags_that_need_a_model_are_not_read_over() {
+    for flag in ["--device=cpu", "--context=64", "--options={}", "--reference=x", "--timeout=9s"] {
+        let said = check(&test_plugin("wrong"), &[flag]);
+        assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{said:?}");
+        assert!(said.stderr.contains("--model <SOURCE>"), "{said:?}");
+    }
+}
+
+#[test]
+fn flags_that_are_wrong_for_every_plugin_are_2() {
+    for (flag, words) in [
+        ("--device=gpu", "--device gpu: a device is auto, cpu, cuda:N or metal:N"),
+        ("--options={", "--options {: it takes a JSON object"),
+        ("--options=[]", "--options []: it takes a JSON object"),
+        ("--context=3", "--context 3: the laws are tried on texts of 4 tokens at least; it takes 4 or more, or 0"),
+    ] {
+        let said = check(&test_plugin("wrong"), &["--model", "nowhere", flag]);
+        assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{said:?}");
+        assert!(said.stderr.starts_with(&format!("pensieve: {words}")), "{said:?}");
+    }
+    assert_eq!(wrong("none", &["--context", "4"]).code, Some(0));
+}
+
+#[test]
+fn a_folder_of_gguf_files_alone_is_told_to_name_one() {
+    let folder = fixture("zoo/qwen3").join("q8_0.gguf");
+    let desk = Desk::new();
+    fs::create_dir(desk.path("model")).unwrap();
+    fs::copy(folder, desk.path("model/q8_0.gguf")).unwrap();
+    let plugin = plugin("pensieve-zoo");
+    for arguments in
+        [&["plugins", "check", plugin.to_str().unwrap(), "--model", "model"][..], &["run", "--model", "model", "hello"]]
+    {
+        let said = desk.run(arguments);
+        assert!(said.stderr.contains("/model': the folder has no config.json; of the GGUF files in it, name one: '"));
+        assert!(said.stderr.contains("/model/q8_0.gguf'"), "{said:?}");
+    }
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! `pensieve new`: what it writes and what it refuses. That its projects build, pass their tests and are served stands in
 //! `authors`.
 
-use std::{fs, path::Path};
+use std::{env::consts::DLL_SUFFIX, fs, path::Path, process::Command};
 
-use super::{Desk, files};
+use super::{Desk, files, said};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
 
@@ -15,6 +15,11 @@ fn writes_a_project_and_says_what_comes_next() {
     for words in ["cd my_model", "cargo test", "pensieve plugins check target/release/libmy_model", "README.md"] {
         assert!(said.stdout.contains(words), "{said:?}");
     }
+    // The name is spelled as packages are, and the plugin goes where this user's server looks.
+    let plugins = desk.path("home/plugins");
+    let steps = format!("mkdir -p {0} && cp target/release/libmy_model{1} {0}/", plugins.display(), DLL_SUFFIX);
+    assert!(said.stdout.contains(&steps), "{said:?}");
+    assert!(said.stdout.contains("It is called 'my-model', as packages are spelled with hyphens"), "{said:?}");
     assert_eq!(files(&desk.path("my_model")), [".gitignore", "Cargo.toml", "README.md", "src/lib.rs"]);
     let text = fs::read_to_string(desk.path("my_model/src/lib.rs")).unwrap();
     assert!(text.contains(r#"&["MyModelForCausalLM"]"#) && text.contains(r#"&["my-model"]"#));
@@ -25,6 +30,23 @@ fn writes_a_project_and_says_what_comes_next() {
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("sdk");
     assert!(manifest.contains(&format!("pensieve-sdk = {{ path = \"{}\" }}", sdk.display())), "{manifest}");
     assert!(manifest.starts_with("[workspace]\n") && !manifest.contains("plugin-api"), "{manifest}");
+}
+
+#[test]
+fn the_next_steps_can_be_pasted_into_a_shell_wherever_things_are() {
+    let desk = Desk::new();
+    let mut command = desk.command(&["new", "sampler", "mine", "--path", "my plugins/it's mine"]);
+    let said = said(command.env("PENSIEVE_HOME", "at home").output().unwrap());
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(!said.stdout.contains("It is called"), "{said:?}");
+    let line = said.stdout.lines().find(|line| line.trim_start().starts_with("cd ")).unwrap();
+    let plugins = said.stdout.lines().find_map(|line| line.trim_start().split_once(" && cp ")).unwrap().0;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{line} && {plugins} && pwd")]);
+    desk.prepare(&mut shell);
+    let output = shell.output().unwrap();
+    assert!(String::from_utf8(output.stdout).unwrap().ends_with("/my plugins/it's mine\n"), "{line}");
+    assert!(desk.path("at home/plugins").is_dir(), "{plugins}");
 }
 
 #[test]
@@ -39,6 +61,7 @@ fn refuses_what_it_would_overwrite_and_names_that_are_none() {
         (&["new", "adapter", "../mine"], 2, "the name '../mine' cannot be a plugin's"),
         (&["new", "adapter", "Mine"], 2, "take small letters"),
         (&["new", "adapter", "match"], 2, "means something to Rust"),
+        (&["new", "adapter", "serde_json"], 2, "these projects depend on; take another, such as my-serde-json"),
         (&["new", "adapter", "mine", "--sdk", "deep"], 3, "--sdk deep: the SDK is not there"),
     ] {
         let said = desk.run(arguments);
