@@ -158,7 +158,7 @@ fn adapter(argument: &str) -> Result<Adapter, String> {
         Some((model, name)) => (Some(model.to_owned()), name),
         None => (None, left),
     };
-    check_adapter_name(name).map_err(|what| format!("the adapter {what}"))?;
+    check_adapter_name(name).map_err(|what| format!("the adapter's name {what}"))?;
     Ok(Adapter { model, name: name.to_owned(), source: source.to_owned() })
 }
 

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     fleet::{self, check_adapter_name},
     job::{AdapterUse, StageSpec},
-    wire,
+    wire::{self, Location},
 };
 
 const ID_LEN_MAX: usize = 128;
@@ -100,8 +100,8 @@ impl Model {
     ) -> Result<fleet::ModelConfig, E> {
         let mut adapters = BTreeMap::new();
         for (name, Adapter { source, merged }) in &self.adapters {
-            let path = settle(source)?;
-            adapters.insert(name.clone(), fleet::Adapter { path, source: source.to_string(), merged: *merged });
+            let location = Location::trusted(settle(source)?);
+            adapters.insert(name.clone(), fleet::Adapter { location, source: source.to_string(), merged: *merged });
         }
         Ok(fleet::ModelConfig {
             id: self.id.clone(),
@@ -213,7 +213,7 @@ fn adapters(section: &Section<'_, '_>, model: &mut Model, folder: &Path) {
             }
         }
         if let Err(what) = check_adapter_name(&name) {
-            section.note_at(&place, format!("the adapter '{name}' in [models.adapters] {what}"), "call it otherwise");
+            section.note_at(&place, format!("the adapter name '{name}' in [models.adapters] {what}"), "call it otherwise");
         }
         #[allow(clippy::cast_possible_truncation, reason = "within the range above nothing is lost that matters")]
         let merged = merge.then_some(scale as f32);

@@ -199,7 +199,7 @@ fn becomes_a_fleet() {
     let fleet = fleet.unwrap();
     assert_eq!(asked, ["hf:o/r", "/etc/m/x.gguf"]);
     let model = &fleet.models[0];
-    assert_eq!((model.source.to_str(), model.adapters["p"].path.to_str()), (Some("/models/2"), Some("/models/1")));
+    assert_eq!((model.source.to_str(), model.adapters["p"].location.path.to_str()), (Some("/models/2"), Some("/models/1")));
     assert_eq!((model.state_bytes, model.options.as_str()), (Some(65536), r#"{"kv":"f16","n":[1,2.5]}"#));
     let disk = model.disk.as_ref().unwrap();
     assert_eq!((disk.folder.to_str(), disk.bytes), (Some("/etc/blocks"), 1 << 30));

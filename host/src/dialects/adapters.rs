@@ -7,11 +7,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Call, Problem,
+    Answer, Call, Problem, ProblemKind,
     fields::{Field, document},
 };
 use crate::{
-    fleet::{AdapterState, check_adapter_name},
+    fleet::{AdapterState, Culprit, NotAttached, check_adapter_name},
     job::{Failure, FailureCode},
     prompt::Chats,
 };
@@ -32,33 +32,45 @@ pub(crate) async fn attach(chats: &Arc<Chats>, call: Call) -> Result<Answer, Pro
     let text = name.text(TEXT_LEN_MAX)?;
     check_adapter_name(text).map_err(|what| name.problem(what))?;
     let attached = chats.fleet().attach(&call.id, text, source.text(TEXT_LEN_MAX)?).await;
-    let state = attached.map_err(|failure| match failure.code {
-        FailureCode::Invalid | FailureCode::Unsupported | FailureCode::Forbidden => {
-            let Problem { kind, message, .. } = Problem::from(failure);
-            Problem { kind, ..Problem::field(source.path(), message) }
-        }
-        _ => absent(failure),
+    let state = attached.map_err(|NotAttached { culprit, failure }| match culprit {
+        Culprit::Model => absent("model", failure),
+        Culprit::Name => of_field(&name, failure),
+        Culprit::Source => of_field(&source, failure),
+        Culprit::Nobody => failure.into(),
     })?;
     Ok(whole(&entry(&call.id, &state)))
 }
 
 /// `GET /v1/models/ID/adapters`.
 pub(crate) async fn list(chats: &Arc<Chats>, id: &str) -> Result<Answer, Problem> {
-    let adapters = chats.fleet().adapters(id).await.map_err(absent)?;
+    let adapters = chats.fleet().adapters(id).await.map_err(|failure| absent("model", failure))?;
     let entries: Vec<Value> = adapters.iter().map(|state| entry(id, state)).collect();
     Ok(whole(&json!({ "object": "list", "data": entries })))
 }
 
 /// `DELETE /v1/models/ID/adapters/NAME`. What runs under it goes on.
-pub(crate) fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<Answer, Problem> {
-    chats.fleet().detach(id, name).map_err(absent)?;
+pub(crate) async fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<Answer, Problem> {
+    let known = chats.fleet().models().iter().any(|model| model.id == id);
+    let part = if known { "name" } else { "model" };
+    chats.fleet().detach(id, name).await.map_err(|failure| absent(part, failure))?;
     Ok(whole(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
 }
 
-/// What is not there is part of a model's id.
-fn absent(failure: Failure) -> Problem {
-    let field = (failure.code == FailureCode::NotFound).then(|| "model".to_owned());
+/// What is not there is this part of the path.
+fn absent(part: &str, failure: Failure) -> Problem {
+    let field = (failure.code == FailureCode::NotFound).then(|| part.to_owned());
     Problem { field, ..Problem::from(failure) }
+}
+
+/// What is wrong with a field, unless something else failed over it.
+fn of_field(field: &Field<'_>, failure: Failure) -> Problem {
+    let Problem { kind, message, .. } = Problem::from(failure);
+    match kind {
+        ProblemKind::InvalidRequest | ProblemKind::Permission | ProblemKind::NotFound | ProblemKind::Conflict => {
+            Problem { kind, ..Problem::field(field.path(), message) }
+        }
+        _ => Problem::new(kind, message),
+    }
 }
 
 fn entry(id: &str, adapter: &AdapterState) -> Value {
