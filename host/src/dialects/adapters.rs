@@ -11,7 +11,7 @@ use super::{
     fields::{Field, document},
 };
 use crate::{
-    fleet::{AdapterState, Culprit, NotAttached, check_adapter_name},
+    fleet::{AdapterFailure, AdapterState, Culprit, check_adapter_name},
     job::{Failure, FailureCode},
     prompt::Chats,
 };
@@ -32,45 +32,43 @@ pub(crate) async fn attach(chats: &Arc<Chats>, call: Call) -> Result<Answer, Pro
     let text = name.text(TEXT_LEN_MAX)?;
     check_adapter_name(text).map_err(|what| name.problem(what))?;
     let attached = chats.fleet().attach(&call.id, text, source.text(TEXT_LEN_MAX)?).await;
-    let state = attached.map_err(|NotAttached { culprit, failure }| match culprit {
-        Culprit::Model => absent("model", failure),
-        Culprit::Name => of_field(&name, failure),
-        Culprit::Source => of_field(&source, failure),
-        Culprit::Nobody => failure.into(),
-    })?;
+    let state = attached.map_err(problem)?;
     Ok(whole(&entry(&call.id, &state)))
 }
 
 /// `GET /v1/models/ID/adapters`.
 pub(crate) async fn list(chats: &Arc<Chats>, id: &str) -> Result<Answer, Problem> {
-    let adapters = chats.fleet().adapters(id).await.map_err(|failure| absent("model", failure))?;
+    let adapters = chats.fleet().adapters(id).await.map_err(absent)?;
     let entries: Vec<Value> = adapters.iter().map(|state| entry(id, state)).collect();
     Ok(whole(&json!({ "object": "list", "data": entries })))
 }
 
 /// `DELETE /v1/models/ID/adapters/NAME`. What runs under it goes on.
 pub(crate) async fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<Answer, Problem> {
-    let known = chats.fleet().models().iter().any(|model| model.id == id);
-    let part = if known { "name" } else { "model" };
-    chats.fleet().detach(id, name).await.map_err(|failure| absent(part, failure))?;
+    chats.fleet().detach(id, name).await.map_err(problem)?;
     Ok(whole(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
 }
 
-/// What is not there is this part of the path.
-fn absent(part: &str, failure: Failure) -> Problem {
-    let field = (failure.code == FailureCode::NotFound).then(|| part.to_owned());
-    Problem { field, ..Problem::from(failure) }
-}
-
-/// What is wrong with a field, unless something else failed over it.
-fn of_field(field: &Field<'_>, failure: Failure) -> Problem {
+/// A model that is not there is in the path; what is wrong with the other parts names them, unless something else failed.
+fn problem(AdapterFailure { culprit, failure }: AdapterFailure) -> Problem {
+    let part = match culprit {
+        Culprit::Model => return absent(failure),
+        Culprit::Name => "name",
+        Culprit::Source => "source",
+        Culprit::Nobody => return failure.into(),
+    };
     let Problem { kind, message, .. } = Problem::from(failure);
     match kind {
         ProblemKind::InvalidRequest | ProblemKind::Permission | ProblemKind::NotFound | ProblemKind::Conflict => {
-            Problem { kind, ..Problem::field(field.path(), message) }
+            Problem { kind, ..Problem::field(part, message) }
         }
         _ => Problem::new(kind, message),
     }
+}
+
+fn absent(failure: Failure) -> Problem {
+    let field = (failure.code == FailureCode::NotFound).then(|| "model".to_owned());
+    Problem { field, ..Problem::from(failure) }
 }
 
 fn entry(id: &str, adapter: &AdapterState) -> Value {

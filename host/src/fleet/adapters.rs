@@ -18,21 +18,21 @@ use crate::{
     wire::{AttachedAdapter, Attachment},
 };
 
-/// Why an adapter was not taken in.
+/// Why an adapter was not taken in, or not taken away.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotAttached {
+pub struct AdapterFailure {
     /// What of the request it is about.
     pub culprit: Culprit,
     /// What happened.
     pub failure: Failure,
 }
 
-/// What of a request for an adapter is to blame.
+/// What of a request about an adapter is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Culprit {
-    /// The model that was to take it in.
+    /// The model that it belongs to.
     Model,
-    /// The name that it was to have.
+    /// Its name.
     Name,
     /// Where it was to come from, or what lies there.
     Source,
@@ -41,8 +41,8 @@ pub enum Culprit {
 }
 
 impl Culprit {
-    pub(super) fn of(self, failure: Failure) -> NotAttached {
-        NotAttached { culprit: self, failure }
+    pub(super) fn of(self, failure: Failure) -> AdapterFailure {
+        AdapterFailure { culprit: self, failure }
     }
 }
 
@@ -51,7 +51,7 @@ impl Culprit {
 pub(super) struct Newcomer {
     pub(super) name: String,
     pub(super) adapter: Adapter,
-    pub(super) reply: oneshot::Sender<Result<AttachedAdapter, NotAttached>>,
+    pub(super) reply: oneshot::Sender<Result<AttachedAdapter, AdapterFailure>>,
 }
 
 impl Newcomer {
@@ -173,9 +173,9 @@ impl Crew {
     }
 
     /// Takes an adapter away: no request may name it any more, and workers let it go.
-    pub(super) fn detach(&mut self, index: usize, name: &str) -> Result<(), Failure> {
+    pub(super) fn detach(&mut self, index: usize, name: &str) -> Result<(), AdapterFailure> {
         let id = &self.config.models[index].id;
-        self.shelf.remove(index, id, name)?;
+        self.shelf.remove(index, id, name).map_err(|failure| Culprit::Name.of(failure))?;
         tracing::info!(model = id, "adapter '{name}' is taken away");
         self.hands.values_mut().filter(|hand| hand.model == index).for_each(|hand| hand.detach(name));
         Ok(())

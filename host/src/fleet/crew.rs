@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     Adapter, Config, FleetStats,
-    adapters::{Newcomer, NotAttached},
+    adapters::{AdapterFailure, Newcomer},
     deaths::Sequel,
     hand::{Age, Hand},
     model::{Model, Stage, Waiting},
@@ -69,12 +69,12 @@ pub(super) enum Order {
         model: usize,
         name: String,
         adapter: Adapter,
-        reply: oneshot::Sender<Result<AttachedAdapter, NotAttached>>,
+        reply: oneshot::Sender<Result<AttachedAdapter, AdapterFailure>>,
     },
     Detach {
         model: usize,
         name: String,
-        reply: oneshot::Sender<Result<(), Failure>>,
+        reply: oneshot::Sender<Result<(), AdapterFailure>>,
     },
     Shutdown {
         drain: Duration,

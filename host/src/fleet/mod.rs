@@ -23,7 +23,7 @@ mod stats;
 mod stream;
 mod worker;
 
-pub use adapters::{Culprit, NotAttached};
+pub use adapters::{AdapterFailure, Culprit};
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
 pub(crate) use memory::installed_bytes;
 pub use refusal::Refusal;
@@ -172,7 +172,7 @@ impl Fleet {
 
     /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
     /// may name it. `model` is an id, no other name.
-    pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, NotAttached> {
+    pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
         let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
         let bytes_max = adapter_file_bytes_max(self.config.models[index].adapter_bytes);
         let settled = self.config.sources.settle(source, bytes_max).await;
@@ -196,9 +196,11 @@ impl Fleet {
     }
 
     /// Lets no further request name an adapter. What runs under it goes on to its end.
-    pub async fn detach(&self, model: &str, name: &str) -> Result<(), Failure> {
+    pub async fn detach(&self, model: &str, name: &str) -> Result<(), AdapterFailure> {
+        let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
         let (reply, answer) = oneshot::channel();
-        let order = Order::Detach { model: self.index(model)?, name: name.to_owned(), reply };
+        let order = Order::Detach { model: index, name: name.to_owned(), reply };
+        let ended = || Culprit::Nobody.of(ended());
         self.orders.send(order).map_err(|_| ended())?;
         answer.await.unwrap_or_else(|_| Err(ended()))
     }

@@ -2,7 +2,7 @@
 //! folder for as long as there is a file `wait` in it, so that everything here happens while something is being read.
 
 use pensieve::{
-    fleet::{Adapter, AdapterState, Config, Culprit, NotAttached, Sources},
+    fleet::{Adapter, AdapterFailure, AdapterState, Config, Culprit, Sources},
     job::{AdapterUse, Failure, FailureCode, Job},
 };
 use std::{
@@ -32,7 +32,7 @@ impl Home {
         write(&self.root.path().join("adapters"), name, files)
     }
 
-    async fn attach(&self, name: &str, source: &str) -> Result<AdapterState, NotAttached> {
+    async fn attach(&self, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
         tokio::time::timeout(PATIENCE, self.fleet.attach("one", name, source)).await.expect("an answer in time")
     }
 
@@ -110,7 +110,8 @@ async fn an_adapter_that_was_taken_away_while_it_was_read_says_nothing_of_the_ne
     }
     // The same, where another one is to have the name only after that.
     home.fleet.detach("one", "it").await.unwrap();
-    assert_eq!(home.fleet.detach("one", "it").await.unwrap_err().code, FailureCode::NotFound);
+    let refused = home.fleet.detach("one", "it").await.unwrap_err();
+    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Name, FailureCode::NotFound));
     assert_eq!(home.ask_under("it").await.unwrap_err().code, FailureCode::NotFound);
 }
 
@@ -168,6 +169,26 @@ async fn memory_that_was_set_aside_for_adapters_goes_back_when_none_has_come() {
     assert!(home.model(0).await.bytes > before);
     home.fleet.detach("one", "it").await.unwrap();
     home.until(0, "as before", |stats| stats.bytes == before).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adapters_on_their_way_count_among_those_that_a_model_takes() {
+    let home = Home::with_adapters(|config, folder| {
+        let adapter = Adapter::at(write(folder, "whole", &[]));
+        config.models[0].adapters = (1..1024).map(|number| (format!("a{number}"), adapter.clone())).collect();
+    });
+    let home = home.await;
+    let slow = home.adapter("slow", &["wait"]);
+    let (attached, refused) = tokio::join!(home.attach("slow", "slow"), async {
+        is_read(&slow).await;
+        let refused = home.attach("late", "whole").await.unwrap_err();
+        fs::remove_file(slow.join("wait")).unwrap();
+        refused
+    });
+    attached.unwrap();
+    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Nobody, FailureCode::Conflict));
+    assert!(refused.failure.message.contains("has 1023 adapters, and 1 are on their way"), "{refused:?}");
+    home.ask_under("a1023").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
