@@ -124,11 +124,17 @@ fn adapters_come_from_open_folders_and_the_hub_alone() {
 
     let files = ["adapter_config.json", "adapter_model.safetensors"];
     let files = files.map(|name| (name, fs::read(fixture("lora/rank16").join(name)).unwrap()));
-    let hub = Hub::serve(&[files[0].clone(), files[1].clone(), ("model.safetensors", vec![0; 100])]);
+    let hub = Hub::serve(&[
+        files[0].clone(),
+        files[1].clone(),
+        ("model.safetensors", vec![0; 100]),
+        ("config.json", b"{}".to_vec()),
+    ]);
     let with_hub = |options: Options| Options { variables: vec![("HF_ENDPOINT".into(), hub.endpoint())], ..options };
     let more = "[models.adapters]\nown = \"hf:owner/repo\"\n[[models]]\nid = \"muse\"\nbase = \"base\"\n";
     let server = with_hub(options(&[&open], more)).start();
     assert!(server.get("/v1/models/base:own").status() == 200 && !hub.asked("adapter_config.json").is_empty());
+    say(&server, "base:own", json!({}));
     let outside = ["does not lie in a folder that adapters may come from", "adapter_folders"];
     for source in ["../secret", "link", "leaky/../../secret", "/etc/passwd", &text(&secret), "/no/such/place"] {
         check_refused(&add(&server, "a", source), 403, &outside);
