@@ -20,7 +20,7 @@ use std::{
 };
 use toml::de::DeTable;
 
-pub use models::{Adapter, Model, Variant, check_device, check_id};
+pub use models::{Adapter, Model, Variant, Wanted, check_device, check_id};
 pub use place::{Found, find, home};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
@@ -214,8 +214,12 @@ impl Config {
         }
     }
 
-    /// The fleet that this describes. `settle` finds a source's path, and may have to load it down first.
-    pub fn fleet<E>(&self, mut settle: impl FnMut(&Source) -> Result<PathBuf, E>) -> Result<fleet::Config, E> {
+    /// The fleet that this describes. `settle` finds the path of what is wanted from a source, and may have to load it down
+    /// first.
+    pub fn fleet<E>(
+        &self,
+        mut settle: impl FnMut(&Source, Wanted<'_>) -> Result<PathBuf, E>,
+    ) -> Result<fleet::Config, E> {
         let mut config = fleet::Config::new(&self.plugins.folders, &self.home);
         config.plugins.allow.clone_from(&self.plugins.allow);
         config.plugins.limits.settle = self.plugins.settle;

@@ -185,6 +185,10 @@ pub enum FailureCode {
     Internal,
     /// It is not for whoever asks.
     Forbidden,
+    /// What is to be made is there already.
+    Conflict,
+    /// Another server, which the request needs, does not answer as it should.
+    Unreachable,
 }
 
 impl Failure {

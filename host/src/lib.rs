@@ -8,6 +8,7 @@ pub mod chat;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
+pub mod confines;
 pub mod dialects;
 pub mod engine;
 pub mod fleet;

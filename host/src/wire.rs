@@ -8,8 +8,8 @@
 mod messages;
 
 pub use messages::{
-    AdapterStats, AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, MergedAdapter, PROTOCOL,
-    Provider, Report, Stats,
+    AdapterStats, AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, Location, MergedAdapter,
+    PROTOCOL, Provider, Report, Stats,
 };
 
 use std::{

@@ -1,12 +1,15 @@
 //! A paged model whose tokens are bytes, and which does as its tokens tell it: one makes its logits NaN, others have
 //! `forward` fail, panic, loop, exit or crash. Everything else is like the bigram example: what comes next depends on all
 //! tokens before, read back from the blocks, so that a host that mixes anything up says something else.
+//!
+//! Its adapters change nothing. They are folders that tell how reading them goes: it waits for as long as there is a file
+//! `wait`, having written a file `read` to say so, and fails with the words in a file `broken`.
 
 use pensieve_sdk::{
-    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, Model, Plugin, Resident, Result,
-    Services, Source, Span, StateKind,
+    AdapterData, AdapterFormat, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, LowRankPair,
+    Model, Plugin, Resident, Result, Services, Source, Span, StateKind,
 };
-use std::{thread::sleep, time::Duration};
+use std::{fs, path::Path, thread::sleep, time::Duration};
 
 const BLOCK_TOKENS: usize = 16;
 const BLOCK_BYTES: usize = 4 * BLOCK_TOKENS;
@@ -21,7 +24,10 @@ const EXIT: u32 = 261;
 const CRASH: u32 = 262;
 const VOCABULARY: u32 = 263;
 
-pensieve_sdk::export!(Plugin::new("faults", "does as its tokens tell it").architecture(Faults));
+/// Numbers of an adapter.
+const ADAPTER_VALUES: usize = 1024;
+
+pensieve_sdk::export!(Plugin::new("faults", "does as its tokens tell it").architecture(Faults).adapter_format(Folders));
 
 struct Faults;
 
@@ -63,7 +69,8 @@ impl Architecture for Faults {
         let ends = setting(&request.source.options, "ends") > 0;
         let pause = Duration::from_micros(setting(&request.source.options, "step_us"));
         let token_pause = Duration::from_micros(setting(&request.source.options, "token_us"));
-        Ok(Box::new(Loaded { context, ends, pause, token_pause, seen: vec![0; blocks * BLOCK_TOKENS] }))
+        let seen = vec![0; blocks * BLOCK_TOKENS];
+        Ok(Box::new(Loaded { context, ends, pause, token_pause, seen, adapters: 0 }))
     }
 }
 
@@ -91,6 +98,7 @@ struct Loaded {
     pause: Duration,
     token_pause: Duration,
     seen: Vec<u32>,
+    adapters: u32,
 }
 
 impl Model for Loaded {
@@ -131,7 +139,12 @@ impl Model for Loaded {
     }
 
     fn attach(&mut self, _adapter: &AdapterData) -> Result<u32> {
-        Err(Error::unsupported("no adapters here"))
+        self.adapters += 1;
+        Ok(self.adapters)
+    }
+
+    fn detach(&mut self, _adapter: u32) -> Result<()> {
+        Ok(())
     }
 
     fn release(&mut self, _sequence: u64) {}
@@ -160,6 +173,34 @@ impl KvTransfer for Loaded {
             *token = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         }
         Ok(())
+    }
+}
+
+struct Folders;
+
+impl AdapterFormat for Folders {
+    fn name(&self) -> &'static str {
+        "folders"
+    }
+
+    fn claims(&self, path: &Path) -> bool {
+        path.is_dir()
+    }
+
+    fn open(&self, path: &Path) -> Result<AdapterData> {
+        if path.join("wait").exists() {
+            fs::write(path.join("read"), "").map_err(|error| Error::invalid(error.to_string()))?;
+        }
+        while path.join("wait").exists() {
+            sleep(Duration::from_millis(5));
+        }
+        if let Ok(words) = fs::read_to_string(path.join("broken")) {
+            return Err(Error::invalid(words));
+        }
+        let half = ADAPTER_VALUES / 2;
+        let (a, b) = (vec![0.0; half], vec![0.0; half]);
+        let pair = LowRankPair { target: "nothing".into(), rank: 1, inputs: half, outputs: half, scale: 1.0, a, b };
+        Ok(AdapterData { base: String::new(), fingerprint: path.display().to_string(), pairs: vec![pair] })
     }
 }
 

@@ -1,8 +1,11 @@
 //! Low-rank adapters on Llama: unmerged, they must do what adding them to the weights does.
 
-use pensieve_plugin_api::{AdapterData, LowRankPair, Want};
+use half::{bf16, f16};
+use pensieve::plugin::HostServices;
+use pensieve_plugin_api::{AdapterData, LowRankPair, Want, ext::merge::Merged};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::{fs, path::Path};
+use tempfile::TempDir;
 
 use crate::{
     artifacts::plugin,
@@ -56,30 +59,42 @@ fn add(weight: &mut [f32], pair: &LowRankPair) {
     }
 }
 
-/// A copy of the fixture's folder with the adapter added to its weights.
-fn merged() -> tempfile::TempDir {
+/// A copy of the fixture's folder with its weights in this type, changed before they are rounded to it.
+fn copy(dtype: Dtype, change: impl Fn(&str, &[usize], &mut [f32])) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
         fs::copy(fixture(FIXTURE).join(name), folder.path().join(name)).unwrap();
     }
     let bytes = fs::read(fixture(FIXTURE).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
+    let round = |value: &f32| match dtype {
+        Dtype::F16 => f16::from_f32(*value).to_le_bytes().to_vec(),
+        Dtype::BF16 => bf16::from_f32(*value).to_le_bytes().to_vec(),
+        _ => value.to_le_bytes().to_vec(),
+    };
     let tensors: Vec<_> = (file.tensors().into_iter())
         .map(|(name, tensor)| {
             let mut weight: Vec<f32> =
                 tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-            for target in TARGETS.iter().filter(|(target, ..)| name == format!("{target}.weight")) {
-                assert_eq!(tensor.shape(), [target.1, target.2], "{name}");
-                add(&mut weight, &pair(target));
-            }
-            let bytes: Vec<u8> = weight.iter().flat_map(|value| value.to_le_bytes()).collect();
+            change(&name, tensor.shape(), &mut weight);
+            let bytes: Vec<u8> = weight.iter().flat_map(round).collect();
             (name, tensor.shape().to_vec(), bytes)
         })
         .collect();
     let views =
-        tensors.iter().map(|(name, shape, bytes)| (name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+        tensors.iter().map(|(name, shape, bytes)| (name, TensorView::new(dtype, shape.clone(), bytes).unwrap()));
     safetensors::serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
     folder
+}
+
+/// A copy of the fixture's folder with the adapter added to its weights.
+fn merged() -> TempDir {
+    copy(Dtype::F32, |name, shape, weight| {
+        for target in TARGETS.iter().filter(|(target, ..)| name == format!("{target}.weight")) {
+            assert_eq!(shape, [target.1, target.2], "{name}");
+            add(weight, &pair(target));
+        }
+    })
 }
 
 #[test]
@@ -101,6 +116,34 @@ fn unmerged_is_merged_over_folders_and_gguf_on_both_kernel_paths() {
             driver.release(sequence);
             assert_eq!(driver.logits(&tokens).unwrap(), plain, "a sequence without the adapter");
             driver.model.detach(id).into_result().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_merged_into_half_precision_is_off_by_its_rounding_and_no_more() {
+    let tokens: Vec<u32> = (0..40).map(|i| i * 11 % 128).collect();
+    let exact = load(&fixture(FIXTURE), "auto").logits(&tokens).unwrap();
+    for dtype in [Dtype::F16, Dtype::BF16] {
+        let base = copy(dtype, |_, _, _| ());
+        for kernels in ["auto", "generic"] {
+            let mut beside = load(base.path(), kernels);
+            let plain = beside.logits(&tokens).unwrap();
+            let id = beside.model.attach(&adapter()).into_result().unwrap();
+            let mut sequence = beside.begin();
+            sequence.adapter = (id, 1.0);
+            let unmerged = beside.feed(&mut sequence, &tokens, Want::ALL).unwrap();
+            let options = Options::with_settings(format!(r#"{{"kernels": "{kernels}", "kv": "f32"}}"#));
+            let merged = [Merged { adapter: adapter(), strength: 1.0 }];
+            let within =
+                Driver::load_merged(&plugin("pensieve-llama"), base.path(), &options, HostServices::new(), &merged);
+            let within = within.unwrap().logits(&tokens).unwrap();
+            // Rounding every weight once, which the checkpoint is, is the measure: a merge rounds four of them once more.
+            let (rounding, change) = (distance(&plain, &exact), distance(&plain, &unmerged));
+            let worst = distance(&within, &unmerged);
+            println!("{dtype:?}, {kernels}: off by {worst:.1e}; rounding {rounding:.1e}, the adapter {change:.1e}");
+            assert!(worst < 2.0 * rounding, "{dtype:?}, {kernels} kernels: {worst} where rounding is {rounding}");
+            assert!(change > 10.0 * worst, "{dtype:?}, {kernels} kernels: the adapter must be worth noticing");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use pensieve::{
     job::{AdapterUse, Event, FailureCode, Job},
-    wire::{Command, Load, Provider, Report},
+    wire::{Command, Load, Location, Provider, Report},
 };
 
 use crate::{
@@ -17,9 +17,9 @@ fn start(formats: bool) -> Worker {
 }
 
 fn attach(worker: &mut Worker, path: &str) -> pensieve::wire::Attachment {
-    worker.send(&Command::Attach { name: "a".into(), path: path.into() });
+    worker.send(&Command::Attach { attempt: 1, name: "a".into(), location: Location::trusted(path) });
     match worker.until(|report| matches!(report, Report::Attached { .. })) {
-        Report::Attached { result, .. } => result,
+        Report::Attached { attempt: 1, result } => result,
         other => panic!("{other:?}"),
     }
 }

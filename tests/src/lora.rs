@@ -3,7 +3,7 @@
 use pensieve::{
     job::{AdapterUse, Event, Job},
     plugin::{HostServices, LoadedPlugin},
-    wire::{Command, Load, Provider, Report},
+    wire::{Command, Load, Location, Provider, Report},
 };
 use pensieve_plugin_api::{AdapterData, PluginError, Want, ext::merge::Merged};
 use std::{
@@ -183,8 +183,9 @@ fn llama() -> Load {
 }
 
 fn attach(worker: &mut Worker, name: &str, path: PathBuf) -> pensieve::wire::Attachment {
-    worker.send(&Command::Attach { name: name.into(), path });
-    match worker.until(|report| matches!(report, Report::Attached { name: attached, .. } if attached == name)) {
+    let location = Location::trusted(path);
+    worker.send(&Command::Attach { attempt: 1, name: name.into(), location });
+    match worker.until(|report| matches!(report, Report::Attached { .. })) {
         Report::Attached { result, .. } => result,
         other => panic!("{other:?}"),
     }

@@ -53,6 +53,7 @@ pub fn faults() -> Load {
         adapter_formats: Vec::new(),
         merged: Vec::new(),
         adapter_bytes: 64 << 20,
+        adapter_deadline: Duration::from_secs(60),
         source: "nowhere".into(),
         options: String::new(),
         device: "auto".into(),

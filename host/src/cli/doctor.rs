@@ -187,7 +187,7 @@ async fn models(found: &mut Findings, config: &Config) {
         cache: crate::config::Cache { folder: None, budget: 0 },
         ..config.clone()
     };
-    let Ok(mut settings) = ready.fleet(|source| match source {
+    let Ok(mut settings) = ready.fleet(|source, _| match source {
         Source::Path(path) => Ok(path.clone()),
         other => Err(other.to_string()),
     }) else {

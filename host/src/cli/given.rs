@@ -11,7 +11,7 @@ use super::{
     progress::Download,
 };
 use crate::{
-    config::{self, Config, Model, Source},
+    config::{self, Config, Model, Source, Wanted},
     fleet::{self, check_adapter_name},
     hub::Hub,
     starter,
@@ -158,39 +158,50 @@ fn adapter(argument: &str) -> Result<Adapter, String> {
         Some((model, name)) => (Some(model.to_owned()), name),
         None => (None, left),
     };
-    check_adapter_name(name).map_err(|what| format!("the adapter {what}"))?;
+    check_adapter_name(name).map_err(|what| format!("the adapter's name {what}"))?;
     Ok(Adapter { model, name: name.to_owned(), source: source.to_owned() })
 }
 
 impl Settled {
     /// The fleet that is described. What is on the hub and not here yet is loaded down, and the starter is unpacked.
     pub(super) fn fleet(&self) -> Result<fleet::Config, Complaint> {
-        self.config.fleet(|source| locate(source, &self.config.home))
+        self.config.fleet(|source, wanted| locate(source, wanted, &self.config.home))
     }
 }
 
-/// The path of a source, which may have to be loaded down first.
-pub(super) fn locate(source: &Source, home: &Path) -> Result<PathBuf, Complaint> {
+/// The path of what is wanted from a source, which may have to be loaded down first.
+fn locate(source: &Source, wanted: Wanted<'_>, home: &Path) -> Result<PathBuf, Complaint> {
     match source {
         Source::Path(path) => {
             let absolute = std::path::absolute(path).map_err(|error| Complaint::system(path.display(), &error))?;
             match absolute.metadata() {
                 Ok(_) => Ok(absolute),
                 Err(error) => {
-                    let help =
-                        "name a .gguf file, a folder with config.json and safetensors, hf:OWNER/REPO, or 'starter'";
-                    let line = format!("there is no checkpoint at '{}': {error}; {help}", path.display());
+                    let (what, help) = match wanted {
+                        Wanted::Checkpoint => (
+                            "no checkpoint".to_owned(),
+                            "a .gguf file, a folder with config.json and safetensors, hf:OWNER/REPO, or 'starter'",
+                        ),
+                        Wanted::Adapter { name, .. } => {
+                            let help =
+                                "a folder with adapter_config.json and safetensors, a .gguf file, or hf:OWNER/REPO";
+                            (format!("nothing of adapter '{name}'"), help)
+                        }
+                    };
+                    let line = format!("there is {what} at '{}': {error}; name {help}", path.display());
                     Err(Complaint { lines: vec![line], ..Complaint::system("", &error) })
                 }
             }
         }
         Source::Starter => starter::path(home).map_err(|what| Complaint::system("the starter model", &what)),
         Source::Hub(name) => {
-            let hub = Hub::from_environment()?;
-            if let Some(pulled) = hub.cached(name) {
-                return Ok(pulled.path);
-            }
-            Ok(hub.pull(name, &mut Download::new())?.path)
+            let (hub, mut download) = (Hub::from_environment()?, Download::new());
+            let pulled = match (wanted, hub.cached(name)) {
+                (Wanted::Adapter { bytes_max, .. }, _) => hub.pull_adapter(name, bytes_max, &mut download)?,
+                (Wanted::Checkpoint, Some(pulled)) => pulled,
+                (Wanted::Checkpoint, None) => hub.pull(name, &mut download)?,
+            };
+            Ok(pulled.path)
         }
     }
 }
@@ -198,7 +209,7 @@ pub(super) fn locate(source: &Source, home: &Path) -> Result<PathBuf, Complaint>
 /// The path of a source that is given without a configuration.
 pub(super) fn locate_alone(text: &str) -> Result<PathBuf, Complaint> {
     let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
-    locate(&source_of(text)?, &home)
+    locate(&source_of(text)?, Wanted::Checkpoint, &home)
 }
 
 fn source_of(text: &str) -> Result<Source, Complaint> {

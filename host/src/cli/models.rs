@@ -112,7 +112,7 @@ fn found(home: &Path) -> Vec<Source> {
 /// Asks plugins about every checkpoint, each in a process of its own.
 fn describe(rows: &mut [Row], config: &Config) -> Outcome {
     let mut fleet = Config { models: Vec::new(), variants: Vec::new(), ..config.clone() }
-        .fleet(|_| Err(()))
+        .fleet(|_, _| Err(()))
         .unwrap_or_else(|()| fleet::Config::new(&[], &config.home));
     let model = |(place, row): (usize, &Row)| {
         let source = row.path.clone().unwrap_or_default();

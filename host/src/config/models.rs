@@ -15,7 +15,7 @@ use super::{
 use crate::{
     fleet::{self, check_adapter_name},
     job::{AdapterUse, StageSpec},
-    wire,
+    wire::{self, Location},
 };
 
 const ID_LEN_MAX: usize = 128;
@@ -59,6 +59,20 @@ pub struct Adapter {
     pub merged: Option<f32>,
 }
 
+/// What is to be found at a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted<'a> {
+    /// A model.
+    Checkpoint,
+    /// The adapter of this name, of at most so many bytes if it has to be loaded down.
+    Adapter {
+        /// What clients will call it.
+        name: &'a str,
+        /// The most that it may have.
+        bytes_max: u64,
+    },
+}
+
 /// Another name for a model, with an adapter or samplers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variant {
@@ -96,16 +110,19 @@ impl Model {
     pub(super) fn fleet<E>(
         &self,
         disk: Option<wire::DiskTier>,
-        settle: &mut impl FnMut(&Source) -> Result<PathBuf, E>,
+        settle: &mut impl FnMut(&Source, Wanted<'_>) -> Result<PathBuf, E>,
     ) -> Result<fleet::ModelConfig, E> {
         let mut adapters = BTreeMap::new();
         for (name, Adapter { source, merged }) in &self.adapters {
-            let path = settle(source)?;
-            adapters.insert(name.clone(), fleet::Adapter { path, source: source.to_string(), merged: *merged });
+            // What becomes part of the weights is kept nowhere else.
+            let bytes_max =
+                if merged.is_some() { u64::MAX } else { fleet::adapter_file_bytes_max(self.adapter_memory) };
+            let location = Location::trusted(settle(source, Wanted::Adapter { name, bytes_max })?);
+            adapters.insert(name.clone(), fleet::Adapter { location, source: source.to_string(), merged: *merged });
         }
         Ok(fleet::ModelConfig {
             id: self.id.clone(),
-            source: settle(&self.source)?,
+            source: settle(&self.source, Wanted::Checkpoint)?,
             aliases: self.aliases.clone(),
             options: if self.options.is_empty() {
                 String::new()
@@ -213,7 +230,11 @@ fn adapters(section: &Section<'_, '_>, model: &mut Model, folder: &Path) {
             }
         }
         if let Err(what) = check_adapter_name(&name) {
-            section.note_at(&place, format!("the adapter '{name}' in [models.adapters] {what}"), "call it otherwise");
+            section.note_at(
+                &place,
+                format!("the adapter name '{name}' in [models.adapters] {what}"),
+                "call it otherwise",
+            );
         }
         #[allow(clippy::cast_possible_truncation, reason = "within the range above nothing is lost that matters")]
         let merged = merge.then_some(scale as f32);

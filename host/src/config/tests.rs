@@ -199,14 +199,17 @@ fn becomes_a_fleet() {
     let text = "[fleet]\nmemory = \"1GiB\"\nidle_timeout = \"1h\"\n[cache]\nbudget = \"1GiB\"\nfolder = \"blocks\"\n[[models]]\nid = \"a\"\nsource = \"m/x.gguf\"\n\
         kv_budget = 65536\noptions = { kv = \"f16\", n = [1, 2.5] }\nsamplers = [\"greedy\"]\n[models.adapters]\np = \"hf:o/r\"\n[[models]]\nid = \"b\"\nbase = \"a\"\nadapter = \"p\"";
     let mut asked = Vec::new();
-    let fleet = read(text).unwrap().fleet(|source| {
-        asked.push(source.to_string());
+    let fleet = read(text).unwrap().fleet(|source, wanted| {
+        asked.push((source.to_string(), wanted == Wanted::Checkpoint));
         Ok::<_, Infallible>(PathBuf::from(format!("/models/{}", asked.len())))
     });
     let fleet = fleet.unwrap();
-    assert_eq!(asked, ["hf:o/r", "/etc/m/x.gguf"]);
+    assert_eq!(asked, [("hf:o/r".to_owned(), false), ("/etc/m/x.gguf".to_owned(), true)]);
     let model = &fleet.models[0];
-    assert_eq!((model.source.to_str(), model.adapters["p"].path.to_str()), (Some("/models/2"), Some("/models/1")));
+    assert_eq!(
+        (model.source.to_str(), model.adapters["p"].location.path.to_str()),
+        (Some("/models/2"), Some("/models/1"))
+    );
     assert_eq!((model.state_bytes, model.options.as_str()), (Some(65536), r#"{"kv":"f16","n":[1,2.5]}"#));
     let disk = model.disk.as_ref().unwrap();
     assert_eq!((disk.folder.to_str(), disk.bytes), (Some("/etc/blocks"), 1 << 30));
@@ -215,7 +218,7 @@ fn becomes_a_fleet() {
     let refusing =
         read("[fleet]\nunknown_models = \"refuse\"\n[cache]\nbudget = 0\n[[models]]\nid = \"a\"\nsource = \"starter\"")
             .unwrap();
-    let fleet = refusing.fleet(|_| Ok::<_, Infallible>(PathBuf::new())).unwrap();
+    let fleet = refusing.fleet(|_, _| Ok::<_, Infallible>(PathBuf::new())).unwrap();
     assert_eq!((fleet.default_model, fleet.models[0].disk.as_ref()), (None, None));
 }
 

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Call, Problem,
+    Answer, Call, Problem, ProblemKind,
     fields::{Field, document},
 };
 use crate::{
-    fleet::{AdapterState, check_adapter_name},
+    fleet::{AdapterFailure, AdapterState, Culprit, check_adapter_name},
     job::{Failure, FailureCode},
     prompt::Chats,
 };
@@ -32,13 +32,7 @@ pub(crate) async fn attach(chats: &Arc<Chats>, call: Call) -> Result<Answer, Pro
     let text = name.text(TEXT_LEN_MAX)?;
     check_adapter_name(text).map_err(|what| name.problem(what))?;
     let attached = chats.fleet().attach(&call.id, text, source.text(TEXT_LEN_MAX)?).await;
-    let state = attached.map_err(|failure| match failure.code {
-        FailureCode::Invalid | FailureCode::Unsupported | FailureCode::Forbidden => {
-            let Problem { kind, message, .. } = Problem::from(failure);
-            Problem { kind, ..Problem::field(source.path(), message) }
-        }
-        _ => absent(failure),
-    })?;
+    let state = attached.map_err(problem)?;
     Ok(whole(&entry(&call.id, &state)))
 }
 
@@ -50,12 +44,28 @@ pub(crate) async fn list(chats: &Arc<Chats>, id: &str) -> Result<Answer, Problem
 }
 
 /// `DELETE /v1/models/ID/adapters/NAME`. What runs under it goes on.
-pub(crate) fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<Answer, Problem> {
-    chats.fleet().detach(id, name).map_err(absent)?;
+pub(crate) async fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<Answer, Problem> {
+    chats.fleet().detach(id, name).await.map_err(problem)?;
     Ok(whole(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
 }
 
-/// What is not there is part of a model's id.
+/// A model that is not there is in the path; what is wrong with the other parts names them, unless something else failed.
+fn problem(AdapterFailure { culprit, failure }: AdapterFailure) -> Problem {
+    let part = match culprit {
+        Culprit::Model => return absent(failure),
+        Culprit::Name => "name",
+        Culprit::Source => "source",
+        Culprit::Nobody => return failure.into(),
+    };
+    let Problem { kind, message, .. } = Problem::from(failure);
+    match kind {
+        ProblemKind::InvalidRequest | ProblemKind::Permission | ProblemKind::NotFound | ProblemKind::Conflict => {
+            Problem { kind, ..Problem::field(part, message) }
+        }
+        _ => Problem::new(kind, message),
+    }
+}
+
 fn absent(failure: Failure) -> Problem {
     let field = (failure.code == FailureCode::NotFound).then(|| "model".to_owned());
     Problem { field, ..Problem::from(failure) }

@@ -117,6 +117,8 @@ pub enum ProblemKind {
     NotFound,
     /// The route has no such method.
     Method,
+    /// What is to be made is there already.
+    Conflict,
     /// The body is not JSON by its content type.
     MediaType,
     /// The body is too large.
@@ -131,6 +133,8 @@ pub enum ProblemKind {
     Timeout,
     /// Something failed here.
     Internal,
+    /// Something failed at another server that this one asked.
+    Upstream,
 }
 
 impl Problem {
@@ -159,6 +163,8 @@ impl From<Failure> for Problem {
             FailureCode::TooLong => ProblemKind::TooLong,
             FailureCode::NotFound => ProblemKind::NotFound,
             FailureCode::Forbidden => ProblemKind::Permission,
+            FailureCode::Conflict => ProblemKind::Conflict,
+            FailureCode::Unreachable => ProblemKind::Upstream,
             FailureCode::Busy => ProblemKind::Overloaded,
             FailureCode::Draining => ProblemKind::Unavailable,
             FailureCode::Plugin

@@ -1,16 +1,15 @@
 //! The formats that adapters are written in: which of them claims a path, and what it reads there.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{path::PathBuf, sync::Arc};
 
 use pensieve_plugin_api::{AdapterBox, AdapterData};
 
 use super::model::{of_adapter, of_plugin, text_of};
 use crate::{
+    confines,
     job::{Failure, FailureCode},
     plugin::LoadedPlugin,
+    wire::Location,
 };
 
 /// All adapter formats of the plugins that this worker was given.
@@ -41,8 +40,13 @@ impl Formats {
         Ok(Self { formats: Arc::new(formats) })
     }
 
-    /// Reads an adapter in the first format that claims it. May take long.
-    pub fn read(&self, path: &Path) -> Result<ReadAdapter, Failure> {
+    /// Reads an adapter in the first format that claims it, unless it leads out of where it has to lie: what it consists of
+    /// may have changed since it was last looked at. May take long.
+    pub fn read(&self, location: &Location) -> Result<ReadAdapter, Failure> {
+        let path = location.path.as_path();
+        if !location.folders.is_empty() {
+            confines::check(path, &location.folders)?;
+        }
         let text = text_of(path)?;
         let Some((name, format)) = self.formats.iter().find(|(_, format)| format.claims(text.into())) else {
             let known: Vec<&str> = self.formats.iter().map(|(name, _)| name.as_str()).collect();

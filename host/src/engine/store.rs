@@ -37,13 +37,13 @@ pub struct Store {
     block_tokens: usize,
     block_bytes: usize,
     budget: u64,
-    /// Keeps other workers out of the folder for as long as it is open.
-    _lock: File,
+    /// Keeps other workers out of the folder for as long as it is open; none while another one has it.
+    lock: Option<File>,
     buffer: Vec<u8>,
 }
 
 impl Store {
-    /// Opens the folder of a model, or makes it. Fails if another worker has it.
+    /// Opens the folder of a model, or makes it, and takes it if no other worker has it.
     pub fn open(tier: &DiskTier, identity: &str, block_tokens: usize, block_bytes: usize) -> io::Result<Self> {
         let private = |folder: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         private(&tier.folder)?;
@@ -53,11 +53,27 @@ impl Store {
         let name: String = hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         let folder = tier.folder.join(name);
         private(&folder)?;
-        let lock = lock(&folder, true)?;
-        lock.set_modified(SystemTime::now())?;
-        sweep(&tier.folder);
-        let (sums, budget) = (Sums::new(&secret), tier.bytes);
-        Ok(Self { folder, secret, sums, block_tokens, block_bytes, budget, _lock: lock, buffer: Vec::new() })
+        let (sums, budget, buffer) = (Sums::new(&secret), tier.bytes, Vec::new());
+        let mut store = Self { folder, secret, sums, block_tokens, block_bytes, budget, lock: None, buffer };
+        store.take()?;
+        Ok(store)
+    }
+
+    /// Takes the folder, unless another worker has it; true if it is this one's now.
+    pub fn take(&mut self) -> io::Result<bool> {
+        if self.lock.is_none() {
+            match lock(&self.folder, true) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                taken => self.lock.insert(taken?).set_modified(SystemTime::now())?,
+            }
+            self.folder.parent().into_iter().for_each(sweep);
+        }
+        Ok(true)
+    }
+
+    /// Whether the folder is this worker's. Until then nothing may be written there, and nothing is known of what it holds.
+    pub fn is_taken(&self) -> bool {
+        self.lock.is_some()
     }
 
     /// What keys the hashes of blocks here.

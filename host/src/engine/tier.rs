@@ -1,6 +1,7 @@
 //! When blocks go to disk and come back. Copies run on the engine's thread, as the model's memory may be touched by no
 //! other, so each turn gets a few: before a step only when memory is about to run out, and all the rest while no job runs. A
-//! disk that fails is left alone for a while; what it holds is still asked for.
+//! disk that fails is left alone for a while; what it holds is still asked for. What another worker of the model has, one
+//! that goes as a rule, is taken over as soon as that has ended.
 
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,8 @@ const BLOCKS_PER_STEP: usize = 2;
 const BLOCKS_PER_IDLE_TURN: usize = 8;
 /// How long a disk that has failed is left alone.
 const REST: Duration = Duration::from_secs(30);
+/// How often a worker looks whether the one that has its place on disk has ended.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The disk tier of one model; does nothing where there is none.
 #[derive(Default)]
@@ -26,6 +29,7 @@ pub struct Tier {
     store: Option<Store>,
     block: Vec<u8>,
     resting: Option<Instant>,
+    looked: Option<Instant>,
     /// What went wrong since it was last asked.
     troubles: Vec<String>,
 }
@@ -49,6 +53,15 @@ impl Tier {
             return Some(BlockTable::new(layout, &secret_of_this_run()));
         };
         let mut table = BlockTable::new(layout, store.secret());
+        if store.is_taken() {
+            self.restore(&mut table);
+        }
+        Some(table)
+    }
+
+    /// Tells the table what is on disk.
+    fn restore(&mut self, table: &mut BlockTable) {
+        let Some(store) = &self.store else { return };
         match store.records() {
             Ok(records) => table.restore(&records),
             Err(error) => self.troubles.push(format!("the cache on disk cannot be listed: {error}")),
@@ -56,7 +69,27 @@ impl Tier {
         for key in table.take_dropped() {
             store.remove(key);
         }
-        Some(table)
+    }
+
+    /// Whether the place on disk is this worker's, which it becomes here once another worker has left it.
+    fn take_over(&mut self, scheduler: &mut Scheduler) -> bool {
+        let (Some(store), Some(table)) = (&mut self.store, scheduler.blocks()) else { return false };
+        if store.is_taken() {
+            return true;
+        }
+        if self.looked.is_some_and(|since| since.elapsed() < LOOK) {
+            return false;
+        }
+        self.looked = Some(Instant::now());
+        match store.take() {
+            Ok(false) => return false,
+            Ok(true) => self.restore(table),
+            Err(error) => {
+                self.troubles.push(format!("this model goes on without its cache on disk: {error}"));
+                self.store = None;
+            }
+        }
+        self.store.is_some()
     }
 
     /// What went wrong, for the log.
@@ -87,9 +120,8 @@ impl Tier {
 
     /// Keeps a few blocks that are about to be given away.
     pub(super) fn spill_before_step(&mut self, scheduler: &mut Scheduler, model: &mut Model) {
-        let Some(usage) = scheduler.blocks().filter(|_| self.store.is_some()).map(|blocks| blocks.usage()) else {
-            return;
-        };
+        let is_there = self.take_over(scheduler);
+        let Some(usage) = scheduler.blocks().filter(|_| is_there).map(|blocks| blocks.usage()) else { return };
         if usage.free * FREE_SHARE < usage.free + usage.cached + usage.active {
             self.spill(scheduler, model, WINDOW, BLOCKS_PER_STEP);
         }
@@ -97,7 +129,7 @@ impl Tier {
 
     /// Keeps some of all that is cached. False once there is nothing left to keep.
     pub(super) fn spill_when_idle(&mut self, scheduler: &mut Scheduler, model: &mut Model) -> bool {
-        self.spill(scheduler, model, usize::MAX, BLOCKS_PER_IDLE_TURN) > 0
+        self.take_over(scheduler) && self.spill(scheduler, model, usize::MAX, BLOCKS_PER_IDLE_TURN) > 0
     }
 
     fn spill(&mut self, scheduler: &mut Scheduler, model: &mut Model, window: usize, count: usize) -> usize {

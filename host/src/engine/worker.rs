@@ -150,11 +150,16 @@ fn store(load: &Load, model: &Model, outbox: &Outbox) -> Option<Store> {
         return None;
     };
     let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, block_bytes);
-    let complain = |error| {
-        let message = format!("this model runs without its cache in '{}': {error}", tier.folder.display());
-        outbox.send(Report::Log { level: Level::Warn, message });
+    let complain = |level, why: &str| {
+        let message = format!("this model runs without its cache in '{}'{why}", tier.folder.display());
+        outbox.send(Report::Log { level, message });
     };
-    opened.map_err(complain).ok()
+    match &opened {
+        Ok(store) if store.is_taken() => {}
+        Ok(_) => complain(Level::Info, " until the worker of this model that has it ends"),
+        Err(error) => complain(Level::Warn, &format!(": {error}")),
+    }
+    opened.ok()
 }
 
 fn level_of(level: LogLevel) -> Level {

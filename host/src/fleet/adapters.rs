@@ -8,28 +8,56 @@ use tokio::sync::oneshot;
 use super::{
     Adapter, AdapterState,
     crew::Crew,
-    hand::Hand,
+    hand::{Attempt, Hand},
     memory::{self, Resident, Room},
     model::Stage,
     shelf,
 };
 use crate::{
     job::{Failure, FailureCode},
-    wire::{Attachment, Command},
+    wire::{AttachedAdapter, Attachment},
 };
+
+/// Why an adapter was not taken in, or not taken away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterFailure {
+    /// What of the request it is about.
+    pub culprit: Culprit,
+    /// What happened.
+    pub failure: Failure,
+}
+
+/// What of a request about an adapter is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Culprit {
+    /// The model that it belongs to.
+    Model,
+    /// Its name.
+    Name,
+    /// Where it was to come from, or what lies there.
+    Source,
+    /// None of them.
+    Nobody,
+}
+
+impl Culprit {
+    pub(super) fn of(self, failure: Failure) -> AdapterFailure {
+        AdapterFailure { culprit: self, failure }
+    }
+}
 
 /// An adapter that is to come, and who waits for that.
 #[derive(Debug)]
 pub(super) struct Newcomer {
     pub(super) name: String,
     pub(super) adapter: Adapter,
-    pub(super) reply: oneshot::Sender<Attachment>,
+    pub(super) reply: oneshot::Sender<Result<AttachedAdapter, AdapterFailure>>,
 }
 
 impl Newcomer {
-    pub(super) fn refuse(self, failure: Failure) {
+    pub(super) fn refuse(self, culprit: Culprit, failure: Failure) {
         // Whoever has gone need not hear it.
-        let _ = self.reply.send(Err(failure));
+        let _ = self.reply.send(Err(culprit.of(failure)));
     }
 }
 
@@ -38,28 +66,30 @@ impl Crew {
     pub(super) fn attach(&mut self, index: usize, newcomer: Newcomer, now: Instant) {
         let (id, model) = (&self.config.models[index].id, &self.models[index]);
         let (names, name) = (self.shelf.of(index), &newcomer.name);
-        let hands = self.hands.values().filter(|hand| hand.model == index && !hand.going);
-        let invalid = |what: &str, help: &str| {
-            let message = format!("model '{id}' {what}");
-            Some(Failure::new(FailureCode::Invalid, message).with_help(help))
+        let hands = self.hands.values().filter(|hand| hand.model == index);
+        let read = hands.flat_map(|hand| hand.attaching.values()).filter_map(|attempt| attempt.newcomer.as_ref());
+        let coming: Vec<&str> = read.chain(&model.newcomers).map(|newcomer| newcomer.name.as_str()).collect();
+        let refused = |culprit, code, what: String, help: &str| {
+            Some((culprit, Failure::new(code, format!("model '{id}' {what}")).with_help(help)))
         };
         let refusal = if self.is_closing() {
-            Some(Failure::new(FailureCode::Draining, "the server is about to end"))
+            Some((Culprit::Nobody, Failure::new(FailureCode::Draining, "the server is about to end")))
         } else if let Stage::Quarantined { failure, .. } = &model.stage {
-            Some(failure.clone())
+            Some((Culprit::Model, failure.clone()))
         } else if names.contains_key(name) {
-            invalid(&format!("has an adapter '{name}' already"), "DELETE it first, or choose another name")
-        } else if model.newcomers.iter().any(|other| other.name == *name)
-            || hands.clone().any(|hand| hand.attaching.contains_key(name))
-        {
-            invalid(&format!("is taking in an adapter '{name}' already"), "wait for that, or choose another name")
-        } else if names.len() + model.newcomers.len() >= shelf::ADAPTERS_MAX {
-            invalid(&format!("has {} adapters already", names.len()), "DELETE some first")
+            let (what, help) = (format!("has an adapter '{name}' already"), "DELETE it first, or choose another name");
+            refused(Culprit::Name, FailureCode::Conflict, what, help)
+        } else if coming.contains(&name.as_str()) {
+            let what = format!("is taking in an adapter '{name}' already");
+            refused(Culprit::Name, FailureCode::Conflict, what, "wait for that, or choose another name")
+        } else if names.len() + coming.len() >= shelf::ADAPTERS_MAX {
+            let what = format!("has {} adapters, and {} are on their way", names.len(), coming.len());
+            refused(Culprit::Nobody, FailureCode::Conflict, what, "it takes no more: DELETE some first")
         } else {
             None
         };
         match (refusal, &model.stage) {
-            (Some(failure), _) => newcomer.refuse(failure),
+            (Some((culprit, failure)), _) => newcomer.refuse(culprit, failure),
             (None, Stage::Ready(serial)) => self.bring(*serial, newcomer, now),
             (None, _) => self.models[index].newcomers.push(newcomer),
         }
@@ -68,13 +98,14 @@ impl Crew {
     /// Hands an adapter to a worker, with memory for it.
     pub(super) fn bring(&mut self, serial: u64, newcomer: Newcomer, now: Instant) {
         if let Err(failure) = self.reserve(serial) {
-            return newcomer.refuse(failure);
+            return newcomer.refuse(Culprit::Nobody, failure);
         }
         let Some(hand) = self.hands.get_mut(&serial) else {
-            return newcomer.refuse(Failure::new(FailureCode::WorkerLost, "the model's worker has ended"));
+            let failure = Failure::new(FailureCode::WorkerLost, "the model's worker has ended");
+            return newcomer.refuse(Culprit::Nobody, failure);
         };
-        let (name, path) = (newcomer.name.clone(), newcomer.adapter.path.clone());
-        hand.attach(name, path, Some(newcomer), now);
+        let (name, location) = (newcomer.name.clone(), newcomer.adapter.location.clone());
+        hand.attach(name, location, Some(newcomer), now);
     }
 
     /// Sets memory aside for the adapters of a worker that had none so far.
@@ -99,10 +130,23 @@ impl Crew {
         Ok(())
     }
 
+    /// Other models may have what was set aside for adapters where none came, or none is left and nothing runs under one.
+    pub(super) fn give_back_room(&mut self) {
+        for (serial, hand) in &mut self.hands {
+            let is_ready = self.models[hand.model].stage == Stage::Ready(*serial);
+            if hand.adapter_bytes > 0 && is_ready && hand.is_idle() && !self.shelf.has_some(hand.model) {
+                hand.bytes = hand.bytes.saturating_sub(hand.adapter_bytes);
+                hand.adapter_bytes = 0;
+            }
+        }
+    }
+
     /// A worker has taken an adapter in, or has not.
-    pub(super) fn attached(&mut self, serial: u64, name: String, result: Attachment) {
+    pub(super) fn attached(&mut self, serial: u64, attempt: u64, result: Attachment) {
         let Some(hand) = self.hands.get_mut(&serial) else { return };
-        let (index, newcomer) = (hand.model, hand.attaching.remove(&name).flatten());
+        // One that was taken away or given up while it was read is nobody's: the worker was told to let it go.
+        let Some(Attempt { name, newcomer, .. }) = hand.attaching.remove(&attempt) else { return };
+        let index = hand.model;
         let id = &self.config.models[index].id;
         match &result {
             Ok(adapter) => {
@@ -119,13 +163,7 @@ impl Crew {
                 // It stays, whether or not somebody still waits to hear of it.
                 let _ = reply.send(Ok(attached));
             }
-            (Some(newcomer), Err(failure)) => newcomer.refuse(failure),
-            // It was taken away while it was read: nobody may ask for it, and another one may take its name.
-            (None, result) if !self.shelf.of(index).contains_key(&name) => {
-                if result.is_ok() {
-                    hand.worker.tell(Command::Detach { name });
-                }
-            }
+            (Some(newcomer), Err(failure)) => newcomer.refuse(Culprit::Source, failure),
             (None, Ok(_)) => {}
             (None, Err(mut failure)) => {
                 failure.message = format!("adapter '{name}': {}", failure.message);
@@ -134,13 +172,13 @@ impl Crew {
         }
     }
 
-    /// An adapter was taken away: workers let it go.
-    pub(super) fn detach(&mut self, index: usize, name: &str) {
-        tracing::info!(model = self.config.models[index].id, "adapter '{name}' is taken away");
-        for hand in self.hands.values_mut().filter(|hand| hand.model == index) {
-            hand.refused.remove(name);
-            hand.worker.tell(Command::Detach { name: name.to_owned() });
-        }
+    /// Takes an adapter away: no request may name it any more, and workers let it go.
+    pub(super) fn detach(&mut self, index: usize, name: &str) -> Result<(), AdapterFailure> {
+        let id = &self.config.models[index].id;
+        self.shelf.remove(index, id, name).map_err(|failure| Culprit::Name.of(failure))?;
+        tracing::info!(model = id, "adapter '{name}' is taken away");
+        self.hands.values_mut().filter(|hand| hand.model == index).for_each(|hand| hand.detach(name));
+        Ok(())
     }
 
     /// What is known of a model's adapters.

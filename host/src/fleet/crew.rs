@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     Adapter, Config, FleetStats,
-    adapters::Newcomer,
+    adapters::{AdapterFailure, Newcomer},
     deaths::Sequel,
     hand::{Age, Hand},
     model::{Model, Stage, Waiting},
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     job::{Event, Failure, FailureCode, Job},
-    wire::{Attachment, Command, Level, Report},
+    wire::{AttachedAdapter, Command, Level, Report},
 };
 
 /// How long workers have to answer for the statistics.
@@ -42,15 +42,44 @@ const KILL_WAIT: Duration = Duration::from_secs(3);
 /// What the fleet is told.
 #[derive(Debug)]
 pub(super) enum Order {
-    Submit { model: usize, job: Job, updates: UnboundedSender<Update> },
-    Cancel { job: u64 },
-    Probed { model: usize, result: Result<Probed, Failure> },
-    Said { serial: u64, said: Said },
-    Stats { fresh: bool, reply: oneshot::Sender<FleetStats> },
-    Release { model: usize },
-    Attach { model: usize, name: String, adapter: Adapter, reply: oneshot::Sender<Attachment> },
-    Detach { model: usize, name: String },
-    Shutdown { drain: Duration, reply: oneshot::Sender<()> },
+    Submit {
+        model: usize,
+        job: Job,
+        updates: UnboundedSender<Update>,
+    },
+    Cancel {
+        job: u64,
+    },
+    Probed {
+        model: usize,
+        result: Result<Probed, Failure>,
+    },
+    Said {
+        serial: u64,
+        said: Said,
+    },
+    Stats {
+        fresh: bool,
+        reply: oneshot::Sender<FleetStats>,
+    },
+    Release {
+        model: usize,
+    },
+    Attach {
+        model: usize,
+        name: String,
+        adapter: Adapter,
+        reply: oneshot::Sender<Result<AttachedAdapter, AdapterFailure>>,
+    },
+    Detach {
+        model: usize,
+        name: String,
+        reply: oneshot::Sender<Result<(), AdapterFailure>>,
+    },
+    Shutdown {
+        drain: Duration,
+        reply: oneshot::Sender<()>,
+    },
 }
 
 /// The fleet's state.
@@ -113,7 +142,7 @@ impl Crew {
             Order::Stats { fresh, reply } => self.ask(fresh, reply, now),
             Order::Release { model } => self.models[model].release(),
             Order::Attach { model, name, adapter, reply } => self.attach(model, Newcomer { name, adapter, reply }, now),
-            Order::Detach { model, name } => self.detach(model, &name),
+            Order::Detach { model, name, reply } => drop(reply.send(self.detach(model, &name))),
             Order::Shutdown { drain, reply } => self.close(drain, reply, now),
         }
     }
@@ -173,7 +202,7 @@ impl Crew {
                 );
                 (hand.loaded, hand.moved_at) = (Some(*loaded), now);
                 for (name, adapter) in self.shelf.of(hand.model).into_iter().filter(|(_, it)| it.merged.is_none()) {
-                    hand.attach(name, adapter.path, None, now);
+                    hand.attach(name, adapter.location, None, now);
                 }
             }
             Report::LoadFailed(failure) => {
@@ -185,7 +214,7 @@ impl Crew {
                 }
                 model.last_failure = Some(failure);
             }
-            Report::Attached { name: adapter, result } => self.attached(serial, adapter, result),
+            Report::Attached { attempt, result } => self.attached(serial, attempt, result),
             Report::Events(events) => {
                 let ended = events.into_iter().map(|(job, event)| hand.pass_on(job, event)).filter(|last| *last);
                 if ended.count() > 0 {
@@ -247,7 +276,7 @@ impl Crew {
             let model = &mut self.models[hand.model];
             let current = model.stage == Stage::Ready(*serial) || model.stage == Stage::Loading(*serial);
             if current && hand.age(&catalogue) == Age::Outdated {
-                hand.dismiss(now);
+                model.newcomers.extend(hand.dismiss(now));
                 if hand.loaded.is_none() {
                     hand.worker.end(Failure::new(FailureCode::Draining, "was loading a plugin that is gone"));
                 }
@@ -281,11 +310,13 @@ impl Crew {
 
     fn close(&mut self, drain: Duration, reply: oneshot::Sender<()>, now: Instant) {
         let failure = Failure::new(FailureCode::Draining, "the server is about to end");
+        for hand in self.hands.values_mut() {
+            self.models[hand.model].newcomers.extend(hand.dismiss(now));
+        }
         for model in &mut self.models {
             model.fail_waiting(&failure);
             model.stage = Stage::Idle;
         }
-        self.hands.values_mut().for_each(|hand| hand.dismiss(now));
         self.closing = Some(Closing { until: now + drain, killed: false, reply: Some(reply) });
     }
 
@@ -320,7 +351,7 @@ impl Crew {
         for hand in self.hands.values_mut() {
             let late = hand.deadline(deadlines.load, deadlines.farewell).is_some_and(|deadline| now >= deadline);
             if late && !hand.going && hand.loaded.is_some() {
-                hand.give_attaching_up();
+                hand.give_hung_up(deadlines.load, now);
             } else if late {
                 let what =
                     if hand.going { "did not end when it was asked to" } else { "made no progress with its load" };
@@ -329,6 +360,7 @@ impl Crew {
             }
         }
         if self.closing.is_none() {
+            self.give_back_room();
             self.dismiss_idle(now);
             (0..self.models.len()).for_each(|model| self.advance_model(model, now));
         }
@@ -342,7 +374,7 @@ impl Crew {
             let ready = model.stage == Stage::Ready(*serial) && hand.is_idle();
             let unused = self.config.idle_timeout.is_some_and(|limit| now >= hand.used_at + limit);
             if ready && (unused || hand.age(&catalogue) != Age::Current) {
-                hand.dismiss(now);
+                model.newcomers.extend(hand.dismiss(now));
                 model.stage = Stage::Idle;
             }
         }

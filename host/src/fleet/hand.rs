@@ -1,15 +1,15 @@
 //! A worker as the fleet sees it: what it runs, whom it serves, and whether it is to go.
 
 use std::{
-    collections::HashMap,
-    path::PathBuf,
+    collections::{BTreeMap, HashMap},
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
-    adapters::Newcomer,
+    adapters::{Culprit, Newcomer},
     memory::Resident,
     plugins::{Catalogue, Plugin},
     stats::Progress,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     job::{Event, Failure, FailureCode, Job},
-    wire::{self, Command},
+    wire::{self, Command, Location},
 };
 
 /// A worker and its streams.
@@ -33,10 +33,10 @@ pub(super) struct Hand {
     pub(super) jobs: HashMap<u64, UnboundedSender<Update>>,
     /// What of its bytes is for adapters.
     pub(super) adapter_bytes: u64,
-    /// Adapters that it is still reading, and who waits for them.
-    pub(super) attaching: HashMap<String, Option<Newcomer>>,
-    /// Since when it reads the last of them.
-    pub(super) attaching_since: Instant,
+    /// Adapters that it is still reading, by the numbers of the attempts. An answer to any other is of no interest any more.
+    pub(super) attaching: BTreeMap<u64, Attempt>,
+    /// The number of the last attempt.
+    pub(super) attempts: u64,
     /// Adapters that it does not take, and why.
     pub(super) refused: HashMap<String, Failure>,
     /// How far its load is.
@@ -50,6 +50,15 @@ pub(super) struct Hand {
     pub(super) used_at: Instant,
     /// When it last did what it is waited for.
     pub(super) moved_at: Instant,
+}
+
+/// An adapter that a worker is reading.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub(super) name: String,
+    /// Who waits for it; nobody for one that the model has anyway.
+    pub(super) newcomer: Option<Newcomer>,
+    pub(super) since: Instant,
 }
 
 /// How a worker's plugins compare with those that a new one would get.
@@ -92,37 +101,48 @@ impl Hand {
         for (_, updates) in self.jobs.drain() {
             let _ = updates.send(Update::Event(Event::Failed(failure.clone())));
         }
-        for newcomer in self.attaching.drain().filter_map(|(_, newcomer)| newcomer) {
-            newcomer.refuse(failure.clone());
+        for newcomer in mem::take(&mut self.attaching).into_values().filter_map(|attempt| attempt.newcomer) {
+            newcomer.refuse(Culprit::Nobody, failure.clone());
         }
     }
 
     /// Has it read an adapter.
-    pub(super) fn attach(&mut self, name: String, path: PathBuf, newcomer: Option<Newcomer>, now: Instant) {
-        self.worker.tell(Command::Attach { name: name.clone(), path });
-        self.attaching.insert(name, newcomer);
-        self.attaching_since = now;
+    pub(super) fn attach(&mut self, name: String, location: Location, newcomer: Option<Newcomer>, now: Instant) {
+        self.attempts += 1;
+        self.worker.tell(Command::Attach { attempt: self.attempts, name: name.clone(), location });
+        self.attaching.insert(self.attempts, Attempt { name, newcomer, since: now });
     }
 
-    /// Waits no longer for adapters that are being read: their format hangs.
-    pub(super) fn give_attaching_up(&mut self) {
-        for (name, newcomer) in self.attaching.drain() {
+    /// Has it forget an adapter that was taken away, whether it has that or is still reading it.
+    pub(super) fn detach(&mut self, name: &str) {
+        self.attaching.retain(|_, attempt| attempt.name != name);
+        self.refused.remove(name);
+        self.worker.tell(Command::Detach { name: name.to_owned() });
+    }
+
+    /// Waits no longer for adapters that have been read for as long as `patience`: their format hangs.
+    pub(super) fn give_hung_up(&mut self, patience: Duration, now: Instant) {
+        let hung = self.attaching.extract_if(.., |_, attempt| now >= attempt.since + patience);
+        for (_, Attempt { name, newcomer, .. }) in hung {
             let message = format!("adapter '{name}': its format did not come back from reading it");
             let failure = Failure::new(FailureCode::Stalled, message).with_help("replace its plugin");
             self.worker.tell(Command::Detach { name: name.clone() });
             match newcomer {
-                Some(newcomer) => newcomer.refuse(failure),
+                Some(newcomer) => newcomer.refuse(Culprit::Nobody, failure),
                 None => drop(self.refused.insert(name, failure)),
             }
         }
     }
 
-    /// Asks it to finish what it has and to end.
-    pub(super) fn dismiss(&mut self, now: Instant) {
+    /// Asks it to finish what it has and to end. It waits for no adapter any more, as no request will name one here: those
+    /// who are on their way to the model are given back for its next worker.
+    #[must_use]
+    pub(super) fn dismiss(&mut self, now: Instant) -> Vec<Newcomer> {
         if !self.going {
             (self.going, self.moved_at) = (true, now);
             self.worker.tell(Command::Drain);
         }
+        mem::take(&mut self.attaching).into_values().filter_map(|attempt| attempt.newcomer).collect()
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -149,7 +169,7 @@ impl Hand {
         match (self.going, &self.loaded) {
             (true, _) if self.is_idle() => Some(self.moved_at + farewell),
             (false, None) => Some(self.moved_at + load),
-            (false, Some(_)) if !self.attaching.is_empty() => Some(self.attaching_since + load),
+            (false, Some(_)) => self.attaching.values().map(|attempt| attempt.since + load).min(),
             _ => None,
         }
     }

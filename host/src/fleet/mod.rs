@@ -23,12 +23,13 @@ mod stats;
 mod stream;
 mod worker;
 
+pub use adapters::{AdapterFailure, Culprit};
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
 pub(crate) use memory::installed_bytes;
 pub use refusal::Refusal;
 pub(crate) use refusal::clean;
 pub use shelf::{Adapter, check_adapter_name};
-pub use sources::Sources;
+pub use sources::{Sources, adapter_file_bytes_max};
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
 pub use stream::{EventStream, Update};
 
@@ -145,7 +146,7 @@ impl Fleet {
         let stream = EventStream { job: job.id, updates: received, orders: self.orders.clone(), ended: false };
         let order = Order::Submit { model: meant.model, job, updates };
         if self.closing.load(Ordering::Relaxed) || self.orders.send(order).is_err() {
-            return Err(Failure::new(FailureCode::Draining, "the server is about to end"));
+            return Err(ended());
         }
         Ok(stream)
     }
@@ -169,16 +170,15 @@ impl Fleet {
 
     /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
     /// may name it. `model` is an id, no other name.
-    pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, Failure> {
-        let index = self.index(model)?;
-        let config = &self.config.models[index];
-        // What is kept in half precision takes twice as much in a file, and a file has headers.
-        let bytes_max = config.adapter_bytes.saturating_mul(2).saturating_add(1 << 20);
-        let path = self.config.sources.settle(source, bytes_max).await?;
-        let adapter = Adapter { path, source: source.to_owned(), merged: None };
+    pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
+        let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
+        let bytes_max = adapter_file_bytes_max(self.config.models[index].adapter_bytes);
+        let settled = self.config.sources.settle(source, bytes_max).await;
+        let location = settled.map_err(|failure| Culprit::Source.of(failure))?;
+        let adapter = Adapter { location, source: source.to_owned(), merged: None };
         let (reply, answer) = oneshot::channel();
         let order = Order::Attach { model: index, name: name.to_owned(), adapter, reply };
-        let ended = || Failure::new(FailureCode::Draining, "the server is about to end");
+        let ended = || Culprit::Nobody.of(ended());
         self.orders.send(order).map_err(|_| ended())?;
         let attached = answer.await.unwrap_or_else(|_| Err(ended()))?;
         let known = wire::AdapterStats {
@@ -194,11 +194,13 @@ impl Fleet {
     }
 
     /// Lets no further request name an adapter. What runs under it goes on to its end.
-    pub fn detach(&self, model: &str, name: &str) -> Result<(), Failure> {
-        let index = self.index(model)?;
-        self.shelf.remove(index, model, name)?;
-        let _ = self.orders.send(Order::Detach { model: index, name: name.to_owned() });
-        Ok(())
+    pub async fn detach(&self, model: &str, name: &str) -> Result<(), AdapterFailure> {
+        let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
+        let (reply, answer) = oneshot::channel();
+        let order = Order::Detach { model: index, name: name.to_owned(), reply };
+        let ended = || Culprit::Nobody.of(ended());
+        self.orders.send(order).map_err(|_| ended())?;
+        answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
     /// The adapters of a model, as they are now. `model` is an id, no other name.
@@ -222,10 +224,15 @@ impl Fleet {
     /// The place of the model with this id.
     fn index(&self, id: &str) -> Result<usize, Failure> {
         self.config.models.iter().position(|model| model.id == id).ok_or_else(|| {
+            if let Some(variant) = self.config.variants.iter().find(|variant| variant.id == id) {
+                let message =
+                    format!("'{id}' is another name for model '{}', which its adapters belong to", variant.base);
+                return Failure::new(FailureCode::NotFound, message)
+                    .with_help(format!("name '{}' instead", variant.base));
+            }
             let known: Vec<&str> = self.config.models.iter().map(|model| model.id.as_str()).collect();
             let message = format!("there is no model '{id}' (there are: {})", known.join(", "));
-            Failure::new(FailureCode::NotFound, message)
-                .with_help("adapters belong to models, not to other names of them")
+            Failure::new(FailureCode::NotFound, message).with_help("adapters belong to models, so name one of them")
         })
     }
 
@@ -284,6 +291,10 @@ impl Fleet {
         let shelf = self.shelf.all();
         of(names::Names { models, variants, adapters: &shelf, default: default_model.as_deref() })
     }
+}
+
+fn ended() -> Failure {
+    Failure::new(FailureCode::Draining, "the server is about to end")
 }
 
 impl Drop for Fleet {

@@ -1,7 +1,7 @@
 //! A model of the fleet: how far it is from answering, and who waits for that.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     FleetStats, ModelState, ModelStats,
-    adapters::Newcomer,
+    adapters::{Culprit, Newcomer},
     crew::{Crew, Order},
     deaths::Deaths,
     hand::Hand,
@@ -93,7 +93,7 @@ impl Model {
     pub(super) fn fail_waiting(&mut self, failure: &Failure) {
         self.tell_waiting(&Update::Event(Event::Failed(failure.clone())));
         self.waiting.clear();
-        self.newcomers.drain(..).for_each(|newcomer| newcomer.refuse(failure.clone()));
+        self.newcomers.drain(..).for_each(|newcomer| newcomer.refuse(Culprit::Model, failure.clone()));
     }
 
     pub(super) fn deadline(&self, memory: Duration) -> Option<Instant> {
@@ -181,8 +181,8 @@ impl Crew {
             Room::After(going) => {
                 for serial in going {
                     if let Some(hand) = self.hands.get_mut(&serial) {
-                        hand.dismiss(now);
                         let evicted = &mut self.models[hand.model];
+                        evicted.newcomers.extend(hand.dismiss(now));
                         if evicted.stage == Stage::Ready(serial) {
                             evicted.stage = Stage::Idle;
                         }
@@ -210,6 +210,7 @@ impl Crew {
             adapter_formats: paths(&formats),
             merged: self.shelf.merged(index),
             adapter_bytes: config.adapter_bytes,
+            adapter_deadline: self.config.deadlines.load,
             source: config.source.clone(),
             options: config.options.clone(),
             device: if config.device.is_empty() { "auto".into() } else { config.device.clone() },
@@ -243,8 +244,8 @@ impl Crew {
             bytes: need.bytes,
             adapter_bytes: need.adapter_bytes,
             jobs: HashMap::new(),
-            attaching: HashMap::new(),
-            attaching_since: now,
+            attaching: BTreeMap::new(),
+            attempts: 0,
             refused: HashMap::new(),
             progress: None,
             loaded: None,

@@ -10,7 +10,7 @@ use std::{
 use super::ModelConfig;
 use crate::{
     job::{Failure, FailureCode},
-    wire::MergedAdapter,
+    wire::{Location, MergedAdapter},
 };
 
 const NAME_LEN_MAX: usize = 128;
@@ -21,7 +21,7 @@ pub(super) const ADAPTERS_MAX: usize = 1024;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adapter {
     /// Where it lies.
-    pub path: PathBuf,
+    pub location: Location,
     /// Where it came from, as people wrote it.
     pub source: String,
     /// The strength at which it becomes part of the model's weights; none for one that requests choose.
@@ -40,21 +40,18 @@ pub(super) struct Shelf {
 impl Adapter {
     /// One that lies here.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        let path = path.into();
-        Self { source: path.display().to_string(), path, merged: None }
+        let location = Location::trusted(path);
+        Self { source: location.path.display().to_string(), location, merged: None }
     }
 }
 
-/// What is wrong with an adapter's name, which has to stand behind a model's id and a colon.
+/// What is wrong with an adapter's name, which has to stand behind a model's id and a colon; to be read behind the name.
 pub fn check_adapter_name(name: &str) -> Result<(), String> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if !(1..=NAME_LEN_MAX).contains(&name.len()) {
-        return Err(format!("has {} characters; 1 to {NAME_LEN_MAX} can stand behind a model's id", name.len()));
+    if (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(legal) {
+        return Ok(());
     }
-    if !name.bytes().all(legal) {
-        return Err("has a name that cannot stand behind a model's id; it takes letters, digits and -_. signs".into());
-    }
-    Ok(())
+    Err(format!("cannot stand behind a model's id; it takes 1 to {NAME_LEN_MAX} letters, digits and -_. signs"))
 }
 
 impl Shelf {
@@ -75,7 +72,7 @@ impl Shelf {
     /// Those that become part of a model's weights.
     pub(super) fn merged(&self, model: usize) -> Vec<MergedAdapter> {
         let merged = |(name, adapter): (String, Adapter)| {
-            Some(MergedAdapter { name, path: adapter.path, scale: adapter.merged? })
+            Some(MergedAdapter { name, path: adapter.location.path, scale: adapter.merged? })
         };
         self.of(model).into_iter().filter_map(merged).collect()
     }
@@ -96,7 +93,9 @@ impl Shelf {
         let mut models = self.write();
         let Some(names) = models.get_mut(model) else { return Ok(()) };
         match names.get(name) {
-            None => Err(unknown(id, names, name)),
+            None => {
+                Err(Failure { help: format!("GET /v1/models/{id}/adapters lists them"), ..unknown(id, names, name) })
+            }
             Some(Adapter { merged: Some(_), .. }) => {
                 let message = format!("adapter '{name}' is merged into the weights of model '{id}'");
                 let help = "take it out of the configuration, and start the server again";

@@ -1,21 +1,20 @@
 //! Where adapters may come from while the server runs: folders that the configuration names, and the hub.
 //!
 //! A source is what a client wrote, so it may try to lead anywhere. Links are followed to their end before anything is
-//! compared, of the adapter itself and of every file in it, and nothing is opened here: workers read what was found.
+//! compared, and nothing is opened here: workers read what was found, and look again where it leads by then.
 
-use std::{
-    fs,
-    path::{Component, Path, PathBuf},
-};
+use std::path::{Component, Path, PathBuf};
 
 use crate::{
+    confines,
     hub::{self, Hub, HubName, Trouble},
     job::{Failure, FailureCode},
+    wire::Location,
 };
 
-const SOURCE_LEN_MAX: usize = 4096;
-/// Files and folders of one adapter.
-const ENTRIES_MAX: usize = 4096;
+/// Bytes of a source; what the hub and most systems call a path is no longer.
+const SOURCE_LEN_MAX: usize = 1024;
+const SHOWN_LEN_MAX: usize = 200;
 
 /// Where adapters may come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,16 +32,21 @@ impl Default for Sources {
 }
 
 impl Sources {
-    /// The path of a source, which may be downloaded for it; files that have to hold more than `bytes_max` are not.
-    pub(super) async fn settle(&self, source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
+    /// Where a source lies, which may be downloaded for it; files that have to hold more than `bytes_max` are not.
+    pub(super) async fn settle(&self, source: &str, bytes_max: u64) -> Result<Location, Failure> {
+        let shown = shown(source);
+        if source.len() > SOURCE_LEN_MAX {
+            let message = format!("'{shown}…' has {} bytes; a source has {SOURCE_LEN_MAX} at most", source.len());
+            return Err(Failure::new(FailureCode::Invalid, message).with_help("name a path, or hf:OWNER/REPO"));
+        }
         let (sources, source) = (self.clone(), source.to_owned());
         let settling = move || match source.starts_with("hf:") {
             true if !sources.downloads => {
-                let message = format!("'{source}' may not be downloaded");
+                let message = format!("'{shown}' may not be downloaded");
                 Err(forbidden(message, "set adapter_downloads of [server] to \"allow\""))
             }
-            true => download(&source, bytes_max),
-            false => sources.find(&source),
+            true => download(&source, bytes_max).map(Location::trusted),
+            false => Ok(Location { path: sources.find(&source)?, folders: sources.folders }),
         };
         let settled = tokio::task::spawn_blocking(settling).await;
         settled.unwrap_or_else(|_| Err(Failure::new(FailureCode::Internal, "looking for the adapter failed")))
@@ -50,12 +54,12 @@ impl Sources {
 
     /// The path of a source on this machine.
     fn find(&self, source: &str) -> Result<PathBuf, Failure> {
-        let shown: String = source.escape_debug().take(200).collect();
+        let shown = shown(source);
         let outside = || {
             let message = format!("'{shown}' does not lie in a folder that adapters may come from");
             forbidden(message, "put it there, or name its folder in adapter_folders of [server]")
         };
-        if source.len() > SOURCE_LEN_MAX || source.chars().any(char::is_control) {
+        if source.chars().any(char::is_control) {
             return Err(Failure::new(FailureCode::Invalid, format!("'{shown}' is no path")));
         }
         if self.folders.is_empty() {
@@ -68,46 +72,35 @@ impl Sources {
             return Err(outside());
         }
         let roots: Vec<PathBuf> = self.folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
-        // An absolute path takes the place of what it is joined to.
-        let found = self.folders.iter().find_map(|folder| folder.join(path).canonicalize().ok());
-        match found {
-            Some(found) if roots.iter().any(|root| found.starts_with(root)) => {
-                check_links(&found, &roots)?;
-                Ok(found)
-            }
-            // Whether there is something elsewhere is nobody's business.
-            None if path.is_relative() || self.folders.iter().any(|folder| path.starts_with(folder)) => {
-                let message = format!("there is nothing at '{shown}' in the folders that adapters may come from");
-                Err(Failure::new(FailureCode::NotFound, message).with_help("check the path"))
-            }
-            _ => Err(outside()),
+        // An absolute path takes the place of what it is joined to. What one folder has of that name, but may not give,
+        // does not stand before what another one has.
+        let mut refusal = None;
+        for found in self.folders.iter().filter_map(|folder| folder.join(path).canonicalize().ok()) {
+            let refused = match roots.iter().any(|root| found.starts_with(root)) {
+                true => match confines::check(&found, &roots) {
+                    Ok(()) => return Ok(found),
+                    Err(failure) => failure,
+                },
+                false => outside(),
+            };
+            refusal.get_or_insert(refused);
         }
+        // Whether there is something elsewhere is nobody's business.
+        let could_be = path.is_relative() || self.folders.iter().any(|folder| path.starts_with(folder));
+        Err(refusal.unwrap_or_else(|| match could_be {
+            true => {
+                let message = format!("there is nothing at '{shown}' in the folders that adapters may come from");
+                Failure::new(FailureCode::NotFound, message).with_help("check the path")
+            }
+            false => outside(),
+        }))
     }
 }
 
-/// Refuses an adapter with a link in it that leads out of the folders.
-fn check_links(adapter: &Path, roots: &[PathBuf]) -> Result<(), Failure> {
-    let mut open = vec![adapter.to_path_buf()];
-    let mut seen = 0;
-    while let Some(folder) = open.pop() {
-        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-            seen += 1;
-            if seen > ENTRIES_MAX {
-                let message = format!("'{}' holds more than {ENTRIES_MAX} files", adapter.display());
-                return Err(Failure::new(FailureCode::Invalid, message).with_help("name the adapter's own folder"));
-            }
-            let (path, kind) = (entry.path(), entry.file_type());
-            if kind.as_ref().is_ok_and(fs::FileType::is_dir) {
-                open.push(path);
-            } else if kind.is_ok_and(|kind| kind.is_symlink())
-                && path.canonicalize().is_ok_and(|end| !roots.iter().any(|root| end.starts_with(root)))
-            {
-                let message = format!("'{}' is a link that leads out of the folders of adapters", path.display());
-                return Err(forbidden(message, "put the file itself there"));
-            }
-        }
-    }
-    Ok(())
+/// The largest file of an adapter that may be downloaded for a model: what is kept in half precision takes twice as much in a
+/// file, and a file has headers.
+pub fn adapter_file_bytes_max(adapter_bytes: u64) -> u64 {
+    adapter_bytes.saturating_mul(2).saturating_add(1 << 20)
 }
 
 fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
@@ -122,10 +115,16 @@ fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
             hub::Kind::Absent => FailureCode::NotFound,
             hub::Kind::Denied => FailureCode::Forbidden,
             hub::Kind::TooLarge => FailureCode::Unsupported,
-            hub::Kind::Network | hub::Kind::Space | hub::Kind::Damaged | hub::Kind::Other => FailureCode::Internal,
+            hub::Kind::Network | hub::Kind::Damaged => FailureCode::Unreachable,
+            hub::Kind::Space | hub::Kind::Other => FailureCode::Internal,
         };
         Failure::new(code, trouble.message).with_help(trouble.help)
     })
+}
+
+/// What a message quotes of a source.
+fn shown(source: &str) -> String {
+    source.escape_debug().take(SHOWN_LEN_MAX).collect()
 }
 
 fn forbidden(message: String, help: &str) -> Failure {
@@ -153,13 +152,13 @@ impl hub::Progress for Log {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::{fs, os::unix::fs::symlink};
 
     #[test]
     fn only_what_lies_in_the_folders_is_found() {
         let home = tempfile::tempdir().unwrap();
         let at = |name: &str| home.path().join(name);
-        for folder in ["open/poet", "open/leaky", "open/linked", "secret"] {
+        for folder in ["open/poet", "open/leaky", "open/linked", "also/escape", "also/leaky", "also/poet", "secret"] {
             fs::create_dir_all(at(folder)).unwrap();
         }
         fs::write(at("secret/weights"), "x").unwrap();
@@ -194,5 +193,20 @@ mod tests {
         let none = Sources::default().find("poet").unwrap_err();
         assert_eq!(none.code, FailureCode::Forbidden);
         assert!(none.to_string().contains("adapter_folders"), "{none}");
+
+        // What a folder may not give does not hide what the next one has; otherwise the first one counts.
+        let sources = Sources { folders: vec![at("nothing"), at("open"), at("also")], downloads: false };
+        for (source, expect) in [("poet", "open/poet"), ("escape", "also/escape"), ("leaky", "also/leaky")] {
+            assert_eq!(sources.find(source).unwrap(), at(expect).canonicalize().unwrap(), "{source}");
+        }
+    }
+
+    #[tokio::test]
+    async fn no_source_is_longer_than_a_path_or_a_name_on_the_hub() {
+        for long in [format!("hf:owner/{}", "x".repeat(2000)), "x".repeat(2000)] {
+            let failure = Sources::default().settle(&long, 1).await.unwrap_err();
+            assert_eq!(failure.code, FailureCode::Invalid, "{failure}");
+            assert!(failure.message.contains("1024 at most") && failure.message.len() < 300, "{failure}");
+        }
     }
 }

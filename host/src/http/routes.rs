@@ -35,7 +35,7 @@ pub(super) fn routes(app: &Arc<App>) -> Vec<Route> {
         post(app, "/v1/models/{id}/adapters", |chats, call| async move { adapters::attach(&chats, call).await }),
         get(app, "/v1/models/{id}/adapters", |app, ask| async move { adapters::list(&app.chats, &ask.named.id).await }),
         delete(app, "/v1/models/{id}/adapters/{name}", |app, ask| async move {
-            adapters::detach(&app.chats, &ask.named.id, &ask.named.name)
+            adapters::detach(&app.chats, &ask.named.id, &ask.named.name).await
         }),
         get(app, "/v1/models/{id}", |app, ask| async move {
             lists::model(&app, ask.dialect, &ask.named.id, &ask.request_id)

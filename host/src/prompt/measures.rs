@@ -111,6 +111,8 @@ impl Measures {
             FailureCode::WorkerLost => "worker_lost",
             FailureCode::Internal => "internal",
             FailureCode::Forbidden => "forbidden",
+            FailureCode::Conflict => "conflict",
+            FailureCode::Unreachable => "unreachable",
         });
         // A failure's words may quote what a client sent.
         tracing::warn!(model = self.model, code = ?failure.code, "an answer failed");

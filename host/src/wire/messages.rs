@@ -8,7 +8,7 @@ use crate::job::{Event, Failure, Job};
 
 /// Changes whenever frames do. A server keeps running when its file on disk is replaced, and must not be misunderstood
 /// by a worker of the new kind.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Server to worker.
 #[allow(clippy::large_enum_variant, reason = "the large one is the common one, and is moved a few times in its life")]
@@ -25,10 +25,12 @@ pub enum Command {
     },
     /// Read an adapter and keep it with the model.
     Attach {
+        /// What the answer calls this attempt. A name may be tried anew while an earlier attempt is still being read.
+        attempt: u64,
         /// What jobs will call it.
         name: String,
         /// Where it lies.
-        path: PathBuf,
+        location: Location,
     },
     /// Forget an adapter once its last job has ended.
     Detach {
@@ -54,6 +56,8 @@ pub struct Load {
     pub merged: Vec<MergedAdapter>,
     /// Bytes that all other adapters together may take in the model.
     pub adapter_bytes: u64,
+    /// How long jobs wait for an adapter to be read again: beyond that its format hangs.
+    pub adapter_deadline: Duration,
     /// The checkpoint.
     pub source: PathBuf,
     /// Settings that only the architecture knows, a JSON object; empty for none.
@@ -79,6 +83,22 @@ pub struct Provider {
     pub plugin: PathBuf,
     /// The provider's name in the plugin's manifest.
     pub name: String,
+}
+
+/// Where an adapter lies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Location {
+    /// Its file or folder.
+    pub path: PathBuf,
+    /// Folders that it must not lead out of by any link, whenever it is read; none for one that whoever runs the server chose.
+    pub folders: Vec<PathBuf>,
+}
+
+impl Location {
+    /// One that may lead anywhere.
+    pub fn trusted(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), folders: Vec::new() }
+    }
 }
 
 /// An adapter that becomes part of the weights.
@@ -152,8 +172,8 @@ pub enum Report {
     Events(Vec<(u64, Event)>),
     /// An adapter is there, or is not.
     Attached {
-        /// Which.
-        name: String,
+        /// By which attempt.
+        attempt: u64,
         /// What came of it.
         result: Attachment,
     },

@@ -1,6 +1,6 @@
 //! Frames there and back, and what is not one.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -44,6 +44,7 @@ fn load() -> Load {
         adapter_formats: Vec::new(),
         merged: vec![MergedAdapter { name: "m".into(), path: "/adapters/m".into(), scale: 0.5 }],
         adapter_bytes: 1 << 29,
+        adapter_deadline: Duration::from_secs(300),
         source: "/models/m".into(),
         options: "{}".into(),
         device: "auto".into(),
@@ -56,8 +57,9 @@ fn load() -> Load {
 }
 
 fn commands() -> Vec<Command> {
-    let (name, path) = ("a".to_owned(), PathBuf::from("/adapters/a"));
-    let attach = [Command::Attach { name: name.clone(), path }, Command::Detach { name }];
+    let name = "a".to_owned();
+    let location = Location { path: "/adapters/a".into(), folders: vec!["/adapters".into()] };
+    let attach = [Command::Attach { attempt: 7, name: name.clone(), location }, Command::Detach { name }];
     let first = [Command::Load(Box::new(load())), Command::Submit(job()), Command::Cancel { id: 3 }];
     first.into_iter().chain(attach).chain([Command::Stats, Command::Drain]).collect()
 }
@@ -81,11 +83,8 @@ fn reports() -> Vec<Report> {
         Report::Loaded(Box::default()),
         Report::LoadFailed(failure.clone()),
         Report::Events(events),
-        Report::Attached {
-            name: "a".into(),
-            result: Ok(AttachedAdapter { format: "peft".into(), pairs: 8, bytes: 64 }),
-        },
-        Report::Attached { name: "a".into(), result: Err(failure.clone()) },
+        Report::Attached { attempt: 7, result: Ok(AttachedAdapter { format: "peft".into(), pairs: 8, bytes: 64 }) },
+        Report::Attached { attempt: 7, result: Err(failure.clone()) },
         Report::Detached { name: "a".into() },
         Report::Stats(Box::default()),
         Report::Heartbeat { steps: 5, step_ms: Some(12) },

@@ -71,6 +71,10 @@ fn a_missing_checkpoint_is_3() {
     let said = desk.run(&["serve", "--listen", "127.0.0.1:0", "--model", "m=nowhere/model.gguf"]);
     check(&said, 3, &["there is no checkpoint at 'nowhere/model.gguf'", "name a .gguf file"]);
     check(&desk.run(&["bench", "--model", "nowhere.gguf"]), 3, &["'nowhere.gguf'"]);
+    let words = ["there is nothing of adapter 'poet' at 'nowhere/poet'", "name a folder with adapter_config.json"];
+    for verb in [&["serve", "--listen", "127.0.0.1:0"][..], &["run", "hello"]] {
+        check(&desk.run(&[verb, &["--adapter", "poet=nowhere/poet"]].concat()), 3, &words);
+    }
 }
 
 #[test]

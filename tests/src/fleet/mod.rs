@@ -3,6 +3,7 @@
 //! The model is `faults`: its prompts can make `forward` crash, loop, exit or panic, and what it says depends on every token
 //! before, so that a stream that lost or gained something says something else.
 
+mod adapters;
 mod kills;
 
 use pensieve::{

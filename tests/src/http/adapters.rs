@@ -52,6 +52,12 @@ fn check_refused(reply: &Reply, status: u16, said: &[&str]) {
     assert!(said.iter().all(|word| message.contains(word)), "{message:?} does not say {said:?}");
 }
 
+/// The same, and which part of the request it blames.
+fn check_blamed(reply: &Reply, status: u16, part: &str, said: &[&str]) {
+    check_refused(reply, status, said);
+    assert_eq!(reply.json()["error"]["param"], part, "{reply:?}");
+}
+
 #[test]
 fn an_adapter_that_comes_over_http_is_a_model_until_it_goes() {
     let lora = fixture("lora");
@@ -84,7 +90,7 @@ fn an_adapter_that_comes_over_http_is_a_model_until_it_goes() {
     let alone = post(server.address, "/v1/completions", &body("base", json!({"adapter_scale": 2})));
     check_refused(&alone, 400, &["pensieve.adapter_scale"]);
 
-    check_refused(&add(&server, "a", "rank1"), 400, &["has an adapter 'a' already"]);
+    check_blamed(&add(&server, "a", "rank1"), 409, "name", &["name: ", "has an adapter 'a' already"]);
     // A stream that runs under it goes on to its end.
     let long = json!({"model": "base:a", "prompt": "x", "max_tokens": 200, "temperature": 0, "stream": true});
     let mut stream = Incoming::open(server.address, "/v1/completions", &[], &long);
@@ -93,7 +99,7 @@ fn an_adapter_that_comes_over_http_is_a_model_until_it_goes() {
     assert_eq!((gone.status(), &gone.json()["deleted"]), (200, &json!(true)));
     let rest = stream.events();
     assert!(rest.last().is_some_and(|event| event.data == "[DONE]"), "{rest:?}");
-    check_refused(&remove(&server, "a"), 404, &["has no adapter 'a'"]);
+    check_blamed(&remove(&server, "a"), 404, "name", &["has no adapter 'a'", "/v1/models/base/adapters lists them"]);
     let reply = post(server.address, "/v1/completions", &body("base:a", json!({})));
     check_refused(&reply, 404, &["model 'base' has no adapter 'a' (it has: none)"]);
     assert_eq!(server.get("/v1/models").json()["data"].as_array().unwrap().len(), 1);
@@ -118,32 +124,52 @@ fn adapters_come_from_open_folders_and_the_hub_alone() {
 
     let files = ["adapter_config.json", "adapter_model.safetensors"];
     let files = files.map(|name| (name, fs::read(fixture("lora/rank16").join(name)).unwrap()));
-    let hub = Hub::serve(&[files[0].clone(), files[1].clone(), ("model.safetensors", vec![0; 100])]);
+    let hub = Hub::serve(&[
+        files[0].clone(),
+        files[1].clone(),
+        ("model.safetensors", vec![0; 100]),
+        ("config.json", b"{}".to_vec()),
+    ]);
     let with_hub = |options: Options| Options { variables: vec![("HF_ENDPOINT".into(), hub.endpoint())], ..options };
-    let server = with_hub(options(&[&open], "")).start();
+    let more = "[models.adapters]\nown = \"hf:owner/repo\"\n[[models]]\nid = \"muse\"\nbase = \"base\"\n";
+    let server = with_hub(options(&[&open], more)).start();
+    assert!(server.get("/v1/models/base:own").status() == 200 && !hub.asked("adapter_config.json").is_empty());
+    say(&server, "base:own", json!({}));
     let outside = ["does not lie in a folder that adapters may come from", "adapter_folders"];
     for source in ["../secret", "link", "leaky/../../secret", "/etc/passwd", &text(&secret), "/no/such/place"] {
         check_refused(&add(&server, "a", source), 403, &outside);
     }
     check_refused(&add(&server, "a", "leaky"), 403, &["is a link that leads out"]);
-    check_refused(&add(&server, "a", "nothing"), 404, &["there is nothing at 'nothing'"]);
-    check_refused(&add(&server, "a", ""), 400, &["source: should not be empty"]);
-    for name in ["", "a b", "a:b", "../a", "a/b"] {
-        check_refused(&add(&server, name, "leaky"), 400, &["name: "]);
+    check_blamed(&add(&server, "a", "nothing"), 404, "source", &["source: there is nothing at 'nothing'"]);
+    check_blamed(&add(&server, "a", ""), 400, "source", &["source: should not be empty"]);
+    check_blamed(&add(&server, "a", &"x".repeat(2000)), 400, "source", &["1024 at most"]);
+    let bare = post(server.address, "/v1/models/base/adapters", &json!({"name": "a"}));
+    check_blamed(&bare, 400, "source", &["source: this field is required"]);
+    check_blamed(&add(&server, "", "leaky"), 400, "name", &["name: should not be empty"]);
+    for name in ["a b", "a:b", "../a", "a/b", &"x".repeat(129)] {
+        let said = "name: cannot stand behind a model's id; it takes 1 to 128 letters, digits and -_. signs";
+        check_blamed(&add(&server, name, "leaky"), 400, "name", &[said]);
     }
     let more = json!({"name": "a", "source": "b", "merge": true});
     check_refused(&post(server.address, "/v1/models/base/adapters", &more), 400, &["merge: there is no such field"]);
     let other = json!({"name": "a", "source": "hf:owner/repo"});
-    check_refused(&post(server.address, "/v1/models/gpt-9/adapters", &other), 404, &["there is no model 'gpt-9'"]);
-    assert_eq!(server.get("/v1/models/gpt-9/adapters").status(), 404);
+    let reply = post(server.address, "/v1/models/gpt-9/adapters", &other);
+    check_blamed(&reply, 404, "model", &["there is no model 'gpt-9'"]);
+    check_blamed(&server.get("/v1/models/gpt-9/adapters"), 404, "model", &["there is no model 'gpt-9'"]);
+    let reply = request(server.address, "DELETE", "/v1/models/muse/adapters/a", &[], b"");
+    check_blamed(&reply, 404, "model", &["'muse' is another name for model 'base'", "name 'base' instead"]);
     assert_eq!(request(server.address, "PUT", "/v1/models/base/adapters", &[], b"").status(), 405);
 
     let added = add(&server, "a", "hf:owner/repo");
     assert_eq!((added.status(), &added.json()["source"]), (200, &json!("hf:owner/repo")), "{added:?}");
     assert!(hub.asked("model.safetensors").iter().all(|asked| asked.path.contains("adapter_")), "only the adapter");
     say(&server, "base:a", json!({}));
-    check_refused(&add(&server, "b", "hf:owner/../x"), 400, &["names nothing on the hub"]);
-    check_refused(&add(&server, "b", "hf:owner/other"), 404, &[]);
+    check_blamed(&add(&server, "b", "hf:owner/../x"), 400, "source", &["names nothing on the hub"]);
+    check_blamed(&add(&server, "b", "hf:owner/other"), 404, "source", &[]);
+    let variables = vec![("HF_ENDPOINT".to_owned(), "http://127.0.0.1:9".to_owned())];
+    let lonely = Options { variables, ..options(&[], "") }.start();
+    let reply = add(&lonely, "a", "hf:owner/repo");
+    check_refused(&reply, 502, &["127.0.0.1:9"]);
 
     let closed = with_hub(options(&[], "")).start();
     check_refused(&add(&closed, "a", "rank16"), 403, &["no folder is open to adapters", "adapter_folders of [server]"]);

@@ -31,10 +31,12 @@ fn kind(kind: ProblemKind) -> (u16, &'static str) {
         ProblemKind::Permission => (403, "permission_error"),
         ProblemKind::NotFound => (404, "not_found_error"),
         ProblemKind::Method => (405, "invalid_request_error"),
+        ProblemKind::Conflict => (409, "invalid_request_error"),
         ProblemKind::Timeout => (408, "timeout_error"),
         ProblemKind::TooLarge => (413, "request_too_large"),
         ProblemKind::MediaType => (415, "invalid_request_error"),
         ProblemKind::Internal => (500, "api_error"),
+        ProblemKind::Upstream => (502, "api_error"),
         // Both make the vendor's clients come back later.
         ProblemKind::Overloaded | ProblemKind::Unavailable => (529, "overloaded_error"),
     }

@@ -42,7 +42,9 @@ fn class(problem: &Problem) -> (u16, &'static str, Option<&'static str>) {
         ProblemKind::Authentication => (401, invalid, Some("invalid_api_key")),
         ProblemKind::Permission => (403, "permission_error", Some("permission_denied")),
         ProblemKind::NotFound if problem.field.as_deref() == Some("model") => (404, invalid, Some("model_not_found")),
+        ProblemKind::NotFound if problem.field.is_some() => (404, invalid, Some("not_found")),
         ProblemKind::NotFound => (404, invalid, Some("unknown_url")),
+        ProblemKind::Conflict => (409, invalid, Some("already_exists")),
         ProblemKind::Method => (405, invalid, Some("method_not_supported")),
         ProblemKind::MediaType => (415, invalid, Some("unsupported_media_type")),
         ProblemKind::TooLarge => (413, invalid, Some("request_too_large")),
@@ -51,6 +53,7 @@ fn class(problem: &Problem) -> (u16, &'static str, Option<&'static str>) {
         ProblemKind::Unavailable => (503, "server_error", Some("server_unavailable")),
         ProblemKind::Timeout => (408, invalid, Some("request_timeout")),
         ProblemKind::Internal => (500, "server_error", None),
+        ProblemKind::Upstream => (502, "server_error", Some("bad_gateway")),
     }
 }
 

@@ -13,7 +13,7 @@ pub use queue::{Ready, Waiting};
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use pensieve_plugin_api::AdapterData;
@@ -21,8 +21,11 @@ use pensieve_plugin_api::AdapterData;
 use super::formats::ReadAdapter;
 use crate::{
     job::{AdapterUse, Failure, FailureCode},
-    wire::{AdapterStats, AttachedAdapter, Attachment},
+    wire::{AdapterStats, AttachedAdapter, Attachment, Location},
 };
+
+/// What a number of an adapter takes at least: models keep factors in half precision or better.
+const VALUE_BYTES_MIN: u64 = 2;
 
 /// What takes adapters in: a model.
 pub trait Holder {
@@ -36,6 +39,8 @@ pub trait Holder {
 pub struct Adapters {
     /// Bytes that those which the model holds may take.
     limit: u64,
+    /// How long jobs wait for one that is read again.
+    patience: Duration,
     last: u64,
     clock: u64,
     names: BTreeMap<String, u64>,
@@ -45,7 +50,7 @@ pub struct Adapters {
     /// What the model is told of each sequence: the adapter's id and strength.
     pub spans: HashMap<u64, (u32, f32)>,
     waiting: VecDeque<Waiting>,
-    wanted: Vec<(u64, PathBuf)>,
+    wanted: Vec<(u64, Location)>,
     notes: Vec<String>,
     loads: u64,
     unloads: u64,
@@ -53,7 +58,9 @@ pub struct Adapters {
 
 struct Adapter {
     name: String,
-    path: PathBuf,
+    /// What the server calls the attempt to attach it.
+    attempt: u64,
+    location: Location,
     format: String,
     fingerprint: String,
     pairs: u64,
@@ -75,17 +82,18 @@ enum Place {
     New,
     /// On disk alone.
     Disk,
-    /// It is being read again; its bytes are set aside.
-    Reading,
+    /// It is being read again since then; its bytes are set aside.
+    Reading(Instant),
     /// In the model, under this id.
     Model(u32),
 }
 
 impl Adapters {
-    /// No adapters; those to come may take so many bytes together.
-    pub fn new(limit: u64) -> Self {
+    /// No adapters; those to come may take so many bytes together, and jobs wait so long for one to be read again.
+    pub fn new(limit: u64, patience: Duration) -> Self {
         Self {
             limit,
+            patience,
             last: 0,
             clock: 0,
             names: BTreeMap::new(),
@@ -101,15 +109,16 @@ impl Adapters {
     }
 
     /// Begins to take one in, which is to be read now; answers what [`Adapters::take_in`] knows it by.
-    pub fn begin(&mut self, name: &str, path: PathBuf) -> Result<u64, Failure> {
+    pub fn begin(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
         if self.names.contains_key(name) {
             let message = format!("an adapter called '{name}' is attached already");
-            return Err(Failure::new(FailureCode::Invalid, message).with_help("detach it first"));
+            return Err(Failure::new(FailureCode::Conflict, message).with_help("detach it first"));
         }
         self.last += 1;
         let adapter = Adapter {
             name: name.to_owned(),
-            path,
+            attempt,
+            location,
             format: String::new(),
             fingerprint: String::new(),
             pairs: 0,
@@ -125,25 +134,26 @@ impl Adapters {
         Ok(self.last)
     }
 
-    /// One has been read, or could not be. Answers what came of its attachment, if that was not known before.
+    /// One has been read, or could not be. Answers what came of the attempt to attach it, if that was not known before.
     pub fn take_in(
         &mut self,
         serial: u64,
         read: Result<ReadAdapter, Failure>,
         holder: &mut impl Holder,
-    ) -> Option<(String, Attachment)> {
+    ) -> Option<(u64, Attachment)> {
         let adapter = self.known.get(&serial)?;
-        let (name, is_new) = (adapter.name.clone(), adapter.place == Place::New);
+        let (attempt, is_new) = (adapter.attempt, adapter.place == Place::New);
         let taken = if adapter.leaving && adapter.claims == 0 {
-            Err(Failure::new(FailureCode::NotFound, format!("adapter '{name}' was detached while it was read")))
+            let message = format!("adapter '{}' was detached while it was read", adapter.name);
+            Err(Failure::new(FailureCode::NotFound, message))
         } else {
             read.and_then(|read| self.hold(serial, read, holder))
         };
         match taken {
-            Ok(attached) => is_new.then_some((name, Ok(attached))),
+            Ok(attached) => is_new.then_some((attempt, Ok(attached))),
             Err(failure) if is_new => {
                 self.remove(serial);
-                Some((name, Err(failure)))
+                Some((attempt, Err(failure)))
             }
             Err(failure) => {
                 self.set(serial, Place::Disk);
@@ -213,7 +223,7 @@ impl Adapters {
     }
 
     /// Those that have to be read before jobs go on, each asked for once.
-    pub fn take_wanted(&mut self) -> Vec<(u64, PathBuf)> {
+    pub fn take_wanted(&mut self) -> Vec<(u64, Location)> {
         std::mem::take(&mut self.wanted)
     }
 
@@ -244,13 +254,14 @@ impl Adapters {
 
     /// Bytes of those that the model holds, leaving ones included, and of those that are about to be.
     fn held(&self) -> u64 {
-        let holds = |adapter: &&Adapter| matches!(adapter.place, Place::Model(_) | Place::Reading);
+        let holds = |adapter: &&Adapter| matches!(adapter.place, Place::Model(_) | Place::Reading(_));
         self.known.values().filter(holds).fold(0, |sum, adapter| sum.saturating_add(adapter.bytes))
     }
 
     /// Has the model take one in, and others make room for it.
     fn hold(&mut self, serial: u64, read: ReadAdapter, holder: &mut impl Holder) -> Result<AttachedAdapter, Failure> {
         let ReadAdapter { format, data } = read;
+        self.check_least(serial, &data)?;
         let (id, bytes) = holder.attach(&data)?;
         self.loads += 1;
         let Some(adapter) = self.known.get_mut(&serial) else {
@@ -262,7 +273,7 @@ impl Adapters {
         (adapter.pairs, adapter.fingerprint) = (data.pairs.len() as u64, data.fingerprint.to_string());
         adapter.format.clone_from(&format);
         let attached = AttachedAdapter { format, pairs: adapter.pairs, bytes };
-        if self.make_room(0, serial, holder) {
+        if self.make_room(0, Some(serial), holder) {
             return Ok(attached);
         }
         holder.detach(id);
@@ -274,27 +285,37 @@ impl Adapters {
         if let Some(adapter) = self.known.get_mut(&serial) {
             adapter.bytes = before;
         }
-        Err(self.too_large(&name, bytes))
+        Err(self.too_large(&name, &format!("{bytes} bytes")))
     }
 
-    fn too_large(&self, name: &str, bytes: u64) -> Failure {
-        let message =
-            format!("adapter '{name}' takes {bytes} bytes; all adapters of this model may take {}", self.limit);
+    /// Refuses an adapter that is too large in whichever numbers a model keeps it, before the model is given any of it.
+    fn check_least(&self, serial: u64, data: &AdapterData) -> Result<(), Failure> {
+        let values = data.pairs.iter().fold(0, |sum: u64, pair| sum + (pair.a.len() + pair.b.len()) as u64);
+        let least = values.saturating_mul(VALUE_BYTES_MIN);
+        let name = self.known.get(&serial).map_or("", |adapter| &adapter.name);
+        if least > self.limit { Err(self.too_large(name, &format!("at least {least} bytes"))) } else { Ok(()) }
+    }
+
+    fn too_large(&self, name: &str, what: &str) -> Failure {
+        let message = format!("adapter '{name}' takes {what}; all adapters of this model may take {}", self.limit);
         Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory")
     }
 
     /// Has adapters leave the model until `bytes` more fit, those first that were not used for the longest time. Nobody
-    /// leaves in vain, nobody who is used, and not `kept`.
-    fn make_room(&mut self, bytes: u64, kept: u64, holder: &mut impl Holder) -> bool {
+    /// leaves in vain, and nobody who is used. For one that has `come`, nobody leaves whom a job waits for; for one that the
+    /// first waiting job needs, those may whom only later jobs wait for, as otherwise nobody's turn would come.
+    fn make_room(&mut self, bytes: u64, come: Option<u64>, holder: &mut impl Holder) -> bool {
         let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
         let idle = |(serial, adapter): &(&u64, &Adapter)| {
-            **serial != kept && adapter.running == 0 && matches!(adapter.place, Place::Model(_))
+            let spared = come.is_some_and(|come| come == **serial || adapter.claims > 0);
+            !spared && adapter.running == 0 && matches!(adapter.place, Place::Model(_))
         };
-        let mut idle: Vec<(u64, u64, u64)> =
-            (self.known.iter().filter(idle)).map(|(serial, adapter)| (adapter.used, *serial, adapter.bytes)).collect();
+        let idle = self.known.iter().filter(idle);
+        let mut idle: Vec<(bool, u64, u64, u64)> =
+            idle.map(|(serial, adapter)| (adapter.claims > 0, adapter.used, *serial, adapter.bytes)).collect();
         idle.sort_unstable();
         let mut going = Vec::new();
-        for (_, serial, bytes) in idle {
+        for (_, _, serial, bytes) in idle {
             if missing == 0 {
                 break;
             }
@@ -328,7 +349,7 @@ impl Adapters {
         }
         match adapter.place {
             // It goes when it has been read.
-            Place::New | Place::Reading => {}
+            Place::New | Place::Reading(_) => {}
             Place::Disk => drop(self.known.remove(&serial)),
             Place::Model(id) => {
                 holder.detach(id);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{Adapters, Holder, Place};
 use crate::{
     engine::constrain::Constraint,
-    job::{Failure, Job},
+    job::{Failure, FailureCode, Job},
 };
 
 /// A job that waits.
@@ -37,6 +37,11 @@ pub enum Ready {
 impl Waiting {
     fn is_overdue(&self) -> bool {
         self.job.deadline.is_some_and(|deadline| self.waited.saturating_add(self.since.elapsed()) >= deadline)
+    }
+
+    /// Whether it is not going to begin any more.
+    fn is_settled(&self) -> bool {
+        self.failure.is_some() || self.is_overdue()
     }
 }
 
@@ -71,26 +76,45 @@ impl Adapters {
         self.waiting.len()
     }
 
-    /// The first job that waits no longer. Asks for what others wait for as far as there is room.
+    /// A job that waits no longer. Asks for what others wait for as far as there is room.
     pub fn next_ready(&mut self, holder: &mut impl Holder) -> Option<Ready> {
+        self.give_up_hung(holder);
+        // Who is not going to begin hears of it at once, wherever in the queue.
+        if let Some(place) = self.waiting.iter().position(Waiting::is_settled) {
+            return self.release(place, holder);
+        }
         let mut place = 0;
         while let Some(waiting) = self.waiting.get(place) {
-            let (serial, is_settled) = (waiting.serial, waiting.failure.is_some() || waiting.is_overdue());
+            let serial = waiting.serial;
             let Some(adapter) = self.known.get(&serial) else { break };
             match adapter.place {
-                Place::Disk if !is_settled => {
-                    let (bytes, path) = (adapter.bytes, adapter.path.clone());
-                    if !self.make_room(bytes, serial, holder) {
+                Place::Disk => {
+                    let (bytes, location) = (adapter.bytes, adapter.location.clone());
+                    if !self.make_room(bytes, None, holder) {
                         return None;
                     }
-                    self.set(serial, Place::Reading);
-                    self.wanted.push((serial, path));
+                    self.set(serial, Place::Reading(Instant::now()));
+                    self.wanted.push((serial, location));
                 }
-                Place::New | Place::Reading if !is_settled => place += 1,
-                _ => return self.release(place, holder),
+                Place::New | Place::Reading(_) => place += 1,
+                Place::Model(_) => return self.release(place, holder),
             }
         }
         None
+    }
+
+    /// Waits no longer for adapters whose format does not come back from reading them. One that is read after all is held
+    /// like any other.
+    fn give_up_hung(&mut self, holder: &mut impl Holder) {
+        let hangs = |place: Place| matches!(place, Place::Reading(since) if since.elapsed() >= self.patience);
+        let hung = self.known.iter().filter(|(_, adapter)| hangs(adapter.place));
+        let hung: Vec<(u64, String)> = hung.map(|(serial, adapter)| (*serial, adapter.name.clone())).collect();
+        for (serial, name) in hung {
+            let message = format!("adapter '{name}': its format did not come back from reading it again");
+            self.fail_waiting(serial, &Failure::new(FailureCode::Stalled, message).with_help("replace its plugin"));
+            self.set(serial, Place::Disk);
+            self.leave(serial, holder);
+        }
     }
 
     /// Tells all who wait for an adapter that it does not come.

@@ -13,20 +13,23 @@ use super::{Adapters, Holder, Ready, Waiting};
 use crate::{
     engine::formats::ReadAdapter,
     job::{AdapterUse, Failure, FailureCode, Job},
-    wire::Attachment,
+    wire::{Attachment, Location},
 };
 
-/// Adapters take as many bytes as their only pair has ranks.
+/// Adapters take as many bytes as their only pair has ranks, in half as many values.
 #[derive(Default)]
 struct Fake {
     held: BTreeMap<u32, u64>,
     last: u32,
+    /// The largest that it was ever given.
+    most: u64,
 }
 
 impl Holder for Fake {
     fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure> {
         self.last += 1;
         let bytes = u64::from(adapter.pairs[0].rank);
+        self.most = self.most.max(bytes);
         self.held.insert(self.last, bytes);
         Ok((self.last, bytes))
     }
@@ -35,6 +38,9 @@ impl Holder for Fake {
         assert!(self.held.remove(&adapter).is_some(), "adapter {adapter} is not held");
     }
 }
+
+/// Longer than any test, but for those that wait for it.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 struct World {
     adapters: Adapters,
@@ -45,19 +51,21 @@ struct World {
     running: Vec<u64>,
     failed: Vec<(u64, FailureCode)>,
     overdue: Vec<u64>,
+    attempts: u64,
 }
 
 impl World {
     fn new(limit: u64) -> Self {
-        let (adapters, fake, disk) = (Adapters::new(limit), Fake::default(), HashMap::new());
-        Self { adapters, fake, limit, disk, running: Vec::new(), failed: Vec::new(), overdue: Vec::new() }
+        let (adapters, fake, disk) = (Adapters::new(limit, PATIENCE), Fake::default(), HashMap::new());
+        let (running, failed, overdue) = (Vec::new(), Vec::new(), Vec::new());
+        Self { adapters, fake, limit, disk, running, failed, overdue, attempts: 0 }
     }
 
     fn read(&self, path: &str) -> Result<ReadAdapter, Failure> {
         let Some(Some(rank)) = self.disk.get(path).copied() else {
             return Err(Failure::new(FailureCode::Invalid, format!("tensor 'x' of '{path}' is broken")));
         };
-        let (a, b) = (Vec::new().into(), Vec::new().into());
+        let (a, b) = (vec![0.0; rank as usize / 2].into(), Vec::new().into());
         let pair = LowRankPair { target: "x".into(), rank, inputs: 1, outputs: 1, scale: 1.0, a, b };
         let data = AdapterData { base: "".into(), fingerprint: path.into(), pairs: vec![pair].into() };
         Ok(ReadAdapter { format: "fake".into(), data })
@@ -65,11 +73,16 @@ impl World {
 
     fn attach(&mut self, name: &str, bytes: u32) -> Attachment {
         self.disk.insert(name.into(), Some(bytes));
-        let serial = self.adapters.begin(name, name.into())?;
-        let (attached, result) = self.adapters.take_in(serial, self.read(name), &mut self.fake).unwrap();
-        assert_eq!(attached, name);
+        let serial = self.begin(name)?;
+        let (attempt, result) = self.adapters.take_in(serial, self.read(name), &mut self.fake).unwrap();
+        assert_eq!(attempt, self.attempts);
         self.check();
         result
+    }
+
+    fn begin(&mut self, name: &str) -> Result<u64, Failure> {
+        self.attempts += 1;
+        self.adapters.begin(self.attempts, name, Location::trusted(name))
     }
 
     /// What the engine does with a job.
@@ -105,21 +118,25 @@ impl World {
     /// One turn of the loop, with everything read that is wanted.
     fn turn(&mut self) {
         for _ in 0..2 {
-            while let Some(ready) = self.adapters.next_ready(&mut self.fake) {
-                match ready {
-                    Ready::Begin(Waiting { job, serial, .. }) => {
-                        self.enter(job.id, serial);
-                        self.adapters.let_go(serial, &mut self.fake);
-                    }
-                    Ready::Overdue(job) => self.overdue.push(job.id),
-                    Ready::Failed(id, failure) => self.failed.push((id, failure.code)),
-                }
-            }
-            for (serial, path) in self.adapters.take_wanted() {
-                let read = self.read(path.to_str().unwrap());
+            self.begin_ready();
+            for (serial, location) in self.adapters.take_wanted() {
+                let read = self.read(location.path.to_str().unwrap());
                 assert!(self.adapters.take_in(serial, read, &mut self.fake).is_none());
             }
             self.check();
+        }
+    }
+
+    fn begin_ready(&mut self) {
+        while let Some(ready) = self.adapters.next_ready(&mut self.fake) {
+            match ready {
+                Ready::Begin(Waiting { job, serial, .. }) => {
+                    self.enter(job.id, serial);
+                    self.adapters.let_go(serial, &mut self.fake);
+                }
+                Ready::Overdue(job) => self.overdue.push(job.id),
+                Ready::Failed(id, failure) => self.failed.push((id, failure.code)),
+            }
         }
     }
 
@@ -180,7 +197,11 @@ fn what_can_never_fit_is_refused() {
     assert!(world.fake.held.is_empty() && world.adapters.stats().is_empty());
     assert_eq!(world.job(1, "a").unwrap_err().code, FailureCode::NotFound);
     world.attach("a", 8).unwrap();
-    assert_eq!(world.attach("a", 1).unwrap_err().code, FailureCode::Invalid, "the name is taken");
+    assert_eq!(world.attach("a", 1).unwrap_err().code, FailureCode::Conflict, "the name is taken");
+    assert_eq!(world.fake.most, 9);
+    let failure = world.attach("huge", 1000).unwrap_err();
+    assert!(failure.message.contains("'huge' takes at least 1000 bytes"), "{failure}");
+    assert_eq!(world.fake.most, 9, "the model saw nothing of it");
 }
 
 #[test]
@@ -213,11 +234,16 @@ fn a_detached_one_goes_with_its_last_job_and_its_name_is_free_at_once() {
 fn one_that_is_detached_while_it_is_read_does_not_come() {
     let mut world = World::new(10);
     world.disk.insert("a".into(), Some(4));
-    let serial = world.adapters.begin("a", "a".into()).unwrap();
+    let serial = world.begin("a").unwrap();
     assert_eq!(world.job(1, "a").unwrap_err().code, FailureCode::NotFound, "it is not there yet");
     world.adapters.retire("a", &mut world.fake);
-    let (_, result) = world.adapters.take_in(serial, world.read("a"), &mut world.fake).unwrap();
-    assert!(result.unwrap_err().message.contains("was detached while it was read"));
+    // Its name is free for a second attempt, and each answer says to which one it belongs.
+    let again = world.begin("a").unwrap();
+    let (attempt, result) = world.adapters.take_in(again, world.read("a"), &mut world.fake).unwrap();
+    assert_eq!((attempt, result.map(|attached| attached.bytes)), (2, Ok(4)));
+    let (attempt, result) = world.adapters.take_in(serial, world.read("a"), &mut world.fake).unwrap();
+    assert!(attempt == 1 && result.unwrap_err().message.contains("was detached while it was read"));
+    world.adapters.retire("a", &mut world.fake);
     assert!(world.fake.held.is_empty() && world.adapters.known.is_empty());
 }
 
@@ -254,6 +280,60 @@ fn a_job_does_not_wait_beyond_its_deadline() {
     assert_eq!((world.overdue.as_slice(), world.adapters.waiting()), ([2].as_slice(), 1));
     assert_eq!(world.adapters.cancel(3, &mut world.fake).unwrap().id, 3);
     assert_eq!(world.adapters.waiting(), 0);
+}
+
+#[test]
+fn who_is_not_going_to_begin_hears_of_it_behind_whoever_waits_for_room() {
+    let mut world = World::new(8);
+    for name in ["a", "b", "c"] {
+        world.attach(name, 4).unwrap();
+    }
+    world.job(1, "b").unwrap();
+    world.job(2, "c").unwrap();
+    world.attach("d", 4).unwrap();
+    world.job(3, "a").unwrap();
+    world.job_until(4, "a", Some(Duration::ZERO)).unwrap();
+    world.job_until(5, "d", Some(Duration::ZERO)).unwrap();
+    world.job(6, "d").unwrap();
+    world.turn();
+    assert_eq!((world.overdue.as_slice(), world.adapters.waiting()), ([4, 5].as_slice(), 2));
+    world.adapters.cancel(6, &mut world.fake).unwrap();
+    assert_eq!((world.running.as_slice(), world.adapters.waiting()), ([1, 2].as_slice(), 1));
+}
+
+#[test]
+fn one_that_a_job_waits_for_makes_no_room_for_a_newcomer() {
+    let mut world = World::new(8);
+    for name in ["a", "b", "c"] {
+        world.attach(name, 4).unwrap();
+    }
+    world.job(1, "c").unwrap();
+    world.job(2, "a").unwrap();
+    world.begin_ready();
+    let (serial, _) = world.adapters.take_wanted().pop().unwrap();
+    assert!(world.adapters.take_in(serial, world.read("a"), &mut world.fake).is_none());
+    world.attach("new", 4).unwrap();
+    assert_eq!(world.loaded(), ["a", "c"]);
+    world.begin_ready();
+    assert_eq!(world.running, [1, 2]);
+}
+
+#[test]
+fn jobs_do_not_wait_for_a_format_that_hangs() {
+    let mut world = World::new(4);
+    world.adapters = Adapters::new(4, Duration::ZERO);
+    world.attach("a", 4).unwrap();
+    world.attach("b", 4).unwrap();
+    world.job(1, "a").unwrap();
+    world.begin_ready();
+    world.begin_ready();
+    assert_eq!(world.failed, [(1, FailureCode::Stalled)]);
+    // It comes back after all.
+    let (serial, _) = world.adapters.take_wanted().pop().unwrap();
+    assert!(world.adapters.take_in(serial, world.read("a"), &mut world.fake).is_none());
+    world.check();
+    world.job(2, "a").unwrap();
+    assert_eq!((world.running.as_slice(), world.loaded()), ([2].as_slice(), vec!["a".to_owned()]));
 }
 
 #[test]

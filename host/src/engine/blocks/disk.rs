@@ -69,8 +69,8 @@ impl Disk {
 }
 
 impl Index {
-    /// Takes in what an earlier run left on disk, coldest first. What is damaged, unreachable or over the budget is
-    /// dropped.
+    /// Takes in what an earlier run left on disk, coldest first; some of it may be in memory by now. What is damaged,
+    /// unreachable or over the budget is dropped.
     pub(super) fn restore(&mut self, chain: &Chain, records: &[Record], block_tokens: usize) {
         let mut order: Vec<&Record> = records.iter().collect();
         order.sort_by_key(|record| record.depth);
@@ -78,16 +78,22 @@ impl Index {
             let Record { key, parent, depth, ref tokens } = *record;
             let whole = tokens.len() == block_tokens && chain.key(parent, tokens) == key;
             let above = depth == 0 || self.entries.get(&parent).is_some_and(|p| p.on_disk && p.depth + 1 == depth);
-            if !(whole && above && self.insert(&Link { key, parent, depth, tokens })) {
-                if !self.entries.contains_key(&key) {
-                    self.disk.dropped.insert(key);
+            let known = self.entries.get(&key).map(|entry| entry.on_disk);
+            match known {
+                Some(true) => {}
+                _ if !(whole && above) => drop(self.disk.dropped.insert(key)),
+                Some(false) => self.attach(key),
+                None => {
+                    self.insert(&Link { key, parent, depth, tokens });
+                    self.attach(key);
                 }
-                continue;
             }
-            self.attach(key);
         }
         for record in records {
-            self.touch(record.key);
+            // Those in memory have their place in the pool's order already.
+            if self.entries.get(&record.key).is_some_and(|entry| entry.block.is_none()) {
+                self.touch(record.key);
+            }
         }
         self.shrink();
     }

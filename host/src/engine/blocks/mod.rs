@@ -262,7 +262,7 @@ impl BlockTable {
         Usage { free, cached, active: self.pool.blocks.len() - free - cached, disk: self.index.disk.len }
     }
 
-    /// Takes in what an earlier run left on disk, coldest first, before anything else is done. What is damaged, out of
+    /// Takes in what an earlier run left on disk, coldest first, before anything is spilled. What is damaged, out of
     /// reach or too much comes back from [`BlockTable::take_dropped`].
     pub fn restore(&mut self, records: &[Record]) {
         self.index.restore(&self.chain, records, self.layout.block_tokens);

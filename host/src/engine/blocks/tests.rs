@@ -280,6 +280,31 @@ fn records_that_are_damaged_or_hang_from_nothing_are_dropped() {
 }
 
 #[test]
+fn what_another_worker_has_left_joins_what_is_in_memory_by_then() {
+    let mut old = table(4, 8);
+    compute(&mut old, 1, b"", &text(0, 16));
+    old.close(1);
+    let left = spill_all(&mut old);
+    for damaged in [false, true] {
+        let mut new = table(8, 8);
+        compute(&mut new, 1, b"", &text(0, 8));
+        compute(&mut new, 2, b"", &text(3, 8));
+        new.close(2);
+        let mut records = left.clone();
+        records[1].tokens[0] += u32::from(damaged);
+        new.restore(&records);
+        new.check_invariants();
+        let found = (new.usage().disk, new.take_dropped().count());
+        assert_eq!(found, if damaged { (1, 3) } else { (4, 0) });
+        new.close(1);
+        new.check_invariants();
+        let (own, disk) = (spill_all(&mut new).len(), new.usage().disk);
+        new.check_invariants();
+        assert_eq!((own, disk), if damaged { (3, 4) } else { (2, 6) });
+    }
+}
+
+#[test]
 fn a_restart_with_a_smaller_budget_keeps_what_was_used_last() {
     let mut old = table(8, 8);
     for (sequence, first) in [(1, 0), (2, 100)] {

@@ -1,10 +1,7 @@
 //! How jobs and adapters come in: a job whose grammar is being compiled or whose adapter is being read waits with them, and
 //! everything else goes to the scheduler at once.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::{
@@ -17,7 +14,7 @@ use crate::{
         sequence::Sequence,
     },
     job::{Event, Failure, FailureCode, Finish, Job, Usage},
-    wire::Attachment,
+    wire::{Attachment, Location},
 };
 
 impl Engine {
@@ -32,17 +29,17 @@ impl Engine {
     }
 
     /// Begins to take an adapter in, which is to be read now and handed over with the number that this answers.
-    pub fn begin_attachment(&mut self, name: &str, path: PathBuf) -> Result<u64, Failure> {
-        self.adapters.begin(name, path)
+    pub fn begin_attachment(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
+        self.adapters.begin(attempt, name, location)
     }
 
-    /// Takes in what was read; answers what came of its attachment, if that was not known before.
-    pub fn take_adapter_in(&mut self, serial: u64, read: Result<ReadAdapter, Failure>) -> Option<(String, Attachment)> {
+    /// Takes in what was read; answers what came of the attempt to attach it, if that was not known before.
+    pub fn take_adapter_in(&mut self, serial: u64, read: Result<ReadAdapter, Failure>) -> Option<(u64, Attachment)> {
         self.adapters.take_in(serial, read, &mut self.model)
     }
 
     /// Adapters that jobs wait for and that have to be read.
-    pub fn take_wanted_adapters(&mut self) -> Vec<(u64, PathBuf)> {
+    pub fn take_wanted_adapters(&mut self) -> Vec<(u64, Location)> {
         self.adapters.take_wanted()
     }
 

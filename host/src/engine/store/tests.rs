@@ -86,13 +86,15 @@ fn what_is_no_whole_block_is_deleted_at_the_start() {
 fn one_worker_at_a_time_has_a_models_folder_and_others_have_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(folder.path(), 1 << 20).unwrap();
-    assert_eq!(open(folder.path(), 1 << 20).err().unwrap().kind(), io::ErrorKind::WouldBlock);
+    let mut next = open(folder.path(), 1 << 20).unwrap();
+    assert_eq!((first.is_taken(), next.is_taken(), next.take().unwrap()), (true, false, false));
     let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
     let other = Store::open(&tier, "another model", TOKENS, BYTES).unwrap();
     assert_ne!(first.folder, other.folder);
     assert_eq!(first.secret(), other.secret());
     drop(first);
-    open(folder.path(), 1 << 20).unwrap();
+    assert!(next.take().unwrap() && next.is_taken());
+    assert!(!open(folder.path(), 1 << 20).unwrap().is_taken());
 }
 
 #[test]

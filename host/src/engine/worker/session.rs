@@ -3,12 +3,9 @@
 //! Between steps all commands that have arrived are taken, so a cancelled job is gone before the next step. Without jobs
 //! the loop puts the cache on disk, a few blocks at a time, and then sleeps until something arrives.
 
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc,
-        mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
-    },
+use std::sync::{
+    Arc,
+    mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
 };
 
 use super::{Input, Outbox, Pulse, start};
@@ -18,7 +15,7 @@ use crate::{
         step::{Engine, PAUSE},
     },
     job::{Event, Failure, FailureCode, Job},
-    wire::{Command, Level, Report},
+    wire::{Command, Level, Location, Report},
 };
 
 pub(super) struct Session<'a> {
@@ -42,8 +39,8 @@ impl Session<'_> {
                 self.take(input);
             }
             computed = self.engine.step();
-            for (serial, path) in self.engine.take_wanted_adapters() {
-                self.read_adapter(serial, path);
+            for (serial, location) in self.engine.take_wanted_adapters() {
+                self.read_adapter(serial, location);
             }
             // A server that does not listen is no fault of a plugin.
             drop(beat);
@@ -107,8 +104,8 @@ impl Session<'_> {
         match input {
             Input::Command(command) => self.obey(command),
             Input::AdapterRead { serial, read } => {
-                if let Some((name, result)) = self.engine.take_adapter_in(serial, read) {
-                    self.outbox.send(Report::Attached { name, result });
+                if let Some((attempt, result)) = self.engine.take_adapter_in(serial, read) {
+                    self.outbox.send(Report::Attached { attempt, result });
                 }
             }
         }
@@ -123,10 +120,12 @@ impl Session<'_> {
             Command::Submit(job) if self.draining => self.refuse(&job),
             Command::Submit(job) => self.engine.submit(job),
             Command::Cancel { id } => self.engine.cancel(id),
-            Command::Attach { name, path } => match self.engine.begin_attachment(&name, path.clone()) {
-                Ok(serial) => self.read_adapter(serial, path),
-                Err(failure) => self.outbox.send(Report::Attached { name, result: Err(failure) }),
-            },
+            Command::Attach { attempt, name, location } => {
+                match self.engine.begin_attachment(attempt, &name, location.clone()) {
+                    Ok(serial) => self.read_adapter(serial, location),
+                    Err(failure) => self.outbox.send(Report::Attached { attempt, result: Err(failure) }),
+                }
+            }
             Command::Detach { name } => {
                 self.engine.detach(&name);
                 self.outbox.send(Report::Detached { name });
@@ -140,10 +139,10 @@ impl Session<'_> {
     }
 
     /// Has an adapter read where that holds nobody up.
-    fn read_adapter(&self, serial: u64, path: PathBuf) {
+    fn read_adapter(&self, serial: u64, location: Location) {
         let (formats, sender) = (self.formats.clone(), self.sender.clone());
         start("adapter", move || {
-            let read = formats.read(&path);
+            let read = formats.read(&location);
             // Without an engine nobody waits for it.
             let _ = sender.send(Input::AdapterRead { serial, read });
         });
