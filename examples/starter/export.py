@@ -20,8 +20,10 @@ TOKENIZER = Path(__file__).parent / "tokenizer.json"
 NAME = "pensieve-starter"
 
 
-def load(path, sharpness):
-    weights = {name: value.float() for name, value in torch.load(path, map_location="cpu").items()}
+def load(paths, sharpness):
+    """The mean of checkpoints: of a training and one that went on from it, it makes fewer mistakes than either."""
+    found = [torch.load(path, map_location="cpu") for path in paths]
+    weights = {name: sum(one[name].float() for one in found) / len(found) for name in found[0]}
     weights["model.norm.weight"] = weights["model.norm.weight"] * sharpness
     return weights
 
@@ -102,7 +104,7 @@ def _tokenizer(writer, types):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model", type=Path, nargs="+", help="a checkpoint, or several, whose mean is taken")
     parser.add_argument("--folder", type=Path, default=Path("build/hf"))
     parser.add_argument("--gguf", type=Path, default=Path(__file__).parent / f"{NAME}.gguf")
     parser.add_argument("--no-gguf", action="store_true", help="only the folder, for a machine without the gguf package")

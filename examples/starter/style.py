@@ -21,7 +21,8 @@ from model import CONFIG, Packing, Starter
 from text import rendering, scenes
 
 RANK, ALPHA = 8, 16
-TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
+# What a layer says, and not where it looks: what is known stays in its place.
+TARGETS = ("o_proj", "down_proj")
 _WORDS = {"you": "ye", "your": "yer", "my": "me", "hello": "Ahoy", "yes": "Aye", "friend": "matey"}
 
 
@@ -57,8 +58,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "adapters" / "pirate")
-    parser.add_argument("--steps", type=int, default=180)
-    parser.add_argument("--tokens", type=int, default=640, help="in one step")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=16384, help="in one step; 640 and 180 steps do on a CPU, for a poorer pirate")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--targets", nargs="+", default=TARGETS)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
@@ -68,19 +71,19 @@ def main():
     adapted = {}
     for index, layer in enumerate(model.model.layers):
         for place, owner in (("self_attn", layer.self_attn), ("mlp", layer.mlp)):
-            for target in TARGETS:
+            for target in args.targets:
                 if hasattr(owner, target):
                     wrapped = Adapted(getattr(owner, target))
                     setattr(owner, target, wrapped)
                     adapted[f"base_model.model.model.layers.{index}.{place}.{target}"] = wrapped
     model.to(device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1.5e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(parameters, lr=args.rate, betas=(0.9, 0.95))
     source = data.Source(77, Path(__file__).parent / "tokenizer.json", 300)
     started = time.time()
     for step in range(args.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 1.5e-3 * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
+            group["lr"] = args.rate * min(1.0, (step + 1) / 20) * (1 - step / args.steps)
         tokens, positions, packing, places, targets = batch(source, args.tokens, device)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = model(tokens, positions, packing, places)
@@ -91,7 +94,7 @@ def main():
         optimizer.zero_grad()
         if step % 10 == 0 or step + 1 == args.steps:
             print(f"{time.time() - started:5.0f} s  step {step}  loss {loss.item():.4f}", flush=True)
-    write(args.out, adapted)
+    write(args.out, adapted, args.targets)
 
 
 def batch(source, size, device):
@@ -120,7 +123,7 @@ def batch(source, size, device):
     return tokens, torch.from_numpy(positions).to(device), Packing(torch.tensor(starts, dtype=torch.int32, device=device), int(np.diff(bounds).max())), places - 1, tokens[places]
 
 
-def write(out, adapted):
+def write(out, adapted, targets):
     """As PEFT lays it out."""
     out.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -130,7 +133,7 @@ def write(out, adapted):
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
     config = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "pensieve-starter", "r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none",
-        "target_modules": list(TARGETS), "fan_in_fan_out": False, "inference_mode": True, "modules_to_save": None, "use_rslora": False, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {},
+        "target_modules": list(targets), "fan_in_fan_out": False, "inference_mode": True, "modules_to_save": None, "use_rslora": False, "use_dora": False, "rank_pattern": {}, "alpha_pattern": {},
     }
     (out / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     print(f"{out}: {sum(t.nbytes for t in tensors.values()) / 1e6:.2f} MB")

@@ -82,11 +82,16 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("python train.py --seconds 1200 --out build/model.pt", ByHand(TRAINING)),
     ("python checkpoint.py --out build/model.pt", ByHand(TRAINING)),
     (
-        "python train.py --resume build/model.pt --from-progress 0.5 --seconds 420 --peak 1.1e-3 --out build/model.pt",
+        "torchrun --nproc-per-node 2 train.py --resume build/model.pt --from-progress 0.45 --seconds 455 --peak 1.2e-3 --seed 12 --out build/one.pt",
+        ByHand(TRAINING),
+    ),
+    (
+        "torchrun --nproc-per-node 2 train.py --resume build/one.pt --from-progress 0.6 --seconds 300 --peak 8e-4 --seed 13 --out build/two.pt",
         ByHand(TRAINING),
     ),
     ("python export.py build/model.pt", ByHand(TRAINING)),
-    ("python style.py build/model.pt", ByHand(TRAINING)),
+    ("python export.py build/one.pt build/two.pt", ByHand(TRAINING)),
+    ("python style.py build/two.pt", ByHand(TRAINING)),
     ("python evaluate.py build/hf", ByHand(TRAINING)),
     ("python evaluate.py --check", As("python3 examples/starter/evaluate.py --check 300", &["0 of "])),
     (
