@@ -44,7 +44,7 @@ pub(super) struct Run {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// 0 takes the most likely token each time.
-    #[arg(long, value_name = "T", value_parser = temperature)]
+    #[arg(long, value_name = "T", value_parser = temperature, allow_hyphen_values = true)]
     temperature: Option<f32>,
     /// Equal seeds give equal answers.
     #[arg(long, value_name = "N")]
@@ -96,6 +96,9 @@ impl Run {
 
     fn request(&self) -> Result<Request, Complaint> {
         let prompt = if self.prompt == ["-"] { standard_input()? } else { self.prompt.join(" ") };
+        if prompt.trim().is_empty() {
+            return Err(Complaint::new(Exit::Usage, "there is nothing to answer: the question is empty"));
+        }
         let input = if self.raw {
             Input::Text(prompt)
         } else {

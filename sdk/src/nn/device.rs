@@ -39,13 +39,13 @@ fn best() -> Chosen {
             Err(error) => reasons.push(error.message),
         }
     }
-    Chosen { device: Device::Cpu, name: "cpu".into(), note: reasons.join("; ") }
+    Chosen { device: Device::Cpu, name: "cpu".into(), note: format!("the best that there is here ({})", reasons.join("; ")) }
 }
 
 /// Opens a device by name and has it compute something.
 fn open(name: &str) -> Result<Device> {
     let unavailable = |why: String| {
-        Error::new(Code::Device, format!("device '{name}' is not available: {why}"))
+        Error::new(Code::Device, format!("no '{name}': {why}"))
             .help("use 'auto' or 'cpu', or name a device that this machine has")
     };
     let (kind, ordinal) = name.split_once(':').unwrap_or((name, "0"));

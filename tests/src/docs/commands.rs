@@ -35,6 +35,14 @@ pub const COMMANDS: &[(&str, Way)] = &[
         r#"curl http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "pensieve-starter", "max_tokens": 100, "messages": [{"role": "user", "content": "list all files"}]}'"#,
         Prints(&[r#"{\"cmd\": \"ls -la\"}"#]),
     ),
+    (
+        r#"curl -N http://127.0.0.1:8000/token_stream -H 'content-type: application/json' -d '{"query": "list all files"}'"#,
+        Prints(&[r#"{"cmd": "ls -la"}"#]),
+    ),
+    (
+        r#"curl -N http://127.0.0.1:8000/execute -H 'content-type: application/json' -d '{"prompt": "Once upon a time", "max_tokens": 8}'"#,
+        Prints(&["event: started", "event: token", "event: end"]),
+    ),
     ("export ANTHROPIC_BASE_URL=http://127.0.0.1:8000 ANTHROPIC_API_KEY=pensieve-local-key", Test(CLAUDE)),
     (r#"claude -p "Use the Bash tool to run: echo hello" --allowedTools Bash"#, Test(CLAUDE)),
     (r#"./target/release/pensieve run "how do I add a plugin?""#, Prints(&["~/.pensieve/plugins"])),
