@@ -7,6 +7,7 @@
 mod models;
 mod place;
 mod reader;
+mod server;
 mod source;
 pub(crate) mod units;
 mod variables;
@@ -14,7 +15,6 @@ mod variables;
 use std::{
     collections::BTreeSet,
     fmt,
-    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -22,10 +22,11 @@ use toml::de::DeTable;
 
 pub use models::{Adapter, Model, Variant, Wanted, check_device, check_id};
 pub use place::{Found, find, home};
+pub use server::{Server, check_listen};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
 
-use crate::{fleet, http, wire};
+use crate::{fleet, wire};
 use reader::{Document, Section};
 
 /// Everything that can be set.
@@ -45,45 +46,6 @@ pub struct Config {
     pub models: Vec<Model>,
     /// Other names for them, with an adapter or samplers.
     pub variants: Vec<Variant>,
-}
-
-/// The server: where it listens, and to whom.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Server {
-    /// An address and a port.
-    pub listen: String,
-    /// Who may come in.
-    pub keys: Vec<String>,
-    /// Names of this server besides those of the machine.
-    pub hosts: Vec<String>,
-    /// Origins of web pages that may use it.
-    pub origins: Vec<String>,
-    /// Folders from which adapters may be loaded while the server runs.
-    pub adapter_folders: Vec<PathBuf>,
-    /// Whether adapters may be downloaded while the server runs: `allow` or `refuse`.
-    pub adapter_downloads: &'static str,
-    /// What is logged.
-    pub log: String,
-    /// `text` or `json`.
-    pub log_format: &'static str,
-    /// Connections at once.
-    pub connections_max: usize,
-    /// Requests at once.
-    pub requests_max: usize,
-    /// Streamed answers at once.
-    pub streams_max: usize,
-    /// Bytes of a request's body.
-    pub body_max: u64,
-    /// Bytes of all bodies at hand.
-    pub bodies_max: u64,
-    /// How long a request's headers may take.
-    pub header_timeout: Duration,
-    /// How long its body may take.
-    pub body_timeout: Duration,
-    /// How long a client may leave its answer unread.
-    pub stall_timeout: Duration,
-    /// How long running answers have when the server ends.
-    pub drain: Duration,
 }
 
 /// Where plugins come from.
@@ -258,68 +220,6 @@ impl Config {
     }
 }
 
-impl Server {
-    /// The server that this describes.
-    pub fn http(&self) -> http::Settings {
-        let mut settings = http::Settings {
-            listen: self.listen.clone(),
-            keys: self.keys.iter().map(|key| http::Key::new(key)).collect(),
-            hosts: self.hosts.clone(),
-            origins: self.origins.clone(),
-            limits: http::Limits::default(),
-        };
-        let limits = &mut settings.limits;
-        limits.connections_max = self.connections_max;
-        limits.requests_max = self.requests_max;
-        limits.streams_max = self.streams_max;
-        limits.body_bytes_max = usize::try_from(self.body_max).unwrap_or(usize::MAX);
-        limits.bodies_bytes_max = usize::try_from(self.bodies_max).unwrap_or(usize::MAX);
-        limits.header_timeout = self.header_timeout;
-        limits.body_timeout = self.body_timeout;
-        limits.write_stall = self.stall_timeout;
-        limits.drain = self.drain;
-        settings
-    }
-
-    fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
-        let mut folders = Vec::new();
-        section.text("listen", &mut self.listen);
-        section.text_or_texts("key", &mut self.keys);
-        section.texts("hosts", &mut self.hosts);
-        section.texts("origins", &mut self.origins);
-        section.texts("adapter_folders", &mut folders);
-        section.word("adapter_downloads", &["allow", "refuse"], &mut self.adapter_downloads);
-        section.text("log", &mut self.log);
-        section.word("log_format", &["text", "json"], &mut self.log_format);
-        section.integer("connections_max", 1..=100_000, &mut self.connections_max);
-        section.integer("requests_max", 1..=100_000, &mut self.requests_max);
-        section.integer("streams_max", 1..=100_000, &mut self.streams_max);
-        section.bytes("body_max", 1024..=1 << 30, &mut self.body_max);
-        section.bytes("bodies_max", 1024..=1 << 40, &mut self.bodies_max);
-        section.duration("header_timeout", 100 * MS..=HOUR, &mut self.header_timeout);
-        section.duration("body_timeout", 100 * MS..=HOUR, &mut self.body_timeout);
-        section.duration("stall_timeout", 100 * MS..=HOUR, &mut self.stall_timeout);
-        section.duration("drain", Duration::ZERO..=HOUR, &mut self.drain);
-        let home = place::user_home();
-        self.adapter_folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
-        if self.bodies_max < self.body_max {
-            let (all, one) = (self.bodies_max, self.body_max);
-            let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
-            section.note("bodies_max", what, "raise it, or lower 'body_max'");
-        }
-        if let Err(what) = check_listen(&self.listen) {
-            section.note("listen", format!("'listen' in [server] is \"{}\": {what}", self.listen), LISTEN_HELP);
-        }
-        if let Err(what) = check_log(&self.log) {
-            section.note("log", format!("'log' in [server] is \"{}\": {what}", self.log), LOG_HELP);
-        }
-        if self.keys.iter().any(|key| !is_key(key)) {
-            section.note("key", "a 'key' in [server] cannot be sent in a header", KEY_HELP);
-        }
-        section.finish();
-    }
-}
-
 impl Plugins {
     fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
         let (mut folders, mut allow) = (Vec::new(), Vec::new());
@@ -373,69 +273,6 @@ impl Cache {
         section.bytes("budget", 0..=1 << 50, &mut self.budget);
         self.folder = text.map(|text| reader::path(folder, place::user_home().as_deref(), &text));
         section.finish();
-    }
-}
-
-const LISTEN_HELP: &str = "it takes an address and a port, such as \"127.0.0.1:8000\"";
-const LOG_HELP: &str =
-    "it takes a level (error, warn, info, debug, trace), or one per part, such as \"info,pensieve::fleet=debug\"";
-const KEY_HELP: &str = "it takes 1 to 512 visible ASCII characters without spaces";
-
-/// What is wrong with an address to listen at.
-pub fn check_listen(text: &str) -> Result<(), String> {
-    let Some((host, port)) = text.rsplit_once(':') else { return Err("it has no port".into()) };
-    if port.parse::<u16>().is_err() {
-        return Err(format!("'{port}' is no port"));
-    }
-    if text.parse::<SocketAddr>().is_ok() {
-        return Ok(());
-    }
-    let name = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
-    // A name is looked up when the server starts; here it only has to be one.
-    if name && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
-        Ok(())
-    } else {
-        Err(format!("'{host}' is no address"))
-    }
-}
-
-fn check_log(text: &str) -> Result<(), String> {
-    for part in text.split(',') {
-        // A part without a level would be taken for a target, and a misspelt level with it.
-        let level = part.rsplit_once('=').map_or(part, |(_, level)| level).trim();
-        if !["off", "error", "warn", "info", "debug", "trace"].contains(&level.to_ascii_lowercase().as_str()) {
-            return Err(format!("'{level}' is no level"));
-        }
-    }
-    tracing_subscriber::EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())
-}
-
-fn is_key(text: &str) -> bool {
-    (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
-}
-
-impl Default for Server {
-    fn default() -> Self {
-        let http::Settings { listen, limits, .. } = http::Settings::default();
-        Self {
-            listen,
-            keys: Vec::new(),
-            hosts: Vec::new(),
-            origins: Vec::new(),
-            adapter_folders: Vec::new(),
-            adapter_downloads: "allow",
-            log: "info".into(),
-            log_format: "text",
-            connections_max: limits.connections_max,
-            requests_max: limits.requests_max,
-            streams_max: limits.streams_max,
-            body_max: limits.body_bytes_max as u64,
-            bodies_max: limits.bodies_bytes_max as u64,
-            header_timeout: limits.header_timeout,
-            body_timeout: limits.body_timeout,
-            stall_timeout: limits.write_stall,
-            drain: limits.drain,
-        }
     }
 }
 

@@ -3,7 +3,11 @@
 
 use std::{env, path::PathBuf};
 
-use super::{Config, LISTEN_HELP, LOG_HELP, Wrong, check_listen, check_log, is_key, units::Amount};
+use super::{
+    Config, Wrong,
+    server::{KEY_HELP, LISTEN_HELP, LOG_HELP, check_listen, check_log, is_key},
+    units::Amount,
+};
 
 /// A variable.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +41,7 @@ pub const VARIABLES: [Variable; 9] = [
         meaning: "the server's key",
         set: |config, text| {
             if !is_key(text) {
-                return Err(super::KEY_HELP.into());
+                return Err(KEY_HELP.into());
             }
             config.server.keys = vec![text.to_owned()];
             Ok(())

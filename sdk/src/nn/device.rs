@@ -39,7 +39,11 @@ fn best() -> Chosen {
             Err(error) => reasons.push(error.message),
         }
     }
-    Chosen { device: Device::Cpu, name: "cpu".into(), note: format!("the best that there is here ({})", reasons.join("; ")) }
+    Chosen {
+        device: Device::Cpu,
+        name: "cpu".into(),
+        note: format!("the best that there is here ({})", reasons.join("; ")),
+    }
 }
 
 /// Opens a device by name and has it compute something.
