@@ -268,9 +268,9 @@ async fn schemas_that_cannot_be_enforced_do_so_no_harm_unless_they_are_strict() 
         json!({ "type": "object", "properties": { "x": { "$ref": "https://example.org" } } });
     let answer = home.ask(request(conversation.clone())).await.unwrap();
     assert_eq!(answer.calls[0].1, r#"{"command": "ls -la | wc"}"#);
-    conversation.tools[1].strict = true;
+    (conversation.tools[1].strict, conversation.tools[1].field) = (true, "tools.1.schema".into());
     let failure = home.ask(request(conversation)).await.unwrap_err();
-    assert!(failure.message.contains("the schema of tool 'Read'"), "{failure}");
+    assert_eq!(failure.field, "tools.1.schema", "{failure}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

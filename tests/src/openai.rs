@@ -194,7 +194,7 @@ fn a_grammar_that_cannot_be_enforced_is_a_status_even_for_a_stream() {
     // The model is loaded, so that the worker's answer comes at once.
     assert_eq!(post(server.address, CHAT, &chat("hello", json!({}))).status(), 200);
     let more = json!({"stream": true, "pensieve": {"grammar": {"regex": "(unclosed"}}});
-    refused(&post(server.address, CHAT, &chat("hello", more)), 400, None);
+    refused(&post(server.address, CHAT, &chat("hello", more)), 400, Some("pensieve.grammar.regex"));
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn a_stage_that_panics_fails_its_own_stream_and_parameters_are_the_clients_fault
     let samplers = vec![crate::artifacts::test_plugin("panics"), plugin("pensieve-samplers")];
     let mut worker = Worker::start(pensieve::wire::Load { samplers, ..faults() });
     let stages = |sampler: &str, parameters: &str| {
-        vec![StageSpec { sampler: sampler.into(), parameters: parameters.into(), ..StageSpec::default() }]
+        vec![StageSpec { sampler: sampler.into(), parameters: parameters.into(), field: "samplers.0".into() }]
     };
     let good = job(1, prompt(1, 40), 200);
     worker.submit(&good);
@@ -101,7 +101,7 @@ fn a_stage_that_panics_fails_its_own_stream_and_parameters_are_the_clients_fault
     assert_eq!(failed.failure().code, FailureCode::Plugin);
     assert!(failed.failure().message.contains("panicked: as told, in sample"), "{}", failed.failure());
     let wrong = worker.run(&Job { stages: stages("top_k", r#"{"k": -1}"#), ..job(3, vec![97], 5) });
-    assert_eq!(wrong.failure().code, FailureCode::Invalid, "{}", wrong.failure());
+    assert_eq!((wrong.failure().code, wrong.failure().field.as_str()), (FailureCode::Invalid, "samplers.0"));
     let together = [worker.outcome(1)];
     assert_same(&together, &alone(&mut worker, &[good]));
 }
