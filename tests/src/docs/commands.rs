@@ -40,7 +40,7 @@ pub const COMMANDS: &[(&str, Way)] = &[
         Prints(&[r#"{"cmd": "ls -la"}"#]),
     ),
     (
-        r#"curl -N http://127.0.0.1:8000/execute -H 'content-type: application/json' -d '{"prompt": "Once upon a time", "max_tokens": 8}'"#,
+        r#"curl -N http://127.0.0.1:8000/execute -H 'content-type: application/json' -d '{"prompt": "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n", "temperature": 0}'"#,
         Prints(&["event: started", "event: token", "event: end"]),
     ),
     ("export ANTHROPIC_BASE_URL=http://127.0.0.1:8000 ANTHROPIC_API_KEY=pensieve-local-key", Test(CLAUDE)),
