@@ -51,7 +51,7 @@ pub(super) struct Serve {
     log_format: Option<log::Format>,
     /// For authors of plugins: run models in this process, where a debugger sees them. What would end a worker then ends the
     /// server.
-    #[arg(long, hide_short_help = true)]
+    #[arg(long)]
     in_process: bool,
     #[command(flatten)]
     given: Given,
@@ -88,6 +88,15 @@ impl Serve {
     }
 }
 
+/// Tells of models that no plugin takes, before somebody asks for them.
+async fn complain(fleet: Arc<Fleet>) {
+    for model in fleet.models() {
+        if let Err(failure) = fleet.card(&model.id).await {
+            tracing::warn!("model '{}' cannot be served: {failure}", model.id);
+        }
+    }
+}
+
 async fn serve(server: Server, fleet: fleet::Config, settled: &Settled) -> Outcome {
     let ended = ended()?;
     tokio::pin!(ended);
@@ -100,6 +109,7 @@ async fn serve(server: Server, fleet: fleet::Config, settled: &Settled) -> Outco
         tracing::warn!("{line}");
     }
     announce(&server)?;
+    tokio::spawn(complain(fleet.clone()));
     let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::Facts::of(settled)));
     server.run(Arc::new(Chats::new(fleet)), ended).await;
     banner.abort();

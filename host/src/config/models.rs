@@ -320,8 +320,23 @@ pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
             }
         }
     }
+    let aliases = config.models.iter().map(|model| (&model.id, &model.aliases));
+    let aliases = aliases.chain(config.variants.iter().map(|variant| (&variant.id, &variant.aliases)));
+    for (id, alias) in aliases.flat_map(|(id, aliases)| aliases.iter().map(move |alias| (id, alias))) {
+        if alias.trim().is_empty() {
+            root.note(
+                "models",
+                format!("an alias of '{id}' is empty"),
+                "an alias is a name, or has a '*' for any text",
+            );
+        } else if !seen.insert(alias) {
+            let what = format!("the alias '{alias}' of '{id}' is the name of something else, too");
+            root.note("models", what, "leave one of them out");
+        }
+    }
     if let Some(default) = &config.fleet.default_model
         && !config.models.iter().any(|model| model.id == *default)
+        && !config.variants.iter().any(|variant| variant.id == *default)
     {
         root.note(
             "fleet",

@@ -100,6 +100,16 @@ impl Server {
             let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
             section.note("bodies_max", what, "raise it, or lower 'body_max'");
         }
+        let is_name =
+            |host: &&String| !host.is_empty() && !host.contains(['/', ':', ' ', '*']) || host.starts_with('[');
+        if let Some(host) = self.hosts.iter().find(|host| !is_name(host)) {
+            let what = format!("'hosts' in [server] holds \"{host}\", which is no name of a machine");
+            section.note("hosts", what, "name it without scheme and port, such as \"pensieve.example.org\"");
+        }
+        if let Some(origin) = self.origins.iter().find(|origin| !origin.contains("://")) {
+            let what = format!("'origins' in [server] holds \"{origin}\", which is no origin");
+            section.note("origins", what, "an origin has a scheme, such as \"http://localhost:3000\"");
+        }
         if let Err(what) = check_listen(&self.listen) {
             section.note("listen", format!("'listen' in [server] is \"{}\": {what}", self.listen), LISTEN_HELP);
         }

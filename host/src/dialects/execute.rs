@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Call, Pieces, Problem, ProblemKind,
+    Answer, Call, Pieces, Place, Problem, ProblemKind,
     plain::{News, Running, refused},
 };
 use crate::{
@@ -24,19 +24,20 @@ const ALIVE: &[u8] = b": alive\n\n";
 /// Runs a generation.
 pub(crate) async fn answer(chats: Arc<Chats>, call: Call) -> Answer {
     match begin(&chats, &call).await {
-        Ok(pieces) => Answer::Stream { media_type: "text/event-stream", pieces },
+        Ok((pieces, place)) => Answer::Stream { media_type: "text/event-stream", pieces, place },
         Err(problem) => refused(&problem, &call.request_id),
     }
 }
 
-async fn begin(chats: &Chats, call: &Call) -> Result<Pieces, Problem> {
+async fn begin(chats: &Chats, call: &Call) -> Result<(Pieces, Place), Problem> {
+    let place = call.places.take()?;
     let prompt =
         |body: &super::fields::Field<'_>| Ok(Input::Text(body.get("prompt").text(PROMPT_BYTES_MAX)?.to_owned()));
     let running = Running::start(chats, call, prompt).await?;
     let started =
         json!({ "request_id": call.request_id, "model": running.model, "prompt_tokens": running.input_tokens });
     let rest = stream::unfold(running, |mut running| async move { Some((piece(&mut running).await?, running)) });
-    Ok(stream::iter([event("started", &started)]).chain(rest).boxed())
+    Ok((stream::iter([event("started", &started)]).chain(rest).boxed(), place))
 }
 
 async fn piece(running: &mut Running) -> Option<Vec<u8>> {

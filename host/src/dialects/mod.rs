@@ -14,9 +14,10 @@ mod fields;
 mod plain;
 mod presence;
 
-use std::pin::Pin;
+use std::{pin::Pin, sync::Arc};
 
 use futures_util::Stream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
     chat::Client,
@@ -57,6 +58,34 @@ impl Dialect {
     }
 }
 
+/// The places for streams, of which there are so many. By default there is no end of them.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    places: Option<(Arc<Semaphore>, usize)>,
+}
+
+/// A stream's place, until it is dropped.
+#[derive(Debug, Default)]
+pub struct Place {
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Places {
+    /// So many.
+    pub fn new(count: usize) -> Self {
+        Self { places: Some((Arc::new(Semaphore::new(count)), count)) }
+    }
+
+    /// Takes a place, before any work is begun for it.
+    pub fn take(&self) -> Result<Place, Problem> {
+        let Some((places, count)) = &self.places else { return Ok(Place::default()) };
+        let taken = places.clone().try_acquire_owned();
+        let full = |_| format!("{count} answers are streamed already; try again later");
+        let taken = taken.map_err(|error| Problem::new(ProblemKind::Overloaded, full(error)))?;
+        Ok(Place { _place: Some(taken) })
+    }
+}
+
 /// A request that has come through the door: its body is within the limit, and its sender is known.
 #[derive(Clone, Debug, Default)]
 pub struct Call {
@@ -68,6 +97,8 @@ pub struct Call {
     pub client: Client,
     /// What the answer's header and its errors call it.
     pub request_id: String,
+    /// Where an answer that is streamed takes its place.
+    pub places: Places,
 }
 
 /// What goes back.
@@ -87,6 +118,8 @@ pub enum Answer {
         media_type: &'static str,
         /// The pieces, framed already.
         pieces: Pieces,
+        /// Its place among the streams.
+        place: Place,
     },
 }
 

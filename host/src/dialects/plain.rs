@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{
     Answer, Call, Dialect, Problem, extras,
@@ -19,6 +19,8 @@ const TOKENS_USUAL: u32 = 512;
 const MODEL_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = crate::engine::stops::STOP_BYTES_MAX;
+/// How long an answer waits for its first word, before its status is sent.
+const FIRST_WORD: Duration = Duration::from_millis(100);
 /// After so much silence a stream may want to say that it is alive.
 const SILENCE: Duration = Duration::from_secs(5);
 
@@ -56,7 +58,9 @@ impl Running {
         let (model, stops) = (request.model.clone(), request.stops.clone());
         let prepared = chats.prepare(request).await?;
         let input_tokens = prepared.input_tokens();
-        Ok(Self { model, input_tokens, stops, generation: prepared.start()? })
+        let mut generation = prepared.start()?;
+        generation.listen(Instant::now() + FIRST_WORD).await?;
+        Ok(Self { model, input_tokens, stops, generation })
     }
 
     /// The next news; none after the end.

@@ -14,7 +14,8 @@ pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), Proble
         let offered = chats.fleet().plugins().samplers();
         let is_offered = |name: &str| offered.iter().any(|(known, _)| known == name);
         if let Some(place) = stages.iter().position(|stage| !is_offered(&stage.sampler)) {
-            let names: Vec<&str> = offered.iter().map(|(name, _)| name.as_str()).collect();
+            let mut names: Vec<&str> = offered.iter().map(|(name, _)| name.as_str()).collect();
+            names.sort_unstable();
             let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             let name = Quote(&stages[place].sampler);
             let why = format!("no sampler is called '{name}' (installed: {known}); drop its plugin into plugins/");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 
 use super::{
-    Answer, Call, Pieces, Problem,
+    Answer, Call, Pieces, Place, Problem,
     plain::{News, Running, refused},
 };
 use crate::{
@@ -21,12 +21,13 @@ const QUERY_BYTES_MAX: usize = 16 << 20;
 /// Answers a query.
 pub(crate) async fn answer(chats: Arc<Chats>, call: Call) -> Answer {
     match begin(&chats, &call).await {
-        Ok(pieces) => Answer::Stream { media_type: "text/plain; charset=utf-8", pieces },
+        Ok((pieces, place)) => Answer::Stream { media_type: "text/plain; charset=utf-8", pieces, place },
         Err(problem) => refused(&problem, &call.request_id),
     }
 }
 
-async fn begin(chats: &Chats, call: &Call) -> Result<Pieces, Problem> {
+async fn begin(chats: &Chats, call: &Call) -> Result<(Pieces, Place), Problem> {
+    let place = call.places.take()?;
     let query = Running::start(chats, call, |body| {
         let text = body.get("query").text(QUERY_BYTES_MAX)?.to_owned();
         let turns = vec![Turn { role: Role::User, parts: vec![Part::Text(text)] }];
@@ -42,7 +43,7 @@ async fn begin(chats: &Chats, call: &Call) -> Result<Pieces, Problem> {
         }
     };
     let rest = stream::unfold(running, |mut running| async move { Some((piece(&mut running).await?, running)) });
-    Ok(stream::iter(first).chain(rest).boxed())
+    Ok((stream::iter(first).chain(rest).boxed(), place))
 }
 
 async fn piece(running: &mut Running) -> Option<Vec<u8>> {

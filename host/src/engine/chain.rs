@@ -75,7 +75,11 @@ impl Samplers {
             let stage = stage.map_err(|error| {
                 let invalid = asked && error.code == pensieve_plugin_api::ErrorCode::INVALID;
                 let failure = of_plugin(error);
-                if invalid { Failure { code: FailureCode::Invalid, ..failure }.at(field) } else { failure }
+                match (invalid, asked) {
+                    (true, _) => Failure { code: FailureCode::Invalid, ..failure }.at(field),
+                    (false, true) => failure,
+                    (false, false) => failure.with_help("this model's samplers are those of the configuration"),
+                }
             })?;
             Ok((name.clone(), stage))
         });

@@ -109,7 +109,8 @@ impl Grammars {
     }
 }
 
-fn failure(error: &GrammarError) -> Failure {
+/// What is said of a grammar that is not enforced.
+pub(super) fn failure(error: &GrammarError) -> Failure {
     let code = match error {
         GrammarError::At(field, error) => return failure(error).at(field),
         GrammarError::Busy => FailureCode::Busy,

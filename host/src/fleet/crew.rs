@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     job::{Event, Failure, FailureCode, Job},
-    wire::{AttachedAdapter, Command, Level, Report},
+    wire::{AttachedAdapter, Command, Level, Limits, Report},
 };
 
 /// How long workers have to answer for the statistics.
@@ -148,7 +148,9 @@ impl Crew {
     }
 
     fn submit(&mut self, model: usize, job: Job, updates: UnboundedSender<Update>, now: Instant) {
-        let waiting_max = self.config.models[model].limits.waiting_max as usize;
+        // Who gets a place once the model is there does not wait for others.
+        let Limits { waiting_max, sequences_max, .. } = self.config.models[model].limits;
+        let waiting_max = (waiting_max as usize).saturating_add(sequences_max as usize);
         let refusal = if self.closing.is_some() {
             Some(Failure::new(FailureCode::Draining, "the server is about to end"))
         } else if let Stage::Quarantined { failure, .. } = &self.models[model].stage {

@@ -134,12 +134,13 @@ impl Fleet {
     pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
         let meant = self.resolve(name)?;
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
+        let field = if job.adapter.is_some() { "pensieve.adapter" } else { "model" };
         job.adapter = job.adapter.or(meant.adapter);
         if let Some(wish) = &job.adapter {
             let shelf = self.shelf.all();
             let names = &shelf[meant.model];
             if names.get(&wish.name).is_none_or(|adapter| adapter.merged.is_some()) {
-                return Err(shelf::unknown(&self.config.models[meant.model].id, names, &wish.name));
+                return Err(shelf::unknown(&self.config.models[meant.model].id, names, &wish.name).at(field));
             }
         }
         let (updates, received) = unbounded_channel();

@@ -41,7 +41,9 @@ impl<'a> Names<'a> {
             let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
             return Ok(Meant { adapter, ..meant.clone() });
         }
-        if let Some(meant) = self.by_alias(name) {
+        // Behind an id, what is no adapter is a mistake. What stands behind a word of an alias may belong to it.
+        let is_id = name.rsplit_once(':').is_some_and(|(base, _)| self.by_id(base).is_some());
+        if let Some(meant) = self.by_alias(name).filter(|_| !is_id) {
             return Ok(meant);
         }
         if let Some((meant, adapter)) = split {

@@ -18,7 +18,7 @@ use tokio::{
 use warp::{Buf, Reply, http::StatusCode, reply::Response};
 
 use super::Limits;
-use crate::dialects::{Answer, Pieces, Problem, ProblemKind};
+use crate::dialects::{Answer, Pieces, Place, Problem, ProblemKind};
 
 /// Refuses what is not declared as JSON or is declared as too long, before any of it is read.
 pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), Problem> {
@@ -106,12 +106,12 @@ fn too_large(limits: &Limits) -> Problem {
     Problem::new(ProblemKind::TooLarge, message)
 }
 
-/// Writes an answer down. The permits of a stream are kept until it ends.
-pub(super) fn write(answer: Answer, permits: Vec<OwnedSemaphorePermit>) -> Response {
+/// Writes an answer down. The permit of a request is kept until its stream ends, as its place is.
+pub(super) fn write(answer: Answer, permit: Option<OwnedSemaphorePermit>) -> Response {
     match answer {
         Answer::Whole { status, media_type, body } => whole(status, media_type, body),
-        Answer::Stream { media_type, pieces } => {
-            let pieces = Written { pieces: Mutex::new(pieces), _permits: permits };
+        Answer::Stream { media_type, pieces, place } => {
+            let pieces = Written { pieces: Mutex::new(pieces), _permit: permit, _place: place };
             let mut response = warp::reply::stream(pieces).into_response();
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
@@ -135,7 +135,8 @@ pub(super) fn whole(status: u16, media_type: &'static str, body: Vec<u8>) -> Res
 struct Written {
     /// warp wants bodies that threads may share; the lock is never waited for.
     pieces: Mutex<Pieces>,
-    _permits: Vec<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
+    _place: Place,
 }
 
 impl Stream for Written {

@@ -27,7 +27,7 @@ use super::{
     visit::{Outgoing, Visit},
 };
 use crate::{
-    dialects::{Dialect, Problem, ProblemKind},
+    dialects::{Dialect, Places, Problem, ProblemKind},
     prompt::Chats,
 };
 
@@ -41,7 +41,7 @@ pub(super) struct App {
     pub(super) recorder: Recorder,
     limits: Limits,
     requests: Arc<Semaphore>,
-    streams: Arc<Semaphore>,
+    pub(super) streams: Places,
     pub(super) memory: Memory,
 }
 
@@ -55,10 +55,10 @@ pub(super) struct Front {
 
 impl App {
     pub(super) fn new(chats: Arc<Chats>, limits: Limits) -> Arc<Self> {
-        let (requests, streams) = (Semaphore::new(limits.requests_max), Semaphore::new(limits.streams_max));
+        let (requests, streams) = (Semaphore::new(limits.requests_max), Places::new(limits.streams_max));
         let recorder = Recorder::install();
         let memory = Memory::new(&limits);
-        Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams: Arc::new(streams), memory })
+        Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams, memory })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -69,12 +69,6 @@ impl App {
     pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Problem> {
         let full = |_| format!("{} requests are at hand already; try again later", self.limits.requests_max);
         self.requests.clone().try_acquire_owned().map_err(full).map_err(overloaded)
-    }
-
-    /// A place among the streams.
-    pub(super) fn stream(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let full = |_| format!("{} answers are streamed already; try again later", self.limits.streams_max);
-        self.streams.clone().try_acquire_owned().map_err(full).map_err(overloaded)
     }
 }
 
@@ -175,7 +169,10 @@ impl Front {
             }
             ProblemKind::Method => {
                 let allowed = self.methods.iter().filter(|(pattern, _)| routes::named(pattern, path).is_some());
-                let allowed: BTreeSet<&str> = allowed.map(|(_, method)| method.as_str()).collect();
+                let mut allowed: BTreeSet<&str> = allowed.map(|(_, method)| method.as_str()).collect();
+                if allowed.contains("GET") {
+                    allowed.insert("HEAD");
+                }
                 let allowed = allowed.into_iter().collect::<Vec<_>>().join(", ");
                 if let Ok(allowed) = HeaderValue::from_str(&allowed) {
                     headers.insert(header::ALLOW, allowed);

@@ -146,17 +146,11 @@ where
             };
             let Body { bytes, held } = body;
             let (id, client) = (named.id, visitor.client.unwrap_or_default());
-            let call = Call { id, body: bytes, client, request_id: visitor.request_id };
+            let call = Call { id, body: bytes, client, request_id: visitor.request_id, places: app.streams.clone() };
             let answer = caught(handler(app.chats.clone(), call)).await;
             // A stream needs no more of its request than is in the queue.
             drop(held);
-            match (answer, app.stream()) {
-                (Ok(Answer::Stream { media_type, pieces }), Ok(stream)) => {
-                    body::write(Answer::Stream { media_type, pieces }, vec![permit, stream])
-                }
-                (Ok(Answer::Stream { .. }), Err(problem)) | (Err(problem), _) => refused(problem),
-                (Ok(whole), _) => body::write(whole, Vec::new()),
-            }
+            answer.map_or_else(refused, |answer| body::write(answer, Some(permit)))
         }
     };
     let arguments = at(pattern).and(warp::post()).and(warp::header::headers_cloned()).and(warp::ext::get::<Visitor>());
@@ -193,7 +187,7 @@ where
             let Visitor { client, request_id, dialect } = visitor;
             let ask = Ask { named, request_id, dialect, is_known: client.is_some() };
             match caught(handler(app, ask)).await {
-                Ok(answer) => body::write(answer, Vec::new()),
+                Ok(answer) => body::write(answer, None),
                 Err(problem) => refused(problem),
             }
         }

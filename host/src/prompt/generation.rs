@@ -1,6 +1,7 @@
 //! A job's events into the pieces of an answer.
 
 use std::{collections::VecDeque, sync::Arc};
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     formats::{Markers, Parser, Weave},
@@ -10,7 +11,7 @@ use crate::{
     chat::{Delta, TokenLikelihood},
     engine::vocabulary::Vocabulary,
     fleet::{EventStream, Update},
-    job::{Event, Finish, TokenLogprobs, Tokens},
+    job::{Event, Failure, Finish, TokenLogprobs, Tokens},
 };
 
 /// An answer while it is written. Dropping it cancels the work.
@@ -46,6 +47,22 @@ impl Generation {
             likelihoods: Vec::new(),
             ready: VecDeque::new(),
         }
+    }
+
+    /// Waits until then for the answer's first word, which [`Self::next`] gives again; an error if it is one. That a model is
+    /// being loaded is no word of the answer, and is passed over.
+    pub async fn listen(&mut self, until: Instant) -> Result<(), Failure> {
+        while let Ok(Some(delta)) = timeout_at(until, self.next()).await {
+            match delta {
+                Delta::Failed(failure) => return Err(failure),
+                Delta::Loading { .. } => {}
+                delta => {
+                    self.ready.push_front(delta);
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The next piece; none after the last one.

@@ -139,9 +139,9 @@ fn unknown_paths_and_methods_are_told_apart() {
     }
     for (method, path, allowed) in [
         ("GET", "/v1/chat/completions", "POST"),
-        ("POST", "/health", "GET"),
+        ("POST", "/health", "GET, HEAD"),
         ("DELETE", "/v1/models/x", "GET"),
-        ("POST", "/", "GET"),
+        ("POST", "/", "GET, HEAD"),
         ("OPTIONS", "/v1/completions", "POST"),
     ] {
         let reply = request(server.address, method, path, &[], b"");

@@ -1,8 +1,5 @@
 //! A message as a stream of frames. Its beginning leaves before anything is known of the answer, and while there is nothing
 //! to say a ping says that somebody is still there: a model is being loaded, or a long prompt computed.
-//!
-//! A stream cannot take back its status. So the answer's first word is awaited for a moment before one is promised: what a
-//! worker refuses outright, as a grammar that cannot be enforced, is a status even then.
 
 use std::time::Duration;
 
@@ -10,11 +7,7 @@ use futures_util::stream::unfold;
 use tokio::time::{Instant, timeout_at};
 
 use super::{events::Event, transcript::Transcript};
-use crate::{
-    chat::Delta,
-    dialects::{Pieces, Problem},
-    prompt::Generation,
-};
+use crate::{dialects::Pieces, prompt::Generation};
 
 /// Clients give up after 20 s of silence.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
@@ -25,23 +18,13 @@ pub(super) struct Feed {
     generation: Generation,
     request_id: String,
     has_begun: bool,
-    first: Option<Delta>,
     /// When the last frame left.
     sent: Instant,
 }
 
 impl Feed {
     pub(super) fn new(transcript: Transcript, generation: Generation, request_id: String) -> Self {
-        Self { transcript, generation, request_id, has_begun: false, first: None, sent: Instant::now() }
-    }
-
-    /// Waits for the first word until then; an error if it is one.
-    pub(super) async fn listen(mut self, until: Instant) -> Result<Self, Problem> {
-        self.first = timeout_at(until, self.generation.next()).await.ok().flatten();
-        match self.first {
-            Some(Delta::Failed(failure)) => Err(failure.into()),
-            _ => Ok(self),
-        }
+        Self { transcript, generation, request_id, has_begun: false, sent: Instant::now() }
     }
 
     /// The frames; each piece holds what can be said at that moment.
@@ -55,11 +38,7 @@ impl Feed {
             return Some(self.frame(&self.transcript.begin()));
         }
         while !self.transcript.is_over() {
-            let delta = match self.first.take() {
-                Some(first) => Ok(Some(first)),
-                None => timeout_at(self.sent + SILENCE_MAX, self.generation.next()).await,
-            };
-            let events = match delta {
+            let events = match timeout_at(self.sent + SILENCE_MAX, self.generation.next()).await {
                 Ok(Some(delta)) => self.transcript.take(delta),
                 Ok(None) => self.transcript.break_off(),
                 Err(_) => vec![Event::Ping],

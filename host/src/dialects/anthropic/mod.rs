@@ -42,8 +42,11 @@ use feed::Feed;
 use request::Asked;
 use transcript::{Head, Message, Transcript};
 
-/// How long after its request a stream waits for the answer's first word; a client should see a stream begin in 100 ms.
+/// How long after its request a stream waits for the answer's first word, as it cannot take back its status: what a worker
+/// refuses outright is no stream. A client should see one begin in 100 ms.
 const FIRST_WORD: Duration = Duration::from_millis(60);
+/// How long it waits after a prompt that took long to be read.
+const FIRST_WORD_MIN: Duration = Duration::from_millis(20);
 
 /// `POST /v1/messages`, and `/v1/messages/stream`, which streams whatever the body says.
 pub(crate) async fn messages(chats: &Arc<Chats>, call: Call, always_stream: bool) -> Answer {
@@ -79,19 +82,21 @@ pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
 
 async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer, Problem> {
     let first_word = Instant::now() + FIRST_WORD;
-    let Call { body, client, request_id, .. } = call;
+    let Call { body, client, request_id, places, .. } = call;
     let asked = read(move || request::message(&body)).await?;
     let Asked { request, stream } = asked;
+    let place = (stream || always_stream).then(|| places.take()).transpose()?;
     let request = Request { client, ..request };
     presence::check(chats, &request).await?;
     let (model, stops) = (request.model.clone(), request.stops.clone());
     let prepared = chats.prepare(request).await?;
     let head = Head { id: fresh_id("msg"), model, input_tokens: prepared.input_tokens() };
     let transcript = Transcript::new(head, stops);
-    let generation = prepared.start()?;
-    if stream || always_stream {
-        let feed = Feed::new(transcript, generation, request_id).listen(first_word).await?;
-        return Ok(Answer::Stream { media_type: "text/event-stream", pieces: feed.pieces() });
+    let mut generation = prepared.start()?;
+    if let Some(place) = place {
+        generation.listen(first_word.max(Instant::now() + FIRST_WORD_MIN)).await?;
+        let pieces = Feed::new(transcript, generation, request_id).pieces();
+        return Ok(Answer::Stream { media_type: "text/event-stream", pieces, place });
     }
     collect(transcript, generation).await
 }

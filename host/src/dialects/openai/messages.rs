@@ -138,7 +138,14 @@ fn call(field: &Field<'_>) -> Result<Part, Problem> {
 fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, Problem> {
     let field = message.get("tool_call_id");
     let id = field.text(ID_BYTES_MAX)?.to_owned();
-    let said = turns.iter().rfind(|turn| turn.role == Role::Assistant);
+    // Instructions may stand between a call and its answer; a word of the user may not.
+    let mut before = turns.iter().rev().filter(|turn| turn.role != Role::System).peekable();
+    let answered = before.next_if(|turn| is_result(&turn.parts));
+    let is_this = |part: &Part| matches!(part, Part::ToolResult { id: known, .. } if *known == id);
+    if answered.is_some_and(|turn| turn.parts.iter().any(is_this)) {
+        return Err(field.problem(format_args!("call '{}' has an answer already", Quote(&id))));
+    }
+    let said = before.next().filter(|turn| turn.role == Role::Assistant);
     let is_call = |part: &Part| matches!(part, Part::ToolCall { id: called, .. } if *called == id);
     if !said.is_some_and(|turn| turn.parts.iter().any(is_call)) {
         let why = format_args!("the assistant's message before has no call '{}' among its 'tool_calls'", Quote(&id));

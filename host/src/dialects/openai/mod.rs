@@ -24,9 +24,10 @@ mod usage;
 
 pub(crate) use problem::envelope;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use sha2::{Digest, Sha256};
+use tokio::time::Instant;
 
 use super::{
     Answer, Call, Problem, ProblemKind, extras,
@@ -41,6 +42,10 @@ use form::{Form, Frame, fresh_id, now};
 use message::Message;
 use round::{Deltas, Round, Style, join};
 use text::Text;
+
+/// How long generations are listened to before anything is promised, as a stream cannot take back its status: what a worker
+/// refuses outright, as a full queue or a grammar that cannot be enforced, is no stream.
+const FIRST_WORD: Duration = Duration::from_millis(100);
 
 /// `POST /v1/chat/completions`.
 pub(crate) async fn chat_completions(chats: &Arc<Chats>, call: Call) -> Answer {
@@ -70,6 +75,7 @@ async fn chat(chats: &Chats, call: &Call) -> Result<Answer, Problem> {
     let body = document(&call.body)?;
     let body = Field::root(&body);
     let asked = chat::read(&body)?;
+    let place = asked.stream.then(|| call.places.take()).transpose()?;
     let request = complete(&body, asked.request, &call.client)?;
     let forms = || Box::new(Message::new(request.logprobs.is_some())) as Box<dyn Form>;
     let round = Plan {
@@ -81,13 +87,17 @@ async fn chat(chats: &Chats, call: &Call) -> Result<Answer, Problem> {
         include_usage: asked.include_usage,
     };
     let round = round.start(chats, vec![request]).await?;
-    if asked.stream { round.stream().await } else { round.whole().await }
+    match place {
+        Some(place) => Ok(round.stream(place)),
+        None => round.whole().await,
+    }
 }
 
 async fn text(chats: &Chats, call: &Call) -> Result<Answer, Problem> {
     let body = document(&call.body)?;
     let body = Field::root(&body);
     let asked = completions::read(&body)?;
+    let place = asked.stream.then(|| call.places.take()).transpose()?;
     let requests = asked.requests.into_iter().map(|request| complete(&body, request, &call.client));
     let requests = requests.collect::<Result<Vec<Request>, Problem>>()?;
     let form = |request: &Request| {
@@ -103,7 +113,10 @@ async fn text(chats: &Chats, call: &Call) -> Result<Answer, Problem> {
         include_usage: asked.include_usage,
     };
     let round = plan.start(chats, requests).await?;
-    if asked.stream { round.stream().await } else { round.whole().await }
+    match place {
+        Some(place) => Ok(round.stream(place)),
+        None => round.whole().await,
+    }
 }
 
 /// Adds what stands beside the API's own fields.
@@ -140,9 +153,12 @@ impl Plan {
         let choices = prepared.iter().flat_map(|one| (0..self.copies).map(|place| one.choice(place as u32)));
         let choices: Vec<Prepared> = choices.collect();
         let Self { forms, copies, shown, include_usage, .. } = self;
+        let started = choices.into_iter().map(Prepared::start).collect::<Result<Vec<_>, _>>();
         let mut deltas = Deltas::new();
-        for (place, choice) in choices.into_iter().enumerate() {
-            join(&mut deltas, place, choice.start().map_err(problem::of_failure)?);
+        let until = Instant::now() + FIRST_WORD;
+        for (place, mut generation) in started.map_err(problem::of_failure)?.into_iter().enumerate() {
+            generation.listen(until).await.map_err(problem::of_failure)?;
+            join(&mut deltas, place, generation);
         }
         Ok(Round::new(Style { frame, forms, copies, shown, input_tokens, include_usage }, deltas))
     }

@@ -26,7 +26,7 @@ pub(super) fn of_failure(failure: Failure) -> Problem {
     let unknown = failure.code == FailureCode::NotFound;
     let too_long = failure.code == FailureCode::TooLong;
     let mut problem = Problem::from(failure);
-    if unknown {
+    if unknown && problem.field.is_none() {
         problem.field = Some("model".to_owned());
     } else if too_long {
         problem.field = Some("messages".to_owned());

@@ -1,7 +1,4 @@
 //! One request's generations side by side, up to the answer: `n` of them, or several prompts' worth.
-//!
-//! A stream cannot take back its status. So the first word of the generations is awaited for a moment before a stream is
-//! promised: what a worker refuses outright, as a full queue or a grammar that cannot be enforced, is a status even then.
 
 use std::{pin::Pin, time::Duration};
 
@@ -10,7 +7,7 @@ use futures_util::{
     stream::{SelectAll, unfold},
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     form::{Form, Frame, event},
@@ -20,12 +17,10 @@ use super::{
 };
 use crate::{
     chat::Delta,
-    dialects::{Answer, Pieces, Problem, ProblemKind},
+    dialects::{Answer, Pieces, Place, Problem, ProblemKind},
     prompt::Generation,
 };
 
-/// How long a stream waits for the first word of its generations.
-const FIRST_WORD: Duration = Duration::from_millis(100);
 /// After so much silence a stream says that it is alive; clients give up after 10 seconds or more.
 const SILENCE: Duration = Duration::from_secs(5);
 /// A comment by the rules of such streams, which every reader skips. No empty line follows: some readers take the end of
@@ -56,7 +51,6 @@ pub(super) struct Style {
 pub(super) struct Round {
     style: Style,
     deltas: Deltas,
-    first: Option<(usize, Delta)>,
     progress: Vec<Progress>,
 }
 
@@ -73,7 +67,7 @@ impl Round {
     /// Generations that are queued.
     pub(super) fn new(style: Style, deltas: Deltas) -> Self {
         let progress = style.forms.iter().map(|_| Progress::default()).collect();
-        Self { style, deltas, first: None, progress }
+        Self { style, deltas, progress }
     }
 
     /// Answers with one body.
@@ -93,13 +87,9 @@ impl Round {
         Ok(Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() })
     }
 
-    /// Answers with a stream, unless a generation fails at once.
-    pub(super) async fn stream(mut self) -> Result<Answer, Problem> {
-        self.first = timeout(FIRST_WORD, self.deltas.next()).await.ok().flatten();
-        if let Some((place, Delta::Failed(failure))) = &self.first {
-            return Err(self.progress[*place].take(Delta::Failed(failure.clone())).err().unwrap_or_else(silent));
-        }
-        Ok(Answer::Stream { media_type: "text/event-stream", pieces: self.pieces(SILENCE) })
+    /// Answers with a stream.
+    pub(super) fn stream(self, place: Place) -> Answer {
+        Answer::Stream { media_type: "text/event-stream", pieces: self.pieces(SILENCE), place }
     }
 
     fn pieces(self, silence: Duration) -> Pieces {
@@ -108,10 +98,6 @@ impl Round {
             let bytes = writer.next().await?;
             Some((bytes, writer))
         }))
-    }
-
-    async fn next(&mut self) -> Option<(usize, Delta)> {
-        if self.first.is_some() { self.first.take() } else { self.deltas.next().await }
     }
 
     /// The events that say this delta.
@@ -193,7 +179,7 @@ impl Writer {
     /// What comes until then, or else a sign of life.
     async fn after(&mut self, deadline: Instant) -> Vec<u8> {
         loop {
-            let said = match timeout_at(deadline, self.round.next()).await {
+            let said = match timeout_at(deadline, self.round.deltas.next()).await {
                 Ok(Some((place, delta))) => self.round.say(place, delta),
                 Ok(None) => {
                     self.is_over = true;

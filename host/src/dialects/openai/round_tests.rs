@@ -54,7 +54,9 @@ async fn whole(round: Round) -> Value {
 
 /// What a stream says: its events' data, and the line that is none.
 async fn events(round: Round) -> Vec<Value> {
-    let Answer::Stream { media_type, pieces } = round.stream().await.unwrap() else { panic!("that was no stream") };
+    let Answer::Stream { media_type, pieces, .. } = round.stream(Place::default()) else {
+        panic!("that was no stream")
+    };
     assert_eq!(media_type, "text/event-stream");
     let bytes: Vec<u8> = pieces.collect::<Vec<_>>().await.concat();
     let text = String::from_utf8(bytes).unwrap();
@@ -101,8 +103,8 @@ async fn without_the_option_no_chunk_speaks_of_usage() {
 }
 
 #[tokio::test]
-async fn a_failure_is_a_status_at_first_and_an_event_later() {
-    let problem = round(vec![vec![failed(FailureCode::Busy)]]).stream().await.err().unwrap();
+async fn a_failure_is_a_status_of_a_body_and_an_event_of_a_stream() {
+    let problem = round(vec![vec![failed(FailureCode::Busy)]]).whole().await.err().unwrap();
     assert_eq!(problem.kind, ProblemKind::Overloaded);
     let problem = round(vec![vec![said("a"), failed(FailureCode::Invalid)]]).whole().await.err().unwrap();
     assert_eq!(problem.kind, ProblemKind::InvalidRequest);

@@ -12,7 +12,11 @@ use std::{
 
 use llguidance::Matcher;
 
-use super::rules::Rules;
+use super::{
+    rules::Rules,
+    source::{NO_TEXT, explain},
+    spec::GrammarError,
+};
 use crate::engine::{
     patterns::{At, ROOT},
     vocabulary::Vocabulary,
@@ -30,6 +34,8 @@ pub struct Constraint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintError {
     message: String,
+    /// The field of the request whose grammar held.
+    field: String,
 }
 
 #[derive(Clone)]
@@ -84,7 +90,7 @@ impl Constraint {
             self.mask = match panic::catch_unwind(AssertUnwindSafe(|| self.make_mask())) {
                 Ok(Ok(Some(bits))) => Mask::Bits(bits),
                 Ok(Ok(None)) => Mask::Free,
-                Ok(Err(error)) => Mask::Failed(error),
+                Ok(Err(error)) => Mask::Failed(self.about(error)),
                 Err(_) => Mask::Failed(ConstraintError::new("its mask could not be made")),
             };
         }
@@ -98,12 +104,23 @@ impl Constraint {
     /// Takes in the token that was picked.
     pub fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         self.mask = Mask::Unknown;
-        let result = self.take(token);
+        let result = self.take(token).map_err(|error| self.about(error));
         // What a panic leaves behind must not be met by the next sequence.
         if let (Err(_), Phase::Bound { rule, .. }) = (&result, &self.phase) {
             self.rules.rules[*rule].template.spoil();
         }
         result
+    }
+
+    /// An error, with the field of the rule that holds.
+    fn about(&self, error: ConstraintError) -> ConstraintError {
+        let rule = match &self.phase {
+            Phase::Bound { rule, .. } => Some(*rule),
+            Phase::Opening { .. } => self.rules.start,
+            _ => None,
+        };
+        let field = rule.map(|rule| self.rules.rules[rule].field.clone()).unwrap_or_default();
+        ConstraintError { field, ..error }
     }
 
     /// Whether the generation ends here.
@@ -304,7 +321,14 @@ impl Rules {
 
 impl ConstraintError {
     pub(super) fn new(message: &str) -> Self {
-        Self { message: message.to_owned() }
+        Self { message: message.to_owned(), field: String::new() }
+    }
+
+    /// What is wrong with the grammar itself, if that is it: some faults show only while a text is written.
+    pub fn fault(&self) -> Option<GrammarError> {
+        let fault = explain(&self.message);
+        let is_known = matches!(fault, GrammarError::TooLarge(_)) || self.message.starts_with(NO_TEXT);
+        is_known.then(|| fault.at(&self.field))
     }
 
     pub(super) fn failed(error: &impl fmt::Display) -> Self {

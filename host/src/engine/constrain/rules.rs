@@ -26,6 +26,7 @@ pub(super) struct Rules {
 }
 
 pub(super) struct CompiledRule {
+    pub field: String,
     pub template: Arc<Template>,
     pub then: Then,
 }
@@ -55,7 +56,9 @@ impl Rules {
         });
         let free = Watch::new(&vocabulary, triggers)?;
         let rules = spec.rules.iter().zip(templates);
-        let rules = rules.map(|(rule, template)| CompiledRule { template, then: rule.then }).collect();
+        let rules = rules
+            .map(|(rule, template)| CompiledRule { field: rule.field.clone(), template, then: rule.then })
+            .collect();
         Ok(Arc::new(Self { vocabulary, rules, start, begin, end, free }))
     }
 

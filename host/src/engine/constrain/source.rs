@@ -132,6 +132,9 @@ fn literal(marker: Option<&Marker>, vocabulary: &Vocabulary) -> Result<String, G
     }
 }
 
+/// How the compiler's words begin where no text fits a grammar.
+pub(super) const NO_TEXT: &str = "NoExtension";
+
 /// The compiler has one kind of error, so its words must tell which of ours it is.
 pub(super) fn explain(message: &str) -> GrammarError {
     let brief: String = message.split("\n<").next().unwrap_or_default().chars().take(400).collect();
@@ -157,7 +160,7 @@ pub(super) fn explain(message: &str) -> GrammarError {
         "without 'referencing'",
     ]) {
         GrammarError::Unsupported(brief)
-    } else if brief.starts_with("NoExtension") {
+    } else if brief.starts_with(NO_TEXT) {
         GrammarError::Invalid("no text fits the grammar".to_owned())
     } else if brief.starts_with("panic") {
         GrammarError::Unsupported("the grammar made its compiler fail".to_owned())

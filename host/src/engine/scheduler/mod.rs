@@ -81,7 +81,9 @@ impl Scheduler {
         if self.sequences.contains_key(&sequence) {
             return Err(Refused::Duplicate);
         }
-        if self.waiting.len() >= self.config.waiting_max {
+        // Who takes a free place does not wait for long.
+        let free = self.config.sequences_max.saturating_sub(self.running.len());
+        if self.waiting.len() >= self.config.waiting_max.saturating_add(free) {
             return Err(Refused::Busy { waiting: self.waiting.len() });
         }
         let mut root = Key(0);
