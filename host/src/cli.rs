@@ -22,7 +22,7 @@ mod trial;
 mod worker;
 
 use clap::{Parser, Subcommand};
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fleet::Fleet;
@@ -84,6 +84,12 @@ pub fn run() -> ExitCode {
         Verb::Probe(probe) => probe.run(),
         Verb::Worker(worker) => worker.run(),
     }
+}
+
+/// Prints a text and the end of its line. Whoever reads it may have gone.
+fn say(text: &str) -> Result<(), Complaint> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{text}").map_err(|error| Complaint::system("standard output", &error))
 }
 
 /// The samplers of the plugins at hand.

@@ -78,7 +78,7 @@ impl Check {
         match &self.model {
             None if self.json => check_for_programs(&self.file),
             None => end(self.inspect().map(|manifest| {
-                print!("{}", provides(&manifest));
+                drop(super::say(provides(&manifest).trim_end_matches('\n')));
                 let laws = "; --model CHECKPOINT tries the contract's laws on an architecture";
                 let laws = if manifest.architectures.is_empty() { "" } else { laws };
                 eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
@@ -232,7 +232,7 @@ impl Watch {
     }
 
     fn begin(&mut self, manifest: &Manifest) {
-        self.show(|| println!("{}", provides(manifest)));
+        self.show(|| drop(super::say(&provides(manifest))));
         self.manifest = Some(manifest.clone());
     }
 
@@ -247,7 +247,8 @@ impl Watch {
             Said::Loaded(Subject { architecture, device, note }) => {
                 self.loading.end();
                 let [architecture, device, note] = [architecture, device, note].map(|text| clean(&text));
-                self.show(|| println!("architecture '{architecture}' on {device} ({note})\n"));
+                let line = format!("architecture '{architecture}' on {device} ({note})\n");
+                self.show(|| drop(super::say(&line)));
                 self.subject = Some(Subject { architecture, device, note });
                 self.spinner = (!self.silent).then(Spinner::new);
             }
@@ -259,7 +260,7 @@ impl Watch {
             }
             Said::Found(verdict) => {
                 let verdict = verdict.cleaned();
-                self.show(|| print!("{}", told(&verdict)));
+                self.show(|| drop(super::say(told(&verdict).trim_end_matches('\n'))));
                 self.law = None;
                 self.verdicts.push(verdict);
             }
@@ -297,13 +298,11 @@ impl Watch {
         let stopped = tried.as_ref().err().map(|complaint| complaint.lines.join("; "));
         let judged = tried.and_then(|()| self.judge());
         if self.silent {
-            println!(
-                "{}",
-                json!({
-                    "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
-                    "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
-                })
-            );
+            let found = json!({
+                "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
+                "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
+            });
+            super::say(&found.to_string())?;
         } else if judged.is_ok() {
             let is_compared = |verdict: &Verdict| {
                 verdict.law == "reference" && !matches!(verdict.outcome, trial::Outcome::NotTried { .. })
@@ -313,7 +312,7 @@ impl Watch {
             } else {
                 "; whether the numbers are the right ones, only another implementation's tell: --reference FILE"
             };
-            println!("\nno law is broken{compared}");
+            super::say(&format!("\nno law is broken{compared}"))?;
         }
         judged
     }

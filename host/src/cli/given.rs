@@ -2,6 +2,7 @@
 
 use clap::Args;
 use std::{
+    collections::HashSet,
     env,
     path::{Path, PathBuf},
 };
@@ -125,6 +126,7 @@ impl Adapters {
 
     /// Adds them to their models. Those that name none belong to the model of this name, or to the only one there is.
     pub(super) fn add_to(&self, config: &mut Config, usual: Option<&str>) -> Result<(), Complaint> {
+        let mut added = HashSet::new();
         for Adapter { model, name, source } in &self.adapters {
             let wrong = |what: String| Complaint::new(Exit::Usage, format!("--adapter {name}={source}: {what}"));
             let usual = usual.map(|usual| {
@@ -144,6 +146,9 @@ impl Adapters {
                 Source::Starter => return Err(wrong("'starter' is a model".into())),
                 source => source,
             };
+            if !added.insert((id, name)) {
+                return Err(wrong("there is another --adapter of that name".into()));
+            }
             model.adapters.insert(name.clone(), config::Adapter { source, merged: None });
         }
         Ok(())

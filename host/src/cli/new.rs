@@ -22,6 +22,10 @@ const RESERVED: &str = "abstract alloc as async await become box break build con
     pensieve pensieve-plugin-api priv proc-macro pub ref return self static std struct super test trait \
     true try type typeof union unsafe unsized use virtual where while yield";
 
+/// Plugins, samplers and formats of adapters that come with this program.
+const SHIPPED: &str = "bias dry gguf greedy llama lora min-p mirostat mistral peft penalties phi samplers seeded temperature \
+    top-k top-p typical xtc zoo";
+
 /// Write a plugin of your own: a Cargo project that builds and passes its tests.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -97,11 +101,12 @@ impl New {
             written
                 .map_err(|error| Complaint::system(format_args!("'{}' cannot be written", path.display()), &error))?;
         }
-        println!("{}", next_steps(self.kind, &name, &folder, &home.join("plugins")));
+        let mut text = next_steps(self.kind, &name, &folder, &home.join("plugins"));
         if name.kebab != self.name {
-            println!("\nIt is called '{}', as packages are spelled with hyphens, not '{}'.", name.kebab, self.name);
+            let (given, kebab) = (&self.name, &name.kebab);
+            text += &format!("\n\nIt is called '{kebab}', as packages are spelled with hyphens, not '{given}'.");
         }
-        Ok(())
+        super::say(&text)
     }
 }
 
@@ -135,6 +140,12 @@ impl Name {
         let other = format!("take another, such as my-{kebab}");
         if RESERVED.split_whitespace().any(|word| word == kebab) {
             return wrong("means something to Rust or to Cargo already", &other);
+        }
+        if SHIPPED.split_whitespace().any(|word| word == kebab) {
+            return wrong(
+                "is that of something that comes with this program, which it would stand in the way of",
+                &other,
+            );
         }
         if dependencies().any(|package| package.replace('_', "-") == kebab) {
             return wrong("is that of a package which these projects depend on", &other);

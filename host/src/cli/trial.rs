@@ -319,7 +319,11 @@ fn read_reference(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Re
         Complaint::new(Exit::Usage, format!("the reference '{}' {what}; {help}", file.display()))
     };
     let unread = |error: std::io::Error| Complaint::system(format_args!("the reference '{}'", file.display()), &error);
-    let bytes = file.metadata().map_err(unread)?.len();
+    let about = file.metadata().map_err(unread)?;
+    if !about.is_file() {
+        return Err(wrong("is no file".into()));
+    }
+    let bytes = about.len();
     if bytes > REFERENCE_BYTES_MAX {
         return Err(wrong(format!("has {bytes} bytes, more than {REFERENCE_BYTES_MAX}")));
     }
@@ -332,7 +336,7 @@ fn read_reference(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Re
         Dtype::U32 => Some(numbers(tokens.data(), u32::from_le_bytes)),
         Dtype::I32 => numbers(tokens.data(), i32::from_le_bytes).into_iter().map(|id| id.try_into().ok()).collect(),
         Dtype::I64 => numbers(tokens.data(), i64::from_le_bytes).into_iter().map(|id| id.try_into().ok()).collect(),
-        _ => None,
+        other => return Err(wrong(format!("has 'tokens' of {other:?}; they are I64, I32 or U32"))),
     };
     let Some(ids) = ids.filter(|ids| ids.iter().all(|&id| id < card.vocabulary)) else {
         return Err(wrong(format!("has 'tokens' that are no ids below the vocabulary's {}", card.vocabulary)));

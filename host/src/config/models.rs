@@ -115,8 +115,7 @@ impl Model {
         let mut adapters = BTreeMap::new();
         for (name, Adapter { source, merged }) in &self.adapters {
             // What becomes part of the weights is kept nowhere else.
-            let bytes_max =
-                if merged.is_some() { u64::MAX } else { fleet::adapter_file_bytes_max(self.adapter_memory) };
+            let bytes_max = if merged.is_some() { u64::MAX } else { wire::adapter_file_bytes_max(self.adapter_memory) };
             let location = Location::trusted(settle(source, Wanted::Adapter { name, bytes_max })?);
             adapters.insert(name.clone(), fleet::Adapter { location, source: source.to_string(), merged: *merged });
         }

@@ -163,6 +163,18 @@ fn checks_models_against_each_other() {
     check_wrong(&models("[[models]]\nid = \"b\"\nbase = \"a\"\nsource = \"c\""), &["'b' in [models] has both"]);
     check_wrong("[fleet]\ndefault_model = \"b\"", &["which is no model, line 1"]);
     check_wrong(
+        &models("aliases = [\"a\", \"c\", \" \"]\n[[models]]\nid = \"b\"\nbase = \"a\"\naliases = [\"c\"]"),
+        &[
+            "the alias 'a' of 'a' is the name of something else",
+            "an alias of 'a' is empty",
+            "the alias 'c' of 'b' is the name",
+        ],
+    );
+    check_wrong(
+        "[server]\nhosts = [\"http://x/\", \"x\"]\norigins = [\"x.com\"]",
+        &["holds \"http://x/\", which is no name of a machine, line 2", "holds \"x.com\", which is no origin, line 3"],
+    );
+    check_wrong(
         "[[models]]\nid = \"a b\"\nsource = \"hf:x\"",
         &["the 'id' in [models] is 'a b', line 2", "it has no repository"],
     );

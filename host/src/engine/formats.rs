@@ -1,6 +1,11 @@
 //! The formats that adapters are written in: which of them claims a path, and what it reads there.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use pensieve_plugin_api::{AdapterBox, AdapterData};
 
@@ -41,11 +46,17 @@ impl Formats {
     }
 
     /// Reads an adapter in the first format that claims it, unless it leads out of where it has to lie: what it consists of
-    /// may have changed since it was last looked at. May take long.
-    pub fn read(&self, location: &Location) -> Result<ReadAdapter, Failure> {
+    /// may have changed since it was last looked at. One with a file of more than `bytes_max` is not even opened. May take long.
+    pub fn read(&self, location: &Location, bytes_max: u64) -> Result<ReadAdapter, Failure> {
         let path = location.path.as_path();
         if !location.folders.is_empty() {
             confines::check(path, &location.folders)?;
+        }
+        let bytes = weight_bytes(path);
+        if bytes > bytes_max {
+            let message =
+                format!("'{}' has a file of {bytes} bytes, more than adapters of this model may have", path.display());
+            return Err(Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory"));
         }
         let text = text_of(path)?;
         let Some((name, format)) = self.formats.iter().find(|(_, format)| format.claims(text.into())) else {
@@ -57,4 +68,13 @@ impl Formats {
         let data = format.open(text.into()).into_result().map_err(of_adapter)?;
         Ok(ReadAdapter { format: name.clone(), data })
     }
+}
+
+/// Bytes of the largest file with weights.
+fn weight_bytes(path: &Path) -> u64 {
+    let has_weights =
+        |path: &Path| path.extension().is_some_and(|kind| ["safetensors", "gguf"].map(OsStr::new).contains(&kind));
+    let entries = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = entries.chain([path.to_path_buf()]).filter(|path| has_weights(path));
+    files.filter_map(|file| file.metadata().ok()).map(|about| about.len()).max().unwrap_or(0)
 }

@@ -201,7 +201,7 @@ impl Holder for Model {
 /// Reads the adapters that become part of the weights.
 fn read_merged(merged: &[MergedAdapter], formats: &Formats) -> Result<Vec<Merged>, Failure> {
     let read = |one: &MergedAdapter| {
-        let read = formats.read(&Location::trusted(&one.path)).map_err(|mut failure| {
+        let read = formats.read(&Location::trusted(&one.path), u64::MAX).map_err(|mut failure| {
             failure.message = format!("adapter '{}', which is to be merged: {}", one.name, failure.message);
             failure
         });

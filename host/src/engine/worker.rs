@@ -29,7 +29,7 @@ use super::{
 use crate::{
     job::{Failure, FailureCode},
     plugin::HostServices,
-    wire::{self, Command, Level, Load, PROTOCOL, Report},
+    wire::{self, Command, Level, Load, PROTOCOL, Report, adapter_file_bytes_max},
 };
 use outbox::Outbox;
 use pulse::Pulse;
@@ -80,7 +80,8 @@ pub fn run(socket: OwnedFd) -> i32 {
             }
         };
         pulse::watch(&pulse, &outbox, load.limits.step_deadline);
-        Session { engine, formats, outbox: &outbox, pulse: &pulse, inputs, sender, draining: false }.run();
+        let (outbox, pulse, adapter_file_max) = (&outbox, &*pulse, adapter_file_bytes_max(load.adapter_bytes));
+        Session { engine, formats, outbox, pulse, inputs, sender, adapter_file_max, draining: false }.run();
         0
     }));
     let code = served.unwrap_or_else(|_| {

@@ -61,6 +61,9 @@ impl Newcomer {
     }
 }
 
+/// How many adapters a model takes in at once: each is in memory as a whole while it is read.
+const COMING_MAX: usize = 4;
+
 impl Crew {
     /// Has a model take in an adapter, as soon as the model is there.
     pub(super) fn attach(&mut self, index: usize, newcomer: Newcomer, now: Instant) {
@@ -82,6 +85,9 @@ impl Crew {
         } else if coming.contains(&name.as_str()) {
             let what = format!("is taking in an adapter '{name}' already");
             refused(Culprit::Name, FailureCode::Conflict, what, "wait for that, or choose another name")
+        } else if coming.len() >= COMING_MAX {
+            let what = format!("is taking in {} adapters already", coming.len());
+            refused(Culprit::Nobody, FailureCode::Busy, what, "try again later")
         } else if names.len() + coming.len() >= shelf::ADAPTERS_MAX {
             let what = format!("has {} adapters, and {} are on their way", names.len(), coming.len());
             refused(Culprit::Nobody, FailureCode::Conflict, what, "it takes no more: DELETE some first")
@@ -174,11 +180,28 @@ impl Crew {
 
     /// Takes an adapter away: no request may name it any more, and workers let it go.
     pub(super) fn detach(&mut self, index: usize, name: &str) -> Result<(), AdapterFailure> {
+        let newcomer = self.take_newcomer(index, name);
         let id = &self.config.models[index].id;
-        self.shelf.remove(index, id, name).map_err(|failure| Culprit::Name.of(failure))?;
+        if let Some(newcomer) = newcomer {
+            let message = format!("adapter '{name}' was taken away while it was read");
+            newcomer.refuse(Culprit::Name, Failure::new(FailureCode::NotFound, message));
+        } else {
+            self.shelf.remove(index, id, name).map_err(|failure| Culprit::Name.of(failure))?;
+        }
         tracing::info!(model = id, "adapter '{name}' is taken away");
         self.hands.values_mut().filter(|hand| hand.model == index).for_each(|hand| hand.detach(name));
         Ok(())
+    }
+
+    /// One that is on its way, and that nobody has been told of as there.
+    fn take_newcomer(&mut self, index: usize, name: &str) -> Option<Newcomer> {
+        let waiting = &mut self.models[index].newcomers;
+        if let Some(place) = waiting.iter().position(|newcomer| newcomer.name == name) {
+            return Some(waiting.remove(place));
+        }
+        let hands = self.hands.values_mut().filter(|hand| hand.model == index);
+        let mut attempts = hands.flat_map(|hand| hand.attaching.values_mut()).filter(|attempt| attempt.name == name);
+        attempts.find_map(|attempt| attempt.newcomer.take())
     }
 
     /// What is known of a model's adapters.

@@ -29,7 +29,7 @@ pub(crate) use memory::installed_bytes;
 pub use refusal::Refusal;
 pub(crate) use refusal::clean;
 pub use shelf::{Adapter, check_adapter_name};
-pub use sources::{Sources, adapter_file_bytes_max};
+pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
 pub use stream::{EventStream, Update};
 
@@ -173,7 +173,7 @@ impl Fleet {
     /// may name it. `model` is an id, no other name.
     pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
         let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
-        let bytes_max = adapter_file_bytes_max(self.config.models[index].adapter_bytes);
+        let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].adapter_bytes);
         let settled = self.config.sources.settle(source, bytes_max).await;
         let location = settled.map_err(|failure| Culprit::Source.of(failure))?;
         let adapter = Adapter { location, source: source.to_owned(), merged: None };

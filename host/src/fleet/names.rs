@@ -49,7 +49,17 @@ impl<'a> Names<'a> {
         if let Some((meant, adapter)) = split {
             return Err(shelf::unknown(&self.models[meant.model].id, &self.adapters[meant.model], adapter));
         }
-        self.default.and_then(|id| self.by_id(id)).ok_or_else(|| {
+        // The default model answers for what nobody is called, with its adapter if it has one of that name.
+        let default = self.default.and_then(|id| self.by_id(id)).map(|meant| {
+            let adapter = name.rsplit_once(':').map(|(_, adapter)| adapter);
+            match adapter.filter(|adapter| {
+                self.adapters[meant.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+            }) {
+                Some(name) => Meant { adapter: Some(AdapterUse { name: name.to_owned(), scale: 1.0 }), ..meant },
+                None => meant,
+            }
+        });
+        default.ok_or_else(|| {
             let ids = self.models.iter().map(|model| &model.id);
             let known = listed(ids.chain(self.variants.iter().map(|variant| &variant.id)));
             let message = format!("there is no model '{name}' (there are: {known})");
@@ -160,6 +170,20 @@ mod tests {
         let adapter = |meant: &Meant| meant.adapter.as_ref().map(|adapter| adapter.name.clone());
         let found = found.as_ref().map(|meant| (models[meant.model].id.as_str(), adapter(meant)));
         assert_eq!(found, expect.map(|(model, adapter)| (model, adapter.map(str::to_owned))), "{name}");
+    }
+
+    #[test]
+    fn what_is_no_adapter_is_a_mistake_behind_an_id_alone() {
+        let mut models = models();
+        models[1].aliases.push("large*".into());
+        let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
+        let names = Names { models: &models, variants: &[], adapters: &adapters, default: Some("large") };
+        let meant = |name: &str| names.resolve(name).ok().map(|meant| (meant.model, meant.adapter.map(|own| own.name)));
+        assert_eq!(meant("large:poe"), None);
+        assert_eq!(meant("larger:poe"), Some((1, None)));
+        // Nobody is called that, so the default model answers, under its adapter if it has that.
+        assert_eq!(meant("unknown:poet"), Some((1, Some("poet".into()))));
+        assert_eq!(meant("unknown:7b"), Some((1, None)));
     }
 
     #[test]

@@ -48,7 +48,9 @@ impl Adapter {
 /// What is wrong with an adapter's name, which has to stand behind a model's id and a colon; to be read behind the name.
 pub fn check_adapter_name(name: &str) -> Result<(), String> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    if (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(legal) {
+    // A path with these would be another one.
+    let is_step = name == "." || name == "..";
+    if (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(legal) && !is_step {
         return Ok(());
     }
     Err(format!("cannot stand behind a model's id; it takes 1 to {NAME_LEN_MAX} letters, digits and -_. signs"))
@@ -137,7 +139,7 @@ mod tests {
         for name in ["poet", "a.b-c_9", &"x".repeat(128)] {
             assert_eq!(check_adapter_name(name), Ok(()), "{name}");
         }
-        for name in ["", "a b", "a:b", "a/b", "..\\x", "ä", "a\n", &"x".repeat(129)] {
+        for name in ["", ".", "..", "a b", "a:b", "a/b", "..\\x", "ä", "a\n", &"x".repeat(129)] {
             assert!(check_adapter_name(name).is_err(), "{name:?}");
         }
     }

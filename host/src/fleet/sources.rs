@@ -97,12 +97,6 @@ impl Sources {
     }
 }
 
-/// The largest file of an adapter that may be downloaded for a model: what is kept in half precision takes twice as much in a
-/// file, and a file has headers.
-pub fn adapter_file_bytes_max(adapter_bytes: u64) -> u64 {
-    adapter_bytes.saturating_mul(2).saturating_add(1 << 20)
-}
-
 fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
     let pulled = || -> Result<PathBuf, Trouble> {
         let name: HubName = source.parse()?;

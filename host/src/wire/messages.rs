@@ -308,3 +308,9 @@ pub struct AdapterStats {
     /// Jobs that run under it or wait for it.
     pub jobs: u64,
 }
+
+/// The largest file of an adapter, where all adapters of a model may take so many bytes: what is kept in half precision takes
+/// twice as much in a file, and a file has headers.
+pub fn adapter_file_bytes_max(adapter_bytes: u64) -> u64 {
+    adapter_bytes.saturating_mul(2).saturating_add(1 << 20)
+}

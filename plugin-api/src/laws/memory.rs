@@ -71,7 +71,10 @@ pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
     let block = rig.shape.block_tokens as usize;
     let shared = rig.fork() / block;
     if shared == 0 {
-        return Err(skipped(format!("no block of {block} tokens is filled by a text of {}", rig.longest())));
+        return Err(skipped(format!(
+            "no block of {block} tokens is filled by {} tokens that two texts share",
+            rig.fork()
+        )));
     }
     let mut first = rig.start(Known::Long)?;
     rig.step("the sequence that computes the prefix", vec![first.feed(rig.fork() + 1, Want::ALL)])?;

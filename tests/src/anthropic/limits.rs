@@ -77,6 +77,7 @@ fn what_only_the_worker_can_refuse_is_a_status_even_of_a_stream() {
     let server = serve(root.path());
     assert_eq!(post(server.address, MESSAGES, &about("Say hello", &json!({}))).status(), 200);
     let schema = json!({"type": "frob"});
+    let endless = json!({"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]});
     let strict =
         json!([{"name": "f", "input_schema": {"type": "object", "properties": {"a": schema}}, "strict": true}]);
     for (more, message) in [
@@ -85,6 +86,10 @@ fn what_only_the_worker_can_refuse_is_a_status_even_of_a_stream() {
             "output_config.format.schema: ",
         ),
         (json!({"pensieve": {"grammar": {"lark": "start: ("}}}), "pensieve.grammar.lark: "),
+        (
+            json!({"output_config": {"format": {"type": "json_schema", "schema": endless}}}),
+            "output_config.format.schema: no text fits",
+        ),
         (json!({"tools": strict, "tool_choice": {"type": "any"}}), "tools.0.input_schema: "),
     ] {
         check(&server, &more, message);

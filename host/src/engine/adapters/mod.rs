@@ -84,6 +84,8 @@ enum Place {
     Disk,
     /// It is being read again since then; its bytes are set aside.
     Reading(Instant),
+    /// Being read again for so long that nobody waits for it. Until its format comes back, it is not read a second time.
+    Hung,
     /// In the model, under this id.
     Model(u32),
 }
@@ -142,6 +144,12 @@ impl Adapters {
         holder: &mut impl Holder,
     ) -> Option<(u64, Attachment)> {
         let adapter = self.known.get(&serial)?;
+        if adapter.place == Place::Hung {
+            // Nobody has waited for this, and no room was kept for it.
+            self.set(serial, Place::Disk);
+            self.leave(serial, holder);
+            return None;
+        }
         let (attempt, is_new) = (adapter.attempt, adapter.place == Place::New);
         let taken = if adapter.leaving && adapter.claims == 0 {
             let message = format!("adapter '{}' was detached while it was read", adapter.name);
@@ -349,7 +357,7 @@ impl Adapters {
         }
         match adapter.place {
             // It goes when it has been read.
-            Place::New | Place::Reading(_) => {}
+            Place::New | Place::Reading(_) | Place::Hung => {}
             Place::Disk => drop(self.known.remove(&serial)),
             Place::Model(id) => {
                 holder.detach(id);

@@ -97,22 +97,25 @@ impl Adapters {
                     self.wanted.push((serial, location));
                 }
                 Place::New | Place::Reading(_) => place += 1,
+                Place::Hung => {
+                    let failure = hung(&adapter.name);
+                    self.fail_waiting(serial, &failure);
+                    return self.release(place, holder);
+                }
                 Place::Model(_) => return self.release(place, holder),
             }
         }
         None
     }
 
-    /// Waits no longer for adapters whose format does not come back from reading them. One that is read after all is held
-    /// like any other.
+    /// Waits no longer for adapters whose format does not come back from reading them.
     fn give_up_hung(&mut self, holder: &mut impl Holder) {
         let hangs = |place: Place| matches!(place, Place::Reading(since) if since.elapsed() >= self.patience);
-        let hung = self.known.iter().filter(|(_, adapter)| hangs(adapter.place));
-        let hung: Vec<(u64, String)> = hung.map(|(serial, adapter)| (*serial, adapter.name.clone())).collect();
-        for (serial, name) in hung {
-            let message = format!("adapter '{name}': its format did not come back from reading it again");
-            self.fail_waiting(serial, &Failure::new(FailureCode::Stalled, message).with_help("replace its plugin"));
-            self.set(serial, Place::Disk);
+        let gone = self.known.iter().filter(|(_, adapter)| hangs(adapter.place));
+        let gone: Vec<(u64, String)> = gone.map(|(serial, adapter)| (*serial, adapter.name.clone())).collect();
+        for (serial, name) in gone {
+            self.fail_waiting(serial, &hung(&name));
+            self.set(serial, Place::Hung);
             self.leave(serial, holder);
         }
     }
@@ -145,4 +148,9 @@ impl Adapters {
             adapter.claims = adapter.claims.saturating_sub(1);
         }
     }
+}
+
+fn hung(name: &str) -> Failure {
+    let message = format!("adapter '{name}': its format did not come back from reading it again");
+    Failure::new(FailureCode::Stalled, message).with_help("replace its plugin")
 }

@@ -328,12 +328,18 @@ fn jobs_do_not_wait_for_a_format_that_hangs() {
     world.begin_ready();
     world.begin_ready();
     assert_eq!(world.failed, [(1, FailureCode::Stalled)]);
-    // It comes back after all.
     let (serial, _) = world.adapters.take_wanted().pop().unwrap();
+    // As long as it hangs nobody has it read a second time.
+    world.job(2, "a").unwrap();
+    world.begin_ready();
+    assert_eq!((world.failed.last(), world.adapters.take_wanted().len()), (Some(&(2, FailureCode::Stalled)), 0));
+    // It comes back after all, too late to be held; the next job has it read anew.
     assert!(world.adapters.take_in(serial, world.read("a"), &mut world.fake).is_none());
     world.check();
-    world.job(2, "a").unwrap();
-    assert_eq!((world.running.as_slice(), world.loaded()), ([2].as_slice(), vec!["a".to_owned()]));
+    assert_eq!(world.loaded(), Vec::<String>::new());
+    world.job(3, "a").unwrap();
+    world.begin_ready();
+    assert_eq!(world.adapters.take_wanted().len(), 1);
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn who_outgrows_all_blocks_is_ended() {
 
 #[test]
 fn requests_that_cannot_be_served_are_refused_with_the_reason() {
-    let mut scheduler = paged(2, Config { waiting_max: 1, ..config() });
+    let mut scheduler = paged(2, Config { waiting_max: 0, sequences_max: 1, ..config() });
     assert_eq!(scheduler.submit(request(1, &[])), Err(Refused::Empty));
     assert_eq!(scheduler.submit(request(1, &[0; 8])), Err(Refused::TooLong { prompt: 8, room: 8 }));
     assert_eq!(scheduler.submit(request(1, &[0; 7])), Ok(()));

@@ -25,6 +25,8 @@ pub(super) struct Session<'a> {
     pub(super) pulse: &'a Pulse,
     pub(super) inputs: Receiver<Input>,
     pub(super) sender: Sender<Input>,
+    /// Bytes of the largest file that an adapter may have.
+    pub(super) adapter_file_max: u64,
     pub(super) draining: bool,
 }
 
@@ -140,9 +142,9 @@ impl Session<'_> {
 
     /// Has an adapter read where that holds nobody up.
     fn read_adapter(&self, serial: u64, location: Location) {
-        let (formats, sender) = (self.formats.clone(), self.sender.clone());
+        let (formats, sender, bytes_max) = (self.formats.clone(), self.sender.clone(), self.adapter_file_max);
         start("adapter", move || {
-            let read = formats.read(&location);
+            let read = formats.read(&location, bytes_max);
             // Without an engine nobody waits for it.
             let _ = sender.send(Input::AdapterRead { serial, read });
         });
