@@ -179,6 +179,6 @@ fn a_sampler_that_is_not_there_is_a_status_even_for_a_stream() {
         let reply = soon(|| post(server.address, route.path, &body));
         assert_eq!(misfit(&reply, route.path, Some("pensieve.samplers.1")), None, "{}", route.path);
         let text = reply.text();
-        assert!(text.contains("no sampler is called 'no-such'") && text.contains("top_k, typical"), "{text}");
+        assert!(text.contains("no sampler is called 'no-such'") && text.contains("top_k, top_p, typical"), "{text}");
     }
 }

@@ -140,7 +140,7 @@ fn unknown_paths_and_methods_are_told_apart() {
     for (method, path, allowed) in [
         ("GET", "/v1/chat/completions", "POST"),
         ("POST", "/health", "GET, HEAD"),
-        ("DELETE", "/v1/models/x", "GET"),
+        ("DELETE", "/v1/models/x", "GET, HEAD"),
         ("POST", "/", "GET, HEAD"),
         ("OPTIONS", "/v1/completions", "POST"),
     ] {

@@ -119,6 +119,9 @@ fn streams_have_a_number() {
     let kept = [begun(&server), begun(&server)];
     let reply = post(server.address, "/execute", &execute("endless"));
     assert_eq!((reply.status(), reply.header("retry-after")), (529, Some("1")), "{reply:?}");
+    // What is not streamed takes no place.
+    let chat = json!({ "model": "scripted", "max_tokens": 4, "messages": [{ "role": "user", "content": "hello" }] });
+    assert_eq!(post(server.address, "/v1/chat/completions", &chat).status(), 200);
     kept.into_iter().for_each(Incoming::leave);
     server.until("idle", |metrics| metrics["pensieve_streams{model=\"scripted\"}"] == 0.0);
     begun(&server).leave();
