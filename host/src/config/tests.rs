@@ -165,8 +165,8 @@ fn checks_models_against_each_other() {
     check_wrong(
         &models("aliases = [\"a\", \"c\", \" \"]\n[[models]]\nid = \"b\"\nbase = \"a\"\naliases = [\"c\"]"),
         &[
-            "the alias 'a' of 'a' is the name of something else",
             "an alias of 'a' is empty",
+            "the alias 'a' of 'a' is the name of something else",
             "the alias 'c' of 'b' is the name",
         ],
     );
