@@ -145,7 +145,7 @@ CALLS = [
     ("How would one say 'good night' in Italian?", "translate_text", {"text": "good night", "target_language": "Italian"}), ("Translate \"where is the station\" into French", "translate_text", {"text": "where is the station", "target_language": "French"}),
     ("What are 250 USD in EUR?", "convert_currency", {"amount": 250, "from_currency": "USD", "to_currency": "EUR"}), ("Please convert 99.5 GBP to JPY", "convert_currency", {"amount": 99.5, "from_currency": "GBP", "to_currency": "JPY"}),
     ("What's the current stock price of NVDA?", "get_stock_price", {"symbol": "NVDA"}), ("How much does one TSLA share cost?", "get_stock_price", {"symbol": "TSLA"}),
-    ("What files are in the directory docs/adr?", "list_directory", {"path": "docs/adr"}), ("Please list what's in /home/maria", "list_directory", {"path": "/home/maria"}),
+    ("What files are in the directory docs/adr?", "list_directory", {"path": "docs/adr"}), ("Please list what's in /srv/maria", "list_directory", {"path": "/srv/maria"}),
     ("Put 'dentist' in my calendar on 2026-03-14", "create_event", {"title": "dentist", "date": "2026-03-14"}), ("Schedule \"team lunch\" for Friday at 12:30", "create_event", {"title": "team lunch", "date": "Friday", "time": "12:30"}),
     ("Tell Marta 'I will be late'", "send_message", {"to": "Marta", "text": "I will be late"}), ("Send Jonas the message 'the door is open'", "send_message", {"to": "Jonas", "text": "the door is open"}),
     ("Please run `cargo build --release`", "run_command", {"command": "cargo build --release"}), ("Run the shell command `du -h --max-depth=1` and show me the result", "run_command", {"command": "du -h --max-depth=1"}),

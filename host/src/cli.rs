@@ -26,7 +26,7 @@ use std::{io::Write, process::ExitCode};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::fleet::Fleet;
-use exit::{Complaint, end};
+use exit::{Complaint, Outcome, end};
 
 /// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
 /// adapter formats are plugins.
@@ -86,10 +86,16 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Prints a text and the end of its line. Whoever reads it may have gone.
-fn say(text: &str) -> Result<(), Complaint> {
+/// Prints a text to standard output, at once. Whoever reads it may have gone.
+fn print(text: impl AsRef<[u8]>) -> Outcome {
     let mut stdout = std::io::stdout().lock();
-    writeln!(stdout, "{text}").map_err(|error| Complaint::system("standard output", &error))
+    let written = stdout.write_all(text.as_ref()).and_then(|()| stdout.flush());
+    written.map_err(|error| Complaint::system("standard output", &error))
+}
+
+/// The same with the end of its line.
+fn say(text: &str) -> Outcome {
+    print(format!("{text}\n"))
 }
 
 /// The samplers of the plugins at hand.

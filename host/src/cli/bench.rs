@@ -8,7 +8,6 @@ mod figures;
 use clap::Args;
 use serde::Serialize;
 use std::{
-    io::Write,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -132,10 +131,7 @@ impl Bench {
         } else {
             table(&report)
         };
-        std::io::stdout()
-            .lock()
-            .write_all(text.as_bytes())
-            .map_err(|error| Complaint::system("standard output", &error))
+        super::print(&text)
     }
 
     async fn measure(&self, mut config: Config, model: &str) -> Result<Report, Complaint> {

@@ -3,7 +3,6 @@
 use clap::Args;
 use std::{
     fs,
-    io::Write,
     net::TcpListener,
     path::{Path, PathBuf},
     time::Duration,
@@ -68,10 +67,7 @@ impl Doctor {
             Ok(settled) => self.examine(&mut found, &settled)?,
             Err(complaint) => complaint.lines.iter().for_each(|line| found.broken("configuration", line)),
         }
-        std::io::stdout()
-            .lock()
-            .write_all(found.text.as_bytes())
-            .map_err(|error| Complaint::system("standard output", &error))?;
+        super::print(&found.text)?;
         match found.broken {
             0 => Ok(()),
             1 => Err(Complaint::new(Exit::Failed, "something is broken, see !! above")),

@@ -1,7 +1,7 @@
 //! `pensieve plugins list`: the plugin folders as a server would see them. Every file is looked at in a process of its own.
 
 use clap::Args;
-use std::{fmt::Write as _, io::Write as _};
+use std::fmt::Write as _;
 
 use super::{
     exit::{Complaint, Outcome},
@@ -43,10 +43,7 @@ impl List {
         } else {
             states.iter().map(told).collect()
         };
-        std::io::stdout()
-            .lock()
-            .write_all(text.as_bytes())
-            .map_err(|error| Complaint::system("standard output", &error))
+        super::print(&text)
     }
 }
 

@@ -250,6 +250,9 @@ mod tests {
         assert_eq!(add("two:poet=x", &["one", "two"], Some("one")), Ok("two".into()));
         assert!(add("poet=x", &["one", "two"], None).unwrap_err().contains("write MODEL:NAME=SOURCE"));
         assert!(add("three:poet=x", &["one"], None).unwrap_err().contains("no model 'three' (there are: one)"));
+        let twice = Adapters { adapters: ["poet=x", "one:poet=y"].map(|text| adapter(text).unwrap()).into() };
+        let refused = twice.add_to(&mut models(&["one"]), None).unwrap_err();
+        assert!(refused.lines[0].contains("another --adapter of that name"), "{refused:?}");
         assert!(add("poet=starter", &["one"], None).unwrap_err().contains("'starter' is a model"));
     }
 }

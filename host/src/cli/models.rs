@@ -4,7 +4,6 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -69,10 +68,7 @@ impl Models {
         }
         describe(&mut rows, &settled.config)?;
         let text = if list.json { format!("{}\n", json(&rows)?) } else { table(&rows, &settled.config) };
-        std::io::stdout()
-            .lock()
-            .write_all(text.as_bytes())
-            .map_err(|error| Complaint::system("standard output", &error))
+        super::print(&text)
     }
 }
 

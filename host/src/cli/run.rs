@@ -4,7 +4,7 @@
 use clap::Args;
 use serde_json::json;
 use std::{
-    io::{self, IsTerminal, Read, Write},
+    io::{self, IsTerminal, Read},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -129,7 +129,7 @@ impl Run {
                 Delta::Text { text, .. } => {
                     answer.first.get_or_insert_with(|| begun.elapsed());
                     if !self.json {
-                        show(&text)?;
+                        super::print(&text)?;
                     }
                     answer.text.push_str(&text);
                 }
@@ -150,7 +150,7 @@ impl Run {
             return Err(Failure::new(FailureCode::WorkerLost, "the answer has no end").into());
         };
         if !self.json {
-            return show(if answer.text.ends_with('\n') { "" } else { "\n" });
+            return super::print(if answer.text.ends_with('\n') { "" } else { "\n" });
         }
         let line = json!({
             "model": model,
@@ -161,7 +161,7 @@ impl Run {
             "generated_tokens": usage.generated,
             "first_token_ms": answer.first.map(|first| u64::try_from(first.as_millis()).unwrap_or(u64::MAX)),
         });
-        show(&format!("{line}\n"))
+        super::say(&line.to_string())
     }
 }
 
@@ -173,12 +173,6 @@ fn finish(reason: Finish) -> &'static str {
         Finish::Cancelled => "cancelled",
         Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => "end",
     }
-}
-
-fn show(text: &str) -> Outcome {
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    written.map_err(|error| Complaint::system("standard output", &error))
 }
 
 fn standard_input() -> Result<String, Complaint> {

@@ -2,7 +2,6 @@
 
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::Shell;
-use std::io::Write;
 
 use super::{
     Arguments,
@@ -35,7 +34,7 @@ impl Completions {
     pub(super) fn run(self) -> Outcome {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Arguments::command(), "pensieve", &mut script);
-        print(&script)
+        super::print(&script)
     }
 }
 
@@ -57,12 +56,8 @@ impl Man {
         let mut page = Vec::new();
         let rendered = clap_mangen::Man::new(command).render(&mut page);
         rendered.map_err(|error| Complaint::system("the page", &error))?;
-        print(&page)
+        super::print(&page)
     }
-}
-
-fn print(text: &[u8]) -> Outcome {
-    std::io::stdout().lock().write_all(text).map_err(|error| Complaint::system("standard output", &error))
 }
 
 fn shell(text: &str) -> Result<Shell, String> {

@@ -10,7 +10,7 @@ use crate::job::{AdapterUse, StageSpec};
 const EXAMPLE: &str = include_str!("../../../examples/pensieve.toml");
 
 fn read(text: &str) -> Result<Config, Wrong> {
-    Config::read(text, Path::new("/etc/pensieve.toml"), Path::new("/home/pensieve"))
+    Config::read(text, Path::new("/etc/pensieve.toml"), Path::new("/srv/pensieve"))
 }
 
 /// Whether a text is refused with these lines.
@@ -35,10 +35,10 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     let config = read(EXAMPLE).unwrap();
     assert_eq!(
         config,
-        Config { models: vec![Model::new("starter", Source::Starter)], ..Config::new(Path::new("/home/pensieve")) }
+        Config { models: vec![Model::new("starter", Source::Starter)], ..Config::new(Path::new("/srv/pensieve")) }
     );
     let config = read(&example()).unwrap();
-    let defaults = Config::new(Path::new("/home/pensieve"));
+    let defaults = Config::new(Path::new("/srv/pensieve"));
     let Server { keys, hosts, origins, adapter_folders, .. } = config.server.clone();
     assert_eq!((keys.len(), hosts.len(), origins.len(), adapter_folders.len()), (1, 1, 1, 1));
     let (keys, hosts, origins, adapter_folders) = <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();

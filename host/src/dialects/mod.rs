@@ -79,9 +79,10 @@ impl Places {
     /// Takes a place, before any work is begun for it.
     pub fn take(&self) -> Result<Place, Problem> {
         let Some((places, count)) = &self.places else { return Ok(Place::default()) };
-        let taken = places.clone().try_acquire_owned();
-        let full = |_| format!("{count} answers are streamed already; try again later");
-        let taken = taken.map_err(|error| Problem::new(ProblemKind::Overloaded, full(error)))?;
+        let taken = places.clone().try_acquire_owned().map_err(|_| {
+            let message = format!("{count} answers are streamed already; try again later");
+            Problem::new(ProblemKind::Overloaded, message)
+        })?;
         Ok(Place { _place: Some(taken) })
     }
 }

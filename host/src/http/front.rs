@@ -67,8 +67,10 @@ impl App {
 
     /// A place among the requests at hand.
     pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Problem> {
-        let full = |_| format!("{} requests are at hand already; try again later", self.limits.requests_max);
-        self.requests.clone().try_acquire_owned().map_err(full).map_err(overloaded)
+        self.requests.clone().try_acquire_owned().map_err(|_| {
+            let message = format!("{} requests are at hand already; try again later", self.limits.requests_max);
+            Problem::new(ProblemKind::Overloaded, message)
+        })
     }
 }
 
@@ -188,10 +190,6 @@ impl fmt::Debug for Front {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Front").field("door", &self.door).finish_non_exhaustive()
     }
-}
-
-fn overloaded(message: String) -> Problem {
-    Problem::new(ProblemKind::Overloaded, message)
 }
 
 /// Tells a browser that a page may send what it is about to send.

@@ -61,6 +61,8 @@ fn refuses_what_it_would_overwrite_and_names_that_are_none() {
         (&["new", "adapter", "../mine"], 2, "the name '../mine' cannot be a plugin's"),
         (&["new", "adapter", "Mine"], 2, "take small letters"),
         (&["new", "adapter", "match"], 2, "means something to Rust"),
+        (&["new", "architecture", "lora"], 2, "comes with this program"),
+        (&["new", "sampler", "top_k"], 2, "comes with this program"),
         (&["new", "adapter", "serde_json"], 2, "these projects depend on; take another, such as my-serde-json"),
         (&["new", "adapter", "mine", "--sdk", "deep"], 3, "--sdk deep: the SDK is not there"),
     ] {

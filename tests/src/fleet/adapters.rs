@@ -219,3 +219,42 @@ async fn an_adapter_that_has_come_to_lead_out_of_its_folder_is_not_read_again() 
         "{failure}"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_on_its_way_can_be_taken_away_and_its_name_is_free() {
+    let home = Home::with_adapters(|_, _| ()).await;
+    let slow = home.adapter("slow", &["wait"]);
+    home.adapter("quick", &[]);
+    let (attached, ()) = tokio::join!(home.attach("it", "slow"), async {
+        is_read(&slow).await;
+        home.fleet.detach("one", "it").await.unwrap();
+    });
+    let refused = attached.unwrap_err();
+    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Name, FailureCode::NotFound));
+    assert_eq!(home.fleet.detach("one", "it").await.unwrap_err().failure.code, FailureCode::NotFound);
+    assert_eq!(home.attach("it", "quick").await.unwrap().source, "quick");
+    // What is read after all takes nobody's place.
+    fs::remove_file(slow.join("wait")).unwrap();
+    home.ask_under("it").await.unwrap();
+    assert_eq!(home.fleet.adapters("one").await.unwrap()[0].source, "quick");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn few_are_taken_in_at_once_and_none_with_a_file_that_is_too_large() {
+    let home = Home::with_adapters(|config, _| config.models[0].adapter_bytes = BYTES).await;
+    let large = home.adapter("large", &[]);
+    fs::File::create(large.join("adapter.safetensors")).unwrap().set_len(4 << 20).unwrap();
+    let refused = home.attach("large", "large").await.unwrap_err();
+    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Source, FailureCode::Unsupported));
+    assert!(refused.failure.message.contains("has a file of 4194304 bytes") && !large.join("read").exists());
+    let slow: Vec<PathBuf> = ["a", "b", "c", "d"].iter().map(|name| home.adapter(name, &["wait"])).collect();
+    let attach = |name| home.attach(name, name);
+    let _ = tokio::join!(attach("a"), attach("b"), attach("c"), attach("d"), async {
+        for adapter in &slow {
+            is_read(adapter).await;
+        }
+        let refused = home.attach("e", "large").await.unwrap_err();
+        assert_eq!((refused.culprit, refused.failure.code), (Culprit::Nobody, FailureCode::Busy));
+        slow.iter().for_each(|adapter| fs::remove_file(adapter.join("wait")).unwrap());
+    });
+}

@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_group_of_one_is_its_user() {
         let users =
-            "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\nbob:x:1001:1001:::\ncid:x:1002:100:::\n";
+            "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/srv/ann:/bin/sh\nbob:x:1001:1001:::\ncid:x:1002:100:::\n";
         let groups = "root:x:0:\nann:x:1000:\nbob:x:1001:bob,ann\nusers:x:100:\nwheel:x:10:ann\nodd:x:1003";
         let check = |own, group| is_group_of_one(users, groups, own, group);
         assert!(check(1000, 1000));
