@@ -3,7 +3,7 @@
 mod answer;
 mod banner;
 mod bench;
-pub(crate) mod check;
+mod check;
 mod doctor;
 mod exit;
 mod folder;
@@ -12,7 +12,7 @@ mod log;
 mod models;
 mod new;
 mod plugins;
-pub(crate) mod probe;
+mod probe;
 mod progress;
 mod pull;
 mod run;
@@ -25,8 +25,8 @@ use clap::{Parser, Subcommand};
 use std::{io::Write, process::ExitCode};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::fleet::Fleet;
 use exit::{Complaint, Outcome, end};
+use pensieve_server::fleet::Fleet;
 
 /// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
 /// adapter formats are plugins.

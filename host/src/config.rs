@@ -26,7 +26,8 @@ pub use server::{Server, check_listen};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
 
-use crate::{fleet, wire};
+use pensieve_protocol::wire;
+use pensieve_server::fleet;
 use reader::{Document, Section};
 
 /// Everything that can be set.

@@ -1,8 +1,8 @@
 //! Low-rank adapters on Llama: unmerged, they must do what adding them to the weights does.
 
 use half::{bf16, f16};
-use pensieve::plugin::HostServices;
 use pensieve_plugin_api::{AdapterData, LowRankPair, Want, ext::merge::Merged};
+use pensieve_worker::plugin::HostServices;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::{fs, path::Path};
 use tempfile::TempDir;

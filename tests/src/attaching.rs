@@ -1,6 +1,6 @@
 //! Adapters through a real worker: what jobs may name, and when they go.
 
-use pensieve::{
+use pensieve_protocol::{
     job::{AdapterUse, Event, FailureCode, Job},
     wire::{Command, Load, Location, Provider, Report},
 };
@@ -16,7 +16,7 @@ fn start(formats: bool) -> Worker {
     Worker::start(Load { architecture: Provider { plugin, name: "panics".into() }, adapter_formats, ..faults() })
 }
 
-fn attach(worker: &mut Worker, path: &str) -> pensieve::wire::Attachment {
+fn attach(worker: &mut Worker, path: &str) -> pensieve_protocol::wire::Attachment {
     worker.send(&Command::Attach { attempt: 1, name: "a".into(), location: Location::trusted(path) });
     match worker.until(|report| matches!(report, Report::Attached { .. })) {
         Report::Attached { attempt: 1, result } => result,

@@ -1,7 +1,7 @@
 //! What authors write: the examples, and what `pensieve new` makes. Each is built far from this tree, by this toolchain and by
 //! another, dropped into the folder of a server that runs, and asked for through its API.
 
-use pensieve::plugin::LoadedPlugin;
+use pensieve_worker::plugin::LoadedPlugin;
 use serde_json::{Value, json};
 use std::{
     fs,

@@ -1,10 +1,12 @@
 //! Requests through template, tokenizer, fleet and worker, and back as pieces of an answer. The model is the scripted one.
 
-use pensieve::{
-    chat::{Conversation, Delta, Format, Input, Part, Request, Role, Sampling, Tool, ToolChoice, Turn},
-    engine::constrain::Grammar,
-    fleet::{Config, Fleet},
+use pensieve_protocol::{
+    grammar::Grammar,
     job::{Failure, FailureCode, Finish, StageSpec, Usage},
+};
+use pensieve_server::{
+    chat::{Conversation, Delta, Format, Input, Part, Request, Role, Sampling, Tool, ToolChoice, Turn},
+    fleet::{Config, Fleet},
     prompt::{Chats, Generation},
 };
 use serde_json::json;

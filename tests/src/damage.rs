@@ -2,7 +2,7 @@
 //! it, so those are opened in this process: a check that lets one through ends the test run with SIGBUS. For flipped bits
 //! nothing can promise that, so they are opened in a child, as the design has it.
 
-use pensieve::plugin::{LoadedPlugin, Reason};
+use pensieve_worker::plugin::{LoadedPlugin, Reason};
 use std::{
     fs,
     path::Path,

@@ -1,11 +1,11 @@
 //! How a worker ends, and what it survives: a plugin's error costs the streams of that step, a plugin that hangs or crashes
 //! costs its process, and a worker without a server is no more.
 
-use pensieve::{
-    engine::worker::{EXIT_MISUNDERSTOOD, EXIT_NOT_LOADED, EXIT_STALLED},
+use pensieve_protocol::{
     job::{Event, FailureCode, Finish},
     wire::{Command, Load, Report},
 };
+use pensieve_worker::process::{EXIT_MISUNDERSTOOD, EXIT_NOT_LOADED, EXIT_STALLED};
 use std::{
     os::unix::process::ExitStatusExt,
     time::{Duration, Instant},

@@ -2,11 +2,11 @@
 //!
 //! It deals out blocks by itself, from the highest id down, so that no test passes only because block 0 holds token 0.
 
-use pensieve::plugin::{HostServices, LoadedPlugin};
 use pensieve_plugin_api::{
     Batch, Card, ErrorCode, LoadRequest, ModelBox, NO_ADAPTER, PluginError, Resident, Source, Span, StateKind, Want,
     ext::merge::{Merge, Merged},
 };
+use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use std::path::Path;
 
 /// How a model is loaded; the defaults suit small models.

@@ -1,10 +1,8 @@
 //! Files dropped into a plugin folder while the server's half is running: each ends as a plugin or as a refusal with its
 //! reason, and none of them touches this process, which plays the server.
 
-use pensieve::{
-    checkpoint::CheckpointName,
-    fleet::plugins::{Catalogue, PluginFolder, PluginState, Settings, Status},
-};
+use pensieve_protocol::checkpoint::CheckpointName;
+use pensieve_server::fleet::plugins::{Catalogue, PluginFolder, PluginState, Settings, Status};
 use std::{
     fs::{self, File, Permissions},
     io::Write,

@@ -1,12 +1,12 @@
 //! Hosts and plugins of different days: whichever side knows an extension more, both work; a table that is not what its id
 //! promises is refused.
 
-use pensieve::plugin::LoadedPlugin;
 use pensieve_plugin_api::{
     ErrorCode,
     ext::{kv_transfer::KvTransfer, sequence_state::SequenceState},
 };
 use pensieve_test_plugins::{Future, ID as FUTURE};
+use pensieve_worker::plugin::LoadedPlugin;
 use std::path::Path;
 
 use crate::{

@@ -1,7 +1,7 @@
 //! Grammars, stop strings and triggers through a real worker.
 
-use pensieve::{
-    engine::constrain::{Grammar, Marker, Part, Rule, Spec, Then, Trigger},
+use pensieve_protocol::{
+    grammar::{Grammar, Marker, Part, Rule, Spec, Then, Trigger},
     job::{FailureCode, Finish, Job},
 };
 use std::time::Duration;
@@ -77,7 +77,7 @@ fn jobs_that_wait_for_their_grammar_can_be_cancelled_and_run_out_of_time() {
     let mut worker = Worker::start(faults());
     let slow = || from_the_start(Grammar::Regex(format!("({}){{900}}", "(a|b|ab|ba)*c".repeat(50))));
     worker.submit(&Job { grammar: slow(), ..job(1, prompt(1, 40), 60) });
-    worker.send(&pensieve::wire::Command::Cancel { id: 1 });
+    worker.send(&pensieve_protocol::wire::Command::Cancel { id: 1 });
     let outcome = worker.outcome(1);
     // Whichever came first, it has ended; a step was never held up.
     assert!(outcome.end.as_ref().is_ok_and(|(reason, _)| *reason == Finish::Cancelled) || outcome.end.is_err());

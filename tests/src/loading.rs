@@ -1,7 +1,7 @@
 //! What is refused and what is said about it: each bad library has an error of its own, with help.
 
-use pensieve::plugin::{LoadError, LoadedPlugin, Reason};
 use pensieve_plugin_api::ErrorCode;
+use pensieve_worker::plugin::{LoadError, LoadedPlugin, Reason};
 use std::{fs, path::Path};
 
 use crate::artifacts::{plugin, test_plugin};

@@ -1,11 +1,11 @@
 //! The adapter formats of `plugins/lora`: what PEFT computes, what a batch of different adapters does, what is refused.
 
-use pensieve::{
+use pensieve_plugin_api::{AdapterData, PluginError, Want, ext::merge::Merged};
+use pensieve_protocol::{
     job::{AdapterUse, Event, Job},
-    plugin::{HostServices, LoadedPlugin},
     wire::{Command, Load, Location, Provider, Report},
 };
-use pensieve_plugin_api::{AdapterData, PluginError, Want, ext::merge::Merged};
+use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -182,7 +182,7 @@ fn llama() -> Load {
     }
 }
 
-fn attach(worker: &mut Worker, name: &str, path: PathBuf) -> pensieve::wire::Attachment {
+fn attach(worker: &mut Worker, name: &str, path: PathBuf) -> pensieve_protocol::wire::Attachment {
     let location = Location::trusted(path);
     worker.send(&Command::Attach { attempt: 1, name: name.into(), location });
     match worker.until(|report| matches!(report, Report::Attached { .. })) {

@@ -1,6 +1,6 @@
 //! Mistral checkpoints against the numbers of transformers, through the plugin that claims them.
 
-use pensieve::plugin::HostServices;
+use pensieve_worker::plugin::HostServices;
 use safetensors::{SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
 use std::{

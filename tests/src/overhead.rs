@@ -1,8 +1,8 @@
 //! What the worker adds to the model: the time of a step over the socket against the same batches run through the plugin
 //! directly. The bound is loose, as machines that run tests are busy; the figures are printed.
 
-use pensieve::wire::{Load, Provider};
 use pensieve_plugin_api::Want;
+use pensieve_protocol::wire::{Load, Provider};
 use std::time::Instant;
 
 use crate::{

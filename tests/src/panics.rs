@@ -1,10 +1,10 @@
 //! A panic in a plugin's code: an error with the panic's message, in a process that goes on and may call again.
 
-use pensieve::plugin::{HostServices, LoadedPlugin};
 use pensieve_plugin_api::{
     AdapterData, Candidates, ErrorCode, History, LoadRequest, ModelBox, PluginError, Source, Want,
     ext::{Offered, sequence_state::SequenceState},
 };
+use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use std::path::Path;
 
 use crate::{

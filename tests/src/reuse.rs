@@ -1,7 +1,7 @@
 //! What a worker need not compute again: prompts that it has seen, in memory and on disk, and only where that is nobody
 //! else's business.
 
-use pensieve::{
+use pensieve_protocol::{
     job::{Event, Job},
     wire::{DiskTier, Load, Report},
 };

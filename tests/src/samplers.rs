@@ -1,7 +1,7 @@
 //! The sampling stages through the real loader: a chain as an engine runs it, and which chain a request gets.
 
-use pensieve::plugin::LoadedPlugin;
 use pensieve_plugin_api::{Candidates, ErrorCode, History, StageBox};
+use pensieve_worker::plugin::LoadedPlugin;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 

@@ -1,9 +1,7 @@
 //! Checkpoints for `tests/plugins/scripted.rs`, the model that says what a script tells it.
 
-use pensieve::{
-    fleet::{Config, Fleet, ModelConfig, Update},
-    job::{Event, Finish, Job, StageSpec},
-};
+use pensieve_protocol::job::{Event, Finish, Job, StageSpec};
+use pensieve_server::fleet::{Config, Fleet, ModelConfig, Update};
 use serde_json::json;
 use std::{
     fs,

@@ -1,7 +1,7 @@
 //! What a plugin asks of its host while it loads.
 
-use pensieve::plugin::HostServices;
 use pensieve_plugin_api::ErrorCode;
+use pensieve_worker::plugin::HostServices;
 use std::{
     path::Path,
     sync::{Arc, Mutex},

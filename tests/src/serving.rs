@@ -1,7 +1,7 @@
 //! A real architecture behind a real worker: what is said of the test plugins holds for Llama too, up to rounding, of which
 //! an f32 model on our own kernels has none that depends on its company.
 
-use pensieve::{
+use pensieve_protocol::{
     job::Job,
     wire::{Load, Provider},
 };

@@ -1,6 +1,6 @@
 //! What streams of one worker say: the same as if each were alone, whoever else is there and whatever happens to them.
 
-use pensieve::job::{Event, FailureCode, Finish, Job, StageSpec};
+use pensieve_protocol::job::{Event, FailureCode, Finish, Job, StageSpec};
 use std::time::{Duration, Instant};
 
 use crate::{
@@ -41,7 +41,7 @@ fn twenty_streams_at_once_say_what_each_says_alone() {
 #[test]
 fn streams_that_give_their_blocks_up_say_the_same() {
     // 40 blocks for 12 streams that need 7 each.
-    let mut worker = Worker::start(pensieve::wire::Load { state_bytes: 40 * 64, ..faults() });
+    let mut worker = Worker::start(pensieve_protocol::wire::Load { state_bytes: 40 * 64, ..faults() });
     let jobs: Vec<Job> = (0..12).map(|n| job(n, prompt(n, 30), 80)).collect();
     let together = all(&mut worker, &jobs);
     assert!(worker.stats().preemptions > 0, "the test has lost its point");
@@ -50,7 +50,7 @@ fn streams_that_give_their_blocks_up_say_the_same() {
 
 #[test]
 fn a_seed_gives_the_same_text_alone_and_in_a_batch() {
-    let load = pensieve::wire::Load { samplers: vec![plugin("pensieve-samplers")], ..faults() };
+    let load = pensieve_protocol::wire::Load { samplers: vec![plugin("pensieve-samplers")], ..faults() };
     let mut worker = Worker::start(load);
     let stage = |sampler: &str, parameters: &str| StageSpec {
         sampler: sampler.into(),
@@ -89,7 +89,7 @@ fn a_stream_whose_logits_are_not_numbers_fails_alone() {
 #[test]
 fn a_stage_that_panics_fails_its_own_stream_and_parameters_are_the_clients_fault() {
     let samplers = vec![crate::artifacts::test_plugin("panics"), plugin("pensieve-samplers")];
-    let mut worker = Worker::start(pensieve::wire::Load { samplers, ..faults() });
+    let mut worker = Worker::start(pensieve_protocol::wire::Load { samplers, ..faults() });
     let stages = |sampler: &str, parameters: &str| {
         vec![StageSpec { sampler: sampler.into(), parameters: parameters.into(), field: "samplers.0".into() }]
     };
@@ -133,7 +133,7 @@ fn stop_tokens_and_the_end_of_a_turn_end_a_stream() {
     assert_eq!((stopped.reason(), stopped.ids.len()), (Finish::StopToken(token), first + 1));
     assert_eq!(stopped.text, whole.text[..first]);
 
-    let mut worker = Worker::start(pensieve::wire::Load { options: r#"{"ends": 1}"#.into(), ..faults() });
+    let mut worker = Worker::start(pensieve_protocol::wire::Load { options: r#"{"ends": 1}"#.into(), ..faults() });
     let ended = worker.run(&Job { ignore_end_of_turn: false, ..job(10, prompt(4, 20), 10_000) });
     assert_eq!(ended.reason(), Finish::EndOfTurn);
     assert_eq!(ended.ids.last(), Some(&256));
@@ -159,12 +159,12 @@ fn log_probabilities_are_of_the_token_and_of_the_likeliest() {
 
 #[test]
 fn a_cancelled_stream_is_gone_before_the_next_step() {
-    let load = pensieve::wire::Load { options: r#"{"step_us": 20000}"#.into(), ..faults() };
+    let load = pensieve_protocol::wire::Load { options: r#"{"step_us": 20000}"#.into(), ..faults() };
     let mut worker = Worker::start(load);
     worker.submit(&job(1, prompt(1, 30), 10_000));
     worker.submit(&job(2, prompt(2, 30), 20));
     worker.wait_for(1, |event| matches!(event, Event::Tokens(_)));
-    worker.send(&pensieve::wire::Command::Cancel { id: 1 });
+    worker.send(&pensieve_protocol::wire::Command::Cancel { id: 1 });
     let cancelled = Instant::now();
     let outcome = worker.outcome(1);
     assert_eq!(outcome.reason(), Finish::Cancelled);
@@ -175,7 +175,7 @@ fn a_cancelled_stream_is_gone_before_the_next_step() {
 
 #[test]
 fn a_deadline_ends_a_stream_that_runs_and_one_that_waits() {
-    let mut load = pensieve::wire::Load { options: r#"{"step_us": 5000}"#.into(), ..faults() };
+    let mut load = pensieve_protocol::wire::Load { options: r#"{"step_us": 5000}"#.into(), ..faults() };
     load.limits.sequences_max = 1;
     let mut worker = Worker::start(load);
     let deadline = Some(Duration::from_millis(300));
@@ -190,7 +190,7 @@ fn a_deadline_ends_a_stream_that_runs_and_one_that_waits() {
 
 #[test]
 fn a_stream_ends_where_the_context_does() {
-    let mut worker = Worker::start(pensieve::wire::Load { context: 100, ..faults() });
+    let mut worker = Worker::start(pensieve_protocol::wire::Load { context: 100, ..faults() });
     let outcome = worker.run(&job(1, prompt(1, 90), 1000));
     assert_eq!((outcome.reason(), outcome.ids.len()), (Finish::ContextFull, 10));
     assert_eq!(worker.run(&job(2, prompt(1, 100), 10)).failure().code, FailureCode::TooLong);
@@ -210,7 +210,7 @@ fn jobs_that_make_no_sense_are_refused_with_the_reason() {
     let stages = vec![StageSpec { sampler: "magic".into(), field: "samplers.0".into(), ..StageSpec::default() }];
     refused(&mut worker, Job { stages, ..job(3, vec![97], 1) }, FailureCode::Invalid, "'magic' (installed: none)");
     refused(&mut worker, Job { stops: vec![vec![]], ..job(4, vec![97], 1) }, FailureCode::Invalid, "stop string 0");
-    let adapter = Some(pensieve::job::AdapterUse { name: "x".into(), scale: 1.0 });
+    let adapter = Some(pensieve_protocol::job::AdapterUse { name: "x".into(), scale: 1.0 });
     refused(&mut worker, Job { adapter, ..job(5, vec![97], 1) }, FailureCode::NotFound, "adapter is called 'x'");
     assert_eq!(worker.run(&job(6, vec![97], 3)).ids.len(), 3);
 }
@@ -218,8 +218,8 @@ fn jobs_that_make_no_sense_are_refused_with_the_reason() {
 #[test]
 fn a_model_that_keeps_states_per_sequence_is_served_too() {
     let architecture =
-        pensieve::wire::Provider { plugin: crate::artifacts::test_plugin("panics"), name: "panics".into() };
-    let load = pensieve::wire::Load { architecture, ..faults() };
+        pensieve_protocol::wire::Provider { plugin: crate::artifacts::test_plugin("panics"), name: "panics".into() };
+    let load = pensieve_protocol::wire::Load { architecture, ..faults() };
     let mut worker = Worker::start(load);
     assert_eq!(worker.loaded.blocks, 0);
     assert!(worker.loaded.no_text.is_some());

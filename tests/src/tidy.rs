@@ -62,6 +62,17 @@ fn host_and_plugins_meet_in_the_contract_alone() {
     for foreign in ["pensieve-sdk", "candle-core", "candle-nn", "candle-transformers"] {
         assert!(!host.contains(foreign), "the host links {foreign}");
     }
+    // The server never runs plugin code: it cannot even name what opens a plugin or runs a model.
+    let server = reach(&dependencies, "pensieve-server");
+    for foreign in ["pensieve", "pensieve-worker", "pensieve-plugin-api", "abi_stable", "libloading", "llguidance"] {
+        assert!(!server.contains(foreign), "the server links {foreign}");
+    }
+    let worker = reach(&dependencies, "pensieve-worker");
+    for foreign in ["pensieve", "pensieve-server", "hyper", "warp", "tokenizers", "minijinja", "tokio"] {
+        assert!(!worker.contains(foreign), "the worker links {foreign}");
+    }
+    let protocol = &dependencies["pensieve-protocol"];
+    assert_eq!(*protocol, ["postcard", "serde", "serde_json"].map(str::to_owned).into());
     for plugin in fs::read_dir(root().join("plugins")).unwrap() {
         let plugin = format!("pensieve-{}", plugin.unwrap().file_name().to_str().unwrap());
         let direct = &dependencies[&plugin];

@@ -1,6 +1,6 @@
 //! Plugins that another compiler built: the contract is what both sides agree on, not the compiler.
 
-use pensieve::plugin::LoadedPlugin;
+use pensieve_worker::plugin::LoadedPlugin;
 use std::path::Path;
 
 use crate::{

@@ -1,6 +1,6 @@
 //! A worker process as its server sees it: the real program at the other end of a socket pair.
 
-use pensieve::{
+use pensieve_protocol::{
     job::{Event, Failure, Finish, Job, Usage},
     wire::{self, Command, DiskTier, Limits, Load, Loaded, Provider, Report, Stats},
 };

@@ -1,8 +1,8 @@
 //! Models of candle-transformers behind the bridge: each family of the zoo against the numbers of transformers, and what the
 //! bridge promises of all of them.
 
-use pensieve::plugin::{HostServices, LoadedPlugin};
 use pensieve_plugin_api::{Card, ErrorCode, PluginError, Source, StateKind, Want, laws::Outcome};
+use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
 use std::{

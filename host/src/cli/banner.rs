@@ -7,8 +7,8 @@ use std::{
 use tokio::time::sleep;
 
 use super::{given::Settled, progress::Loading};
-use crate::{
-    config::units,
+use crate::config::units;
+use pensieve_server::{
     fleet::{
         Fleet, ModelState,
         plugins::{PluginState, Status},

@@ -18,13 +18,13 @@ use super::{
     given::{Adapters, Given},
     progress::Loading,
 };
-use crate::{
+use figures::{Round, Stream, median, quantile, rounded};
+use pensieve_protocol::{
     card::{Card, State},
-    fleet::{Config, EventStream, Fleet, Update},
     job::{AdapterUse, Event, Failure, Job},
     wire,
 };
-use figures::{Round, Stream, median, quantile, rounded};
+use pensieve_server::fleet::{Config, EventStream, Fleet, Update};
 
 /// No step takes less of a prompt, unless that ends.
 const CHUNK_TOKENS_MIN: u32 = 16;

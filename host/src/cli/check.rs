@@ -15,7 +15,6 @@ use std::{
 
 use clap::Args;
 use pensieve_plugin_api::CONTRACT;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{
@@ -25,15 +24,14 @@ use super::{
     progress::{Loading, Spinner},
     trial::{self, Said, Setting, Subject, Verdict},
 };
-use crate::{
-    config::units::Amount,
-    fleet::{
-        Refusal,
-        child::{self, Silence},
-        clean,
-    },
-    plugin::{LoadedPlugin, Manifest},
+use crate::config::units::Amount;
+use pensieve_protocol::{
+    manifest::Manifest,
+    questions::Checked,
+    refusal::{Refusal, clean},
 };
+use pensieve_server::fleet::child::{self, Silence};
+use pensieve_worker::plugin::LoadedPlugin;
 
 /// How long a plugin may take to say who it is.
 const INSPECTION_TIME_MAX: Duration = Duration::from_secs(20);
@@ -61,16 +59,6 @@ pub(super) struct Check {
     /// How long a law, or the plugin's next word while it loads, may take.
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "model")]
     timeout: Duration,
-}
-
-/// What the check of a file found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Checked {
-    /// It is a plugin.
-    Manifest(Manifest),
-    /// It is none; the reason is what a sentence about the file goes on with.
-    Refusal(Refusal),
 }
 
 impl Check {

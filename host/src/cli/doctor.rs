@@ -12,12 +12,14 @@ use super::{
     exit::{Complaint, Exit, Outcome},
     given::{Given, Settled},
 };
-use crate::{
-    config::{Config, Model, Source, units},
-    fleet::{self, Fleet, Update, plugins::Status},
-    hub::Hub,
+use crate::config::{Config, Model, Source, units};
+use pensieve_protocol::{
     job::{Event, Failure, Job},
     wire::Loaded,
+};
+use pensieve_server::{
+    fleet::{self, Fleet, Update, plugins::Status},
+    hub::Hub,
 };
 
 const FOLDER_ENTRIES_MAX: usize = 100_000;

@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, process::ExitCode};
 
-use crate::{
-    config::Wrong,
-    fleet::Refusal,
-    hub::{Kind, Trouble},
+use crate::config::Wrong;
+use pensieve_protocol::{
     job::{Failure, FailureCode},
+    refusal::Refusal,
 };
+use pensieve_server::hub::{Kind, Trouble};
 
 /// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,10 +7,8 @@ use super::{
     exit::{Complaint, Outcome},
     given::Given,
 };
-use crate::{
-    fleet::plugins::{PluginFolder, PluginState, Settings, Status},
-    plugin::Manifest,
-};
+use pensieve_protocol::manifest::Manifest;
+use pensieve_server::fleet::plugins::{PluginFolder, PluginState, Settings, Status};
 
 #[derive(Args)]
 #[command(after_help = "Examples:

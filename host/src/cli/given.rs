@@ -13,9 +13,11 @@ use super::{
 };
 use crate::{
     config::{self, Config, Model, Source, Wanted},
+    starter,
+};
+use pensieve_server::{
     fleet::{self, check_adapter_name},
     hub::Hub,
-    starter,
 };
 
 #[derive(Args, Clone, Debug)]

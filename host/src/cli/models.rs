@@ -11,9 +11,9 @@ use super::{
     exit::{Complaint, Outcome},
     given::Given,
 };
-use crate::{
-    card::Card,
-    config::{Config, Model, Source, units},
+use crate::config::{Config, Model, Source, units};
+use pensieve_protocol::card::Card;
+use pensieve_server::{
     fleet::{self, Fleet, ModelConfig},
     hub::Hub,
 };
@@ -171,7 +171,7 @@ fn size(path: &Path) -> u64 {
 /// Bytes of all parts of a checkpoint that was split.
 fn split_size(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
-    let parts = crate::hub::parts(name);
+    let parts = pensieve_server::hub::parts(name);
     let sizes = parts.iter().map(|part| Some(path.with_file_name(part).metadata().ok()?.len()));
     sizes.sum()
 }

@@ -11,10 +11,15 @@ use std::{
 
 use clap::Subcommand;
 use pensieve_plugin_api::{ErrorCode, Source};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{answer::Answer, trial::Trial};
-use crate::{card::Card, checkpoint::CheckpointName, fleet::Refusal, plugin::LoadedPlugin};
+use pensieve_protocol::{
+    checkpoint::CheckpointName,
+    questions::{Described, Named},
+    refusal::Refusal,
+};
+use pensieve_worker::plugin::{self, LoadedPlugin};
 
 #[derive(Subcommand)]
 pub(super) enum Probe {
@@ -51,21 +56,6 @@ impl Probe {
     }
 }
 
-/// The answer to `probe name SOURCE`.
-pub(crate) type Named = Result<CheckpointName, Refusal>;
-
-/// The answer to `probe describe PLUGIN ARCHITECTURE SOURCE OPTIONS`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Described {
-    /// It will load the checkpoint.
-    Card(Box<Card>),
-    /// It does not want it; the next claimant is to be asked.
-    Declined(Refusal),
-    /// It wants it and cannot take it.
-    Refused(Refusal),
-}
-
 fn name(source: &Path) -> ExitCode {
     let named = || -> Named {
         let help = "a source is a .gguf file, or a folder with config.json and safetensors";
@@ -86,7 +76,7 @@ fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Desc
     let described = opened.architecture(architecture);
     let source = Source { path: path.into(), options: options.into() };
     match described.and_then(|architecture| architecture.describe(&source).into_result()) {
-        Ok(card) => match Card::read(&card) {
+        Ok(card) => match plugin::card::read(&card) {
             Ok(card) => Described::Card(Box::new(card)),
             Err(what) => refused("bad-card", format!("describes it wrongly: {what}"), "tell the plugin's author"),
         },

@@ -7,10 +7,8 @@ use super::{
     exit::{Complaint, Outcome},
     progress::Download,
 };
-use crate::{
-    config::units,
-    hub::{Hub, HubName, Trouble},
-};
+use crate::config::units;
+use pensieve_server::hub::{Hub, HubName, Trouble};
 
 /// Bring a model from the Hugging Face hub onto this machine.
 ///

@@ -14,10 +14,10 @@ use super::{
     given::{Adapters, Given},
     progress::Loading,
 };
-use crate::{
+use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
+use pensieve_server::{
     chat::{AdapterWish, Conversation, Delta, Input, Part, Request, Role, Sampling, Turn},
     fleet::Fleet,
-    job::{Failure, FailureCode, Finish, Usage},
     prompt::Chats,
 };
 

@@ -13,13 +13,14 @@ use super::{
     given::{Adapters, Given, Settled},
     log,
 };
-use crate::{
-    config,
-    engine::worker,
-    fleet::{self, Fleet, Refusal},
+use crate::config;
+use pensieve_protocol::refusal::Refusal;
+use pensieve_server::{
+    fleet::{self, Fleet},
     http::Server,
     prompt::Chats,
 };
+use pensieve_worker::process;
 
 /// Descriptors that are not connections.
 const FILES_RESERVED: u64 = 128;
@@ -79,7 +80,7 @@ impl Serve {
         let mut fleet = settled.fleet()?;
         if self.in_process {
             tracing::warn!("models run in this process: a plugin that fails takes the server with it");
-            fleet.run_in_process(worker::run);
+            fleet.run_in_process(process::run);
         }
         let served = runtime.block_on(serve(server, fleet, &settled));
         // What still runs has nothing left to say.

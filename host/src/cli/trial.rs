@@ -23,13 +23,14 @@ use super::{
     answer::Answer,
     exit::{Complaint, Exit},
 };
-use crate::{
+use crate::config;
+use pensieve_protocol::{
     card::Card,
     checkpoint::CheckpointName,
-    config,
-    plugin::{HostServices, LoadedPlugin, Manifest},
-    prompt::Scripts,
+    manifest::{Claim, Manifest},
 };
+use pensieve_server::prompt::Scripts;
+use pensieve_worker::plugin::{self, HostServices, LoadedPlugin};
 
 /// Blocks that the laws have use for, with some to spare.
 const BLOCKS: u64 = 128;
@@ -185,7 +186,7 @@ impl Trial {
         })?;
         let source = Source { path: path.into(), options: options.as_str().into() };
         let (architecture, abi_card) = claimant(&plugin, &name, &source)?;
-        let card = Card::read(&abi_card).map_err(|what| {
+        let card = plugin::card::read(&abi_card).map_err(|what| {
             let line = format!("architecture '{}' describes the checkpoint wrongly: {what}", abi_card.architecture);
             Complaint::new(Exit::Failed, line)
         })?;
@@ -252,7 +253,7 @@ fn claimant(
     name: &CheckpointName,
     source: &Source<'_>,
 ) -> Result<(ArchitectureBox, AbiCard), Complaint> {
-    let wants = |claim: &&crate::plugin::Claim| match name {
+    let wants = |claim: &&Claim| match name {
         CheckpointName::Gguf(name) => claim.gguf.contains(name),
         CheckpointName::Class(class) => claim.classes.contains(class),
     };

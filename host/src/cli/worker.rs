@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 
-use crate::engine::worker;
+use pensieve_worker::process;
 
 #[derive(Args)]
 pub(super) struct Worker {
@@ -20,7 +20,7 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn run(self) -> ExitCode {
         match socket(self.socket) {
-            Ok(socket) => worker::leave(worker::run(socket)),
+            Ok(socket) => process::leave(process::run(socket)),
             Err(error) => {
                 eprintln!("pensieve worker: descriptor {} is no socket: {error}", self.socket);
                 ExitCode::from(2)

@@ -12,11 +12,11 @@ use super::{
     Config, Source,
     reader::{Entry, Section},
 };
-use crate::{
-    fleet::{self, check_adapter_name},
+use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
     wire::{self, Location},
 };
+use pensieve_server::fleet::{self, check_adapter_name};
 
 const ID_LEN_MAX: usize = 128;
 const SCALE_MAX: f64 = 16.0;

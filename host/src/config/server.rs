@@ -10,7 +10,7 @@ use super::{
     HOUR, MS, place,
     reader::{self, Section},
 };
-use crate::http;
+use pensieve_server::http;
 
 /// The server: where it listens, and to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]

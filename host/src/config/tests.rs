@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, convert::Infallible};
 
 use super::*;
-use crate::job::{AdapterUse, StageSpec};
+use pensieve_protocol::job::{AdapterUse, StageSpec};
 
 const EXAMPLE: &str = include_str!("../../../examples/pensieve.toml");
 

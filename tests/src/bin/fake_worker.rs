@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a fake that fails fails its test")]
 
-use pensieve::wire::{self, PROTOCOL, Report};
+use pensieve_protocol::wire::{self, PROTOCOL, Report};
 use std::{
     env,
     io::{Read, Write},

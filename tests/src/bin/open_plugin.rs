@@ -1,7 +1,7 @@
 //! Opens one plugin and says what came of it: what `pensieve plugins check` will do. Damaged libraries are opened here,
 //! where a crash in the system's loader ends nothing but this process.
 
-use pensieve::plugin::LoadedPlugin;
+use pensieve_worker::plugin::LoadedPlugin;
 use std::{path::Path, process::ExitCode};
 
 fn main() -> ExitCode {

@@ -1,6 +1,6 @@
 //! Downloads, from a hub that fails in every way a network can.
 
-use pensieve::hub::{Hub as Puller, HubName, Kind, Patience, Progress};
+use pensieve_server::hub::{Hub as Puller, HubName, Kind, Patience, Progress};
 use std::{
     fs,
     process::Command,
@@ -310,7 +310,7 @@ impl Progress for Deaf {
 }
 
 /// A pull with little patience.
-fn pull_hastily(hub: &Hub, desk: &Desk) -> Result<pensieve::hub::Pulled, pensieve::hub::Trouble> {
+fn pull_hastily(hub: &Hub, desk: &Desk) -> Result<pensieve_server::hub::Pulled, pensieve_server::hub::Trouble> {
     let patience = Patience {
         answer: Duration::from_secs(10),
         body: Duration::from_millis(300),

@@ -1,10 +1,8 @@
 //! Adapters on their way to workers that are replaced, hang or are not needed any more. The format of these tests reads a
 //! folder for as long as there is a file `wait` in it, so that everything here happens while something is being read.
 
-use pensieve::{
-    fleet::{Adapter, AdapterFailure, AdapterState, Config, Culprit, Sources},
-    job::{AdapterUse, Failure, FailureCode, Job},
-};
+use pensieve_protocol::job::{AdapterUse, Failure, FailureCode, Job};
+use pensieve_server::fleet::{Adapter, AdapterFailure, AdapterState, Config, Culprit, Sources};
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,9 +1,7 @@
 //! What happens when workers die, hang or misbehave: their streams end, everything else goes on, and nothing is left behind.
 
-use pensieve::{
-    fleet::ModelState,
-    job::{Failure, FailureCode},
-};
+use pensieve_protocol::job::{Failure, FailureCode};
+use pensieve_server::fleet::ModelState;
 use std::{
     fs,
     time::{Duration, Instant},
@@ -158,7 +156,7 @@ async fn obituary(behaviour: &str) -> Failure {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_that_do_not_behave_are_ended_and_their_model_is_quarantined() {
-    let stranger = format!("speaks protocol 99, this server {}", pensieve::wire::PROTOCOL);
+    let stranger = format!("speaks protocol 99, this server {}", pensieve_protocol::wire::PROTOCOL);
     for (behaviour, expected) in [
         ("silent", "said nothing for 0.3 s"),
         ("nonsense", "spoke nonsense: "),

@@ -6,10 +6,8 @@
 mod adapters;
 mod kills;
 
-use pensieve::{
-    fleet::{Config, EventStream, Fleet, ModelConfig, ModelState, ModelStats, Update},
-    job::{Event, Failure, FailureCode, Finish, Job},
-};
+use pensieve_protocol::job::{Event, Failure, FailureCode, Finish, Job};
+use pensieve_server::fleet::{Config, EventStream, Fleet, ModelConfig, ModelState, ModelStats, Update};
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,0 +1,238 @@
+//! What server and worker say to each other about one generation: a [`Job`] goes down, [`Event`]s come back. Plain data
+//! and token ids, so that the server never needs a plugin or a model to understand it, and a worker never needs to know
+//! which API a client speaks.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::grammar::Spec;
+
+/// How many bytes a stop string may have.
+pub const STOP_BYTES_MAX: usize = 1024;
+
+/// One generation to run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// Names the job on its worker; never used twice there.
+    pub id: u64,
+    /// Who asks: clients take turns.
+    pub client: u64,
+    /// Keeps the cached prompts of one API key out of reach of others.
+    pub salt: Vec<u8>,
+    /// The prompt.
+    pub tokens: Vec<u32>,
+    /// How many tokens to generate at most.
+    pub max_tokens: u32,
+    /// How long it may take in all, from its arrival at the worker.
+    pub deadline: Option<Duration>,
+    /// Equal seeds pick equal tokens.
+    pub seed: u64,
+    /// The chain that picks tokens; empty for the most likely one.
+    pub stages: Vec<StageSpec>,
+    /// Tokens that end the generation, besides those that end a turn.
+    pub stop_tokens: Vec<u32>,
+    /// Whether to go on after a token that ends a turn, as a measurement does.
+    pub ignore_end_of_turn: bool,
+    /// Byte strings that end the generation and are not shown.
+    pub stops: Vec<Vec<u8>>,
+    /// Report the log-probability of every token, and of so many of the most likely ones in its place.
+    pub logprobs: Option<u8>,
+    /// What the text must be, and from where on.
+    pub grammar: Option<Spec>,
+    /// The adapter to run under.
+    pub adapter: Option<AdapterUse>,
+}
+
+/// One stage of a sampling chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageSpec {
+    /// A sampler's name.
+    pub sampler: String,
+    /// Its parameters, a JSON object; empty for none.
+    pub parameters: String,
+    /// The field of the request that names it, for errors; empty if none does.
+    pub field: String,
+}
+
+/// An adapter and its strength.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdapterUse {
+    /// The name that it was attached by.
+    pub name: String,
+    /// 1 is as trained.
+    pub scale: f32,
+}
+
+/// What became of a job. Every job that a worker takes ends with [`Event::Finished`] or [`Event::Failed`], and nothing
+/// follows that.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Event {
+    /// Its prompt is about to be computed.
+    Started {
+        /// Tokens of the prompt.
+        prompt_tokens: u32,
+        /// Of those, how many need not be computed.
+        reused_tokens: u32,
+    },
+    /// How far its prompt is.
+    Prompt {
+        /// Tokens that are computed or reused.
+        computed: u32,
+        /// Tokens of the prompt.
+        total: u32,
+    },
+    /// It got longer.
+    Tokens(Tokens),
+    /// It is complete.
+    Finished {
+        /// Why it ended.
+        reason: Finish,
+        /// What it took.
+        usage: Usage,
+    },
+    /// It broke off.
+    Failed(Failure),
+}
+
+/// New tokens of a job.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Tokens {
+    /// All new tokens, those that end the generation included.
+    pub ids: Vec<u32>,
+    /// The bytes that may be shown now. They lag behind the ids while they may yet become a stop string; special tokens
+    /// have none.
+    pub bytes: Vec<u8>,
+    /// One per id, if the job asked for them.
+    pub logprobs: Vec<TokenLogprobs>,
+}
+
+/// How likely a token was before any sampler or grammar had a say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// The token's own log-probability.
+    pub logprob: f32,
+    /// The most likely tokens in its place, the most likely first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a job is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Finish {
+    /// The model ended its turn.
+    EndOfTurn,
+    /// It has as many tokens as were asked for.
+    Length,
+    /// The stop string at this place of the job is complete.
+    StopString(u32),
+    /// One of the job's stop tokens came.
+    StopToken(u32),
+    /// Its deadline came.
+    Deadline,
+    /// It was cancelled.
+    Cancelled,
+    /// The model's context, or the memory for it, is full.
+    ContextFull,
+    /// The grammar allows nothing more.
+    GrammarDone,
+}
+
+/// What a job took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Of those, how many were taken over from earlier jobs.
+    pub reused: u32,
+    /// Tokens generated, up to and with the one that ended it.
+    pub generated: u32,
+}
+
+/// What went wrong, to what, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Whose affair it is.
+    pub code: FailureCode,
+    /// What happened, to what.
+    pub message: String,
+    /// What to do about it; may be empty.
+    pub help: String,
+    /// The field of the request that is at fault; empty if none is.
+    pub field: String,
+}
+
+/// Whose affair a failure is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FailureCode {
+    /// The request asks for what cannot be.
+    Invalid,
+    /// The prompt is longer than the model's context or memory.
+    TooLong,
+    /// Something that the request names is not there.
+    NotFound,
+    /// The request asks for what this model or host cannot do.
+    Unsupported,
+    /// Too many others are waiting.
+    Busy,
+    /// The worker takes no new jobs, because it is about to end.
+    Draining,
+    /// A plugin failed.
+    Plugin,
+    /// The model computed what is not a number.
+    NotANumber,
+    /// A plugin did not come back in time.
+    Stalled,
+    /// The worker ended without a word.
+    WorkerLost,
+    /// This host has a defect.
+    Internal,
+    /// It is not for whoever asks.
+    Forbidden,
+    /// What is to be made is there already.
+    Conflict,
+    /// Another server, which the request needs, does not answer as it should.
+    Unreachable,
+}
+
+impl Failure {
+    /// A failure without help.
+    pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), help: String::new(), field: String::new() }
+    }
+
+    /// Adds the field of the request that is at fault.
+    #[must_use]
+    pub fn at(mut self, field: impl Into<String>) -> Self {
+        self.field = field.into();
+        self
+    }
+
+    /// Adds what the reader can do about it.
+    #[must_use]
+    pub fn with_help(mut self, help: impl Into<String>) -> Self {
+        self.help = help.into();
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.field.is_empty() {
+            write!(f, "{}: ", self.field)?;
+        }
+        f.write_str(&self.message)?;
+        if !self.help.is_empty() {
+            write!(f, "; {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl Event {
+    /// Whether nothing follows.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Finished { .. } | Self::Failed(_))
+    }
+}

@@ -1,0 +1,51 @@
+//! Why something was not taken: one word for programs, one sentence for people, and what to do about it.
+//!
+//! Refusals come from the server's own checks and, as JSON, out of the children that look at plugins and checkpoints in its
+//! place, so this is plain data. A child that ran foreign code is not believed blindly: what it says is cut to a length
+//! and freed of control characters before it is shown.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+const TEXT_LEN_MAX: usize = 1000;
+
+/// What was refused, why, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// One word: `truncated`, `timed-out`.
+    pub kind: String,
+    /// What happened, to what.
+    pub reason: String,
+    /// What to do about it; may be empty.
+    pub help: String,
+}
+
+impl Refusal {
+    /// A refusal with help.
+    pub fn new(kind: &str, reason: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { kind: kind.to_owned(), reason: reason.into(), help: help.into() }
+    }
+
+    /// Fit for a terminal and for a list, whoever wrote it.
+    #[must_use]
+    pub fn cleaned(self) -> Self {
+        Self { kind: clean(&self.kind), reason: clean(&self.reason), help: clean(&self.help) }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)?;
+        if !self.help.is_empty() {
+            write!(f, "; {}", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Text on one line, of a bounded length.
+pub fn clean(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(TEXT_LEN_MAX).collect()
+}

@@ -1,0 +1,160 @@
+//! Tokenizers made by hand, good and bad, and the bytes that their tokens must have.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// The characters of GPT-2's alphabet, made as GPT-2 makes them.
+fn alphabet() -> Vec<char> {
+    let mut next = 0x100;
+    (0u8..=255)
+        .map(|byte| match byte {
+            b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff => char::from(byte),
+            _ => {
+                next += 1;
+                char::from_u32(next - 1).unwrap()
+            }
+        })
+        .collect()
+}
+
+fn byte_level() -> Value {
+    let letters = alphabet();
+    let mut vocab: serde_json::Map<_, _> = (0..256).map(|id| (letters[id].to_string(), json!(id))).collect();
+    vocab.insert("Ġcafé".chars().map(|c| if c == 'é' { "Ã©".to_owned() } else { c.to_string() }).collect(), json!(256));
+    vocab.insert("日".to_owned(), json!(257));
+    json!({
+        "added_tokens": [
+            { "id": 258, "content": "<|end|>", "special": true },
+            { "id": 259, "content": "<tool_call>", "special": false },
+            { "id": 4_000_000, "content": "beyond", "special": true },
+        ],
+        "pre_tokenizer": { "type": "Sequence", "pretokenizers": [
+            { "type": "Split", "pattern": { "Regex": "x" }, "behavior": "Isolated", "invert": false },
+            { "type": "ByteLevel", "add_prefix_space": false },
+        ] },
+        "decoder": { "type": "ByteLevel" },
+        "model": { "type": "BPE", "vocab": vocab, "merges": [["a", "b"]] },
+    })
+}
+
+fn sentencepiece() -> Value {
+    let mut vocab = serde_json::Map::from_iter([("<unk>".to_owned(), json!(0)), ("</s>".to_owned(), json!(1))]);
+    vocab.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(byte + 2))));
+    vocab.extend(
+        ["▁", "▁the", "a▁b", "<0xZZ>", "é"].iter().zip(258..).map(|(text, id)| ((*text).to_owned(), json!(id))),
+    );
+    json!({
+        "added_tokens": [
+            { "id": 0, "content": "<unk>", "special": true },
+            { "id": 1, "content": "</s>", "special": true },
+        ],
+        "pre_tokenizer": null,
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" }, { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ] },
+        "model": { "type": "BPE", "byte_fallback": true, "vocab": vocab, "merges": [] },
+    })
+}
+
+fn read(document: &Value, size: u32, ends: &[u32]) -> Result<Vocabulary, VocabularyError> {
+    Vocabulary::new(&document.to_string(), size, ends)
+}
+
+#[test]
+fn maps_every_character_of_the_byte_level_alphabet_to_its_byte() {
+    let vocabulary = read(&byte_level(), 260, &[258]).unwrap();
+    for byte in 0u8..=255 {
+        assert_eq!(vocabulary.bytes(u32::from(byte)), [byte]);
+    }
+    assert_eq!(vocabulary.bytes(256), " café".as_bytes());
+    assert_eq!(vocabulary.bytes(257), "日".as_bytes(), "a character outside the alphabet is meant as it stands");
+}
+
+#[test]
+fn reads_sentencepiece_spaces_and_bytes() {
+    let vocabulary = read(&sentencepiece(), 263, &[1]).unwrap();
+    let tokens: Vec<&[u8]> = [2, 12, 257, 258, 259, 260, 261, 262].iter().map(|id| vocabulary.bytes(*id)).collect();
+    let wanted: [&[u8]; 8] = [b"\0", b"\n", b"\xff", b" ", b" the", b"a b", b"<0xZZ>", "é".as_bytes()];
+    assert_eq!(tokens, wanted);
+}
+
+#[test]
+fn reads_unigram_lists_and_metaspace() {
+    let document = json!({
+        "decoder": { "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" },
+        "model": { "type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁a", -1.5], ["<0x41>", -2]] },
+    });
+    let vocabulary = read(&document, 3, &[]).unwrap();
+    assert_eq!([vocabulary.bytes(1), vocabulary.bytes(2)], [b" a".as_slice(), b"<0x41>"]);
+}
+
+#[test]
+fn takes_the_alphabet_from_the_pre_tokenizer_where_there_is_no_decoder() {
+    let mut document = byte_level();
+    document["decoder"] = Value::Null;
+    assert_eq!(read(&document, 260, &[]).unwrap().bytes(256), " café".as_bytes());
+    document["pre_tokenizer"] = json!({ "type": "Whitespace" });
+    assert!(read(&document, 260, &[]).unwrap_err().to_string().contains("has no decoder"));
+}
+
+#[test]
+fn tells_special_tokens_and_the_ends_of_turns_apart_from_text() {
+    let vocabulary = read(&byte_level(), 300, &[259]).unwrap();
+    assert!(vocabulary.is_special(258) && !vocabulary.ends_turn(258));
+    assert!(
+        vocabulary.is_special(259) && vocabulary.ends_turn(259),
+        "what ends a turn is special, whatever the file says"
+    );
+    assert!(!vocabulary.is_special(97) && !vocabulary.is_special(u32::MAX));
+    assert_eq!(vocabulary.bytes(258), b"<|end|>");
+    assert_eq!((vocabulary.bytes(299), vocabulary.bytes(u32::MAX)), (b"".as_slice(), b"".as_slice()));
+}
+
+#[test]
+fn refuses_documents_that_say_nothing_of_bytes() {
+    let cases = [
+        ("{", "is no tokenizer.json"),
+        ("[]", "is no tokenizer.json"),
+        (r#"{"model":{"vocab":{"a":-1}}}"#, "is no tokenizer.json"),
+        (r#"{"model":{"vocab":{"a":1.5}}}"#, "is no tokenizer.json"),
+        (r#"{"model":{"vocab":7}}"#, "is no tokenizer.json"),
+        (r#"{"model":{"vocab":{}},"decoder":{"type":"WordPiece"}}"#, "decoder of type 'WordPiece'"),
+        (r#"{"model":{"vocab":{}},"decoder":7}"#, "decoder of type ''"),
+        (
+            r#"{"model":{"vocab":{}},"decoder":{"type":"Replace","pattern":{"Regex":"a"},"content":""}}"#,
+            "fixed strings",
+        ),
+    ];
+    for (document, wanted) in cases {
+        let error = Vocabulary::new(document, 10, &[]).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{document}: {error}");
+    }
+    let good = byte_level().to_string();
+    assert!(Vocabulary::new(&good, 0, &[]).is_err());
+    assert!(Vocabulary::new(&good, TOKENS_MAX + 1, &[]).is_err());
+    assert!(Vocabulary::new(&good, 260, &[260]).unwrap_err().to_string().contains("token 260 cannot end a turn"));
+}
+
+#[test]
+fn survives_truncated_and_altered_documents() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let text = sentencepiece().to_string();
+    for _ in 0..500 {
+        let mut bytes = text.clone().into_bytes();
+        if random.bool() {
+            bytes.truncate(random.usize(..bytes.len()));
+        }
+        for _ in 0..random.usize(1..20) {
+            let at = random.usize(..bytes.len().max(1));
+            if let Some(byte) = bytes.get_mut(at) {
+                *byte = *random.choice(b"\"{}[],:0919.eE-\\utrue ").unwrap();
+            }
+        }
+        if let Ok(vocabulary) = Vocabulary::new(&String::from_utf8_lossy(&bytes), 263, &[1]) {
+            assert_eq!(vocabulary.size(), 263);
+        }
+    }
+}

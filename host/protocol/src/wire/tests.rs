@@ -1,0 +1,177 @@
+//! Frames there and back, and what is not one.
+
+use std::time::Duration;
+
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::*;
+use crate::grammar::{Grammar, Marker, Reasoning, Rule, Spec, Then, Trigger};
+use crate::job::{AdapterUse, Event, Failure, FailureCode, Finish, Job, StageSpec, TokenLogprobs, Tokens, Usage};
+
+fn job() -> Job {
+    Job {
+        id: u64::MAX,
+        client: 7,
+        salt: b"key".to_vec(),
+        tokens: vec![1, 300, u32::MAX],
+        max_tokens: 5,
+        deadline: Some(Duration::from_millis(1500)),
+        seed: 42,
+        stages: vec![StageSpec { sampler: "top_k".into(), parameters: r#"{"k": 4}"#.into(), ..StageSpec::default() }],
+        stop_tokens: vec![2],
+        ignore_end_of_turn: true,
+        stops: vec![b"\xff\n".to_vec()],
+        logprobs: Some(3),
+        grammar: Some(Spec {
+            reasoning: Some(Reasoning { begin: None, end: Marker::Token(5) }),
+            rules: vec![Rule {
+                field: "pensieve.grammar".into(),
+                trigger: Trigger::After(Marker::Text("<t>".into())),
+                open: None,
+                grammar: Grammar::json_schema("{}", true),
+                close: Some(Marker::Text("</t>".into())),
+                then: Then::Resume,
+            }],
+        }),
+        adapter: Some(AdapterUse { name: "a".into(), scale: 0.5 }),
+    }
+}
+
+fn load() -> Load {
+    Load {
+        architecture: Provider { plugin: "/copies/x.so".into(), name: "bigram".into() },
+        samplers: vec!["/copies/s.so".into()],
+        adapter_formats: Vec::new(),
+        merged: vec![MergedAdapter { name: "m".into(), path: "/adapters/m".into(), scale: 0.5 }],
+        adapter_bytes: 1 << 29,
+        adapter_deadline: Duration::from_secs(300),
+        source: "/models/m".into(),
+        options: "{}".into(),
+        device: "auto".into(),
+        context: 0,
+        state_bytes: 1 << 40,
+        threads: 2,
+        disk: Some(DiskTier { folder: "/cache".into(), bytes: 1 << 33 }),
+        limits: Limits::default(),
+    }
+}
+
+fn commands() -> Vec<Command> {
+    let name = "a".to_owned();
+    let location = Location { path: "/adapters/a".into(), folders: vec!["/adapters".into()] };
+    let attach = [Command::Attach { attempt: 7, name: name.clone(), location }, Command::Detach { name }];
+    let first = [Command::Load(Box::new(load())), Command::Submit(job()), Command::Cancel { id: 3 }];
+    first.into_iter().chain(attach).chain([Command::Stats, Command::Drain]).collect()
+}
+
+fn reports() -> Vec<Report> {
+    let failure = Failure::new(FailureCode::Plugin, "broke").with_help("mend it");
+    let top = vec![(9, -0.5), (8, f32::NEG_INFINITY)];
+    let tokens = Tokens { ids: vec![9], bytes: vec![0xe2, 0x82], logprobs: vec![TokenLogprobs { logprob: -0.5, top }] };
+    let usage = Usage { prompt: 3, reused: 0, generated: 1 };
+    let events = vec![
+        (1, Event::Started { prompt_tokens: 3, reused_tokens: 0 }),
+        (1, Event::Prompt { computed: 2, total: 3 }),
+        (1, Event::Tokens(tokens)),
+        (1, Event::Finished { reason: Finish::StopString(1), usage }),
+        (2, Event::Failed(failure.clone())),
+    ];
+    vec![
+        Report::Hello { protocol: PROTOCOL },
+        Report::Progress { done: 1, total: 2, what: "tensors".into() },
+        Report::Log { level: Level::Warn, message: "hm".into() },
+        Report::Loaded(Box::default()),
+        Report::LoadFailed(failure.clone()),
+        Report::Events(events),
+        Report::Attached { attempt: 7, result: Ok(AttachedAdapter { format: "peft".into(), pairs: 8, bytes: 64 }) },
+        Report::Attached { attempt: 7, result: Err(failure.clone()) },
+        Report::Detached { name: "a".into() },
+        Report::Stats(Box::default()),
+        Report::Heartbeat { steps: 5, step_ms: Some(12) },
+        Report::Drained,
+        Report::Dying(failure),
+    ]
+}
+
+/// All messages, one after the other, as they would arrive.
+fn stream<T: Serialize>(messages: &[T]) -> Vec<u8> {
+    messages.iter().flat_map(|message| encode(message).unwrap()).collect()
+}
+
+fn all<T: DeserializeOwned>(mut bytes: &[u8]) -> Result<Vec<T>, WireError> {
+    let mut messages = Vec::new();
+    while let Some(message) = read(&mut bytes)? {
+        messages.push(message);
+    }
+    Ok(messages)
+}
+
+#[test]
+fn every_message_arrives_as_it_was_sent() {
+    assert_eq!(all::<Command>(&stream(&commands())).unwrap(), commands());
+    assert_eq!(all::<Report>(&stream(&reports())).unwrap(), reports());
+}
+
+#[test]
+fn a_connection_that_ends_within_a_frame_is_an_error_and_between_frames_is_none() {
+    for command in commands() {
+        let frame = encode(&command).unwrap();
+        assert!(read::<Command>(&mut &frame[..0]).unwrap().is_none());
+        for end in 1..frame.len() {
+            let result = read::<Command>(&mut &frame[..end]);
+            assert!(matches!(result, Err(WireError::Io(_))), "{end} of {} bytes: {result:?}", frame.len());
+        }
+    }
+}
+
+#[test]
+fn a_body_that_is_cut_or_too_long_is_no_message() {
+    for report in reports() {
+        let frame = encode(&report).unwrap();
+        let body = &frame[HEADER_BYTES..];
+        for end in 0..body.len() {
+            assert!(decode::<Report>(&body[..end]).is_err(), "{end} of {} bytes of {report:?}", body.len());
+        }
+        let longer = [body, &[0]].concat();
+        assert!(matches!(decode::<Report>(&longer), Err(WireError::Malformed(_))), "{report:?}");
+    }
+}
+
+#[test]
+fn a_frame_over_the_limit_is_refused_before_it_is_read() {
+    let bytes = FRAME_BYTES_MAX + 1;
+    let header = (bytes as u32).to_le_bytes();
+    assert!(matches!(read::<Report>(&mut &header[..]), Err(WireError::TooLong { bytes: found }) if found == bytes));
+    assert!(matches!(frame_len([0xff; 4]), Err(WireError::TooLong { .. })));
+    assert_eq!(frame_len((FRAME_BYTES_MAX as u32).to_le_bytes()).unwrap(), FRAME_BYTES_MAX);
+
+    let long = Command::Submit(Job { salt: vec![0; FRAME_BYTES_MAX], ..Job::default() });
+    let mut frames = vec![1];
+    assert!(matches!(encode_into(&long, &mut frames), Err(WireError::TooLong { .. })));
+    assert_eq!(frames, [1], "nothing of a refused message is left behind");
+}
+
+#[test]
+fn a_promise_of_many_elements_is_not_believed() {
+    // A report of events whose list claims 2^63 elements.
+    let body = [&[5][..], &[0xff; 8], &[0x7f]].concat();
+    assert!(matches!(decode::<Report>(&body), Err(WireError::Malformed(_))));
+}
+
+#[test]
+fn garbage_never_panics_and_is_hardly_ever_a_message() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut understood = 0;
+    for _ in 0..50_000 {
+        let length = random.usize(8..80);
+        let body: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(length).collect();
+        understood += usize::from(decode::<Command>(&body).is_ok()) + usize::from(decode::<Report>(&body).is_ok());
+    }
+    assert!(understood < 100, "{understood} random frames were understood");
+    for message in stream(&commands()).chunks(64).cycle().take(20_000) {
+        let mut damaged = message.to_vec();
+        let place = random.usize(..damaged.len());
+        damaged[place] = random.u8(..);
+        let _ = all::<Command>(&damaged);
+    }
+}

@@ -1,0 +1,286 @@
+//! What a client wants of a model and what it gets back, in the words of no API: dialects turn their JSON into a
+//! [`Request`], and [`Delta`]s into theirs; `prompt` stands between them and the fleet. Texts here are for people; only
+//! below `prompt` are they tokens.
+
+use serde_json::{Map, Value};
+
+use pensieve_protocol::{
+    grammar::Grammar,
+    job::{AdapterUse, Failure, FailureCode, Finish, StageSpec, Usage},
+};
+
+/// Who asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Client {
+    /// Clients take turns; equal for requests with the same key.
+    pub id: u64,
+    /// Keeps the cached prompts of one key out of reach of others.
+    pub salt: Vec<u8>,
+}
+
+/// One generation that a client asks for. Dialects have checked every number's range.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Request {
+    /// The model, as the client calls it; an adapter may stand behind a colon.
+    pub model: String,
+    /// Who asks.
+    pub client: Client,
+    /// What the model continues.
+    pub input: Input,
+    /// How many tokens to generate at most; none for as many as fit. More than fit is as many as fit.
+    pub max_tokens: Option<u32>,
+    /// How tokens are picked.
+    pub sampling: Sampling,
+    /// Strings that end the generation and are not shown.
+    pub stops: Vec<String>,
+    /// Report log-probabilities, and of so many of the most likely tokens in each place.
+    pub logprobs: Option<u8>,
+    /// What the answer must look like. Tool calls have rules of their own.
+    pub format: Format,
+    /// The adapter, as far as the client says more of it than the model's id does.
+    pub adapter: AdapterWish,
+}
+
+/// What a client says of an adapter beside the model's id.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdapterWish {
+    /// Which; none for the one in the model's id.
+    pub name: Option<String>,
+    /// How strongly; none for as strongly as the model's id says, which is as trained for most.
+    pub scale: Option<f32>,
+}
+
+impl AdapterWish {
+    /// The adapter that is meant where the model's id stands for this one; an error if there is a strength of nothing.
+    pub fn beside(self, own: Option<AdapterUse>) -> Result<Option<AdapterUse>, Failure> {
+        match (self.name, self.scale, own) {
+            (Some(name), scale, _) => Ok(Some(AdapterUse { name, scale: scale.unwrap_or(1.0) })),
+            (None, Some(scale), Some(own)) => Ok(Some(AdapterUse { scale, ..own })),
+            (None, Some(_), None) => {
+                let message = "there is no adapter, neither beside it nor in the model's id";
+                Err(Failure::new(FailureCode::Invalid, message).at("pensieve.adapter_scale"))
+            }
+            (None, None, own) => Ok(own),
+        }
+    }
+}
+
+/// What the model continues.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A conversation, rendered by the model's template.
+    Chat(Conversation),
+    /// A text, as it is.
+    Text(String),
+    /// Tokens, as they are.
+    Tokens(Vec<u32>),
+}
+
+/// Turns, and what the model may do in its own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Conversation {
+    /// What stands before the first turn; empty for nothing.
+    pub system: String,
+    /// The turns, oldest first. If the last one is the assistant's, the model continues it.
+    pub turns: Vec<Turn>,
+    /// Tools that the model may know of.
+    pub tools: Vec<Tool>,
+    /// Which of them it may or must call.
+    pub tool_choice: ToolChoice,
+    /// At most one call in the answer.
+    pub single_call: bool,
+    /// Whether the model thinks before it answers; none for the template's own way.
+    pub thinking: Option<bool>,
+    /// More variables for the template.
+    pub variables: Map<String, Value>,
+}
+
+/// One turn.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Turn {
+    /// Whose.
+    pub role: Role,
+    /// What it consists of, in order.
+    pub parts: Vec<Part>,
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Instructions in the middle of a conversation. They stay where they are.
+    System,
+    /// The client's, tool results included.
+    User,
+    /// The model's.
+    Assistant,
+}
+
+/// A part of a turn.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Text.
+    Text(String),
+    /// What the model thought.
+    Thinking(String),
+    /// A tool that the model called.
+    ToolCall {
+        /// Names the call.
+        id: String,
+        /// The tool.
+        name: String,
+        /// Its arguments, a JSON object as a rule.
+        arguments: Value,
+    },
+    /// What came of a call.
+    ToolResult {
+        /// The call.
+        id: String,
+        /// What the tool answered.
+        text: String,
+        /// Whether that is an error.
+        is_error: bool,
+    },
+}
+
+/// A tool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// What it is for; may be empty.
+    pub description: String,
+    /// The JSON schema of its arguments, properties in the client's order.
+    pub schema: Value,
+    /// Whether arguments must fit the schema in every point, so that a schema that cannot be enforced is an error. The
+    /// others are enforced as far as that goes.
+    pub strict: bool,
+    /// The field of the request that has the schema, for errors.
+    pub field: String,
+}
+
+/// Which tools the model may call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// Any or none.
+    #[default]
+    Auto,
+    /// None.
+    None,
+    /// At least one.
+    Any,
+    /// This one and no other.
+    Named(String),
+}
+
+/// How tokens are picked. None is the model's own default, or else the neutral value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sampling {
+    /// 0 takes the most likely token.
+    pub temperature: Option<f32>,
+    /// Among so many of the most likely ones; 0 for all.
+    pub top_k: Option<u32>,
+    /// Among the most likely ones that together have this probability.
+    pub top_p: Option<f32>,
+    /// Among those at least so likely as this part of the most likely one.
+    pub min_p: Option<f32>,
+    /// Factor against tokens that were there.
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted from tokens that were there.
+    pub presence_penalty: Option<f32>,
+    /// Subtracted for each time that a token was there.
+    pub frequency_penalty: Option<f32>,
+    /// Added to the logits of single tokens.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Equal seeds give equal texts; none for a new one each time.
+    pub seed: Option<u64>,
+    /// A chain of samplers by name, instead of all the above but the seed.
+    pub stages: Option<Vec<StageSpec>>,
+}
+
+/// What an answer must look like.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Anything.
+    #[default]
+    Free,
+    /// A text of this grammar, from its first byte to its last.
+    Grammar {
+        /// The grammar.
+        grammar: Grammar,
+        /// The field of the request that has it, for errors.
+        field: String,
+    },
+}
+
+/// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece
+/// belongs to the one that was begun last. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Delta {
+    /// The model is being loaded.
+    Loading {
+        /// Bytes or steps done.
+        done: u64,
+        /// Of so many; 0 for unknown.
+        total: u64,
+        /// Of what.
+        what: String,
+    },
+    /// The prompt is about to be computed.
+    Started {
+        /// Tokens of it that need not be computed.
+        reused_tokens: u32,
+    },
+    /// How far the prompt is.
+    Prompt {
+        /// Tokens computed or reused.
+        computed: u32,
+        /// Of so many.
+        total: u32,
+    },
+    /// More of what the model thinks.
+    Thinking(String),
+    /// More of the answer. Whole characters only; may be empty where there are only log-probabilities.
+    Text {
+        /// The text.
+        text: String,
+        /// One per token, if the request asked for them.
+        logprobs: Vec<TokenLikelihood>,
+    },
+    /// The model calls a tool.
+    ToolCall {
+        /// Names the call; unique in the conversation: 24 letters and digits, before which dialects put what they like.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of the JSON text of the call's arguments.
+    ToolArguments(String),
+    /// The answer is complete.
+    Finished {
+        /// Why it ended.
+        reason: Finish,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The answer broke off.
+    Failed(Failure),
+}
+
+/// How likely a token was.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenLikelihood {
+    /// The token.
+    pub id: u32,
+    /// Its bytes; half a character is possible.
+    pub bytes: Vec<u8>,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most likely tokens in its place, the most likely first; their own lists are empty.
+    pub top: Vec<TokenLikelihood>,
+}
+
+impl Default for Input {
+    fn default() -> Self {
+        Self::Text(String::new())
+    }
+}

@@ -1,0 +1,99 @@
+//! A model's adapters while the server runs, in words of our own, as no API has any for them:
+//! `POST /v1/models/ID/adapters` with `{"name", "source"}`, `GET` of the same, and `DELETE /v1/models/ID/adapters/NAME`.
+//! What goes wrong is said in the envelope of the API that the client speaks.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{
+    Answer, Call, Problem, ProblemKind,
+    fields::{Field, document},
+};
+use crate::{
+    fleet::{AdapterFailure, AdapterState, Culprit, check_adapter_name},
+    prompt::Chats,
+};
+use pensieve_protocol::job::{Failure, FailureCode};
+
+const NAMES: [&str; 2] = ["name", "source"];
+const TEXT_LEN_MAX: usize = 4096;
+
+/// `POST /v1/models/ID/adapters`: answers once the adapter may be named.
+pub(crate) async fn attach(chats: &Arc<Chats>, call: Call) -> Result<Answer, Problem> {
+    let body = document(&call.body)?;
+    let body = Field::root(&body);
+    for (name, entry) in body.entries()? {
+        if !NAMES.contains(&name) {
+            return Err(entry.problem("there is no such field here, only 'name' and 'source'"));
+        }
+    }
+    let (name, source) = (body.get("name"), body.get("source"));
+    let text = name.text(TEXT_LEN_MAX)?;
+    check_adapter_name(text).map_err(|what| name.problem(what))?;
+    let attached = chats.fleet().attach(&call.id, text, source.text(TEXT_LEN_MAX)?).await;
+    let state = attached.map_err(problem)?;
+    Ok(whole(&entry(&call.id, &state)))
+}
+
+/// `GET /v1/models/ID/adapters`.
+pub(crate) async fn list(chats: &Arc<Chats>, id: &str) -> Result<Answer, Problem> {
+    let adapters = chats.fleet().adapters(id).await.map_err(absent)?;
+    let entries: Vec<Value> = adapters.iter().map(|state| entry(id, state)).collect();
+    Ok(whole(&json!({ "object": "list", "data": entries })))
+}
+
+/// `DELETE /v1/models/ID/adapters/NAME`. What runs under it goes on.
+pub(crate) async fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<Answer, Problem> {
+    chats.fleet().detach(id, name).await.map_err(problem)?;
+    Ok(whole(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
+}
+
+/// A model that is not there is in the path; what is wrong with the other parts names them, unless something else failed.
+fn problem(AdapterFailure { culprit, failure }: AdapterFailure) -> Problem {
+    let part = match culprit {
+        Culprit::Model => return absent(failure),
+        Culprit::Name => "name",
+        Culprit::Source => "source",
+        Culprit::Nobody => return failure.into(),
+    };
+    let Problem { kind, message, .. } = Problem::from(failure);
+    match kind {
+        ProblemKind::InvalidRequest | ProblemKind::Permission | ProblemKind::NotFound | ProblemKind::Conflict => {
+            Problem { kind, ..Problem::field(part, message) }
+        }
+        _ => Problem::new(kind, message),
+    }
+}
+
+fn absent(failure: Failure) -> Problem {
+    let field = (failure.code == FailureCode::NotFound).then(|| "model".to_owned());
+    Problem { field, ..Problem::from(failure) }
+}
+
+fn entry(id: &str, adapter: &AdapterState) -> Value {
+    let AdapterState { name, source, merged, refusal, known } = adapter;
+    let state = match (known, refusal) {
+        _ if *merged => "merged",
+        (_, Some(_)) => "refused",
+        (Some(known), _) if known.loaded => "loaded",
+        _ => "unloaded",
+    };
+    json!({
+        "object": "adapter",
+        "id": if *merged { id.to_owned() } else { format!("{id}:{name}") },
+        "model": id,
+        "name": name,
+        "source": source,
+        "state": state,
+        "reason": refusal,
+        "format": known.as_ref().map(|known| &known.format),
+        "pairs": known.as_ref().map(|known| known.pairs),
+        "bytes": known.as_ref().map(|known| known.bytes),
+        "streams": known.as_ref().map_or(0, |known| known.jobs),
+    })
+}
+
+fn whole(body: &Value) -> Answer {
+    Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
+}

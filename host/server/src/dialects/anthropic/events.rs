@@ -1,0 +1,157 @@
+//! The events of a streamed message, and how they are framed.
+
+use serde_json::{Value, json};
+
+use super::envelope;
+use crate::dialects::Problem;
+use pensieve_protocol::job::Usage;
+
+/// One event.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Event {
+    /// The message begins; of its usage only the input is known.
+    MessageStart {
+        /// Names the message.
+        id: String,
+        /// The model, as the client calls it.
+        model: String,
+        /// Tokens of the prompt.
+        input_tokens: u32,
+    },
+    /// Still there.
+    Ping,
+    /// A block begins.
+    BlockStart {
+        /// Its place in the message.
+        index: usize,
+        /// What it is.
+        block: Block,
+    },
+    /// A block gets longer.
+    BlockDelta {
+        /// Its place.
+        index: usize,
+        /// By this.
+        piece: Piece,
+    },
+    /// A block is complete.
+    BlockStop {
+        /// Its place.
+        index: usize,
+    },
+    /// Why the message ends, and what it took.
+    MessageDelta {
+        /// Why.
+        stop: Stop,
+        /// What.
+        usage: Usage,
+    },
+    /// The message is complete.
+    MessageStop,
+    /// The message broke off.
+    Error(Problem),
+}
+
+/// What a block is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Block {
+    /// Text of the answer.
+    Text,
+    /// What the model thinks.
+    Thinking,
+    /// A call.
+    ToolUse {
+        /// Names the call.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+}
+
+/// What is added to a block.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Piece {
+    /// Text.
+    Text(String),
+    /// Thoughts.
+    Thinking(String),
+    /// The signature under thoughts.
+    Signature(String),
+    /// A part of the JSON text of a call's arguments.
+    Json(String),
+}
+
+/// Why a message ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Stop {
+    /// In one word.
+    pub(super) reason: &'static str,
+    /// The stop sequence that came.
+    pub(super) sequence: Option<String>,
+}
+
+impl Event {
+    /// The event as it goes over the wire.
+    pub(super) fn frame(&self, request_id: &str) -> Vec<u8> {
+        let data = self.data(request_id);
+        format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default()).into_bytes()
+    }
+
+    fn data(&self, request_id: &str) -> Value {
+        match self {
+            Self::MessageStart { id, model, input_tokens } => {
+                let usage = Usage { prompt: *input_tokens, ..Usage::default() };
+                let message = json!({
+                    "id": id, "type": "message", "role": "assistant", "model": model, "content": [],
+                    "stop_reason": null, "stop_sequence": null, "usage": usage_json(&usage),
+                });
+                json!({ "type": "message_start", "message": message })
+            }
+            Self::Ping => json!({ "type": "ping" }),
+            Self::BlockStart { index, block } => {
+                json!({ "type": "content_block_start", "index": index, "content_block": block.json() })
+            }
+            Self::BlockDelta { index, piece } => {
+                json!({ "type": "content_block_delta", "index": index, "delta": piece.json() })
+            }
+            Self::BlockStop { index } => json!({ "type": "content_block_stop", "index": index }),
+            Self::MessageDelta { stop, usage } => {
+                let delta = json!({ "stop_reason": stop.reason, "stop_sequence": stop.sequence });
+                json!({ "type": "message_delta", "delta": delta, "usage": usage_json(usage) })
+            }
+            Self::MessageStop => json!({ "type": "message_stop" }),
+            Self::Error(problem) => envelope::error(problem, request_id),
+        }
+    }
+}
+
+impl Block {
+    fn json(&self) -> Value {
+        match self {
+            Self::Text => json!({ "type": "text", "text": "" }),
+            Self::Thinking => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+            Self::ToolUse { id, name } => json!({ "type": "tool_use", "id": id, "name": name, "input": {} }),
+        }
+    }
+}
+
+impl Piece {
+    fn json(&self) -> Value {
+        match self {
+            Self::Text(text) => json!({ "type": "text_delta", "text": text }),
+            Self::Thinking(text) => json!({ "type": "thinking_delta", "thinking": text }),
+            Self::Signature(text) => json!({ "type": "signature_delta", "signature": text }),
+            Self::Json(text) => json!({ "type": "input_json_delta", "partial_json": text }),
+        }
+    }
+}
+
+/// What the prompt took is the sum of three numbers, none of which counts what another one does.
+pub(super) fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt.saturating_sub(usage.reused),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.reused,
+        "output_tokens": usage.generated,
+    })
+}

@@ -1,0 +1,133 @@
+//! The body of a message into a [`Request`]: the fields that stand beside the conversation.
+
+use serde_json::Value;
+
+use super::{conversation, envelope::THREAD, tools};
+use crate::{
+    chat::{Conversation, Format, Input, Request, Sampling},
+    dialects::{
+        Problem, extras,
+        fields::{Field, document},
+    },
+};
+use pensieve_protocol::grammar::Grammar;
+
+const MODEL_LEN_MAX: usize = 256;
+const USER_LEN_MAX: usize = 16 << 10;
+const TEMPERATURE_MAX: f32 = 1.0;
+const STOPS_MAX: usize = 32;
+const STOP_LEN_MAX: usize = 1024;
+
+/// A message that is asked for.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// What the model is to do; whose request it is, the body does not know.
+    pub(super) request: Request,
+    /// Whether the answer comes as events.
+    pub(super) stream: bool,
+}
+
+/// Reads the body of `messages`.
+pub(super) fn message(body: &[u8]) -> Result<Asked, Problem> {
+    let value = document(body)?;
+    let body = Field::root(&value);
+    let max_tokens = body.get("max_tokens").count(1)?;
+    let stream = body.get("stream").present().map(Field::boolean).transpose()?.unwrap_or(false);
+    Ok(Asked { request: Request { max_tokens: Some(max_tokens), ..request(&body)? }, stream })
+}
+
+/// Reads the body of `count_tokens`, which is the same but for what concerns the answer.
+pub(super) fn count(body: &[u8]) -> Result<Request, Problem> {
+    let value = document(body)?;
+    request(&Field::root(&value))
+}
+
+fn request(body: &Field<'_>) -> Result<Request, Problem> {
+    if let Some(metadata) = body.get("metadata").present() {
+        metadata.object()?;
+        metadata.get("user_id").present().map(|user| user.text(USER_LEN_MAX)).transpose()?;
+    }
+    if body.get(THREAD).present().is_some() {
+        return Err(Problem::field(THREAD, "this server keeps no conversations; send all messages with every request"));
+    }
+    let mut request = Request {
+        model: body.get("model").text(MODEL_LEN_MAX)?.to_owned(),
+        sampling: sampling(body)?,
+        stops: body.get("stop_sequences").present().map(stops).transpose()?.unwrap_or_default(),
+        format: format(body)?,
+        input: Input::Chat(conversation(body)?),
+        ..Request::default()
+    };
+    extras::read(body, &mut request)?;
+    Ok(request)
+}
+
+fn sampling(body: &Field<'_>) -> Result<Sampling, Problem> {
+    Ok(Sampling {
+        temperature: body.get("temperature").present().map(|field| field.number(0.0..=TEMPERATURE_MAX)).transpose()?,
+        top_k: body.get("top_k").present().map(|field| field.count(0)).transpose()?,
+        top_p: body.get("top_p").present().map(|field| field.number(0.0..=1.0)).transpose()?,
+        ..Sampling::default()
+    })
+}
+
+fn stops(field: &Field<'_>) -> Result<Vec<String>, Problem> {
+    field.items(STOPS_MAX)?.map(|stop| stop.text(STOP_LEN_MAX).map(str::to_owned)).collect()
+}
+
+fn format(body: &Field<'_>) -> Result<Format, Problem> {
+    let output = body.get("output_config");
+    if !output.is_absent() {
+        output.object()?;
+    }
+    // The second name is what the field was called while it was a beta.
+    for field in [output.get("format"), body.get("output_format")] {
+        if !field.is_absent() {
+            field.object()?;
+            field.get("type").choice(&["json_schema"])?;
+            let schema = field.get("schema");
+            let grammar = Grammar::json_schema(extras::schema(&schema)?, false);
+            return Ok(Format::Grammar { grammar, field: schema.path().to_owned() });
+        }
+    }
+    Ok(Format::Free)
+}
+
+fn conversation(body: &Field<'_>) -> Result<Conversation, Problem> {
+    let (system, turns) = conversation::read(body)?;
+    let tools = tools::list(body)?;
+    let (tool_choice, single_call) = tools::choice(body, &tools)?;
+    let mut conversation = Conversation { system, turns, tools, tool_choice, single_call, ..Conversation::default() };
+    think(body, &mut conversation)?;
+    Ok(conversation)
+}
+
+/// Without the field, nothing is thought: that is how the API has it. Adaptive thinking is the template's own way.
+fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), Problem> {
+    let field = body.get("thinking");
+    conversation.thinking = Some(false);
+    if !field.is_absent() {
+        field.object()?;
+        let budget = field.get("budget_tokens");
+        conversation.thinking = match field.get("type").choice(&["enabled", "adaptive", "disabled"])? {
+            0 => {
+                let tokens = budget.count(1)?;
+                conversation.variables.insert("thinking_budget".into(), tokens.into());
+                Some(true)
+            }
+            1 => None,
+            _ => Some(false),
+        };
+    }
+    let effort = body.get("output_config").get("effort");
+    if let Some(effort) = effort.present() {
+        let effort = match effort.string()? {
+            level @ ("low" | "medium" | "high") => level,
+            // Templates know three levels at most. What is not known here at all is newer than this, and no reason to refuse.
+            "xhigh" | "max" => "high",
+            _ => return Ok(()),
+        };
+        conversation.variables.insert("reasoning_effort".into(), Value::from(effort));
+    }
+    Ok(())
+}

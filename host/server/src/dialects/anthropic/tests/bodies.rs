@@ -1,0 +1,170 @@
+//! The fields beside the conversation.
+
+use serde_json::json;
+
+use super::{body, conversation, read, refuses};
+use crate::{
+    chat::{AdapterWish, Format, Sampling, Tool, ToolChoice},
+    dialects::anthropic::request,
+};
+use pensieve_protocol::grammar::Grammar;
+
+#[test]
+fn reads_the_simple_fields() {
+    let request = read(&json!({
+        "temperature": 0.5, "top_k": 40, "top_p": 0.9, "stop_sequences": ["a", "b"], "metadata": {"user_id": "u"},
+        "service_tier": "auto", "context_management": {"edits": []}, "from_the_future": {"a": 1},
+    }));
+    let request = request.unwrap();
+    assert_eq!((request.model.as_str(), request.max_tokens), ("m", Some(10)));
+    let sampling = Sampling { temperature: Some(0.5), top_k: Some(40), top_p: Some(0.9), ..Sampling::default() };
+    assert_eq!(request.sampling, sampling);
+    assert_eq!(request.stops, ["a", "b"]);
+    assert_eq!(request.format, Format::Free);
+}
+
+#[test]
+fn counting_needs_no_max_tokens() {
+    let bytes = br#"{"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": "many"}"#;
+    assert_eq!(request::count(bytes).unwrap().max_tokens, None);
+    assert_eq!(request::message(bytes).unwrap_err().field.unwrap(), "max_tokens");
+}
+
+#[test]
+fn streams_only_if_asked_to() {
+    let stream = |fields| request::message(&body(&fields)).unwrap().stream;
+    assert!(stream(json!({"stream": true})));
+    assert!(!stream(json!({"stream": false})));
+    assert!(!stream(json!({"stream": null})));
+    assert!(!stream(json!({})));
+}
+
+#[test]
+fn an_answer_may_have_a_schema() {
+    let format = json!({"type": "json_schema", "schema": {"type": "object", "b": 1, "a": 2}});
+    let grammar = Grammar::json_schema(r#"{"type":"object","b":1,"a":2}"#, false);
+    let expected = |field: &str| Format::Grammar { grammar: grammar.clone(), field: field.to_owned() };
+    let asked = read(&json!({"output_config": {"format": format, "effort": "high"}})).unwrap();
+    assert_eq!(asked.format, expected("output_config.format.schema"));
+    assert_eq!(read(&json!({"output_format": format})).unwrap().format, expected("output_format.schema"));
+    refuses(
+        &json!({"output_config": {"format": {"type": "text"}}}),
+        "output_config.format.type: should be one of 'json_schema', not 'text'",
+    );
+    refuses(
+        &json!({"output_config": {"format": {"type": "json_schema"}}}),
+        "output_config.format.schema: this field is required",
+    );
+    refuses(&json!({"output_config": 1}), "output_config: should be an object, not 1");
+}
+
+#[test]
+fn thinking_is_off_unless_asked_for() {
+    let check = |fields, expected| {
+        let conversation = conversation(&fields);
+        assert_eq!((conversation.thinking, json!(conversation.variables)), expected, "{fields}");
+    };
+    check(json!({}), (Some(false), json!({})));
+    check(json!({"thinking": {"type": "disabled"}}), (Some(false), json!({})));
+    check(json!({"thinking": {"type": "adaptive", "display": "omitted"}}), (None, json!({})));
+    let enabled = json!({"type": "enabled", "budget_tokens": 2048});
+    check(json!({"thinking": enabled}), (Some(true), json!({"thinking_budget": 2048})));
+    check(json!({"output_config": {"effort": "low"}}), (Some(false), json!({"reasoning_effort": "low"})));
+    check(json!({"output_config": {"effort": "max"}}), (Some(false), json!({"reasoning_effort": "high"})));
+    check(json!({"output_config": {"effort": "astronomic"}}), (Some(false), json!({})));
+    refuses(&json!({"thinking": {"type": "enabled"}}), "thinking.budget_tokens: this field is required");
+    refuses(
+        &json!({"thinking": {"type": "always"}}),
+        "thinking.type: should be one of 'enabled', 'adaptive', 'disabled', not 'always'",
+    );
+    refuses(&json!({"thinking": true}), "thinking: should be an object, not true");
+    refuses(&json!({"output_config": {"effort": 3}}), "output_config.effort: should be a string, not 3");
+}
+
+#[test]
+fn reads_tools_and_keeps_the_order_of_their_fields() {
+    let tools = json!([
+        {"name": "Bash", "description": "Runs", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}},
+         "cache_control": {"type": "ephemeral"}, "eager_input_streaming": true},
+        {"type": "custom", "name": "b-2_", "input_schema": {}, "strict": true},
+        {"type": null, "name": "c", "input_schema": {"type": "object"}, "description": null},
+    ]);
+    let read = conversation(&json!({"tools": tools})).tools;
+    let names: Vec<&str> = read.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["Bash", "b-2_", "c"]);
+    assert_eq!(read[0].description, "Runs");
+    assert_eq!(read[0].schema.to_string(), r#"{"type":"object","properties":{"z":{},"a":{}}}"#);
+    let field = "tools.1.input_schema".into();
+    let schema = json!({"type": "object"});
+    let second = Tool { name: "b-2_".into(), description: String::new(), schema, strict: true, field };
+    assert_eq!(read[1], second);
+}
+
+#[test]
+fn refuses_tools_that_cannot_be() {
+    let check = |tool: serde_json::Value, expected: &str| {
+        let good = json!({"name": "good", "input_schema": {"type": "object"}});
+        refuses(&json!({"tools": [good, tool]}), expected);
+    };
+    check(
+        json!({"type": "web_search_20250305", "name": "web_search"}),
+        "tools.1.type: tools of type 'web_search_20250305' run on Anthropic's servers or are known to its models alone; \
+         describe the tool as one of type 'custom'",
+    );
+    check(json!({"name": "good", "input_schema": {}}), "tools.1.name: there is another tool called 'good'");
+    check(
+        json!({"name": "a b", "input_schema": {}}),
+        "tools.1.name: may have letters, digits, '_' and '-' only, unlike 'a b'",
+    );
+    check(json!({"name": "", "input_schema": {}}), "tools.1.name: should not be empty");
+    check(json!({"name": "x".repeat(129), "input_schema": {}}), "tools.1.name: has 129 bytes, more than 128");
+    check(json!({"name": "a"}), "tools.1.input_schema: this field is required");
+    check(
+        json!({"name": "a", "input_schema": {"type": "array"}}),
+        "tools.1.input_schema.type: should be one of 'object', not 'array'",
+    );
+    check(json!({"name": "a", "input_schema": true}), "tools.1.input_schema: should be an object, not true");
+    check(json!(1), "tools.1: should be an object, not 1");
+    let many: Vec<_> = (0..513).map(|n| json!({"name": format!("t{n}"), "input_schema": {}})).collect();
+    refuses(&json!({"tools": many}), "tools: has 513 items, more than 512");
+    assert_eq!(conversation(&json!({"tools": many[..512]})).tools.len(), 512);
+}
+
+#[test]
+fn reads_every_tool_choice() {
+    let tools = json!([{"name": "a", "input_schema": {}}]);
+    let check = |choice, expected| {
+        let conversation = conversation(&json!({"tools": tools, "tool_choice": choice}));
+        assert_eq!((conversation.tool_choice, conversation.single_call), expected);
+    };
+    check(json!(null), (ToolChoice::Auto, false));
+    check(json!({"type": "auto"}), (ToolChoice::Auto, false));
+    check(json!({"type": "auto", "disable_parallel_tool_use": true}), (ToolChoice::Auto, true));
+    check(json!({"type": "any", "disable_parallel_tool_use": false}), (ToolChoice::Any, false));
+    check(json!({"type": "tool", "name": "a"}), (ToolChoice::Named("a".into()), false));
+    check(json!({"type": "none"}), (ToolChoice::None, false));
+    let refuses = |choice, expected| refuses(&json!({"tools": tools, "tool_choice": choice}), expected);
+    refuses(json!("auto"), "tool_choice: should be an object, not a string");
+    refuses(json!({}), "tool_choice.type: this field is required");
+    refuses(json!({"type": "all"}), "tool_choice.type: should be one of 'auto', 'any', 'tool', 'none', not 'all'");
+    refuses(json!({"type": "tool"}), "tool_choice.name: this field is required");
+    refuses(json!({"type": "tool", "name": "b"}), "tool_choice.name: there is no tool 'b' among the request's tools");
+    refuses(
+        json!({"type": "any", "disable_parallel_tool_use": 1}),
+        "tool_choice.disable_parallel_tool_use: should be true or false, not 1",
+    );
+    super::refuses(
+        &json!({"tool_choice": {"type": "any"}}),
+        "tool_choice: asks for a call, but the request has no tools",
+    );
+}
+
+#[test]
+fn takes_what_the_api_lacks() {
+    let request = read(&json!({"pensieve": {"adapter": "poet", "seed": 7, "grammar": {"regex": "a+"}}})).unwrap();
+    assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: None });
+    assert_eq!(request.sampling.seed, Some(7));
+    let (grammar, field) = (Grammar::Regex("a+".into()), "pensieve.grammar.regex".to_owned());
+    assert_eq!(request.format, Format::Grammar { grammar, field });
+    refuses(&json!({"pensieve": {"grammar": {"regex": 1}}}), "pensieve.grammar.regex: should be a string, not 1");
+}

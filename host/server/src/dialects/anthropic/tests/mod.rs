@@ -1,0 +1,45 @@
+//! The dialect without a model: bodies in, requests out; pieces in, events out.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod bodies;
+mod boundaries;
+mod conversations;
+#[path = "../../../../../../tests/src/anthropic/order.rs"]
+mod order;
+mod sequences;
+
+use serde_json::{Value, json};
+
+use super::request;
+use crate::{
+    chat::{Conversation, Input, Request},
+    dialects::Problem,
+};
+
+/// A body with these fields beside what every message needs.
+fn body(fields: &Value) -> Vec<u8> {
+    let mut body = json!({
+        "model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": "Hello"}],
+    });
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body.to_string().into_bytes()
+}
+
+fn read(fields: &Value) -> Result<Request, Problem> {
+    request::message(&body(fields)).map(|asked| asked.request)
+}
+
+fn conversation(fields: &Value) -> Conversation {
+    match read(fields).unwrap().input {
+        Input::Chat(conversation) => conversation,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[track_caller]
+fn refuses(fields: &Value, expected: &str) {
+    assert_eq!(read(fields).map(|_| ()).unwrap_err().message, expected);
+}

@@ -1,0 +1,227 @@
+//! An answer's pieces into events, in the order that every client accepts: one block is open at a time, places rise, and
+//! nothing follows the last word. A whole message is the same events put together.
+
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{
+    content::CALL_PREFIX,
+    events::{Block, Event, Piece, Stop, usage_json},
+};
+use crate::{
+    chat::Delta,
+    dialects::{Problem, ProblemKind},
+};
+use pensieve_protocol::job::{Finish, Usage};
+
+/// What is known before the model is asked.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Head {
+    /// Names the message.
+    pub(super) id: String,
+    /// The model, as the client calls it.
+    pub(super) model: String,
+    /// Tokens of the prompt.
+    pub(super) input_tokens: u32,
+}
+
+/// The events of one message while they come.
+#[derive(Debug)]
+pub(super) struct Transcript {
+    head: Head,
+    /// The client's stop sequences.
+    stops: Vec<String>,
+    open: Option<Open>,
+    /// The place of the block that is open, or of the next one.
+    index: usize,
+    has_called: bool,
+    is_over: bool,
+}
+
+/// The block that is open.
+#[derive(Debug)]
+enum Open {
+    Text,
+    Thinking(Sha256),
+    Call { has_arguments: bool },
+}
+
+impl Transcript {
+    /// A message that has not begun.
+    pub(super) fn new(head: Head, stops: Vec<String>) -> Self {
+        Self { head, stops, open: None, index: 0, has_called: false, is_over: false }
+    }
+
+    /// What can be said before the model has seen the prompt.
+    pub(super) fn begin(&self) -> Vec<Event> {
+        let Head { id, model, input_tokens } = self.head.clone();
+        vec![Event::MessageStart { id, model, input_tokens }, Event::Ping]
+    }
+
+    /// Whether the last word is said.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// What a piece means to the client.
+    pub(super) fn take(&mut self, delta: Delta) -> Vec<Event> {
+        let mut out = Vec::new();
+        match delta {
+            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
+            Delta::Text { text, .. } => {
+                if !text.is_empty() {
+                    if !matches!(self.open, Some(Open::Text)) {
+                        self.open(Open::Text, Block::Text, &mut out);
+                    }
+                    out.push(self.piece(Piece::Text(text)));
+                }
+            }
+            Delta::Thinking(text) => {
+                if !text.is_empty() {
+                    if !matches!(self.open, Some(Open::Thinking(_))) {
+                        self.open(Open::Thinking(Sha256::new()), Block::Thinking, &mut out);
+                    }
+                    if let Some(Open::Thinking(digest)) = &mut self.open {
+                        digest.update(&text);
+                    }
+                    out.push(self.piece(Piece::Thinking(text)));
+                }
+            }
+            Delta::ToolCall { id, name } => {
+                self.has_called = true;
+                let block = Block::ToolUse { id: format!("{CALL_PREFIX}{id}"), name };
+                self.open(Open::Call { has_arguments: false }, block, &mut out);
+            }
+            Delta::ToolArguments(text) => {
+                if let Some(Open::Call { has_arguments }) = &mut self.open
+                    && !text.is_empty()
+                {
+                    *has_arguments = true;
+                    out.push(self.piece(Piece::Json(text)));
+                }
+            }
+            Delta::Finished { reason, usage } => match self.stop(reason) {
+                Ok(stop) => {
+                    self.close(&mut out);
+                    out.extend([Event::MessageDelta { stop, usage }, Event::MessageStop]);
+                    self.is_over = true;
+                }
+                Err(problem) => out.push(self.fail(problem)),
+            },
+            Delta::Failed(failure) => out.push(self.fail(failure.into())),
+        }
+        out
+    }
+
+    /// What the client hears when no last piece came.
+    pub(super) fn break_off(&mut self) -> Vec<Event> {
+        vec![self.fail(Problem::new(ProblemKind::Internal, "the answer broke off"))]
+    }
+
+    fn fail(&mut self, problem: Problem) -> Event {
+        self.is_over = true;
+        Event::Error(problem)
+    }
+
+    fn piece(&self, piece: Piece) -> Event {
+        Event::BlockDelta { index: self.index, piece }
+    }
+
+    fn open(&mut self, open: Open, block: Block, out: &mut Vec<Event>) {
+        self.close(out);
+        self.open = Some(open);
+        out.push(Event::BlockStart { index: self.index, block });
+    }
+
+    fn close(&mut self, out: &mut Vec<Event>) {
+        let last = match self.open.take() {
+            None => return,
+            Some(Open::Text | Open::Call { has_arguments: true }) => None,
+            Some(Open::Thinking(digest)) => Some(Piece::Signature(hex(&digest.finalize()))),
+            // Clients parse what has come, and nothing is no JSON.
+            Some(Open::Call { has_arguments: false }) => Some(Piece::Json("{}".into())),
+        };
+        out.extend(last.map(|piece| self.piece(piece)));
+        out.push(Event::BlockStop { index: self.index });
+        self.index += 1;
+    }
+
+    fn stop(&self, finish: Finish) -> Result<Stop, Problem> {
+        let because = |reason| Ok(Stop { reason, sequence: None });
+        match finish {
+            Finish::StopString(place) => {
+                let sequence = usize::try_from(place).ok().and_then(|place| self.stops.get(place));
+                match sequence {
+                    Some(sequence) => Ok(Stop { reason: "stop_sequence", sequence: Some(sequence.clone()) }),
+                    None => because("end_turn"),
+                }
+            }
+            Finish::EndOfTurn | Finish::StopToken(_) | Finish::GrammarDone => {
+                because(if self.has_called { "tool_use" } else { "end_turn" })
+            }
+            Finish::Length => because("max_tokens"),
+            Finish::ContextFull => because("model_context_window_exceeded"),
+            Finish::Deadline => Err(Problem::new(ProblemKind::Timeout, "the answer took longer than it may")),
+            Finish::Cancelled => Err(Problem::new(ProblemKind::Internal, "the answer was cancelled")),
+        }
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A whole message, put together from its events.
+#[derive(Debug, Default)]
+pub(super) struct Message {
+    id: String,
+    model: String,
+    blocks: Vec<(Block, String, String)>,
+    stop: Option<Stop>,
+    usage: Usage,
+}
+
+impl Message {
+    /// Adds an event; an error is the answer instead of the message.
+    pub(super) fn add(&mut self, event: Event) -> Result<(), Problem> {
+        match event {
+            Event::MessageStart { id, model, .. } => (self.id, self.model) = (id, model),
+            Event::BlockStart { block, .. } => self.blocks.push((block, String::new(), String::new())),
+            Event::BlockDelta { piece, .. } => {
+                if let Some((_, text, signature)) = self.blocks.last_mut() {
+                    match piece {
+                        Piece::Text(more) | Piece::Thinking(more) | Piece::Json(more) => text.push_str(&more),
+                        Piece::Signature(more) => signature.push_str(&more),
+                    }
+                }
+            }
+            Event::MessageDelta { stop, usage } => (self.stop, self.usage) = (Some(stop), usage),
+            Event::Ping | Event::BlockStop { .. } | Event::MessageStop => {}
+            Event::Error(problem) => return Err(problem),
+        }
+        Ok(())
+    }
+
+    /// The message as the client gets it.
+    pub(super) fn json(&self) -> Value {
+        let content: Vec<Value> = self.blocks.iter().map(block_json).collect();
+        json!({
+            "id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content,
+            "stop_reason": self.stop.as_ref().map(|stop| stop.reason),
+            "stop_sequence": self.stop.as_ref().and_then(|stop| stop.sequence.as_deref()),
+            "usage": usage_json(&self.usage),
+        })
+    }
+}
+
+fn block_json((block, text, signature): &(Block, String, String)) -> Value {
+    match block {
+        Block::Text => json!({ "type": "text", "text": text }),
+        Block::Thinking => json!({ "type": "thinking", "thinking": text, "signature": signature }),
+        Block::ToolUse { id, name } => {
+            // Arguments that were cut short are no JSON. The message says by its stop reason that it is not complete.
+            let input = serde_json::from_str(text).unwrap_or_else(|_| json!({}));
+            json!({ "type": "tool_use", "id": id, "name": name, "input": input })
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! What the APIs lack, in one body field that every dialect reads the same way:
+//!
+//! ```json
+//! "pensieve": {
+//!   "samplers": [{"sampler": "top_k", "k": 40}, "seeded"],
+//!   "adapter": "poet", "adapter_scale": 0.8,
+//!   "grammar": {"json_schema": {…}} or {"regex": "…"} or {"lark": "…"},
+//!   "seed": 7,
+//!   "template": {"enable_thinking": false}
+//! }
+//! ```
+//!
+//! Unlike the rest of a body, it may hold no unknown field: it is ours, so an unknown one is a mistake.
+
+use serde_json::{Map, Value};
+
+use super::{
+    Problem,
+    fields::{Field, Quote},
+};
+use crate::chat::{AdapterWish, Format, Input, Request};
+use pensieve_protocol::{grammar::Grammar, job::StageSpec};
+
+const NAMES: [&str; 6] = ["samplers", "adapter", "adapter_scale", "grammar", "seed", "template"];
+const STAGES_MAX: usize = 32;
+const NAME_LEN_MAX: usize = 128;
+const PARAMETERS_LEN_MAX: usize = 16 << 10;
+const SCHEMA_LEN_MAX: usize = 512 << 10;
+const REGEX_LEN_MAX: usize = 16 << 10;
+const LARK_LEN_MAX: usize = 64 << 10;
+const VARIABLES_MAX: usize = 64;
+const VARIABLES_LEN_MAX: usize = 64 << 10;
+const SCALE_MAX: f32 = 16.0;
+/// What a template is given by the conversation itself.
+const RESERVED: [&str; 6] = ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
+
+/// Reads the field from a body, which need not have it, and puts what it says into the request. It goes before what the
+/// API's own fields have said.
+pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), Problem> {
+    let field = body.get("pensieve");
+    if field.is_absent() {
+        return Ok(());
+    }
+    for (name, entry) in field.entries()? {
+        if !NAMES.contains(&name) {
+            let names = NAMES.join("', '");
+            return Err(entry.problem(format_args!("there is no such field here, only '{names}'")));
+        }
+    }
+    if let Some(samplers) = field.get("samplers").present() {
+        request.sampling.stages = Some(stages(samplers)?);
+    }
+    request.adapter = adapter(&field)?;
+    if let Some(text) = field.get("grammar").present() {
+        let format = grammar(text)?;
+        if request.format != Format::Free {
+            return Err(text.problem("the request asks for another format beside it"));
+        }
+        request.format = format;
+    }
+    if let Some(number) = field.get("seed").present() {
+        request.sampling.seed = Some(seed(number)?);
+    }
+    if let Some(template) = field.get("template").present() {
+        let variables = variables(template)?;
+        let Input::Chat(conversation) = &mut request.input else {
+            return Err(template.problem("a text is not rendered by a template"));
+        };
+        conversation.variables.extend(variables);
+    }
+    Ok(())
+}
+
+/// A seed as other fields name it, too: any integer.
+pub(crate) fn seed(field: &Field<'_>) -> Result<u64, Problem> {
+    match field.json()?.as_u64() {
+        Some(seed) => Ok(seed),
+        None => field.integer(i64::MIN..=i64::MAX).map(i64::cast_unsigned),
+    }
+}
+
+/// The text of a schema, fields in the client's order.
+pub(crate) fn schema(field: &Field<'_>) -> Result<String, Problem> {
+    let text = Value::Object(field.object()?.clone()).to_string();
+    if text.len() > SCHEMA_LEN_MAX {
+        return Err(field.problem(format_args!("has {} bytes, more than {SCHEMA_LEN_MAX}", text.len())));
+    }
+    Ok(text)
+}
+
+fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, Problem> {
+    let stage = |item: Field<'_>| {
+        if item.is_string() {
+            let sampler = item.text(NAME_LEN_MAX)?.to_owned();
+            return Ok(StageSpec { sampler, field: item.path().to_owned(), ..StageSpec::default() });
+        }
+        let Some(mut parameters) = item.json()?.as_object().cloned() else {
+            return Err(item.should_be("a sampler's name, or an object with the name as 'sampler' and its parameters"));
+        };
+        let sampler = item.get("sampler").text(NAME_LEN_MAX)?.to_owned();
+        parameters.shift_remove("sampler");
+        let parameters = if parameters.is_empty() { String::new() } else { Value::Object(parameters).to_string() };
+        if parameters.len() > PARAMETERS_LEN_MAX {
+            return Err(item.problem(format_args!("has {} bytes, more than {PARAMETERS_LEN_MAX}", parameters.len())));
+        }
+        Ok(StageSpec { sampler, parameters, field: item.path().to_owned() })
+    };
+    field.items(STAGES_MAX)?.map(stage).collect()
+}
+
+/// A strength may stand alone, for the adapter in the model's id.
+fn adapter(field: &Field<'_>) -> Result<AdapterWish, Problem> {
+    let (name, scale) = (field.get("adapter"), field.get("adapter_scale"));
+    let scale = scale.present().map(|scale| scale.number(-SCALE_MAX..=SCALE_MAX)).transpose()?;
+    let name = name.present().map(|name| name.text(NAME_LEN_MAX)).transpose()?;
+    Ok(AdapterWish { name: name.map(str::to_owned), scale })
+}
+
+fn grammar(field: &Field<'_>) -> Result<Format, Problem> {
+    let mut entries = field.entries()?;
+    let (Some((kind, entry)), None) = (entries.next(), entries.next()) else {
+        return Err(field.problem("should have one field, 'json_schema', 'regex' or 'lark'"));
+    };
+    let grammar = match kind {
+        "json_schema" => Grammar::json_schema(schema(&entry)?, false),
+        "regex" => Grammar::Regex(entry.text(REGEX_LEN_MAX)?.to_owned()),
+        "lark" => Grammar::Lark(entry.text(LARK_LEN_MAX)?.to_owned()),
+        other => {
+            let why = format_args!("should be a 'json_schema', a 'regex' or a 'lark', not a '{}'", Quote(other));
+            return Err(field.problem(why));
+        }
+    };
+    Ok(Format::Grammar { grammar, field: entry.path().to_owned() })
+}
+
+fn variables(field: &Field<'_>) -> Result<Map<String, Value>, Problem> {
+    let variables = field.object()?;
+    if variables.len() > VARIABLES_MAX {
+        return Err(field.problem(format_args!("has {} fields, more than {VARIABLES_MAX}", variables.len())));
+    }
+    for (name, entry) in field.entries()? {
+        if RESERVED.contains(&name) {
+            return Err(entry.problem("the conversation itself gives this to the template"));
+        }
+    }
+    let len = Value::Object(variables.clone()).to_string().len();
+    if len > VARIABLES_LEN_MAX {
+        return Err(field.problem(format_args!("has {len} bytes, more than {VARIABLES_LEN_MAX}")));
+    }
+    Ok(variables.clone())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::chat::{Conversation, Sampling};
+    use pensieve_protocol::job::AdapterUse;
+
+    fn request(extras: Value) -> Result<Request, Problem> {
+        let body = json!({ "pensieve": extras });
+        let mut request = Request { input: Input::Chat(Conversation::default()), ..Request::default() };
+        read(&Field::root(&body), &mut request).map(|()| request)
+    }
+
+    fn check(extras: Value, expected: &str) {
+        assert_eq!(request(extras).unwrap_err().message, expected);
+    }
+
+    #[test]
+    fn reads_everything() {
+        let request = request(json!({
+            "samplers": ["top_k", {"sampler": "temperature", "temperature": 0.5, "a": 1}, {"sampler": "x"}],
+            "adapter": "poet", "adapter_scale": 0.5, "grammar": {"json_schema": {"type": "object", "a": 1}},
+            "seed": -1, "template": {"enable_thinking": true},
+        }));
+        let request = request.unwrap();
+        let stage = |place: usize, sampler: &str, parameters: &str| StageSpec {
+            sampler: sampler.into(),
+            parameters: parameters.into(),
+            field: format!("pensieve.samplers.{place}"),
+        };
+        let hot = r#"{"temperature":0.5,"a":1}"#;
+        let chain = vec![stage(0, "top_k", ""), stage(1, "temperature", hot), stage(2, "x", "")];
+        assert_eq!(request.sampling.stages, Some(chain));
+        assert_eq!(request.sampling.seed, Some(u64::MAX));
+        assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: Some(0.5) });
+        let grammar = Grammar::json_schema(r#"{"type":"object","a":1}"#, false);
+        assert_eq!(request.format, Format::Grammar { grammar, field: "pensieve.grammar.json_schema".into() });
+        let Input::Chat(conversation) = request.input else { panic!("{:?}", request.input) };
+        assert_eq!(Value::Object(conversation.variables), json!({"enable_thinking": true}));
+    }
+
+    #[test]
+    fn takes_a_body_without_them() {
+        let plain = request(Value::Null).unwrap();
+        assert_eq!(plain.sampling, Sampling::default());
+        assert_eq!(request(json!({})), Ok(plain));
+        let alone = request(json!({"adapter_scale": 2})).unwrap().adapter;
+        let own = AdapterUse { name: "poet".into(), scale: 1.0 };
+        assert_eq!(alone.clone().beside(Some(own)), Ok(Some(AdapterUse { name: "poet".into(), scale: 2.0 })));
+        assert_eq!(alone.beside(None).unwrap_err().field, "pensieve.adapter_scale");
+        assert_eq!(request(json!({"seed": u64::MAX})).unwrap().sampling.seed, Some(u64::MAX));
+        assert_eq!(request(json!({"samplers": []})).unwrap().sampling.stages, Some(Vec::new()));
+        let regex = request(json!({"grammar": {"regex": "[a-z]+"}})).unwrap();
+        let grammar = Grammar::Regex("[a-z]+".into());
+        assert_eq!(regex.format, Format::Grammar { grammar, field: "pensieve.grammar.regex".into() });
+    }
+
+    #[test]
+    fn names_what_is_wrong() {
+        check(json!(1), "pensieve: should be an object, not 1");
+        check(json!({"samplers": "top_k"}), "pensieve.samplers: should be a list, not a string");
+        check(json!({"samplers": vec!["a"; 33]}), "pensieve.samplers: has 33 items, more than 32");
+        check(json!({"samplers": [""]}), "pensieve.samplers.0: should not be empty");
+        check(
+            json!({"samplers": [1]}),
+            "pensieve.samplers.0: should be a sampler's name, or an object with the name as 'sampler' and its parameters, not 1",
+        );
+        check(json!({"samplers": [{}]}), "pensieve.samplers.0.sampler: this field is required");
+        check(
+            json!({"samplers": [{"sampler": "a", "b": "x".repeat(20_000)}]}),
+            "pensieve.samplers.0: has 20008 bytes, more than 16384",
+        );
+        check(json!({"adapter": 1}), "pensieve.adapter: should be a string, not 1");
+        check(json!({"adapter_scale": "1"}), "pensieve.adapter_scale: should be a number from -16 to 16, not a string");
+        check(
+            json!({"adapter": "a", "adapter_scale": 1e300}),
+            "pensieve.adapter_scale: should be a number from -16 to 16, not 1e+300",
+        );
+        check(json!({"grammar": {}}), "pensieve.grammar: should have one field, 'json_schema', 'regex' or 'lark'");
+        check(
+            json!({"grammar": {"gbnf": ""}}),
+            "pensieve.grammar: should be a 'json_schema', a 'regex' or a 'lark', not a 'gbnf'",
+        );
+        check(json!({"grammar": {"json_schema": true}}), "pensieve.grammar.json_schema: should be an object, not true");
+        check(
+            json!({"grammar": {"lark": "x".repeat(65_537)}}),
+            "pensieve.grammar.lark: has 65537 bytes, more than 65536",
+        );
+        check(
+            json!({"seed": 0.5}),
+            &format!("pensieve.seed: should be an integer from {} to {}, not 0.5", i64::MIN, i64::MAX),
+        );
+        check(
+            json!({"template": {"tools": []}}),
+            "pensieve.template.tools: the conversation itself gives this to the template",
+        );
+        check(
+            json!({"sampler": []}),
+            "pensieve.sampler: there is no such field here, only \
+             'samplers', 'adapter', 'adapter_scale', 'grammar', 'seed', 'template'",
+        );
+    }
+
+    #[test]
+    fn does_not_contradict_the_request() {
+        let check = |extras: Value, mut request: Request, expected: &str| {
+            let body = json!({ "pensieve": extras });
+            assert_eq!(read(&Field::root(&body), &mut request).unwrap_err().message, expected);
+        };
+        let formed = Format::Grammar { grammar: Grammar::any_json_object(), field: String::new() };
+        let formed = Request { format: formed, ..Request::default() };
+        let expected = "pensieve.grammar: the request asks for another format beside it";
+        check(json!({"grammar": {"regex": "a"}}), formed, expected);
+        let text = Request { input: Input::Text("a".into()), ..Request::default() };
+        check(json!({"template": {}}), text, "pensieve.template: a text is not rendered by a template");
+    }
+}

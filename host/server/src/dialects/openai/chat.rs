@@ -1,0 +1,268 @@
+//! The request of `chat/completions`.
+
+use crate::{
+    chat::{Conversation, Format, Input, Request},
+    dialects::{Problem, extras, fields::Field},
+};
+use pensieve_protocol::grammar::Grammar;
+
+use super::{
+    messages,
+    options::{self, flag},
+    tools::{self, Tools},
+};
+
+const TOP_LOGPROBS_MAX: i64 = 20;
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Asked {
+    /// One generation.
+    pub(super) request: Request,
+    /// How many of them.
+    pub(super) choices: usize,
+    /// Whether the answer is streamed.
+    pub(super) stream: bool,
+    /// Whether the stream tells the usage.
+    pub(super) include_usage: bool,
+}
+
+/// Reads the body.
+pub(super) fn read(body: &Field<'_>) -> Result<Asked, Problem> {
+    let model = options::model(body)?;
+    let (stream, include_usage) = options::streaming(body)?;
+    let request = Request {
+        model,
+        max_tokens: max_tokens(body)?,
+        sampling: options::sampling(body)?,
+        stops: options::stops(body)?,
+        logprobs: logprobs(body)?,
+        format: format(&body.get("response_format"))?,
+        input: Input::Chat(conversation(body)?),
+        ..Request::default()
+    };
+    text_only(&body.get("modalities"))?;
+    Ok(Asked { request, choices: options::choices(body)?, stream, include_usage })
+}
+
+fn conversation(body: &Field<'_>) -> Result<Conversation, Problem> {
+    let (system, turns) = messages::read(&body.get("messages"))?;
+    let Tools { tools, choice, single_call } = Tools::read(body)?;
+    let mut conversation =
+        Conversation { system, turns, tools, tool_choice: choice, single_call, ..Conversation::default() };
+    if let Some(effort) = body.get("reasoning_effort").present() {
+        let effort = effort.choice(&EFFORTS)?;
+        conversation.thinking = Some(effort > 0);
+        if effort > 0 {
+            // Some templates know degrees.
+            conversation.variables.insert("reasoning_effort".into(), EFFORTS[effort].into());
+        }
+    }
+    Ok(conversation)
+}
+
+/// Both names are read, and the newer one holds.
+fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, Problem> {
+    let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| body.get(name));
+    let old = old.present().map(|field| field.count(1)).transpose()?;
+    let new = new.present().map(|field| field.count(1)).transpose()?;
+    Ok(new.or(old))
+}
+
+fn logprobs(body: &Field<'_>) -> Result<Option<u8>, Problem> {
+    let wanted = flag(&body.get("logprobs"))?;
+    let top = body.get("top_logprobs");
+    let count = top.present().map(|top| top.integer(0..=TOP_LOGPROBS_MAX)).transpose()?;
+    match count {
+        // The range makes the cast exact.
+        Some(count) if wanted => Ok(Some(count as u8)),
+        Some(count) if count > 0 => Err(top.problem("is only allowed where 'logprobs' is true")),
+        _ => Ok(wanted.then_some(0)),
+    }
+}
+
+fn format(field: &Field<'_>) -> Result<Format, Problem> {
+    if field.is_absent() {
+        return Ok(Format::Free);
+    }
+    field.object()?;
+    let (grammar, field) = match field.get("type").choice(&["text", "json_object", "json_schema"])? {
+        0 => return Ok(Format::Free),
+        1 => (Grammar::any_json_object(), field.clone()),
+        _ => {
+            let schema = field.get("json_schema");
+            (json_schema(&schema)?, schema.get("schema"))
+        }
+    };
+    Ok(Format::Grammar { grammar, field: field.path().to_owned() })
+}
+
+fn json_schema(field: &Field<'_>) -> Result<Grammar, Problem> {
+    field.object()?;
+    tools::name(&field.get("name"))?;
+    field.get("description").present().map(Field::string).transpose()?;
+    let strict = flag(&field.get("strict"))?;
+    let schema = field.get("schema");
+    if schema.is_absent() {
+        return Ok(Grammar::any_json_object());
+    }
+    Ok(Grammar::json_schema(extras::schema(&schema)?, !strict))
+}
+
+fn text_only(modalities: &Field<'_>) -> Result<(), Problem> {
+    let Some(list) = modalities.present() else { return Ok(()) };
+    for item in list.items(8)? {
+        if item.string()? != "text" {
+            return Err(item.problem("only 'text' is served"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::chat::{Part, Role, ToolChoice, Turn};
+
+    fn asked(more: Value) -> Result<Asked, String> {
+        let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        read(&Field::root(&body)).map_err(|problem| problem.message)
+    }
+
+    fn request(more: Value) -> Request {
+        asked(more).unwrap().request
+    }
+
+    fn refuses(more: Value, expect: &str) {
+        assert_eq!(asked(more).unwrap_err(), expect);
+    }
+
+    fn conversation_of(more: Value) -> Conversation {
+        let Input::Chat(conversation) = request(more).input else { panic!("a chat is no text") };
+        conversation
+    }
+
+    #[test]
+    fn the_least_request_leaves_everything_open() {
+        let turns = vec![Turn { role: Role::User, parts: vec![Part::Text("hi".into())] }];
+        let conversation = Conversation { turns, ..Conversation::default() };
+        let request = Request { model: "m".into(), input: Input::Chat(conversation), ..Request::default() };
+        assert_eq!(asked(json!({})), Ok(Asked { request, choices: 1, stream: false, include_usage: false }));
+    }
+
+    #[test]
+    fn what_has_no_use_here_is_accepted() {
+        let more = json!({
+            "user": "ada", "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "verbosity": "low",
+            "prediction": {"type": "content", "content": "x"}, "web_search_options": {}, "safety_identifier": "x",
+            "prompt_cache_key": "x", "modalities": ["text"], "whatever": [1, {"deep": null}],
+        });
+        assert_eq!(asked(more), asked(json!({})));
+    }
+
+    #[test]
+    fn the_newer_limit_holds() {
+        assert_eq!(request(json!({"max_tokens": 5})).max_tokens, Some(5));
+        assert_eq!(request(json!({"max_tokens": 5, "max_completion_tokens": 6})).max_tokens, Some(6));
+        assert_eq!(request(json!({"max_tokens": 1e30})).max_tokens, Some(u32::MAX));
+        assert_eq!(request(json!({"max_tokens": u64::MAX})).max_tokens, Some(u32::MAX));
+        for name in ["max_tokens", "max_completion_tokens"] {
+            for wrong in [json!(0), json!(-1), json!(0.5), json!("5"), json!([])] {
+                let message = asked(json!({ name: wrong })).unwrap_err();
+                assert!(message.starts_with(&format!("{name}: should be an integer of at least 1")), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn alternatives_need_log_probabilities() {
+        assert_eq!(request(json!({"logprobs": true})).logprobs, Some(0));
+        assert_eq!(request(json!({"logprobs": true, "top_logprobs": 20})).logprobs, Some(20));
+        assert_eq!(request(json!({"logprobs": false, "top_logprobs": 0})).logprobs, None);
+        assert_eq!(request(json!({"logprobs": null, "top_logprobs": null})).logprobs, None);
+        refuses(json!({"top_logprobs": 1}), "top_logprobs: is only allowed where 'logprobs' is true");
+        refuses(
+            json!({"logprobs": true, "top_logprobs": 21}),
+            "top_logprobs: should be an integer from 0 to 20, not 21",
+        );
+        refuses(
+            json!({"logprobs": true, "top_logprobs": -1}),
+            "top_logprobs: should be an integer from 0 to 20, not -1",
+        );
+        refuses(json!({"logprobs": 1}), "logprobs: should be true or false, not 1");
+    }
+
+    #[test]
+    fn formats_become_grammars() {
+        let format = |format: Value| request(json!({ "response_format": format })).format;
+        assert_eq!(format(json!({"type": "text"})), Format::Free);
+        let of = |grammar, field: &str| Format::Grammar { grammar, field: field.to_owned() };
+        assert_eq!(format(json!({"type": "json_object"})), of(Grammar::any_json_object(), "response_format"));
+        let schema = r#"{"type":"object","properties":{"b":{},"a":{}}}"#;
+        let value: Value = serde_json::from_str(schema).unwrap();
+        let named = |more: Value| {
+            let mut named = json!({"name": "n", "schema": value});
+            for (name, value) in more.as_object().unwrap() {
+                named[name] = value.clone();
+            }
+            format(json!({"type": "json_schema", "json_schema": named}))
+        };
+        let of = |grammar| of(grammar, "response_format.json_schema.schema");
+        assert_eq!(named(json!({})), of(Grammar::json_schema(schema, true)));
+        assert_eq!(named(json!({"strict": true})), of(Grammar::json_schema(schema, false)));
+        assert_eq!(named(json!({"schema": null})), of(Grammar::any_json_object()));
+
+        let refuses = |format: Value, expect: &str| refuses(json!({ "response_format": format }), expect);
+        refuses(json!("json"), "response_format: should be an object, not a string");
+        refuses(
+            json!({"type": "yaml"}),
+            "response_format.type: should be one of 'text', 'json_object', 'json_schema', not 'yaml'",
+        );
+        refuses(json!({"type": "json_schema"}), "response_format.json_schema: this field is required");
+        refuses(
+            json!({"type": "json_schema", "json_schema": {"schema": {}}}),
+            "response_format.json_schema.name: this field is required",
+        );
+        refuses(
+            json!({"type": "json_schema", "json_schema": {"name": "n", "schema": []}}),
+            "response_format.json_schema.schema: should be an object, not a list",
+        );
+    }
+
+    #[test]
+    fn effort_turns_thinking_on_or_off() {
+        assert_eq!(conversation_of(json!({})).thinking, None);
+        let none = conversation_of(json!({"reasoning_effort": "none"}));
+        assert_eq!((none.thinking, none.variables.is_empty()), (Some(false), true));
+        let high = conversation_of(json!({"reasoning_effort": "high"}));
+        assert_eq!((high.thinking, &high.variables["reasoning_effort"]), (Some(true), &json!("high")));
+        assert!(
+            asked(json!({"reasoning_effort": "huge"})).unwrap_err().starts_with("reasoning_effort: should be one of")
+        );
+    }
+
+    #[test]
+    fn tools_reach_the_conversation() {
+        let tool = json!({"type": "function", "function": {"name": "a"}});
+        let found = conversation_of(json!({"tools": [tool], "tool_choice": "required", "parallel_tool_calls": false}));
+        assert_eq!((found.tools.len(), found.tool_choice, found.single_call), (1, ToolChoice::Any, true));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        refuses(json!({"model": null}), "model: this field is required");
+        refuses(json!({"model": ""}), "model: should not be empty");
+        refuses(json!({"model": 5}), "model: should be a string, not 5");
+        refuses(json!({"model": "m".repeat(257)}), "model: has 257 bytes, more than 256");
+        refuses(json!({"messages": null}), "messages: this field is required");
+        refuses(json!({"modalities": ["text", "audio"]}), "modalities.1: only 'text' is served");
+        refuses(json!({"n": 9}), "n: should be an integer from 1 to 8, not 9");
+    }
+}

@@ -1,0 +1,174 @@
+//! The fields that both endpoints have. Each is checked here, before anything is rendered or queued; what the API knows and
+//! this host has no use for (`user`, `metadata`, `store`, `service_tier` and more) is accepted whatever it is.
+
+use crate::{
+    chat::Sampling,
+    dialects::{
+        Problem, extras,
+        fields::{Field, Quote},
+    },
+};
+
+/// How many choices may be made of a prompt.
+pub(super) const CHOICES_MAX: i64 = 8;
+const MODEL_BYTES_MAX: usize = 256;
+const STOPS_MAX: usize = 4;
+const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
+const BIASES_MAX: usize = 1024;
+
+/// The model's name.
+pub(super) fn model(body: &Field<'_>) -> Result<String, Problem> {
+    Ok(body.get("model").text(MODEL_BYTES_MAX)?.to_owned())
+}
+
+/// How many choices are made of a prompt.
+pub(super) fn choices(body: &Field<'_>) -> Result<usize, Problem> {
+    let n = body.get("n");
+    // The range makes the cast exact.
+    Ok(n.present().map(|n| n.integer(1..=CHOICES_MAX)).transpose()?.unwrap_or(1) as usize)
+}
+
+/// Whether the answer is streamed, and whether the stream tells the usage.
+pub(super) fn streaming(body: &Field<'_>) -> Result<(bool, bool), Problem> {
+    let stream = flag(&body.get("stream"))?;
+    let options = body.get("stream_options");
+    if options.is_absent() {
+        return Ok((stream, false));
+    }
+    options.object()?;
+    let include_usage = flag(&options.get("include_usage"))?;
+    if !stream {
+        return Err(options.problem("is only allowed where 'stream' is true"));
+    }
+    Ok((stream, include_usage))
+}
+
+/// A boolean that is false where it is absent.
+pub(super) fn flag(field: &Field<'_>) -> Result<bool, Problem> {
+    Ok(field.present().map(Field::boolean).transpose()?.unwrap_or(false))
+}
+
+/// How tokens are picked.
+pub(super) fn sampling(body: &Field<'_>) -> Result<Sampling, Problem> {
+    let number = |name: &str, range| body.get(name).present().map(|field| field.number(range)).transpose();
+    Ok(Sampling {
+        temperature: number("temperature", 0.0..=2.0)?,
+        top_p: number("top_p", 0.0..=1.0)?,
+        presence_penalty: number("presence_penalty", -2.0..=2.0)?,
+        frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
+        logit_bias: logit_bias(&body.get("logit_bias"))?,
+        seed: body.get("seed").present().map(extras::seed).transpose()?,
+        ..Sampling::default()
+    })
+}
+
+fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, Problem> {
+    if field.is_absent() {
+        return Ok(Vec::new());
+    }
+    let count = field.object()?.len();
+    if count > BIASES_MAX {
+        return Err(field.problem(format_args!("has {count} entries, more than {BIASES_MAX}")));
+    }
+    let bias = |(name, bias): (&str, Field<'_>)| {
+        let token = name.parse().map_err(|_| field.problem(format_args!("'{}' is no token id", Quote(name))))?;
+        Ok((token, bias.number(-100.0..=100.0)?))
+    };
+    field.entries()?.map(bias).collect()
+}
+
+/// Strings that end an answer: one or a list.
+pub(super) fn stops(body: &Field<'_>) -> Result<Vec<String>, Problem> {
+    let field = body.get("stop");
+    let text = |field: &Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);
+    if field.is_absent() {
+        Ok(Vec::new())
+    } else if field.is_string() {
+        Ok(vec![text(&field)?])
+    } else {
+        field.items(STOPS_MAX)?.map(|item| text(&item)).collect()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn with<T>(body: Value, read: impl FnOnce(&Field<'_>) -> Result<T, Problem>) -> Result<T, String> {
+        read(&Field::root(&body)).map_err(|problem| problem.message)
+    }
+
+    #[test]
+    fn numbers_are_taken_up_to_their_limits() {
+        let table = [
+            ("temperature", 0.0, 2.0),
+            ("top_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+        ];
+        for (name, min, max) in table {
+            for inside in [json!(min), json!(max), json!((min + max) / 2.0), Value::Null] {
+                assert!(with(json!({ name: inside }), sampling).is_ok(), "{name}: {inside}");
+            }
+            for outside in [json!(min - 0.01), json!(max + 0.01), json!(1e300), json!("1"), json!(true), json!([])] {
+                let message = with(json!({ name: outside }), sampling).unwrap_err();
+                assert!(message.starts_with(&format!("{name}: should be a number from {min} to {max}")), "{message}");
+            }
+        }
+        for (n, expect) in [(json!(1), 1), (json!(8), 8), (Value::Null, 1)] {
+            assert_eq!(with(json!({ "n": n }), choices), Ok(expect));
+        }
+        for n in [json!(0), json!(-1), json!(9), json!(1.5), json!(u64::MAX), json!("1")] {
+            assert!(with(json!({ "n": n }), choices).is_err(), "{n}");
+        }
+        for seed in [json!(0), json!(-1), json!(u64::MAX), json!(i64::MIN)] {
+            assert!(with(json!({ "seed": seed }), sampling).unwrap().seed.is_some(), "{seed}");
+        }
+        assert!(with(json!({ "seed": 1.5 }), sampling).is_err());
+        assert!(with(json!({ "seed": 1e30 }), sampling).is_err());
+    }
+
+    #[test]
+    fn biases_are_a_map_of_tokens() {
+        let read = |bias| with(json!({ "logit_bias": bias }), sampling).map(|sampling| sampling.logit_bias);
+        assert_eq!(read(json!({"5": -100, "7": 2.5})), Ok(vec![(5, -100.0), (7, 2.5)]));
+        assert_eq!(read(Value::Null), Ok(Vec::new()));
+        assert_eq!(read(json!({"x": 1})).unwrap_err(), "logit_bias: 'x' is no token id");
+        assert_eq!(read(json!({"-1": 1})).unwrap_err(), "logit_bias: '-1' is no token id");
+        assert!(read(json!({"5": 101})).unwrap_err().starts_with("logit_bias.5: should be a number from -100 to 100"));
+        assert!(read(json!([5])).unwrap_err().starts_with("logit_bias: should be an object"));
+        let many: serde_json::Map<String, Value> = (0..=BIASES_MAX).map(|id| (id.to_string(), json!(1))).collect();
+        assert_eq!(read(many.into()).unwrap_err(), "logit_bias: has 1025 entries, more than 1024");
+    }
+
+    #[test]
+    fn stops_are_a_string_or_four() {
+        let read = |stop| with(json!({ "stop": stop }), stops);
+        assert_eq!(read(json!("a")), Ok(vec!["a".to_owned()]));
+        assert_eq!(read(json!([])), Ok(Vec::new()));
+        assert_eq!(read(json!(["a", "b", "c", "d"])).unwrap().len(), 4);
+        assert_eq!(read(json!(["a", "b", "c", "d", "e"])).unwrap_err(), "stop: has 5 items, more than 4");
+        assert_eq!(read(json!("")).unwrap_err(), "stop: should not be empty");
+        assert_eq!(read(json!(["a", ""])).unwrap_err(), "stop.1: should not be empty");
+        assert!(read(json!("a".repeat(STOP_BYTES_MAX))).is_ok());
+        assert_eq!(read(json!("a".repeat(STOP_BYTES_MAX + 1))).unwrap_err(), "stop: has 1025 bytes, more than 1024");
+        assert!(read(json!(5)).unwrap_err().starts_with("stop: should be a list"));
+    }
+
+    #[test]
+    fn only_streams_have_options() {
+        let read = |body| with(body, streaming);
+        assert_eq!(read(json!({})), Ok((false, false)));
+        assert_eq!(read(json!({"stream": true, "stream_options": {"include_usage": true}})), Ok((true, true)));
+        assert_eq!(read(json!({"stream": true, "stream_options": {}})), Ok((true, false)));
+        assert_eq!(read(json!({"stream_options": null})), Ok((false, false)));
+        let message = read(json!({"stream": false, "stream_options": {}})).unwrap_err();
+        assert_eq!(message, "stream_options: is only allowed where 'stream' is true");
+        assert!(read(json!({"stream": "yes"})).is_err());
+        assert!(read(json!({"stream": true, "stream_options": {"include_usage": 1}})).is_err());
+        assert!(read(json!({"stream": true, "stream_options": []})).is_err());
+    }
+}

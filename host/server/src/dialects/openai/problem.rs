@@ -1,0 +1,119 @@
+//! OpenAI's envelope for what went wrong: `{"error": {"message", "type", "param", "code"}}`. Its SDKs choose an exception
+//! by the status, and clients tell a full context from a wrong field by the code.
+
+use serde_json::{Value, json};
+
+use super::super::{Problem, ProblemKind};
+use pensieve_protocol::job::{Failure, FailureCode};
+
+/// The status and the body for a problem.
+pub(crate) fn envelope(problem: &Problem, request_id: &str) -> (u16, Vec<u8>) {
+    let mut body = json!({ "error": error(problem) });
+    if !request_id.is_empty() {
+        body["request_id"] = request_id.into();
+    }
+    (class(problem).0, body.to_string().into_bytes())
+}
+
+/// The object that stands in a body of its own, or in a stream that breaks off.
+pub(super) fn error(problem: &Problem) -> Value {
+    let (_, kind, code) = class(problem);
+    json!({ "message": problem.message, "type": kind, "param": problem.field, "code": code })
+}
+
+/// A failure of a request that names a model: nothing else in it can be unknown.
+pub(super) fn of_failure(failure: Failure) -> Problem {
+    let unknown = failure.code == FailureCode::NotFound;
+    let too_long = failure.code == FailureCode::TooLong;
+    let mut problem = Problem::from(failure);
+    if unknown && problem.field.is_none() {
+        problem.field = Some("model".to_owned());
+    } else if too_long {
+        problem.field = Some("messages".to_owned());
+    }
+    problem
+}
+
+/// The status, the type and the code.
+fn class(problem: &Problem) -> (u16, &'static str, Option<&'static str>) {
+    let invalid = "invalid_request_error";
+    match problem.kind {
+        ProblemKind::InvalidRequest => (400, invalid, None),
+        ProblemKind::Authentication => (401, invalid, Some("invalid_api_key")),
+        ProblemKind::Permission => (403, "permission_error", Some("permission_denied")),
+        ProblemKind::NotFound if problem.field.as_deref() == Some("model") => (404, invalid, Some("model_not_found")),
+        ProblemKind::NotFound if problem.field.is_some() => (404, invalid, Some("not_found")),
+        ProblemKind::NotFound => (404, invalid, Some("unknown_url")),
+        ProblemKind::Conflict => (409, invalid, Some("already_exists")),
+        ProblemKind::Method => (405, invalid, Some("method_not_supported")),
+        ProblemKind::MediaType => (415, invalid, Some("unsupported_media_type")),
+        ProblemKind::TooLarge => (413, invalid, Some("request_too_large")),
+        ProblemKind::TooLong => (400, invalid, Some("context_length_exceeded")),
+        ProblemKind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
+        ProblemKind::Unavailable => (503, "server_error", Some("server_unavailable")),
+        ProblemKind::Timeout => (408, invalid, Some("request_timeout")),
+        ProblemKind::Internal => (500, "server_error", None),
+        ProblemKind::Upstream => (502, "server_error", Some("bad_gateway")),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn check(problem: &Problem, status: u16, expect: Value) {
+        let (found, body) = envelope(problem, "req_1");
+        assert_eq!(found, status);
+        assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), json!({"error": expect, "request_id": "req_1"}));
+    }
+
+    #[test]
+    fn clients_find_the_field_and_the_code() {
+        check(
+            &Problem::field("temperature", "should be a number from 0 to 2, not 3"),
+            400,
+            json!({"message": "temperature: should be a number from 0 to 2, not 3", "type": "invalid_request_error",
+                "param": "temperature", "code": null}),
+        );
+        check(
+            &of_failure(Failure::new(FailureCode::TooLong, "prompt is too long: 9 tokens > 8 maximum")),
+            400,
+            json!({"message": "prompt is too long: 9 tokens > 8 maximum", "type": "invalid_request_error",
+                "param": "messages", "code": "context_length_exceeded"}),
+        );
+        check(
+            &of_failure(Failure::new(FailureCode::NotFound, "there is no model 'x'")),
+            404,
+            json!({"message": "there is no model 'x'", "type": "invalid_request_error", "param": "model",
+                "code": "model_not_found"}),
+        );
+        check(
+            &of_failure(Failure::new(FailureCode::Busy, "too many are waiting")),
+            429,
+            json!({"message": "too many are waiting", "type": "rate_limit_error", "param": null,
+                "code": "rate_limit_exceeded"}),
+        );
+        check(
+            &of_failure(Failure::new(FailureCode::Draining, "the server is about to end")),
+            503,
+            json!({"message": "the server is about to end", "type": "server_error", "param": null,
+                "code": "server_unavailable"}),
+        );
+        check(
+            &Problem::new(ProblemKind::Authentication, "wrong key"),
+            401,
+            json!({"message": "wrong key", "type": "invalid_request_error", "param": null, "code": "invalid_api_key"}),
+        );
+        check(
+            &Problem::new(ProblemKind::NotFound, "no such route"),
+            404,
+            json!({"message": "no such route", "type": "invalid_request_error", "param": null, "code": "unknown_url"}),
+        );
+        check(
+            &of_failure(Failure::new(FailureCode::WorkerLost, "the worker ended")),
+            500,
+            json!({"message": "the worker ended", "type": "server_error", "param": null, "code": null}),
+        );
+    }
+}

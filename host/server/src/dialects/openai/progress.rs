@@ -1,0 +1,175 @@
+//! What the pieces of one answer mean to a client of OpenAI's, whether it gets them one by one or all at the end.
+//!
+//! There are no blocks that open and close here: text and reasoning go on where they left off, tool calls are counted, and
+//! all the rest is told by the reason of the end.
+
+use crate::{
+    chat::{Delta, TokenLikelihood},
+    dialects::{Problem, ProblemKind},
+};
+use pensieve_protocol::job::{Finish, Usage};
+
+use super::problem::of_failure;
+
+/// A piece of an answer as this API knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Piece {
+    /// More of the answer; may be empty where there are only log-probabilities.
+    Text {
+        /// The text.
+        text: String,
+        /// One per token, if the request asked for them.
+        logprobs: Vec<TokenLikelihood>,
+    },
+    /// More of what the model thinks.
+    Reasoning(String),
+    /// A tool is called.
+    Call {
+        /// The call's place among those of the answer.
+        place: usize,
+        /// Names the call.
+        id: String,
+        /// The tool.
+        name: String,
+    },
+    /// More of the JSON text of a call's arguments.
+    Arguments {
+        /// The call's place.
+        place: usize,
+        /// The text.
+        text: String,
+    },
+    /// The answer is complete, and why.
+    End(&'static str),
+}
+
+/// How far one answer is.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    calls: usize,
+    has_thought: bool,
+    usage: Option<Usage>,
+    logprob_sum: f64,
+    logprob_count: u32,
+}
+
+impl Progress {
+    /// The next piece, or none where a delta means nothing here.
+    pub(super) fn take(&mut self, delta: Delta) -> Result<Option<Piece>, Problem> {
+        Ok(match delta {
+            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => None,
+            Delta::Thinking(text) => {
+                self.has_thought = true;
+                (!text.is_empty()).then_some(Piece::Reasoning(text))
+            }
+            Delta::Text { text, logprobs } => {
+                self.logprob_sum += logprobs.iter().map(|token| f64::from(token.logprob)).sum::<f64>();
+                self.logprob_count += logprobs.len() as u32;
+                (!text.is_empty() || !logprobs.is_empty()).then_some(Piece::Text { text, logprobs })
+            }
+            Delta::ToolCall { id, name } => {
+                self.calls += 1;
+                let id = if id.starts_with("call_") { id } else { format!("call_{id}") };
+                Some(Piece::Call { place: self.calls - 1, id, name })
+            }
+            Delta::ToolArguments(text) => {
+                let place = self.calls.checked_sub(1).filter(|_| !text.is_empty());
+                place.map(|place| Piece::Arguments { place, text })
+            }
+            Delta::Finished { reason, usage } => {
+                self.usage = Some(usage);
+                Some(Piece::End(self.reason(reason)?))
+            }
+            Delta::Failed(failure) => return Err(of_failure(failure)),
+        })
+    }
+
+    /// What it took, once it is complete.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        self.usage
+    }
+
+    /// Whether the model has thought.
+    pub(super) fn has_thought(&self) -> bool {
+        self.has_thought
+    }
+
+    /// How likely its tokens were on the average, as a logarithm.
+    pub(super) fn likelihood(&self) -> f64 {
+        if self.logprob_count == 0 { 0.0 } else { self.logprob_sum / f64::from(self.logprob_count) }
+    }
+
+    fn reason(&self, finish: Finish) -> Result<&'static str, Problem> {
+        Ok(match finish {
+            Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => {
+                if self.calls > 0 { "tool_calls" } else { "stop" }
+            }
+            Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
+            // Nobody waits for what its client has cancelled, so it was the server.
+            Finish::Cancelled => {
+                return Err(Problem::new(ProblemKind::Unavailable, "the server ended this answer; send it again"));
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finished(reason: Finish) -> Delta {
+        Delta::Finished { reason, usage: Usage { prompt: 3, reused: 1, generated: 2 } }
+    }
+
+    fn text(text: &str) -> Delta {
+        Delta::Text { text: text.into(), logprobs: Vec::new() }
+    }
+
+    #[test]
+    fn calls_are_counted_and_named() {
+        let deltas = [
+            Delta::Started { reused_tokens: 1 },
+            Delta::Thinking("hm".into()),
+            text(""),
+            text("so"),
+            Delta::ToolCall { id: "a".into(), name: "add".into() },
+            Delta::ToolArguments("{}".into()),
+            Delta::ToolCall { id: "call_b".into(), name: "sub".into() },
+            Delta::ToolArguments("{\"x\"".into()),
+            Delta::ToolArguments(":1}".into()),
+            finished(Finish::EndOfTurn),
+        ];
+        let mut progress = Progress::default();
+        let pieces: Vec<Piece> =
+            deltas.into_iter().filter_map(|delta| progress.take(delta).unwrap_or_default()).collect();
+        let arguments = |place, text: &str| Piece::Arguments { place, text: text.into() };
+        let call = |place, id: &str, name: &str| Piece::Call { place, id: id.into(), name: name.into() };
+        let expect = vec![
+            Piece::Reasoning("hm".into()),
+            Piece::Text { text: "so".into(), logprobs: Vec::new() },
+            call(0, "call_a", "add"),
+            arguments(0, "{}"),
+            call(1, "call_b", "sub"),
+            arguments(1, "{\"x\""),
+            arguments(1, ":1}"),
+            Piece::End("tool_calls"),
+        ];
+        assert_eq!(pieces, expect);
+        assert!(progress.has_thought());
+        assert_eq!(progress.usage(), Some(Usage { prompt: 3, reused: 1, generated: 2 }));
+    }
+
+    #[test]
+    fn every_end_has_a_reason_that_clients_know() {
+        let end = |finish| Progress::default().take(finished(finish)).ok().flatten();
+        for finish in [Finish::EndOfTurn, Finish::StopString(0), Finish::StopToken(7), Finish::GrammarDone] {
+            assert_eq!(end(finish), Some(Piece::End("stop")));
+        }
+        for finish in [Finish::Length, Finish::ContextFull, Finish::Deadline] {
+            assert_eq!(end(finish), Some(Piece::End("length")));
+        }
+        assert_eq!(end(Finish::Cancelled), None);
+        let mut called = Progress { calls: 1, ..Progress::default() };
+        assert_eq!(called.take(finished(Finish::Length)), Ok(Some(Piece::End("length"))));
+    }
+}

@@ -1,0 +1,252 @@
+//! Asks a question of a child process: the same program under another verb, which runs foreign code, prints one line of
+//! JSON, or some, and is not needed any more.
+//!
+//! The child may crash, hang, leave children of its own or print without end. So it has a process group, which is killed
+//! as soon as the answer or the deadline is there, and its output is read up to a limit. What it wrote to stderr last goes
+//! into the error, as it is often the only trace of the reason.
+
+use serde::de::DeserializeOwned;
+use std::{
+    ffi::OsString,
+    fmt,
+    ops::ControlFlow,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader, Take},
+    process::{Child, ChildStdout, Command},
+    task::JoinHandle,
+    time::timeout,
+};
+
+/// A card carries a tokenizer of some ten megabytes.
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
+const WORDS_BYTES_MAX: u64 = 64 << 10;
+const WORDS_SHOWN: usize = 200;
+
+/// What variables a child sees: enough to find libraries and devices, none of the server's secrets.
+const VARIABLES: [&str; 18] = [
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "LANG",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "DYLD_FALLBACK_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_CACHE_PATH",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_TF32_OVERRIDE",
+    "RAYON_NUM_THREADS",
+    "RUST_BACKTRACE",
+    "PENSIEVE_KERNELS",
+];
+
+/// The variables of a child that runs foreign code.
+pub(super) fn environment() -> impl Iterator<Item = (&'static str, OsString)> {
+    VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub enum Silence {
+    /// The child did not start.
+    Spawn(std::io::Error),
+    /// It took longer than this.
+    TimedOut(Duration),
+    /// A signal ended it.
+    Crashed {
+        /// The signal.
+        signal: i32,
+        /// Its last words.
+        said: String,
+    },
+    /// It ended by itself without an answer.
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// Its last words.
+        said: String,
+    },
+    /// It answered something that is not an answer.
+    Garbled(String),
+}
+
+impl Silence {
+    /// One word for it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Spawn(_) => "not-inspected",
+            Self::TimedOut(_) => "timed-out",
+            Self::Crashed { .. } => "crashed",
+            Self::Ended { .. } => "exited",
+            Self::Garbled(_) => "garbled",
+        }
+    }
+}
+
+/// What a sentence about the file goes on with: `crashed the process that …`.
+impl fmt::Display for Silence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let said = |f: &mut fmt::Formatter<'_>, said: &str| {
+            if said.is_empty() { Ok(()) } else { write!(f, "; it said: {said}") }
+        };
+        match self {
+            Self::Spawn(error) => write!(f, "could not be looked at: a child process does not start: {error}"),
+            Self::TimedOut(limit) => write!(f, "did not answer within {} s", limit.as_secs_f32()),
+            Self::Crashed { signal, said: words } => {
+                write!(f, "crashed the process that looked at it, by {}", signal_name(*signal))?;
+                said(f, words)
+            }
+            Self::Ended { status, said: words } => {
+                write!(f, "ended the process that looked at it, with {status}")?;
+                said(f, words)
+            }
+            Self::Garbled(what) => write!(f, "made the process that looked at it talk nonsense: {what}"),
+        }
+    }
+}
+
+/// Runs the program with these arguments and reads its answer.
+pub async fn ask<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[OsString],
+    deadline: Duration,
+) -> Result<T, Silence> {
+    let mut talk = Talk::begin(program, arguments, Stdio::null())?;
+    let answer = talk.line(deadline).await;
+    talk.end().await;
+    answer
+}
+
+/// Runs the program with these arguments and hears what it says, line by line, until that is enough. No line may take
+/// longer than the deadline. The child's standard input ends with this process, so that the child may end with it too.
+pub async fn follow<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[OsString],
+    deadline: Duration,
+    mut hear: impl FnMut(T) -> ControlFlow<()>,
+) -> Result<(), Silence> {
+    let mut talk = Talk::begin(program, arguments, Stdio::piped())?;
+    let stdin = talk.child.stdin.take();
+    let heard = loop {
+        match talk.line(deadline).await {
+            Ok(line) => {
+                if hear(line).is_break() {
+                    break Ok(());
+                }
+            }
+            Err(silence) => break Err(silence),
+        }
+    };
+    drop(stdin);
+    talk.end().await;
+    heard
+}
+
+/// A child that is being listened to.
+struct Talk {
+    child: Child,
+    group: Group,
+    stdout: BufReader<Take<ChildStdout>>,
+    words: JoinHandle<String>,
+}
+
+impl Talk {
+    fn begin(program: &Path, arguments: &[OsString], stdin: Stdio) -> Result<Self, Silence> {
+        let mut command = Command::new(program);
+        command.args(arguments).env_clear().envs(environment()).process_group(0).kill_on_drop(true);
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(Silence::Spawn)?;
+        let group = Group::of(&child);
+        let words = tokio::spawn(last_words(child.stderr.take()));
+        let Some(stdout) = child.stdout.take() else {
+            return Err(Silence::Garbled("its output is missing".into()));
+        };
+        Ok(Self { child, group, stdout: BufReader::new(stdout.take(ANSWER_BYTES_MAX)), words })
+    }
+
+    /// Its next line.
+    async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, Silence> {
+        let mut line = Vec::new();
+        let answered = async {
+            self.stdout.read_until(b'\n', &mut line).await.ok();
+            if line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
+        };
+        match timeout(deadline, answered).await {
+            Err(_) => Err(Silence::TimedOut(deadline)),
+            Ok(None) => serde_json::from_slice(&line).map_err(|error| Silence::Garbled(error.to_string())),
+            Ok(Some(Err(error))) => Err(Silence::Spawn(error)),
+            Ok(Some(Ok(status))) => {
+                // A grandchild may hold the pipe; nobody waits for it.
+                let said = timeout(Duration::from_millis(200), &mut self.words).await;
+                let said = said.ok().and_then(Result::ok).unwrap_or_default();
+                match status.signal() {
+                    Some(signal) => Err(Silence::Crashed { signal, said }),
+                    None => Err(Silence::Ended { status, said }),
+                }
+            }
+        }
+    }
+
+    async fn end(self) {
+        let Self { mut child, group, .. } = self;
+        drop(group);
+        // Killed, it is gone soon; a process that the system cannot end is not waited for.
+        let _ = timeout(Duration::from_secs(1), child.wait()).await;
+    }
+}
+
+/// A process group that does not outlive this value.
+pub(super) struct Group(Option<rustix::process::Pid>);
+
+impl Group {
+    pub(super) fn of(child: &Child) -> Self {
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
+        Self(pid)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // An empty group is no error worth telling.
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+async fn last_words(pipe: Option<impl AsyncRead + Unpin>) -> String {
+    let Some(pipe) = pipe else { return String::new() };
+    let mut bytes = Vec::new();
+    pipe.take(WORDS_BYTES_MAX).read_to_end(&mut bytes).await.ok();
+    let text = String::from_utf8_lossy(&bytes);
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+    pensieve_protocol::refusal::clean(last).chars().take(WORDS_SHOWN).collect()
+}
+
+/// A signal by the name that people search for.
+pub(crate) fn signal_name(signal: i32) -> String {
+    use rustix::process::Signal;
+    let names = [
+        (Signal::SEGV, "SIGSEGV"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::FPE, "SIGFPE"),
+        (Signal::TRAP, "SIGTRAP"),
+        (Signal::KILL, "SIGKILL"),
+        (Signal::TERM, "SIGTERM"),
+        (Signal::PIPE, "SIGPIPE"),
+        (Signal::SYS, "SIGSYS"),
+    ];
+    let name = names.iter().find(|(known, _)| known.as_raw() == signal);
+    name.map_or_else(|| format!("signal {signal}"), |(_, name)| (*name).to_owned())
+}

@@ -1,0 +1,201 @@
+//! What a fleet is told to do: its models, its memory and its patience. Plain data, whoever read it out of a file.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use super::{
+    Adapter, Sources,
+    life::{Code, Place},
+    plugins,
+};
+use pensieve_protocol::{
+    job::{AdapterUse, StageSpec},
+    wire::{DiskTier, Limits},
+};
+
+/// What adapters of a model may take, unless it is set: half a dozen of rank 16 for a model of 8 B.
+pub const ADAPTER_BYTES: u64 = 512 << 20;
+
+/// Longer than anybody looks at one step.
+const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// A whole fleet.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where plugins come from.
+    pub plugins: plugins::Settings,
+    /// This program, which workers run.
+    pub program: PathBuf,
+    /// What runs workers in threads of this process instead; see [`Config::run_in_process`].
+    pub(super) in_process: Option<Code>,
+    /// Where cards of checkpoints are kept.
+    pub cards: PathBuf,
+    /// The models.
+    pub models: Vec<ModelConfig>,
+    /// Other names for them.
+    pub variants: Vec<Variant>,
+    /// Where adapters may come from while the server runs.
+    pub sources: Sources,
+    /// Who answers for ids that nobody has; none to refuse them.
+    pub default_model: Option<String>,
+    /// What all workers together may take.
+    pub memory_bytes: u64,
+    /// After how long without a stream a worker ends; none for never.
+    pub idle_timeout: Option<Duration>,
+    /// What happens after deaths.
+    pub restart: Restart,
+    /// How long things may take.
+    pub deadlines: Deadlines,
+}
+
+/// One model.
+#[derive(Clone, Debug)]
+pub struct ModelConfig {
+    /// What clients call it.
+    pub id: String,
+    /// A `.gguf` file or a folder.
+    pub source: PathBuf,
+    /// What else clients may call it; `*` stands for anything.
+    pub aliases: Vec<String>,
+    /// Settings of its architecture, a JSON object; empty for none.
+    pub options: String,
+    /// `auto`, `cpu`, `cuda:0`, `metal:0`.
+    pub device: String,
+    /// The longest sequence; 0 for the model's own.
+    pub context: u32,
+    /// Bytes for the states of sequences; none for what fits.
+    pub state_bytes: Option<u64>,
+    /// CPU threads; 0 for the machine's cores.
+    pub threads: u32,
+    /// Where cold blocks go.
+    pub disk: Option<DiskTier>,
+    /// What its worker keeps to.
+    pub limits: Limits,
+    /// Adapters by name.
+    pub adapters: BTreeMap<String, Adapter>,
+    /// Bytes that those which requests choose may take together; who is not used makes room for others.
+    pub adapter_bytes: u64,
+    /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
+    pub samplers: Option<Vec<StageSpec>>,
+}
+
+/// Another name for a model, with an adapter or samplers. It shares the model's worker.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Variant {
+    /// What clients call it.
+    pub id: String,
+    /// The model's id.
+    pub base: String,
+    /// What else clients may call it; `*` stands for anything.
+    pub aliases: Vec<String>,
+    /// The adapter that it runs under.
+    pub adapter: Option<AdapterUse>,
+    /// How its tokens are picked where a client's fields say nothing else; none for the model's way.
+    pub samplers: Option<Vec<StageSpec>>,
+}
+
+/// What happens after a worker's death.
+#[derive(Clone, Copy, Debug)]
+pub struct Restart {
+    /// The pause before the first restart; every death within the window doubles it.
+    pub pause: Duration,
+    /// The longest pause.
+    pub pause_max: Duration,
+    /// So many deaths within the window put the model into quarantine.
+    pub deaths_max: usize,
+    /// How long a death counts.
+    pub window: Duration,
+    /// How long the quarantine lasts, unless a plugin of the model is replaced.
+    pub quarantine: Duration,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// A child that answers a question about a checkpoint.
+    pub probe: Duration,
+    /// A load without any progress.
+    pub load: Duration,
+    /// The silence of a worker.
+    pub silence: Duration,
+    /// A worker that was asked to end and has no streams.
+    pub farewell: Duration,
+    /// A request that waits for memory that others use.
+    pub memory: Duration,
+}
+
+impl Config {
+    /// A fleet without models, for this home (`$PENSIEVE_HOME`) and with these plugin folders before the usual ones.
+    pub fn new(folders: &[PathBuf], home: &std::path::Path) -> Self {
+        let plugins = plugins::Settings::new(folders, home);
+        Self {
+            program: plugins.program.clone(),
+            in_process: None,
+            plugins,
+            cards: home.join("cache/cards"),
+            models: Vec::new(),
+            variants: Vec::new(),
+            sources: Sources::default(),
+            default_model: None,
+            memory_bytes: super::memory::default_budget(),
+            idle_timeout: None,
+            restart: Restart::default(),
+            deadlines: Deadlines::default(),
+        }
+    }
+
+    /// Runs workers as threads of this process, where a debugger sees them, and waits for ever for a step. For who looks
+    /// for a fault in a plugin: what would end a worker ends this process.
+    pub fn run_in_process(&mut self, worker: Code) {
+        self.in_process = Some(worker);
+        (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);
+        self.models.iter_mut().for_each(|model| model.limits.step_deadline = FOR_EVER);
+    }
+
+    pub(super) fn place(&self) -> Place<'_> {
+        self.in_process.map_or(Place::Process(&self.program), Place::Thread)
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            id: String::new(),
+            source: PathBuf::new(),
+            aliases: Vec::new(),
+            options: String::new(),
+            device: String::new(),
+            context: 0,
+            state_bytes: None,
+            threads: 0,
+            disk: None,
+            limits: Limits::default(),
+            adapters: BTreeMap::new(),
+            adapter_bytes: ADAPTER_BYTES,
+            samplers: None,
+        }
+    }
+}
+
+impl Default for Restart {
+    fn default() -> Self {
+        Self {
+            pause: Duration::from_millis(100),
+            pause_max: Duration::from_secs(10),
+            deaths_max: 3,
+            window: Duration::from_secs(60),
+            quarantine: Duration::from_secs(300),
+        }
+    }
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self {
+            probe: Duration::from_secs(60),
+            load: Duration::from_secs(300),
+            silence: Duration::from_secs(10),
+            farewell: Duration::from_secs(10),
+            memory: Duration::from_secs(120),
+        }
+    }
+}

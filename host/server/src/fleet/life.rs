@@ -1,0 +1,128 @@
+//! What a worker runs as: a process of its own, or, for who looks for a fault in a plugin, a thread of this one.
+//!
+//! A process can be ended at any time, and its group with it. A thread cannot: one that is only not needed any more is left
+//! alone, and where a worker must not go on this process ends with it.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::{net::UnixStream, process::ExitStatusExt},
+    },
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+use tokio::{
+    process::{Child, ChildStderr, Command},
+    sync::watch,
+    time::timeout,
+};
+
+use super::child::{Group, environment};
+use pensieve_protocol::job::{Failure, FailureCode};
+
+/// How long the system may take to end a process that was killed.
+const KILL_WAIT: Duration = Duration::from_secs(2);
+
+/// A worker's whole life: serves the server at the other end of a socket, and returns its exit status.
+pub(crate) type Code = fn(OwnedFd) -> i32;
+
+/// Where a worker is to run.
+#[derive(Clone, Copy)]
+pub(super) enum Place<'a> {
+    /// In a process of its own, which runs this program.
+    Process(&'a Path),
+    /// In a thread of this process.
+    Thread(Code),
+}
+
+/// A worker that runs.
+pub(super) enum Life {
+    Process {
+        child: Child,
+        group: Option<Group>,
+    },
+    Thread {
+        status: watch::Receiver<Option<i32>>,
+        /// The server's end of the socket. A worker takes its closing for the end of the server, and ends the process.
+        held: Option<UnixStream>,
+    },
+}
+
+impl Life {
+    /// Starts a worker at the `other` end of the server's `own` socket.
+    pub(super) fn begin(
+        place: Place<'_>,
+        own: &UnixStream,
+        other: UnixStream,
+    ) -> io::Result<(Self, Option<ChildStderr>)> {
+        match place {
+            Place::Process(program) => {
+                let mut child = spawn(program, &other)?;
+                let (group, stderr) = (Some(Group::of(&child)), child.stderr.take());
+                Ok((Self::Process { child, group }, stderr))
+            }
+            Place::Thread(code) => {
+                let held = Some(own.try_clone()?);
+                let (ended, status) = watch::channel(None);
+                let thread = std::thread::Builder::new().name("worker".into());
+                thread.spawn(move || {
+                    let _ = ended.send(Some(code(other.into())));
+                })?;
+                Ok((Self::Thread { status, held }, None))
+            }
+        }
+    }
+
+    pub(super) fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Process { child, .. } => child.id(),
+            Self::Thread { .. } => Some(std::process::id()),
+        }
+    }
+
+    /// Waits for its end; none if that cannot be told.
+    pub(super) async fn wait(&mut self) -> Option<ExitStatus> {
+        match self {
+            Self::Process { child, .. } => child.wait().await.ok(),
+            Self::Thread { status, .. } => {
+                let code = *status.wait_for(Option::is_some).await.ok()?;
+                code.map(|code| ExitStatus::from_raw(code << 8))
+            }
+        }
+    }
+
+    /// Ends it, for this reason if it is not ending by itself.
+    pub(super) async fn end(&mut self, reason: Option<&Failure>) -> Option<ExitStatus> {
+        match self {
+            Self::Process { group, .. } => drop(group.take()),
+            Self::Thread { held, .. } => {
+                if let Some(reason) = reason.filter(|reason| reason.code != FailureCode::Draining) {
+                    tracing::error!("a worker {}, and cannot be ended without its server: both end", reason.message);
+                    std::process::exit(1);
+                }
+                std::mem::forget(held.take());
+            }
+        }
+        timeout(KILL_WAIT, self.wait()).await.ok().flatten()
+    }
+}
+
+fn spawn(program: &Path, socket: &UnixStream) -> io::Result<Child> {
+    let mut command = Command::new(program);
+    let number = socket.as_raw_fd();
+    command.args([OsString::from("worker"), "--socket".into(), number.to_string().into()]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.env_clear().envs(environment()).process_group(0).kill_on_drop(true);
+    let inherit = move || {
+        // SAFETY: the descriptor is open in the child, which is a copy of this process from when `socket` was alive.
+        let socket = unsafe { BorrowedFd::borrow_raw(number) };
+        rustix::io::fcntl_setfd(socket.as_fd(), rustix::io::FdFlags::empty())?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec only one system call is made, which needs no memory and no lock.
+    unsafe { command.pre_exec(inherit) };
+    command.spawn()
+}

@@ -1,0 +1,250 @@
+//! Who may be in memory: a budget in bytes, and who has to go for somebody new. Pure.
+
+use pensieve_protocol::{
+    card::{Card, State},
+    job::{Failure, FailureCode},
+};
+
+use super::ModelConfig;
+
+/// What a worker takes besides weights and states: its program, its plugins and scratch.
+const OVERHEAD_BYTES: u64 = 64 << 20;
+/// Tokens of scratch that a step needs at most.
+const STEP_TOKENS: u64 = 1024;
+/// The state that a model gets unless it is told: two long conversations, within bounds.
+const SEQUENCES: u64 = 2;
+const SEQUENCE_TOKENS_MAX: u64 = 32_768;
+const STATE_BYTES_MAX: u64 = 4 << 30;
+/// A per-sequence model serves so many at once.
+const STATES: u64 = 16;
+/// A state that grows with its sequence is given less than its longest, if there is no more; a model whose states do not
+/// grow says by itself that this is too little.
+const STATE_BYTES_MIN: u64 = 64 << 20;
+/// Without a budget a machine of this size is assumed.
+const MACHINE_BYTES: u64 = 16 << 30;
+
+/// Somebody who is in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Resident {
+    /// Who.
+    pub(super) serial: u64,
+    /// What it takes.
+    pub(super) bytes: u64,
+    /// Whether it could go at once: it has no stream, and is not about to go already.
+    pub(super) idle: bool,
+    /// When it was used last; smaller is longer ago.
+    pub(super) used: u64,
+}
+
+/// Whether somebody new may come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// There is room.
+    Yes,
+    /// There will be, once these have gone.
+    After(Vec<u64>),
+    /// Not before a stream ends, or somebody who is about to go has gone.
+    Later,
+    /// Never: it takes more than the budget.
+    Never,
+}
+
+/// Whether `bytes` more fit. Whoever was not used for the longest time goes first, and nobody goes in vain.
+pub(super) fn room(budget: u64, residents: &[Resident], bytes: u64) -> Room {
+    if bytes > budget {
+        return Room::Never;
+    }
+    let taken = residents.iter().fold(0_u64, |sum, resident| sum.saturating_add(resident.bytes));
+    let mut missing = taken.saturating_add(bytes).saturating_sub(budget);
+    let mut idle: Vec<&Resident> = residents.iter().filter(|resident| resident.idle).collect();
+    idle.sort_by_key(|resident| resident.used);
+    let mut going = Vec::new();
+    for resident in idle {
+        if missing == 0 {
+            break;
+        }
+        missing = missing.saturating_sub(resident.bytes);
+        going.push(resident.serial);
+    }
+    match (missing, going.is_empty()) {
+        (0, true) => Room::Yes,
+        (0, false) => Room::After(going),
+        _ => Room::Later,
+    }
+}
+
+/// What a model will take, before it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Need {
+    /// For the states of sequences.
+    pub(super) state_bytes: u64,
+    /// For adapters.
+    pub(super) adapter_bytes: u64,
+    /// In all.
+    pub(super) bytes: u64,
+}
+
+/// Plans a model's memory by its card. Room for adapters is kept where there are some.
+pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<Need, Failure> {
+    let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
+    let adapter_bytes = if adapters { model.adapter_bytes } else { 0 };
+    let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
+    let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
+    let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
+    let (least, wished) = match card.state {
+        State::Paged { tokens: block, bytes } => {
+            (bytes.saturating_mul(4), bytes.saturating_mul(tokens.div_ceil(u64::from(block.max(1))) + 1))
+        }
+        State::PerSequence { bytes } => (bytes.min(STATE_BYTES_MIN), bytes.saturating_mul(STATES)),
+    };
+    let left = budget.saturating_sub(fixed);
+    let state_bytes = model.state_bytes.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
+    let bytes = fixed.saturating_add(state_bytes);
+    if bytes > budget {
+        let message = format!(
+            "model '{}' takes {}: weights {}, states {}, adapters {}, scratch {}; all models together may take {}",
+            model.id,
+            megabytes(bytes),
+            megabytes(card.weight_bytes),
+            megabytes(state_bytes),
+            megabytes(adapter_bytes),
+            megabytes(scratch.saturating_add(OVERHEAD_BYTES)),
+            megabytes(budget)
+        );
+        let help = "take a smaller or more quantized checkpoint, lower kv_budget or adapter_memory, or raise the memory budget";
+        return Err(Failure::new(FailureCode::Unsupported, message).with_help(help));
+    }
+    Ok(Need { state_bytes, adapter_bytes, bytes })
+}
+
+/// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
+pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> u32 {
+    let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
+    match (card.state, plan(budget, model, adapters, card)) {
+        (State::Paged { tokens, bytes }, Ok(need)) => {
+            let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
+            context.min(u32::try_from(held).unwrap_or(u32::MAX))
+        }
+        (State::PerSequence { bytes }, Ok(need)) if need.state_bytes < bytes => {
+            let held = u128::from(card.context) * u128::from(need.state_bytes) / u128::from(bytes);
+            context.min(u32::try_from(held).unwrap_or(u32::MAX))
+        }
+        // One that cannot be loaded says so when it is asked for.
+        _ => context,
+    }
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+/// Two thirds of the machine's memory: on one of 16 GB, a model of 8 B in four bits beside an editor and a browser.
+pub(super) fn default_budget() -> u64 {
+    let machine = installed_bytes().unwrap_or(MACHINE_BYTES);
+    machine / 3 * 2
+}
+
+/// The machine's memory, where the system tells.
+#[cfg(target_os = "linux")]
+pub fn installed_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+/// The machine's memory, where the system tells.
+#[cfg(not(target_os = "linux"))]
+pub fn installed_bytes() -> Option<u64> {
+    let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// Residents as (serial, bytes, idle), the longest unused first.
+    fn check(residents: &[(u64, u64, bool)], bytes: u64, expect: &Room) {
+        let resident = |(used, &(serial, bytes, idle))| Resident { serial, bytes, idle, used };
+        let residents: Vec<Resident> = (0..).zip(residents).map(resident).collect();
+        assert_eq!(room(100, &residents, bytes), *expect, "{residents:?} and {bytes}");
+    }
+
+    #[test]
+    fn the_longest_unused_go_and_no_more_than_need_to() {
+        check(&[], 100, &Room::Yes);
+        check(&[(1, 60, false)], 40, &Room::Yes);
+        check(&[(7, 30, true), (8, 30, true), (9, 30, true)], 40, &Room::After(vec![7]));
+        check(&[(7, 30, true), (8, 30, true), (9, 30, true)], 41, &Room::After(vec![7, 8]));
+        check(&[(7, 30, false), (8, 30, true), (9, 30, true)], 40, &Room::After(vec![8]));
+    }
+
+    #[test]
+    fn nobody_goes_in_vain() {
+        check(&[(7, 60, false), (8, 30, true)], 50, &Room::Later);
+        check(&[(7, 90, true)], 101, &Room::Never);
+        check(&[(7, u64::MAX, false)], 1, &Room::Later);
+    }
+
+    fn card(weight_bytes: u64, state: State) -> Card {
+        Card {
+            architecture: String::new(),
+            vocabulary: 1,
+            context: 8192,
+            state,
+            token_bytes: 0,
+            weight_bytes,
+            tokenizer: String::new(),
+            chat_template: None,
+            bos: None,
+            add_bos: false,
+            eos: Vec::new(),
+            formats: String::new(),
+            facts: String::new(),
+            fingerprint: String::new(),
+        }
+    }
+
+    #[test]
+    fn a_model_gets_what_is_left_for_states_and_says_so_when_nothing_is() {
+        let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
+        let model = ModelConfig { id: "m".into(), ..ModelConfig::default() };
+        let need = plan(4 << 30, &model, false, &card(1 << 30, paged)).unwrap();
+        assert_eq!(need.state_bytes, (2 * 8192 / 16 + 1) << 20);
+        let need = plan((1 << 30) + (100 << 20), &model, false, &card(1 << 30, paged)).unwrap();
+        assert_eq!(need.state_bytes, 36 << 20);
+        let failure = plan(1 << 30, &model, false, &card(1 << 30, paged)).unwrap_err();
+        assert!(failure.message.starts_with("model 'm' takes 1092 MiB: weights 1024 MiB, states 4 MiB"), "{failure}");
+        let told = ModelConfig { state_bytes: Some(5), adapter_bytes: 1 << 20, ..model };
+        assert_eq!(plan(2 << 30, &told, false, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
+        let alone = plan(2 << 30, &told, false, &card(0, State::PerSequence { bytes: 9 })).unwrap();
+        assert_eq!((alone.state_bytes, alone.adapter_bytes), (5, 0));
+        let adapted = plan(2 << 30, &told, true, &card(0, State::PerSequence { bytes: 9 })).unwrap();
+        assert_eq!((adapted.adapter_bytes, adapted.bytes - alone.bytes), (1 << 20, 1 << 20));
+    }
+
+    #[test]
+    fn a_sequence_is_as_long_as_card_configuration_and_memory_allow() {
+        let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
+        let check = |context, state_bytes, state, expect| {
+            let model = ModelConfig { context, state_bytes, ..ModelConfig::default() };
+            assert_eq!(super::context(4 << 30, &model, false, &card(1 << 30, state)), expect);
+        };
+        check(0, None, paged, 8192);
+        check(100, None, paged, 100);
+        check(9000, None, paged, 8192);
+        check(0, Some(5 << 20), paged, 80);
+        check(0, Some(u64::MAX), paged, 8192);
+        check(0, Some(1), State::PerSequence { bytes: 1 }, 8192);
+        check(0, None, State::PerSequence { bytes: 12 << 30 }, 2005);
+        check(3000, None, State::PerSequence { bytes: 12 << 30 }, 2005);
+        check(100, None, State::PerSequence { bytes: 12 << 30 }, 100);
+    }
+
+    #[test]
+    fn this_machine_has_a_budget() {
+        assert!(default_budget() > 1 << 28);
+    }
+}

@@ -1,0 +1,304 @@
+//! The fleet: which models there are, which worker process serves each, and the plugins that workers load.
+//!
+//! This is the server's half of the process boundary. It knows plugins by what children say of them and models by their
+//! cards, and it never maps a plugin nor opens a model's file; whatever goes wrong in foreign code ends a process that is
+//! not this one.
+
+mod adapters;
+pub mod child;
+mod config;
+mod crew;
+mod deaths;
+mod hand;
+mod life;
+mod memory;
+mod model;
+mod names;
+pub mod plugins;
+mod probe;
+mod shelf;
+mod sources;
+mod stats;
+mod stream;
+mod worker;
+
+pub use adapters::{AdapterFailure, Culprit};
+pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
+pub use memory::installed_bytes;
+pub use shelf::{Adapter, check_adapter_name};
+pub use sources::Sources;
+pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
+pub use stream::{EventStream, Update};
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{
+        mpsc::{UnboundedSender, unbounded_channel},
+        oneshot,
+    },
+    task::JoinHandle,
+};
+
+use pensieve_protocol::refusal::Refusal;
+
+use crew::{Crew, Order};
+use model::Model;
+use pensieve_protocol::{
+    card::Card,
+    job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
+    wire,
+};
+use plugins::PluginFolder;
+use probe::Prober;
+use shelf::Shelf;
+
+/// The models of a server. Dropping it ends every worker.
+#[derive(Debug)]
+pub struct Fleet {
+    config: Arc<Config>,
+    plugins: PluginFolder,
+    prober: Prober,
+    shelf: Arc<Shelf>,
+    orders: UnboundedSender<Order>,
+    next_job: AtomicU64,
+    closing: AtomicBool,
+    crew: JoinHandle<()>,
+}
+
+/// What is known of a model that may not be loaded.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Its id.
+    pub id: String,
+    /// Its card.
+    pub card: Arc<Card>,
+    /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
+    pub context: u32,
+    /// How tokens are picked where a client's fields say nothing else; none for the usual way.
+    pub samplers: Option<Vec<StageSpec>>,
+    /// The adapter that the name stands for.
+    pub adapter: Option<AdapterUse>,
+}
+
+/// A name that a client may call a model by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The name.
+    pub id: String,
+    /// The model's weights.
+    pub source: PathBuf,
+}
+
+impl Fleet {
+    /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
+    pub async fn start(config: Config) -> Result<Self, Refusal> {
+        let plugins = PluginFolder::open(config.plugins.clone()).await?;
+        let prober = Prober {
+            program: config.plugins.program.clone(),
+            cache: config.cards.clone(),
+            deadline: config.deadlines.probe,
+            recent: Arc::default(),
+        };
+        let config = Arc::new(config);
+        let shelf = Arc::new(Shelf::new(&config.models));
+        let (orders, received) = unbounded_channel();
+        let crew = Crew {
+            config: config.clone(),
+            prober: prober.clone(),
+            shelf: shelf.clone(),
+            catalogue: plugins.subscribe(),
+            orders: orders.downgrade(),
+            models: config.models.iter().map(|_| Model::default()).collect(),
+            hands: HashMap::new(),
+            next_serial: 0,
+            uses: 0,
+            asked: None,
+            closing: None,
+        };
+        let crew = tokio::spawn(crew.run(received));
+        let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
+        Ok(Self { config, plugins, prober, shelf, orders, next_job, closing, crew })
+    }
+
+    /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
+    /// the name. What goes wrong later is the stream's last event.
+    pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
+        let meant = self.resolve(name)?;
+        job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
+        let field = if job.adapter.is_some() { "pensieve.adapter" } else { "model" };
+        job.adapter = job.adapter.or(meant.adapter);
+        if let Some(wish) = &job.adapter {
+            let shelf = self.shelf.all();
+            let names = &shelf[meant.model];
+            if names.get(&wish.name).is_none_or(|adapter| adapter.merged.is_some()) {
+                return Err(shelf::unknown(&self.config.models[meant.model].id, names, &wish.name).at(field));
+            }
+        }
+        let (updates, received) = unbounded_channel();
+        let stream = EventStream { job: job.id, updates: received, orders: self.orders.clone(), ended: false };
+        let order = Order::Submit { model: meant.model, job, updates };
+        if self.closing.load(Ordering::Relaxed) || self.orders.send(order).is_err() {
+            return Err(ended());
+        }
+        Ok(stream)
+    }
+
+    /// The card of the model that this name stands for, whether it is loaded or not.
+    pub async fn card(&self, name: &str) -> Result<Arc<Card>, Failure> {
+        let model = &self.config.models[self.resolve(name)?.model];
+        let catalogue = self.plugins.catalogue();
+        Ok(self.prober.probe(&model.source, &model.options, &catalogue).await?.card)
+    }
+
+    /// What is known of the model that this name stands for, whether it is loaded or not.
+    pub async fn known(&self, name: &str) -> Result<Known, Failure> {
+        let meant = self.resolve(name)?;
+        let model = &self.config.models[meant.model];
+        let card = self.prober.probe(&model.source, &model.options, &self.plugins.catalogue()).await?.card;
+        let context = memory::context(self.config.memory_bytes, model, self.shelf.has_some(meant.model), &card);
+        let samplers = self.samplers(name)?.map(<[StageSpec]>::to_vec);
+        Ok(Known { id: model.id.clone(), card, context, samplers, adapter: meant.adapter })
+    }
+
+    /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
+    /// may name it. `model` is an id, no other name.
+    pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
+        let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
+        let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].adapter_bytes);
+        let settled = self.config.sources.settle(source, bytes_max).await;
+        let location = settled.map_err(|failure| Culprit::Source.of(failure))?;
+        let adapter = Adapter { location, source: source.to_owned(), merged: None };
+        let (reply, answer) = oneshot::channel();
+        let order = Order::Attach { model: index, name: name.to_owned(), adapter, reply };
+        let ended = || Culprit::Nobody.of(ended());
+        self.orders.send(order).map_err(|_| ended())?;
+        let attached = answer.await.unwrap_or_else(|_| Err(ended()))?;
+        let known = wire::AdapterStats {
+            name: name.to_owned(),
+            format: attached.format,
+            pairs: attached.pairs,
+            bytes: attached.bytes,
+            loaded: true,
+            jobs: 0,
+        };
+        let (name, source) = (name.to_owned(), source.to_owned());
+        Ok(AdapterState { name, source, known: Some(known), ..AdapterState::default() })
+    }
+
+    /// Lets no further request name an adapter. What runs under it goes on to its end.
+    pub async fn detach(&self, model: &str, name: &str) -> Result<(), AdapterFailure> {
+        let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
+        let (reply, answer) = oneshot::channel();
+        let order = Order::Detach { model: index, name: name.to_owned(), reply };
+        let ended = || Culprit::Nobody.of(ended());
+        self.orders.send(order).map_err(|_| ended())?;
+        answer.await.unwrap_or_else(|_| Err(ended()))
+    }
+
+    /// The adapters of a model, as they are now. `model` is an id, no other name.
+    pub async fn adapters(&self, model: &str) -> Result<Vec<AdapterState>, Failure> {
+        let index = self.index(model)?;
+        let stats = self.stats(true).await;
+        Ok(stats.models.into_iter().nth(index).map(|model| model.adapters).unwrap_or_default())
+    }
+
+    /// Every name that stands for a model, but for those that only fit a wildcard.
+    pub fn listed(&self) -> Vec<Listed> {
+        self.names(|names| names.all().map(|(id, model)| Listed { id, source: model.source.clone() }).collect())
+    }
+
+    /// What stands for a model under this name, unless it is the default that answers for it.
+    pub fn find_listed(&self, name: &str) -> Option<Listed> {
+        let meant = self.names(|names| names::Names { default: None, ..names }.resolve(name)).ok()?;
+        Some(Listed { id: name.to_owned(), source: self.config.models[meant.model].source.clone() })
+    }
+
+    /// The place of the model with this id.
+    fn index(&self, id: &str) -> Result<usize, Failure> {
+        self.config.models.iter().position(|model| model.id == id).ok_or_else(|| {
+            if let Some(variant) = self.config.variants.iter().find(|variant| variant.id == id) {
+                let message =
+                    format!("'{id}' is another name for model '{}', which its adapters belong to", variant.base);
+                return Failure::new(FailureCode::NotFound, message)
+                    .with_help(format!("name '{}' instead", variant.base));
+            }
+            let known: Vec<&str> = self.config.models.iter().map(|model| model.id.as_str()).collect();
+            let message = format!("there is no model '{id}' (there are: {})", known.join(", "));
+            Failure::new(FailureCode::NotFound, message).with_help("adapters belong to models, so name one of them")
+        })
+    }
+
+    /// The models as they were configured.
+    pub fn models(&self) -> &[ModelConfig] {
+        &self.config.models
+    }
+
+    /// Other names for them, as they were configured.
+    pub fn variants(&self) -> &[Variant] {
+        &self.config.variants
+    }
+
+    /// How tokens are picked for this name, if its configuration says so.
+    pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
+        let meant = self.resolve(name)?;
+        let own = meant.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
+        Ok(own.or(self.config.models[meant.model].samplers.as_deref()))
+    }
+
+    /// The plugin folders.
+    pub fn plugins(&self) -> &PluginFolder {
+        &self.plugins
+    }
+
+    /// What every model does; `fresh` asks the workers, and waits a moment for their answers.
+    pub async fn stats(&self, fresh: bool) -> FleetStats {
+        let (reply, answer) = oneshot::channel();
+        // A fleet that has ended has nothing to tell.
+        let _ = self.orders.send(Order::Stats { fresh, reply });
+        answer.await.unwrap_or_default()
+    }
+
+    /// Ends a model's quarantine.
+    pub fn release(&self, name: &str) -> Result<(), Failure> {
+        let model = self.resolve(name)?.model;
+        let _ = self.orders.send(Order::Release { model });
+        Ok(())
+    }
+
+    /// Takes no more jobs, lets those at hand finish for as long as `drain`, and ends all workers.
+    pub async fn shutdown(&self, drain: Duration) {
+        self.closing.store(true, Ordering::Relaxed);
+        let (reply, over) = oneshot::channel();
+        let _ = self.orders.send(Order::Shutdown { drain, reply });
+        // No answer means that it is over already.
+        let _ = over.await;
+    }
+
+    fn resolve(&self, name: &str) -> Result<names::Meant, Failure> {
+        self.names(|names| names.resolve(name))
+    }
+
+    fn names<T>(&self, of: impl FnOnce(names::Names<'_>) -> T) -> T {
+        let Config { models, variants, default_model, .. } = &*self.config;
+        let shelf = self.shelf.all();
+        of(names::Names { models, variants, adapters: &shelf, default: default_model.as_deref() })
+    }
+}
+
+fn ended() -> Failure {
+    Failure::new(FailureCode::Draining, "the server is about to end")
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.crew.abort();
+    }
+}

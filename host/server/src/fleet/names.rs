@@ -1,0 +1,242 @@
+//! Which model a client means: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
+
+use super::{ModelConfig, Variant, shelf};
+use pensieve_protocol::job::{AdapterUse, Failure, FailureCode};
+
+/// What a client's model id stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Meant {
+    /// The model's place in the configuration.
+    pub(super) model: usize,
+    /// The variant's place, if it is one.
+    pub(super) variant: Option<usize>,
+    /// The adapter.
+    pub(super) adapter: Option<AdapterUse>,
+}
+
+/// Every name that there is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names<'a> {
+    pub(super) models: &'a [ModelConfig],
+    pub(super) variants: &'a [Variant],
+    /// The adapters of each model.
+    pub(super) adapters: &'a [shelf::Names],
+    pub(super) default: Option<&'a str>,
+}
+
+impl<'a> Names<'a> {
+    /// Finds the model: by its id or a variant's, by either kind of name with one of the model's adapters behind it, by an
+    /// alias (the longest that fits, but a wildcard does not swallow an adapter), or the default.
+    pub(super) fn resolve(&self, name: &str) -> Result<Meant, Failure> {
+        if let Some(meant) = self.by_id(name) {
+            return Ok(meant);
+        }
+        let split = name.rsplit_once(':').and_then(|(base, adapter)| {
+            let meant = self.by_id(base).or_else(|| self.by_alias(base))?;
+            Some((meant, adapter))
+        });
+        if let Some((meant, adapter)) = &split
+            && self.adapters[meant.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+        {
+            let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
+            return Ok(Meant { adapter, ..meant.clone() });
+        }
+        // Behind an id, what is no adapter is a mistake. What stands behind a word of an alias may belong to it.
+        let is_id = name.rsplit_once(':').is_some_and(|(base, _)| self.by_id(base).is_some());
+        if let Some(meant) = self.by_alias(name).filter(|_| !is_id) {
+            return Ok(meant);
+        }
+        if let Some((meant, adapter)) = split {
+            return Err(shelf::unknown(&self.models[meant.model].id, &self.adapters[meant.model], adapter));
+        }
+        // The default model answers for what nobody is called, with its adapter if it has one of that name.
+        let default = self.default.and_then(|id| self.by_id(id)).map(|meant| {
+            let adapter = name.rsplit_once(':').map(|(_, adapter)| adapter);
+            match adapter.filter(|adapter| {
+                self.adapters[meant.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+            }) {
+                Some(name) => Meant { adapter: Some(AdapterUse { name: name.to_owned(), scale: 1.0 }), ..meant },
+                None => meant,
+            }
+        });
+        default.ok_or_else(|| {
+            let ids = self.models.iter().map(|model| &model.id);
+            let known = listed(ids.chain(self.variants.iter().map(|variant| &variant.id)));
+            let message = format!("there is no model '{name}' (there are: {known})");
+            Failure::new(FailureCode::NotFound, message).with_help("name one of them, or set a default model")
+        })
+    }
+
+    /// Every name without a wildcard, each model's own before those of variants.
+    pub(super) fn all(self) -> impl Iterator<Item = (String, &'a ModelConfig)> {
+        let exact = |aliases: &'a [String]| aliases.iter().filter(|alias| !alias.contains('*')).cloned();
+        let own = self.models.iter().zip(self.adapters).flat_map(move |(model, adapters)| {
+            let chosen = adapters.iter().filter(|(_, adapter)| adapter.merged.is_none());
+            let chosen = chosen.map(|(name, _)| format!("{}:{name}", model.id));
+            let names = std::iter::once(model.id.clone()).chain(chosen).chain(exact(&model.aliases));
+            names.map(move |name| (name, model))
+        });
+        let variants = self.variants.iter().filter_map(move |variant| {
+            let model = self.models.iter().find(|model| model.id == variant.base)?;
+            Some(std::iter::once(variant.id.clone()).chain(exact(&variant.aliases)).map(move |name| (name, model)))
+        });
+        own.chain(variants.flatten())
+    }
+
+    fn by_id(&self, name: &str) -> Option<Meant> {
+        let model = self.models.iter().position(|model| model.id == name);
+        model.map(|model| Meant { model, variant: None, adapter: None }).or_else(|| {
+            let variant = self.variants.iter().position(|variant| variant.id == name)?;
+            self.variant(variant)
+        })
+    }
+
+    fn by_alias(&self, name: &str) -> Option<Meant> {
+        let fitting = |aliases: &[String]| aliases.iter().filter(|alias| fits(alias, name)).map(String::len).max();
+        let models = self.models.iter().enumerate().filter_map(|(model, config)| {
+            Some((fitting(&config.aliases)?, Meant { model, variant: None, adapter: None }))
+        });
+        let variants = self.variants.iter().enumerate();
+        let variants = variants.filter_map(|(place, variant)| Some((fitting(&variant.aliases)?, self.variant(place)?)));
+        // Of equally long aliases, the one of the first model.
+        let found = models.chain(variants).reduce(|first, other| if other.0 > first.0 { other } else { first });
+        found.map(|(_, meant)| meant)
+    }
+
+    fn variant(&self, place: usize) -> Option<Meant> {
+        let variant = &self.variants[place];
+        let model = self.models.iter().position(|model| model.id == variant.base)?;
+        Some(Meant { model, variant: Some(place), adapter: variant.adapter.clone() })
+    }
+}
+
+/// Whether a name fits a pattern in which each `*` stands for any text.
+fn fits(pattern: &str, name: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut name) = name.strip_prefix(head) else { return false };
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let tail = parts.pop().unwrap_or_default();
+    for part in parts {
+        let Some(place) = name.find(part) else { return false };
+        name = &name[place + part.len()..];
+    }
+    name.ends_with(tail)
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a String>) -> String {
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::fleet::Adapter;
+
+    fn models() -> Vec<ModelConfig> {
+        let model = |id: &str, aliases: &[&str], adapters: &[&str]| ModelConfig {
+            id: id.into(),
+            aliases: aliases.iter().map(|alias| (*alias).into()).collect(),
+            adapters: adapters.iter().map(|name| ((*name).into(), Adapter::at("x"))).collect(),
+            ..ModelConfig::default()
+        };
+        vec![
+            model("small", &["claude-*", "gpt-*-mini"], &[]),
+            model("large", &["claude-opus-*", "small-*"], &["poet"]),
+            model("a:b", &[], &[]),
+        ]
+    }
+
+    fn variants() -> Vec<Variant> {
+        let adapter = Some(AdapterUse { name: "poet".into(), scale: 0.5 });
+        vec![Variant {
+            id: "muse".into(),
+            base: "large".into(),
+            aliases: vec!["verse-*".into(), "rhyme".into()],
+            adapter,
+            samplers: None,
+        }]
+    }
+
+    fn resolve(default: Option<&str>, name: &str) -> Result<Meant, Failure> {
+        let models = models();
+        let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
+        Names { models: &models, variants: &variants(), adapters: &adapters, default }.resolve(name)
+    }
+
+    fn check(name: &str, expect: Option<(&str, Option<&str>)>) {
+        let (models, found) = (models(), resolve(None, name).ok());
+        let adapter = |meant: &Meant| meant.adapter.as_ref().map(|adapter| adapter.name.clone());
+        let found = found.as_ref().map(|meant| (models[meant.model].id.as_str(), adapter(meant)));
+        assert_eq!(found, expect.map(|(model, adapter)| (model, adapter.map(str::to_owned))), "{name}");
+    }
+
+    #[test]
+    fn what_is_no_adapter_is_a_mistake_behind_an_id_alone() {
+        let mut models = models();
+        models[1].aliases.push("large*".into());
+        let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
+        let names = Names { models: &models, variants: &[], adapters: &adapters, default: Some("large") };
+        let meant = |name: &str| names.resolve(name).ok().map(|meant| (meant.model, meant.adapter.map(|own| own.name)));
+        assert_eq!(meant("large:poe"), None);
+        assert_eq!(meant("larger:poe"), Some((1, None)));
+        // Nobody is called that, so the default model answers, under its adapter if it has that.
+        assert_eq!(meant("unknown:poet"), Some((1, Some("poet".into()))));
+        assert_eq!(meant("unknown:7b"), Some((1, None)));
+    }
+
+    #[test]
+    fn names_without_wildcards_are_listed() {
+        let (models, variants) = (models(), variants());
+        let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
+        let names = Names { models: &models, variants: &variants, adapters: &adapters, default: None };
+        let all: Vec<String> = names.all().map(|(name, model)| format!("{name}={}", model.id)).collect();
+        assert_eq!(all, ["small=small", "large=large", "large:poet=large", "a:b=a:b", "muse=large", "rhyme=large"]);
+        assert!(names.all().all(|(name, _)| names.resolve(&name).is_ok()));
+    }
+
+    #[test]
+    fn ids_come_before_aliases_and_long_aliases_before_short_ones() {
+        check("small", Some(("small", None)));
+        check("claude-haiku-9", Some(("small", None)));
+        check("claude-opus-9", Some(("large", None)));
+        check("small-1", Some(("large", None)));
+        check("gpt-9-mini", Some(("small", None)));
+        check("gpt-9-minimal", None);
+        check("gpt--min", None);
+        check("unknown", None);
+    }
+
+    #[test]
+    fn adapters_stand_behind_a_colon() {
+        check("large:poet", Some(("large", Some("poet"))));
+        check("claude-opus-9:poet", Some(("large", Some("poet"))));
+        check("claude-opus-9:0", Some(("large", None)));
+        check("a:b", Some(("a:b", None)));
+        check("large:painter", None);
+        let failure = resolve(Some("small"), "large:painter").unwrap_err();
+        assert_eq!(failure.message, "model 'large' has no adapter 'painter' (it has: poet)");
+    }
+
+    #[test]
+    fn the_default_answers_for_unknown_ids() {
+        let meant = resolve(Some("large"), "gpt-9").unwrap();
+        assert_eq!(meant, Meant { model: 1, variant: None, adapter: None });
+        let failure = resolve(None, "gpt-9").unwrap_err();
+        assert_eq!(
+            failure.to_string(),
+            "there is no model 'gpt-9' (there are: small, large, a:b, muse); name one of them, or set a default model"
+        );
+    }
+
+    #[test]
+    fn a_variant_brings_its_adapter() {
+        check("muse", Some(("large", Some("poet"))));
+        check("verse-1", Some(("large", Some("poet"))));
+        let meant = resolve(None, "muse").unwrap();
+        assert_eq!((meant.variant, meant.adapter.unwrap().scale), (Some(0), 0.5));
+        assert_eq!(resolve(None, "muse:poet").unwrap().adapter.unwrap().scale, 1.0);
+        assert!(resolve(None, "muse:painter").is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! Private copies of plugins: what is inspected and mapped is a copy that nobody else writes to, named by its content.
+//!
+//! A user replaces a plugin by copying over it, which would change code under a running worker, and a check of a file that
+//! can still change proves nothing. Several servers may share the cache, so a copy is locked (`flock`, shared) as long as
+//! somebody may still map it; whoever lets go last removes it, and what a killed server left is swept at the next start.
+
+use sha2::{Digest, Sha256};
+use std::{
+    fmt::Write as _,
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use super::{scan::Stamp, trust};
+use pensieve_protocol::refusal::Refusal;
+
+/// How long a copy may take that is not locked yet.
+const BEGUN: Duration = Duration::from_secs(60);
+
+/// The folder of private copies.
+#[derive(Debug)]
+pub(super) struct Cache {
+    folder: PathBuf,
+    file_bytes_max: u64,
+}
+
+/// A copy that stays where it is as long as this value lives.
+#[derive(Debug)]
+pub struct PrivateCopy {
+    path: PathBuf,
+    sha256: String,
+    bytes: u64,
+    lock: File,
+}
+
+/// Why there is no copy.
+#[derive(Debug)]
+pub(super) enum NoCopy {
+    /// The file changed meanwhile; look again later.
+    Changed,
+    /// It is not taken.
+    Refused(Refusal),
+}
+
+impl PrivateCopy {
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The SHA-256 of its bytes, in hexadecimal.
+    pub fn sha256(&self) -> &str {
+        &self.sha256
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for PrivateCopy {
+    fn drop(&mut self) {
+        remove_unused(&self.path, &self.lock);
+    }
+}
+
+impl Cache {
+    /// Opens the folder, makes it if need be, and sweeps what nobody uses.
+    pub(super) fn open(folder: &Path, file_bytes_max: u64) -> Result<Self, Refusal> {
+        let help = "set $PENSIEVE_HOME to a folder of your own";
+        let failed = |error: io::Error| {
+            let reason = format!("the plugin cache '{}' cannot be used: {error}", folder.display());
+            Refusal::new("cache", reason, help)
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
+        let metadata = fs::symlink_metadata(folder).map_err(failed)?;
+        if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() {
+            let reason = format!("the plugin cache '{}' is not a folder of this user", folder.display());
+            return Err(Refusal::new("cache", reason, help));
+        }
+        if metadata.mode() & 0o077 != 0 {
+            fs::set_permissions(folder, Permissions::from_mode(0o700)).map_err(failed)?;
+        }
+        let folder = folder.canonicalize().map_err(failed)?;
+        let cache = Self { folder, file_bytes_max };
+        cache.sweep();
+        Ok(cache)
+    }
+
+    /// Removes what nobody uses. Letting go of a copy removes it too, but not if a child was being started just then, which
+    /// has the lock until it runs its program.
+    pub(super) fn sweep(&self) {
+        for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let age = entry.metadata().and_then(|metadata| metadata.modified()).ok();
+            let age = age.and_then(|modified| modified.elapsed().ok()).unwrap_or_default();
+            // Another server may be about to lock the copy that it has just begun.
+            if (entry.file_name().to_string_lossy().starts_with('.') && age < BEGUN)
+                || entry.file_type().is_ok_and(|kind| !kind.is_file())
+            {
+                continue;
+            }
+            if let Ok(file) = File::open(entry.path()) {
+                remove_unused(&entry.path(), &file);
+            }
+        }
+    }
+
+    /// Copies a plugin's file, whose stamp must be this one before and after.
+    pub(super) fn take(&self, source: &Path, stamp: Stamp) -> Result<PrivateCopy, NoCopy> {
+        let unreadable = |error: io::Error| {
+            let reason = format!("plugin '{}' cannot be copied: {error}", source.display());
+            NoCopy::Refused(Refusal::new("unreadable", reason, "check that this user may read it"))
+        };
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let flags = i32::try_from(flags.bits()).unwrap_or(0);
+        let mut file = match OpenOptions::new().read(true).custom_flags(flags).open(source) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NoCopy::Changed),
+            opened => opened.map_err(unreadable)?,
+        };
+        let metadata = file.metadata().map_err(unreadable)?;
+        if Stamp::of(&metadata) != stamp {
+            return Err(NoCopy::Changed);
+        }
+        trust::file(source, &metadata).map_err(NoCopy::Refused)?;
+        if metadata.len() > self.file_bytes_max {
+            let reason = format!(
+                "plugin '{}' has {} bytes, more than {}",
+                source.display(),
+                metadata.len(),
+                self.file_bytes_max
+            );
+            return Err(NoCopy::Refused(Refusal::new("too-large", reason, "strip it of debug information")));
+        }
+        let mut partial = Partial::create(&self.folder).map_err(unreadable)?;
+        let sha256 = pour(&mut file, Some(&mut partial.file), stamp.bytes()).map_err(unreadable)?;
+        if file.metadata().map_or(true, |metadata| Stamp::of(&metadata) != stamp) {
+            return Err(NoCopy::Changed);
+        }
+        self.keep(partial, sha256, stamp.bytes()).map_err(unreadable)
+    }
+
+    /// Gives a whole copy its name, unless a sound one already has it.
+    fn keep(&self, mut partial: Partial, sha256: String, bytes: u64) -> io::Result<PrivateCopy> {
+        let path = self.folder.join(format!("{sha256}{}", std::env::consts::DLL_SUFFIX));
+        if let Some(lock) = existing(&path, &sha256, bytes) {
+            return Ok(PrivateCopy { path, sha256, bytes, lock });
+        }
+        partial.file.set_permissions(Permissions::from_mode(0o500))?;
+        partial.file.sync_all()?;
+        // The lock lives as long as the copy; what wrote the file must not.
+        let lock = File::open(&partial.path)?;
+        lock.lock_shared()?;
+        fs::rename(&partial.path, &path)?;
+        partial.path.clear();
+        Ok(PrivateCopy { path, sha256, bytes, lock })
+    }
+}
+
+/// A copy of the same content that is already there, locked.
+fn existing(path: &Path, sha256: &str, bytes: u64) -> Option<File> {
+    let mut file = File::open(path).ok()?;
+    file.lock_shared().ok()?;
+    let metadata = file.metadata().ok()?;
+    // Without a link it was removed between opening and locking.
+    if metadata.nlink() == 0 || metadata.len() != bytes {
+        return None;
+    }
+    let found = pour(&mut file, None, bytes).ok()?;
+    file.seek(SeekFrom::Start(0)).ok()?;
+    (found == sha256).then_some(file)
+}
+
+/// Reads exactly `bytes` bytes, writes them on, and tells their SHA-256.
+fn pour(from: &mut File, mut to: Option<&mut File>, bytes: u64) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 1 << 18];
+    let mut rest = bytes;
+    while rest > 0 {
+        let len = buffer.len().min(usize::try_from(rest).unwrap_or(usize::MAX));
+        let read = from.read(&mut buffer[..len])?;
+        if read == 0 {
+            // The file shrank; its stamp will tell.
+            break;
+        }
+        digest.update(&buffer[..read]);
+        if let Some(to) = &mut to {
+            to.write_all(&buffer[..read])?;
+        }
+        rest = rest.saturating_sub(read as u64);
+    }
+    let mut text = String::with_capacity(64);
+    for byte in digest.finalize() {
+        let _ = write!(text, "{byte:02x}");
+    }
+    Ok(text)
+}
+
+/// Removes a copy if no other process, and nothing else in this one, holds its lock.
+fn remove_unused(path: &Path, file: &File) {
+    let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    if file.try_lock().is_ok()
+        && let (Ok(named), Ok(open)) = (fs::symlink_metadata(path), file.metadata())
+        && same(&named, &open)
+    {
+        // Somebody else's removal is as good.
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// A copy that is being written; removed unless it was given a name.
+struct Partial {
+    path: PathBuf,
+    file: File,
+}
+
+impl Partial {
+    fn create(folder: &Path) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!(".{}-{next}.partial", std::process::id()));
+        // A process of the same id may have left one.
+        let _ = fs::remove_file(&path);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        file.lock_shared()?;
+        Ok(Self { path, file })
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    fn stamp(path: &Path) -> Stamp {
+        Stamp::of(&path.metadata().unwrap())
+    }
+
+    fn copies(folder: &Path) -> usize {
+        fs::read_dir(folder).unwrap().count()
+    }
+
+    #[test]
+    fn keeps_the_old_content_when_the_file_is_written_over() {
+        let root = tempfile::tempdir().unwrap();
+        let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
+        let cache = Cache::open(&folder, 1 << 20).unwrap();
+        fs::write(&source, b"one").unwrap();
+        let one = cache.take(&source, stamp(&source)).unwrap();
+        assert_eq!(one.sha256(), "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed");
+        fs::write(&source, b"three").unwrap();
+        let three = cache.take(&source, stamp(&source)).unwrap();
+        assert_eq!(fs::read(one.path()).unwrap(), b"one");
+        assert_eq!(fs::read(three.path()).unwrap(), b"three");
+        assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn removes_a_copy_when_its_last_user_lets_go() {
+        let root = tempfile::tempdir().unwrap();
+        let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
+        fs::write(&source, b"one").unwrap();
+        let (cache, other) = (Cache::open(&folder, 9).unwrap(), Cache::open(&folder, 9).unwrap());
+        let first = cache.take(&source, stamp(&source)).unwrap();
+        let second = other.take(&source, stamp(&source)).unwrap();
+        assert_eq!((first.path(), copies(&folder)), (second.path(), 1));
+        drop(first);
+        assert_eq!(copies(&folder), 1, "the second user still has it");
+        drop(second);
+        assert_eq!(copies(&folder), 0);
+    }
+
+    #[test]
+    fn sweeps_what_a_killed_server_left_and_spares_what_is_in_use() {
+        let root = tempfile::tempdir().unwrap();
+        let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
+        fs::write(&source, b"one").unwrap();
+        let cache = Cache::open(&folder, 9).unwrap();
+        let used = cache.take(&source, stamp(&source)).unwrap();
+        fs::write(folder.join("left.so"), b"left").unwrap();
+        let partial = File::create(folder.join(".1-0.partial")).unwrap();
+        partial.set_modified(SystemTime::now() - 2 * BEGUN).unwrap();
+        drop(partial);
+        Cache::open(&folder, 9).unwrap();
+        assert_eq!(copies(&folder), 1);
+        assert!(used.path().exists());
+    }
+
+    #[test]
+    fn replaces_a_copy_that_was_damaged() {
+        let root = tempfile::tempdir().unwrap();
+        let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
+        fs::write(&source, b"one").unwrap();
+        let cache = Cache::open(&folder, 9).unwrap();
+        let damaged = cache.take(&source, stamp(&source)).unwrap();
+        fs::remove_file(damaged.path()).unwrap();
+        fs::write(damaged.path(), b"two").unwrap();
+        let sound = cache.take(&source, stamp(&source)).unwrap();
+        assert_eq!(fs::read(sound.path()).unwrap(), b"one");
+    }
+
+    #[test]
+    fn refuses_what_is_too_large_or_writable_by_others_or_has_changed() {
+        let root = tempfile::tempdir().unwrap();
+        let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
+        fs::write(&source, b"0123456789").unwrap();
+        let cache = Cache::open(&folder, 9).unwrap();
+        let refusal = |found| match found {
+            Err(NoCopy::Refused(refusal)) => refusal.kind,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refusal(cache.take(&source, stamp(&source))), "too-large");
+        fs::write(&source, b"0").unwrap();
+        fs::set_permissions(&source, Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(refusal(cache.take(&source, stamp(&source))), "untrusted");
+        let old = stamp(&source);
+        fs::write(&source, b"01").unwrap();
+        assert!(matches!(cache.take(&source, old), Err(NoCopy::Changed)));
+        assert_eq!(copies(&folder), 0);
+    }
+}

@@ -1,0 +1,211 @@
+//! What is known of each file in the folders, and what is to be done next: a state machine without input or output.
+//!
+//! A file goes from *settling* (it changed a moment ago) to *looked at* to *known*, and back whenever it changes. While a file
+//! that was a plugin is looked at again, the plugin that it was goes on serving. What was a plugin and is none any more is
+//! remembered as retired, as long as a worker uses it or until its file comes back.
+
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{Arc, Weak},
+    time::{Duration, Instant, SystemTime},
+};
+
+use super::{
+    Catalogue, Limits, Plugin, PluginState, Status,
+    catalogue::{Entry, Known},
+    inspection::Verdict,
+    scan::{Found, Scan},
+};
+use pensieve_protocol::{manifest::Manifest, refusal::Refusal};
+
+/// How many plugins that nobody uses any more are listed.
+const RETIRED_MAX: usize = 32;
+
+/// Every file and what is known of it.
+pub(super) struct Files {
+    limits: Limits,
+    scan: Scan,
+    files: HashMap<PathBuf, File>,
+    retired: Vec<Retired>,
+    published: Option<Arc<Catalogue>>,
+}
+
+/// A file that is to be looked at now.
+#[derive(Clone, Debug)]
+pub(super) struct Task {
+    pub(super) found: Found,
+    pub(super) before: Option<Arc<Plugin>>,
+}
+
+struct File {
+    found: Found,
+    /// Since when it has been as it is.
+    quiet_since: Instant,
+    stage: Stage,
+    /// The plugin that it was when it was last looked at.
+    before: Option<Arc<Plugin>>,
+}
+
+enum Stage {
+    Settling,
+    LookedAt,
+    /// It ends too early; if nobody goes on writing it, that is what is wrong with it.
+    Incomplete {
+        sha256: String,
+        refusal: Refusal,
+    },
+    Known(Known),
+}
+
+struct Retired {
+    file: PathBuf,
+    sha256: String,
+    manifest: Manifest,
+    plugin: Weak<Plugin>,
+}
+
+impl Files {
+    pub(super) fn new(limits: Limits) -> Self {
+        let (scan, files) = (Scan::default(), HashMap::new());
+        Self { limits, scan, files, retired: Vec::new(), published: None }
+    }
+
+    /// Takes in what the folders hold now.
+    pub(super) fn observe(&mut self, scan: Scan, now: Instant, clock: SystemTime) {
+        let mut gone = std::mem::take(&mut self.files);
+        for found in &scan.files {
+            let file = match gone.remove(&found.path) {
+                Some(known) if known.found == *found => known,
+                known => {
+                    let first = known.is_none();
+                    // A file that has lain there for long need not be waited for, unless it is seen to change.
+                    let age = if first { found.stamp.age(clock) } else { Duration::ZERO };
+                    let quiet_since = now.checked_sub(age).unwrap_or(now);
+                    let before = known.and_then(|known| known.before);
+                    File { found: found.clone(), quiet_since, stage: Stage::Settling, before }
+                }
+            };
+            self.files.insert(found.path.clone(), file);
+        }
+        for plugin in gone.into_values().filter_map(|file| file.before) {
+            self.retire(&plugin);
+        }
+        self.scan = scan;
+    }
+
+    /// A file that has been quiet for long enough, if there is one; it counts as being looked at from now on.
+    pub(super) fn next_task(&mut self, now: Instant) -> Option<Task> {
+        for found in &self.scan.files {
+            let file = self.files.get_mut(&found.path)?;
+            match &file.stage {
+                Stage::Settling if file.quiet_since + self.limits.settle <= now => {
+                    file.stage = Stage::LookedAt;
+                    return Some(Task { found: file.found.clone(), before: file.before.clone() });
+                }
+                Stage::Incomplete { sha256, refusal } if file.quiet_since + self.limits.patience <= now => {
+                    let known = Known::Refused { sha256: Some(sha256.clone()), refusal: refusal.clone() };
+                    file.stage = Stage::Known(known);
+                    if let Some(plugin) = file.before.take() {
+                        self.retire(&plugin);
+                        return self.next_task(now);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// When the next file will have been quiet for long enough.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let deadlines = self.files.values().filter_map(|file| match file.stage {
+            Stage::Settling => Some(file.quiet_since + self.limits.settle),
+            Stage::Incomplete { .. } => Some(file.quiet_since + self.limits.patience),
+            Stage::LookedAt | Stage::Known(_) => None,
+        });
+        deadlines.min()
+    }
+
+    /// Takes in what came of a task, unless the file has changed or gone since.
+    pub(super) fn decide(&mut self, task: &Task, verdict: Verdict, now: Instant) {
+        let Some(file) = self.files.get_mut(&task.found.path).filter(|file| file.found == task.found) else {
+            return;
+        };
+        let known = match verdict {
+            Verdict::Changed => {
+                file.stage = Stage::Settling;
+                file.quiet_since = now;
+                return;
+            }
+            Verdict::Incomplete { sha256, refusal } => {
+                file.stage = Stage::Incomplete { sha256, refusal };
+                return;
+            }
+            Verdict::Known(known) => known,
+        };
+        let before = file.before.take();
+        if let Known::Plugin(plugin) = &known {
+            file.before = Some(plugin.clone());
+        }
+        let same = match (&before, &file.before) {
+            (Some(before), Some(after)) => Arc::ptr_eq(before, after),
+            _ => false,
+        };
+        file.stage = Stage::Known(known);
+        if let Some(plugin) = before.filter(|_| !same) {
+            self.retire(&plugin);
+        }
+    }
+
+    /// What is to be published, if it differs from what was published last.
+    pub(super) fn news(&mut self) -> Option<Arc<Catalogue>> {
+        let retired = self.retired();
+        let refused = self.scan.refused.iter().map(|(file, refusal)| {
+            let known = Known::Refused { sha256: None, refusal: refusal.clone() };
+            Entry { file: file.clone(), known }
+        });
+        let files = self.scan.files.iter().filter_map(|found| self.files.get(&found.path)).map(|file| {
+            let known = match &file.stage {
+                Stage::Known(known) => known.clone(),
+                _ => Known::Pending { before: file.before.clone() },
+            };
+            Entry { file: file.found.path.clone(), known }
+        });
+        let catalogue = Arc::new(Catalogue::build(&refused.chain(files).collect::<Vec<_>>(), retired));
+        if self.published.as_ref().is_some_and(|published| published.equals(&catalogue)) {
+            return None;
+        }
+        self.published = Some(catalogue.clone());
+        Some(catalogue)
+    }
+
+    fn retire(&mut self, plugin: &Arc<Plugin>) {
+        let (file, sha256) = (plugin.file.clone(), plugin.copy.sha256().to_owned());
+        self.retired
+            .insert(0, Retired { file, sha256, manifest: plugin.manifest.clone(), plugin: Arc::downgrade(plugin) });
+    }
+
+    fn retired(&mut self) -> Vec<PluginState> {
+        // What was published last is dropped in a moment and must not count as a use.
+        let own = |plugin: &Arc<Plugin>| {
+            let published = self.published.iter().flat_map(|catalogue| catalogue.plugins());
+            published.filter(|known| Arc::ptr_eq(known, plugin)).count()
+        };
+        let states = self.retired.iter().map(|retired| {
+            let in_use = retired.plugin.upgrade().is_some_and(|plugin| Arc::strong_count(&plugin) > 1 + own(&plugin));
+            let status = Status::Retired { plugin: retired.manifest.clone(), in_use };
+            (PluginState { file: retired.file.clone(), sha256: Some(retired.sha256.clone()), status }, in_use)
+        });
+        let states: Vec<_> = states.collect();
+        let mut idle = 0;
+        let listed = |(state, in_use): &(PluginState, bool)| {
+            idle += usize::from(!in_use);
+            *in_use || idle <= RETIRED_MAX && !self.files.contains_key(&state.file)
+        };
+        let keep: Vec<bool> = states.iter().map(listed).collect();
+        let mut kept = keep.iter();
+        self.retired.retain(|_| kept.next().copied().unwrap_or(false));
+        states.into_iter().zip(keep).filter(|(_, keep)| *keep).map(|((state, _), _)| state).collect()
+    }
+}

@@ -1,0 +1,161 @@
+//! The plugin folders: files that come and go while the server runs become plugins that new loads may use.
+//!
+//! The server maps none of them. A file that has stopped changing is copied to a private place, a short-lived child looks at
+//! the copy, and what the child says of it is all that the server knows. Whoever writes to the file later changes no
+//! running code; whoever replaces it gives new loads a new copy, while workers keep theirs. A file that is damaged,
+//! foreign or malicious costs a child process and one line in the list of plugins.
+
+mod catalogue;
+mod copy;
+mod files;
+mod inspection;
+mod scan;
+mod trust;
+mod watch;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{sync, task::JoinHandle, time::timeout};
+
+pub use catalogue::{Catalogue, Claimant, Plugin, PluginState, Status};
+pub use copy::PrivateCopy;
+
+use pensieve_protocol::checkpoint::CheckpointName;
+use pensieve_protocol::refusal::Refusal;
+
+/// Where plugins come from and how they are looked at.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The folders, the first of which wins where two have a plugin of one id.
+    pub folders: Vec<PathBuf>,
+    /// Where private copies lie.
+    pub cache: PathBuf,
+    /// This program, which the children run.
+    pub program: PathBuf,
+    /// The SHA-256 of the files that may be plugins; none for any file.
+    pub allow: Option<Vec<String>>,
+    /// How long and how much.
+    pub limits: Limits,
+}
+
+/// How long and how much.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// How long a file must have stayed as it is before it is looked at.
+    pub settle: Duration,
+    /// How long a file that ends too early counts as being written still.
+    pub patience: Duration,
+    /// How often the folders are looked at although nothing was heard of them: on network drives nothing ever is.
+    pub rescan: Duration,
+    /// How long a child may take to look at a file.
+    pub inspection: Duration,
+    /// How long a plugin's file may be.
+    pub file_bytes_max: u64,
+    /// How many files of a folder are looked at.
+    pub files_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            settle: Duration::from_millis(300),
+            patience: Duration::from_secs(3),
+            rescan: Duration::from_secs(2),
+            inspection: Duration::from_secs(10),
+            file_bytes_max: 1 << 30,
+            files_max: 256,
+        }
+    }
+}
+
+impl Settings {
+    /// The folders that plugins are found in: the given ones, those below `home` (`$PENSIEVE_HOME`) and the current folder,
+    /// and the one that this program lies in.
+    pub fn new(given: &[PathBuf], home: &Path) -> Self {
+        let mut folders = given.to_vec();
+        folders.push(home.join("plugins"));
+        folders.push(PathBuf::from("plugins"));
+        let executable = std::env::current_exe().unwrap_or_default();
+        folders.extend(executable.parent().map(Path::to_path_buf));
+        // The file may have been replaced by a newer version since; the children must be of this one.
+        let running = Path::new("/proc/self/exe");
+        let program = if running.exists() { running.to_path_buf() } else { executable };
+        Self { folders, cache: home.join("cache/plugins"), program, allow: None, limits: Limits::default() }
+    }
+
+    #[cfg(test)]
+    fn for_tests(folders: Vec<PathBuf>, home: &Path) -> Self {
+        Self { folders, ..Self::new(&[], home) }
+    }
+}
+
+/// The watched folders. Dropping it ends the watching and the children.
+#[derive(Debug)]
+pub struct PluginFolder {
+    published: sync::watch::Receiver<Arc<Catalogue>>,
+    watching: JoinHandle<()>,
+}
+
+impl PluginFolder {
+    /// Opens the folders and waits until the files that lie there are known, or the slowest of them has had its time.
+    pub async fn open(settings: Settings) -> Result<Self, Refusal> {
+        let (path, bytes_max) = (settings.cache.clone(), settings.limits.file_bytes_max);
+        let opened = tokio::task::spawn_blocking(move || copy::Cache::open(&path, bytes_max)).await;
+        let cache = opened.map_err(|error| Refusal::new("cache", error.to_string(), ""))??;
+        let limit = settings.limits.settle + settings.limits.patience + settings.limits.inspection;
+        let (publish, published) = sync::watch::channel(Arc::new(Catalogue::default()));
+        let mut first = published.clone();
+        let watching = tokio::spawn(watch::run(settings, cache, publish));
+        let folder = Self { published, watching };
+        let known = async {
+            while first.changed().await.is_ok() {
+                let pending = |state: &PluginState| state.status == Status::Pending;
+                if !first.borrow_and_update().states().iter().any(pending) {
+                    break;
+                }
+            }
+        };
+        // What is still unknown then is shown as pending; the server does not wait for it.
+        let _ = timeout(limit, known).await;
+        Ok(folder)
+    }
+
+    /// Every file and what became of it.
+    pub fn snapshot(&self) -> Vec<PluginState> {
+        self.published.borrow().states().to_vec()
+    }
+
+    /// The plugins of this moment.
+    pub fn catalogue(&self) -> Arc<Catalogue> {
+        self.published.borrow().clone()
+    }
+
+    /// Tells of every change.
+    pub fn subscribe(&self) -> sync::watch::Receiver<Arc<Catalogue>> {
+        self.published.clone()
+    }
+
+    /// Who wants such a checkpoint, in the order in which they are asked.
+    pub fn claimants(&self, name: &CheckpointName) -> Vec<Claimant> {
+        self.catalogue().claimants(name)
+    }
+
+    /// Every sampler by name and the plugin that has it.
+    pub fn samplers(&self) -> Vec<(String, Arc<Plugin>)> {
+        self.catalogue().samplers()
+    }
+
+    /// Every adapter format by name and the plugin that has it.
+    pub fn adapter_formats(&self) -> Vec<(String, Arc<Plugin>)> {
+        self.catalogue().adapter_formats()
+    }
+}
+
+impl Drop for PluginFolder {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}

@@ -1,0 +1,240 @@
+//! Finds out which plugin takes a checkpoint and what its card says, by asking children, and remembers the answers on disk.
+//!
+//! An answer belongs to the files as they are (their names, sizes and times, which is all that the server looks at), to the
+//! plugin's content and to the options; any change asks anew. A cache that cannot be written only costs time.
+
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::{Digest, Sha256};
+use std::{
+    collections::VecDeque,
+    ffi::OsString,
+    fmt::Write as _,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use super::{
+    child::{Silence, ask},
+    plugins::{Catalogue, Claimant, Plugin, Status},
+};
+use pensieve_protocol::{
+    card::Card,
+    checkpoint::CheckpointName,
+    job::{Failure, FailureCode},
+    questions::{Described, Named},
+};
+
+const SOURCE_FILES_MAX: usize = 4096;
+/// Answers of an older form are not asked for.
+const FORM: &str = "1";
+const CACHED_FILES_MAX: usize = 512;
+const RECENT_MAX: usize = 8;
+
+/// Cards by what they were asked for with.
+type Recent = VecDeque<(String, Arc<Card>)>;
+
+/// Asks children about checkpoints.
+#[derive(Clone, Debug)]
+pub(super) struct Prober {
+    /// This program.
+    pub(super) program: PathBuf,
+    /// Where answers are kept.
+    pub(super) cache: PathBuf,
+    /// How long one child may take.
+    pub(super) deadline: Duration,
+    /// Cards that were asked for lately, as every request asks for one and a tokenizer has megabytes; the latest first.
+    pub(super) recent: Arc<Mutex<Recent>>,
+}
+
+/// Who takes a checkpoint, and what it is.
+#[derive(Clone, Debug)]
+pub(super) struct Probed {
+    pub(super) plugin: Arc<Plugin>,
+    pub(super) architecture: String,
+    pub(super) card: Arc<Card>,
+}
+
+impl Prober {
+    /// Asks the claimants of a checkpoint in turn, until one takes it.
+    pub(super) async fn probe(&self, source: &Path, options: &str, catalogue: &Catalogue) -> Result<Probed, Failure> {
+        let path = source.to_path_buf();
+        let signed = tokio::task::spawn_blocking(move || signature(&path)).await;
+        let signature = signed.map_err(|error| failure(FailureCode::Internal, &error.to_string(), ""))??;
+        let name = self.name(source, &signature).await?;
+        let claimants = catalogue.claimants(&name);
+        if claimants.is_empty() {
+            return Err(unclaimed(&name, catalogue));
+        }
+        let mut declined = Vec::new();
+        for claimant in claimants {
+            let key = key(&["card", &signature, claimant.plugin.copy.sha256(), &claimant.architecture, options]);
+            let probed = |card| {
+                let Claimant { plugin, architecture } = claimant.clone();
+                Ok(Probed { plugin, architecture, card })
+            };
+            if let Some(card) = self.recent(&key) {
+                return probed(card);
+            }
+            match self.describe(&claimant, source, options, &key).await? {
+                Described::Card(card) => return probed(self.keep(key, *card)),
+                Described::Declined(refusal) => declined.push(format!("{}: {}", claimant.architecture, refusal.reason)),
+                Described::Refused(refusal) => {
+                    let message = format!("plugin '{}': {}", claimant.plugin.manifest.id, refusal.reason);
+                    return Err(failure(FailureCode::Plugin, &message, &refusal.help));
+                }
+            }
+        }
+        let message = format!("every plugin that claims '{}' declined it: {}", name.as_str(), declined.join("; "));
+        Err(failure(FailureCode::Unsupported, &message, "drop a plugin that takes it into plugins/"))
+    }
+
+    async fn name(&self, source: &Path, signature: &str) -> Result<CheckpointName, Failure> {
+        let key = key(&["name", signature]);
+        if let Some(name) = self.remembered(&key) {
+            return Ok(name);
+        }
+        let arguments = ["probe".into(), "name".into(), source.into()];
+        let named: Named = ask(&self.program, &arguments, self.deadline).await.map_err(|silence| {
+            let message = format!("the checkpoint '{}' {silence}", source.display());
+            failure(FailureCode::Plugin, &message, "copy or download it again")
+        })?;
+        let name = named.map_err(|refusal| failure(FailureCode::Unsupported, &refusal.reason, &refusal.help))?;
+        self.remember(&key, &name);
+        Ok(name)
+    }
+
+    async fn describe(
+        &self,
+        claimant: &Claimant,
+        source: &Path,
+        options: &str,
+        key: &str,
+    ) -> Result<Described, Failure> {
+        let plugin = &claimant.plugin;
+        if let Some(card) = self.remembered(key) {
+            return Ok(Described::Card(card));
+        }
+        let arguments: [OsString; 6] = [
+            "probe".into(),
+            "describe".into(),
+            plugin.copy.path().into(),
+            claimant.architecture.as_str().into(),
+            source.into(),
+            options.into(),
+        ];
+        let described = ask(&self.program, &arguments, self.deadline).await.map_err(|silence: Silence| {
+            let message = format!("plugin '{}' {silence}", plugin.manifest.id);
+            failure(FailureCode::Plugin, &message, "update the plugin, or download the checkpoint again")
+        })?;
+        if let Described::Card(card) = &described {
+            self.remember(key, card);
+        }
+        Ok(described)
+    }
+
+    fn recent(&self, key: &str) -> Option<Arc<Card>> {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = recent.iter().position(|(known, _)| known == key)?;
+        let found = recent.remove(place)?;
+        let card = found.1.clone();
+        recent.push_front(found);
+        Some(card)
+    }
+
+    fn keep(&self, key: String, card: Card) -> Arc<Card> {
+        let card = Arc::new(card);
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.push_front((key, card.clone()));
+        recent.truncate(RECENT_MAX);
+        card
+    }
+
+    fn remembered<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        let text = fs::read(self.cache.join(key)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Writes an answer down, whole or not at all, and forgets the oldest ones.
+    fn remember(&self, key: &str, answer: &impl Serialize) {
+        let write = || -> std::io::Result<()> {
+            fs::create_dir_all(&self.cache)?;
+            let partial = self.cache.join(format!(".{key}.{}", std::process::id()));
+            fs::write(&partial, serde_json::to_vec(answer)?)?;
+            fs::rename(&partial, self.cache.join(key))?;
+            let files = fs::read_dir(&self.cache)?.flatten();
+            let mut files: Vec<_> =
+                files.filter_map(|file| Some((file.metadata().ok()?.modified().ok()?, file.path()))).collect();
+            files.sort();
+            let surplus = files.len().saturating_sub(CACHED_FILES_MAX);
+            files.iter().take(surplus).try_for_each(|(_, path)| fs::remove_file(path))
+        };
+        // The next probe asks again.
+        let _ = write();
+    }
+}
+
+fn unclaimed(name: &CheckpointName, catalogue: &Catalogue) -> Failure {
+    let known = catalogue.architectures().join(", ");
+    let known = if known.is_empty() { "none" } else { &known };
+    let mut message = format!("no plugin claims architecture '{}' (installed: {known}", name.as_str());
+    let rejected = catalogue.states().iter().filter(|state| matches!(state.status, Status::Rejected(_)));
+    let rejected: Vec<_> = rejected.filter_map(|state| Some(state.file.file_name()?.display().to_string())).collect();
+    if !rejected.is_empty() {
+        let _ = write!(message, "; rejected: {}", rejected.join(", "));
+    }
+    message.push(')');
+    failure(FailureCode::Unsupported, &message, "drop one into plugins/")
+}
+
+fn failure(code: FailureCode, message: &str, help: &str) -> Failure {
+    Failure::new(code, message).with_help(help)
+}
+
+/// Changes whenever the checkpoint does, as far as that can be seen from outside its files.
+fn signature(source: &Path) -> Result<String, Failure> {
+    let missing = |error: std::io::Error| {
+        let message = format!("the source '{}' cannot be looked at: {error}", source.display());
+        failure(FailureCode::NotFound, &message, "check the path")
+    };
+    let path = source.canonicalize().map_err(missing)?;
+    let metadata = path.metadata().map_err(missing)?;
+    let mut text = path.display().to_string();
+    let mut add = |name: &str, metadata: &fs::Metadata| {
+        let times = (metadata.mtime(), metadata.mtime_nsec(), metadata.ctime(), metadata.ctime_nsec());
+        let _ = write!(text, "\0{name}\0{} {} {} {times:?}", metadata.dev(), metadata.ino(), metadata.len());
+    };
+    if !metadata.is_dir() {
+        add("", &metadata);
+        return Ok(text);
+    }
+    let mut files: Vec<PathBuf> = fs::read_dir(&path).map_err(missing)?.flatten().map(|entry| entry.path()).collect();
+    if files.len() > SOURCE_FILES_MAX {
+        let message = format!("the source '{}' holds {} files", source.display(), files.len());
+        return Err(failure(FailureCode::Unsupported, &message, "name a folder with one checkpoint"));
+    }
+    files.sort();
+    for file in files {
+        if let Ok(metadata) = file.metadata()
+            && metadata.is_file()
+        {
+            add(&file.display().to_string(), &metadata);
+        }
+    }
+    Ok(text)
+}
+
+fn key(parts: &[&str]) -> String {
+    let mut digest = Sha256::new();
+    for part in [FORM].iter().chain(parts) {
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part);
+    }
+    let mut text = String::with_capacity(64);
+    for byte in digest.finalize() {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text + ".json"
+}

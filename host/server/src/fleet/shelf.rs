@@ -1,0 +1,159 @@
+//! Which adapters each model has: those of the configuration, and those that came while the server runs. What stands here
+//! may be named by clients, is taken in by every new worker of its model, and is gone with the server.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use super::ModelConfig;
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    wire::{Location, MergedAdapter},
+};
+
+const NAME_LEN_MAX: usize = 128;
+/// Adapters of one model.
+pub(super) const ADAPTERS_MAX: usize = 1024;
+
+/// An adapter of a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Adapter {
+    /// Where it lies.
+    pub location: Location,
+    /// Where it came from, as people wrote it.
+    pub source: String,
+    /// The strength at which it becomes part of the model's weights; none for one that requests choose.
+    pub merged: Option<f32>,
+}
+
+/// Every model's adapters by name.
+pub(super) type Names = BTreeMap<String, Adapter>;
+
+/// The adapters of all models, in the order of the configuration.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    models: RwLock<Vec<Names>>,
+}
+
+impl Adapter {
+    /// One that lies here.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        let location = Location::trusted(path);
+        Self { source: location.path.display().to_string(), location, merged: None }
+    }
+}
+
+/// What is wrong with an adapter's name, which has to stand behind a model's id and a colon; to be read behind the name.
+pub fn check_adapter_name(name: &str) -> Result<(), String> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    // A path with these would be another one.
+    let is_step = name == "." || name == "..";
+    if (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(legal) && !is_step {
+        return Ok(());
+    }
+    Err(format!("cannot stand behind a model's id; it takes 1 to {NAME_LEN_MAX} letters, digits and -_. signs"))
+}
+
+impl Shelf {
+    pub(super) fn new(models: &[ModelConfig]) -> Self {
+        Self { models: RwLock::new(models.iter().map(|model| model.adapters.clone()).collect()) }
+    }
+
+    /// All of them, as they stand now.
+    pub(super) fn all(&self) -> RwLockReadGuard<'_, Vec<Names>> {
+        self.models.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Those of a model.
+    pub(super) fn of(&self, model: usize) -> Names {
+        self.all().get(model).cloned().unwrap_or_default()
+    }
+
+    /// Those that become part of a model's weights.
+    pub(super) fn merged(&self, model: usize) -> Vec<MergedAdapter> {
+        let merged = |(name, adapter): (String, Adapter)| {
+            Some(MergedAdapter { name, path: adapter.location.path, scale: adapter.merged? })
+        };
+        self.of(model).into_iter().filter_map(merged).collect()
+    }
+
+    /// Whether the model has some that requests choose.
+    pub(super) fn has_some(&self, model: usize) -> bool {
+        self.all().get(model).is_some_and(|names| names.values().any(|adapter| adapter.merged.is_none()))
+    }
+
+    pub(super) fn insert(&self, model: usize, name: String, adapter: Adapter) {
+        if let Some(names) = self.write().get_mut(model) {
+            names.insert(name, adapter);
+        }
+    }
+
+    /// Takes one away; says why not, if it is not there or not to be had.
+    pub(super) fn remove(&self, model: usize, id: &str, name: &str) -> Result<(), Failure> {
+        let mut models = self.write();
+        let Some(names) = models.get_mut(model) else { return Ok(()) };
+        match names.get(name) {
+            None => {
+                Err(Failure { help: format!("GET /v1/models/{id}/adapters lists them"), ..unknown(id, names, name) })
+            }
+            Some(Adapter { merged: Some(_), .. }) => {
+                let message = format!("adapter '{name}' is merged into the weights of model '{id}'");
+                let help = "take it out of the configuration, and start the server again";
+                Err(Failure::new(FailureCode::Unsupported, message).with_help(help))
+            }
+            Some(_) => {
+                names.remove(name);
+                Ok(())
+            }
+        }
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Names>> {
+        self.models.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is said of a name that a model has no adapter of.
+pub(super) fn unknown(id: &str, names: &Names, name: &str) -> Failure {
+    if names.get(name).is_some_and(|adapter| adapter.merged.is_some()) {
+        let message = format!("adapter '{name}' is merged into model '{id}'");
+        return Failure::new(FailureCode::NotFound, message).with_help(format!("ask for '{id}' itself"));
+    }
+    let known = names.iter().filter(|(_, adapter)| adapter.merged.is_none()).map(|(name, _)| name.as_str());
+    let known: Vec<&str> = known.collect();
+    let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+    let message = format!("model '{id}' has no adapter '{name}' (it has: {known})");
+    let help = "add it to [models.adapters], or POST it to /v1/models/ID/adapters";
+    Failure::new(FailureCode::NotFound, message).with_help(help)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_can_stand_behind_an_id() {
+        for name in ["poet", "a.b-c_9", &"x".repeat(128)] {
+            assert_eq!(check_adapter_name(name), Ok(()), "{name}");
+        }
+        for name in ["", ".", "..", "a b", "a:b", "a/b", "..\\x", "ä", "a\n", &"x".repeat(129)] {
+            assert!(check_adapter_name(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn merged_ones_stay() {
+        let merged = Adapter { merged: Some(1.0), ..Adapter::at("/x") };
+        let adapters = [("fixed".to_owned(), merged), ("free".to_owned(), Adapter::at("/y"))].into();
+        let shelf = Shelf::new(&[ModelConfig { adapters, ..ModelConfig::default() }]);
+        assert!(shelf.has_some(0) && !shelf.has_some(1));
+        assert_eq!(shelf.remove(0, "m", "fixed").unwrap_err().code, FailureCode::Unsupported);
+        assert_eq!(shelf.remove(0, "m", "free"), Ok(()));
+        let failure = shelf.remove(0, "m", "free").unwrap_err();
+        assert_eq!(failure.message, "model 'm' has no adapter 'free' (it has: none)");
+        assert!(!shelf.has_some(0));
+    }
+}

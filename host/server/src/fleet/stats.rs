@@ -1,0 +1,91 @@
+//! What the fleet says of itself, for lists and metrics.
+
+use serde::Serialize;
+
+use pensieve_protocol::wire;
+
+/// All models at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct FleetStats {
+    /// What all workers together may take, in bytes.
+    pub memory_budget: u64,
+    /// What they take, by their cards.
+    pub memory_used: u64,
+    /// Every model, in the order of the configuration.
+    pub models: Vec<ModelStats>,
+}
+
+/// One model at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ModelStats {
+    /// What clients call it.
+    pub id: String,
+    /// Whether it answers.
+    pub state: ModelState,
+    /// Why it does not, or what last went wrong.
+    pub reason: Option<String>,
+    /// Streams that run.
+    pub streams: u64,
+    /// Requests that wait for the load.
+    pub waiting: u64,
+    /// Processes that serve it: more than one while a plugin is being replaced.
+    pub workers: u64,
+    /// The process that answers, or is about to.
+    pub pid: Option<u32>,
+    /// What they take, by the card.
+    pub bytes: u64,
+    /// Loads so far.
+    pub loads: u64,
+    /// Unexpected ends of workers so far.
+    pub deaths: u64,
+    /// How far its load is, while it is being loaded.
+    pub progress: Option<Progress>,
+    /// What is loaded.
+    pub loaded: Option<wire::Loaded>,
+    /// What the worker does.
+    pub worker: Option<wire::Stats>,
+    /// Its adapters, by name.
+    pub adapters: Vec<AdapterState>,
+}
+
+/// An adapter at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AdapterState {
+    /// What clients call it, behind the model's id and a colon.
+    pub name: String,
+    /// Where it came from, as people wrote it.
+    pub source: String,
+    /// Whether it is part of the model's weights.
+    pub merged: bool,
+    /// Why the model does not take it.
+    pub refusal: Option<String>,
+    /// What the model's worker knows of it; nothing while the model is not loaded.
+    pub known: Option<wire::AdapterStats>,
+}
+
+/// How far a load is, in units of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Progress {
+    /// What is done.
+    pub done: u64,
+    /// What there is to do; 0 where nobody knows.
+    pub total: u64,
+    /// What is being done.
+    pub what: String,
+}
+
+/// Whether a model answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelState {
+    /// It is loaded when somebody asks.
+    Idle,
+    /// It is being loaded.
+    Loading,
+    /// It answers at once.
+    Ready,
+    /// Its worker died; it is about to be loaded again.
+    Pausing,
+    /// Its workers died too often.
+    Quarantined,
+}

@@ -1,0 +1,248 @@
+//! `GET /metrics`, for Prometheus. What happens in this process is counted where it happens, through the `metrics` crate;
+//! what workers do is asked of them when somebody looks. Labels are routes, statuses, models and their adapters:
+//! few, whatever clients do.
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use std::{
+    fmt::{self, Write as _},
+    sync::OnceLock,
+    time::Duration,
+};
+
+use super::front::App;
+use crate::{
+    dialects::Answer,
+    fleet::{FleetStats, ModelState, ModelStats},
+};
+
+/// Seconds, from a token to a long answer.
+const SECONDS: [f64; 18] =
+    [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0];
+/// What is measured waits in memory until it is sorted into buckets.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// What this process has counted.
+#[derive(Clone)]
+pub(super) struct Recorder(PrometheusHandle);
+
+impl Recorder {
+    /// The recorder of this process, which has one however many servers it runs.
+    pub(super) fn install() -> Self {
+        static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
+        let handle = HANDLE.get_or_init(|| {
+            let builder = PrometheusBuilder::new();
+            let buckets = builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS);
+            let recorder = buckets.unwrap_or_else(|_| PrometheusBuilder::new()).build_recorder();
+            let handle = recorder.handle();
+            // Otherwise somebody else counts in this process, and this page lacks what is counted.
+            if metrics::set_global_recorder(recorder).is_ok() {
+                describe();
+            }
+            handle
+        });
+        Self(handle.clone())
+    }
+
+    /// Keeps what is measured small while nobody looks.
+    pub(super) async fn upkeep(self) {
+        let mut ticks = tokio::time::interval(UPKEEP);
+        loop {
+            ticks.tick().await;
+            self.0.run_upkeep();
+        }
+    }
+}
+
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Recorder")
+    }
+}
+
+fn describe() {
+    metrics::describe_counter!("pensieve_http_requests_total", "Requests by route, method and status.");
+    metrics::describe_counter!(
+        "pensieve_http_requests_abandoned_total",
+        "Requests whose client left before the end of the answer."
+    );
+    metrics::describe_counter!("pensieve_http_connections_refused_total", "Connections beyond the limit.");
+    metrics::describe_gauge!("pensieve_http_requests_in_flight", "Requests that are being served.");
+    metrics::describe_histogram!("pensieve_http_request_seconds", "Time from a request's headers to its last byte.");
+    crate::prompt::measures::describe();
+}
+
+/// The page.
+pub(super) async fn answer(app: &App) -> Answer {
+    let stats = app.chats.fleet().stats(true).await;
+    let mut page = Page(app.recorder.0.render());
+    page.fleet(&stats);
+    page.process();
+    Answer::Whole { status: 200, media_type: "text/plain; version=0.0.4; charset=utf-8", body: page.0.into_bytes() }
+}
+
+/// The text format.
+struct Page(String);
+
+impl Page {
+    fn family<'a>(&mut self, name: &str, kind: &str, help: &str, samples: impl IntoIterator<Item = (&'a str, u64)>) {
+        // Nothing can go wrong while a string is written to.
+        let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+        for (labels, value) in samples {
+            let _ = writeln!(self.0, "{name}{labels} {value}");
+        }
+        self.0.push('\n');
+    }
+
+    fn fleet(&mut self, stats: &FleetStats) {
+        self.family("pensieve_memory_budget_bytes", "gauge", "What all models may take.", [("", stats.memory_budget)]);
+        self.family(
+            "pensieve_memory_used_bytes",
+            "gauge",
+            "What they take, by their cards.",
+            [("", stats.memory_used)],
+        );
+        let labels: Vec<String> = stats.models.iter().map(|model| labels(&[("model", &model.id)])).collect();
+        for Column { name, kind, help, value } in COLUMNS {
+            let samples = labels.iter().map(String::as_str).zip(stats.models.iter().map(value));
+            self.family(name, kind, help, samples);
+        }
+        let blocks: Vec<(String, u64)> = stats.models.iter().flat_map(blocks).collect();
+        let samples = blocks.iter().map(|(labels, count)| (labels.as_str(), *count));
+        self.family("pensieve_blocks", "gauge", "Blocks of keys and values by where they are.", samples);
+        let adapters: Vec<(String, u64)> = stats.models.iter().flat_map(adapters).collect();
+        let samples = adapters.iter().map(|(labels, bytes)| (labels.as_str(), *bytes));
+        let help = "Memory that an adapter takes; 0 while it is not loaded.";
+        self.family("pensieve_adapter_bytes", "gauge", help, samples);
+    }
+
+    fn process(&mut self) {
+        if let Some(count) = open_files() {
+            self.family("process_open_fds", "gauge", "Open file descriptors of the server.", [("", count)]);
+        }
+        if let Some(count) = children() {
+            self.family("pensieve_child_processes", "gauge", "Processes that the server has started.", [("", count)]);
+        }
+    }
+}
+
+/// A figure of every model.
+struct Column {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    value: fn(&ModelStats) -> u64,
+}
+
+/// What a worker says starts at 0 with each worker, as counters may.
+const COLUMNS: [Column; 18] = [
+    column("pensieve_model_ready", "gauge", "1 if the model answers at once.", |model| {
+        u64::from(model.state == ModelState::Ready)
+    }),
+    column("pensieve_model_quarantined", "gauge", "1 if its workers died too often.", |model| {
+        u64::from(model.state == ModelState::Quarantined)
+    }),
+    column("pensieve_model_bytes", "gauge", "Memory that the model takes, by its card.", |model| model.bytes),
+    column("pensieve_workers", "gauge", "Processes that serve the model.", |model| model.workers),
+    column("pensieve_worker_loads_total", "counter", "Workers started for the model.", |model| model.loads),
+    column("pensieve_worker_deaths_total", "counter", "Workers that ended unasked.", |model| model.deaths),
+    column("pensieve_streams", "gauge", "Generations at hand.", |model| model.streams),
+    column("pensieve_sequences_running", "gauge", "Sequences that run.", |model| worker(model, |w| w.running)),
+    column("pensieve_sequences_waiting", "gauge", "Requests that wait for the model.", |model| {
+        model.waiting + worker(model, |w| w.waiting)
+    }),
+    column("pensieve_worker_steps_total", "counter", "Steps of the worker.", |model| worker(model, |w| w.steps)),
+    column("pensieve_worker_preemptions_total", "counter", "Sequences that gave their blocks up.", |model| {
+        worker(model, |w| w.preemptions)
+    }),
+    column("pensieve_worker_tokens_reused_total", "counter", "Prompt tokens taken from earlier requests.", |model| {
+        worker(model, |w| w.reused_tokens)
+    }),
+    column("pensieve_worker_tokens_computed_total", "counter", "Tokens computed, prompts and answers.", |model| {
+        worker(model, |w| w.computed_tokens)
+    }),
+    column("pensieve_worker_tokens_generated_total", "counter", "Tokens generated.", |model| {
+        worker(model, |w| w.generated_tokens)
+    }),
+    column("pensieve_worker_forward_microseconds_total", "counter", "Time in the model.", |model| {
+        worker(model, |w| w.forward_us)
+    }),
+    column("pensieve_adapters", "gauge", "Adapters that requests may choose.", |model| {
+        model.adapters.iter().filter(|adapter| !adapter.merged).count() as u64
+    }),
+    column("pensieve_adapter_loads_total", "counter", "Adapters taken into the model.", |model| {
+        worker(model, |w| w.adapter_loads)
+    }),
+    column("pensieve_adapter_unloads_total", "counter", "Adapters that made room for others.", |model| {
+        worker(model, |w| w.adapter_unloads)
+    }),
+];
+
+const fn column(name: &'static str, kind: &'static str, help: &'static str, value: fn(&ModelStats) -> u64) -> Column {
+    Column { name, kind, help, value }
+}
+
+fn worker(model: &ModelStats, value: impl Fn(&pensieve_protocol::wire::Stats) -> u64) -> u64 {
+    model.worker.as_ref().map_or(0, value)
+}
+
+fn blocks(model: &ModelStats) -> Vec<(String, u64)> {
+    let Some(worker) = &model.worker else { return Vec::new() };
+    let counts = [
+        ("free", worker.blocks_free),
+        ("cached", worker.blocks_cached),
+        ("active", worker.blocks_active),
+        ("disk", worker.blocks_disk),
+    ];
+    counts.map(|(state, count)| (labels(&[("model", &model.id), ("state", state)]), count)).to_vec()
+}
+
+/// What each adapter of a model takes.
+fn adapters(model: &ModelStats) -> impl Iterator<Item = (String, u64)> {
+    let chosen = model.adapters.iter().filter(|adapter| !adapter.merged);
+    chosen.map(|adapter| {
+        let bytes = adapter.known.as_ref().map_or(0, |known| if known.loaded { known.bytes } else { 0 });
+        (labels(&[("model", &model.id), ("adapter", &adapter.name)]), bytes)
+    })
+}
+
+/// Labels as they stand behind a name.
+fn labels(pairs: &[(&str, &str)]) -> String {
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
+    format!("{{{}}}", pairs.join(","))
+}
+
+fn open_files() -> Option<u64> {
+    let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    // The folder itself is one of them while it is read.
+    Some((std::fs::read_dir(folder).ok()?.count() as u64).saturating_sub(1))
+}
+
+/// Children, ended ones that nobody has asked about included. Known where there is a /proc.
+fn children() -> Option<u64> {
+    let own = std::process::id().to_string();
+    let parent = |entry: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+        // The name, in brackets, may hold anything.
+        let (_, rest) = stat.rsplit_once(')')?;
+        rest.split_whitespace().nth(1).map(str::to_owned)
+    };
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let processes = processes.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+    Some(processes.filter_map(parent).filter(|parent| *parent == own).count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_models_cannot_break_the_page() {
+        assert_eq!(labels(&[("model", "a\"b\\c\nd"), ("state", "x")]), r#"{model="a\"b\\c\nd",state="x"}"#);
+    }
+
+    #[test]
+    fn this_process_has_files() {
+        assert!(open_files().is_some_and(|count| count >= 3));
+    }
+}

@@ -1,0 +1,113 @@
+//! Listens, lets connections in up to a number, and ends in order.
+
+use futures_util::FutureExt;
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
+
+use super::{Key, LOCAL_KEY, Settings, connection, front::Front};
+use crate::prompt::Chats;
+use pensieve_protocol::refusal::Refusal;
+
+/// How long the last words of a server that ends may take.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Connections that are being told that there are too many.
+const REFUSALS_MAX: usize = 32;
+
+/// A socket that listens, before anybody is served.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    settings: Settings,
+}
+
+impl Server {
+    /// Takes the address, so that a port that is taken is known before anything is started.
+    pub async fn bind(settings: Settings) -> Result<Self, Refusal> {
+        let listen = &settings.listen;
+        let refusal = |error: io::Error| match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                let reason = format!("{listen} is taken by another program, perhaps another pensieve");
+                Refusal::new("taken", reason, "end it, or choose another port with --listen")
+            }
+            _ => Refusal::new("listen", format!("{listen} cannot be listened at: {error}"), "choose another address"),
+        };
+        let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen).await.map_err(refusal)?.collect();
+        if let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
+            check_keys(&settings, open.ip())?;
+        }
+        let listener = TcpListener::bind(addresses.as_slice()).await.map_err(refusal)?;
+        let address = listener.local_addr().map_err(refusal)?;
+        Ok(Self { listener, address, settings })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `stop`, lets what runs finish for a while, and ends the fleet.
+    pub async fn run(self, chats: Arc<Chats>, stop: impl Future<Output = ()>) {
+        let limits = self.settings.limits;
+        let front = Front::new(chats.clone(), &self.settings, self.address);
+        let connections = Arc::new(Semaphore::new(limits.connections_max));
+        let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
+        let (stopping, told) = watch::channel(false);
+        let upkeep = tokio::spawn(front.upkeep());
+        let mut stop = std::pin::pin!(stop.fuse());
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = &mut stop => break,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Without descriptors there is nothing to do but to wait for some.
+                    tracing::warn!("a connection cannot be accepted: {error}");
+                    sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            if let Ok(permit) = connections.clone().try_acquire_owned() {
+                let serving = connection::serve(stream, front.clone(), told.clone());
+                tokio::spawn(serving.map(|()| drop(permit)));
+            } else if let Ok(permit) = refusals.clone().try_acquire_owned() {
+                metrics::counter!("pensieve_http_connections_refused_total").increment(1);
+                tokio::spawn(connection::refuse(stream).map(|()| drop(permit)));
+            }
+        }
+        drop(self.listener);
+        tracing::info!("ending: no more requests are taken");
+        let _ = stopping.send(true);
+        // What was taken is answered, even if its model is only being loaded; then the rest is told that it is over.
+        let all = u32::try_from(limits.connections_max).unwrap_or(u32::MAX);
+        let began = Instant::now();
+        let _ = timeout(limits.drain, connections.acquire_many(all)).await;
+        // Workers that have nothing left to do still put their caches on disk.
+        chats.fleet().shutdown(limits.drain.saturating_sub(began.elapsed())).await;
+        // Whoever does not read the last event is not waited for.
+        let _ = timeout(LAST_WORDS, connections.acquire_many(all)).await;
+        upkeep.abort();
+    }
+}
+
+/// Beyond this machine, only who has a key that not everybody knows may come in.
+fn check_keys(settings: &Settings, address: IpAddr) -> Result<(), Refusal> {
+    let known = [Key::new(LOCAL_KEY), Key::new("")];
+    let is_known = |key: &Key| known.iter().any(|known| bool::from(key.matches(known)));
+    if settings.keys.is_empty() || settings.keys.iter().any(is_known) {
+        let reason = format!("{address} can be reached from other machines, and there is no key of its own");
+        return Err(Refusal::new("keyless", reason, "set server.key, or listen at 127.0.0.1"));
+    }
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! The server process: HTTP, the dialects of its clients, prompts, and the supervision of workers.
+//!
+//! This crate cannot name the loader of plugins or the engine, and links neither: what comes out of a plugin or a model
+//! reaches it as the plain data of the protocol, from a process that may die without harm.
+
+#![cfg_attr(test, allow(clippy::needless_pass_by_value, reason = "tests hand over what they write down"))]
+
+pub mod chat;
+pub mod dialects;
+pub mod fleet;
+pub mod http;
+pub mod hub;
+pub mod prompt;

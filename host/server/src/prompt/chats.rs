@@ -1,0 +1,244 @@
+//! Requests into jobs.
+
+use std::sync::Arc;
+
+use super::{
+    convention::{Convention, Conventions, Dialect},
+    formats::{Format as CallFormat, Parser, Rules, Thoughts},
+    generation::{Generation, Reader},
+    sampling,
+};
+use crate::{
+    chat::{Conversation, Format, Input, Request, Role, Tool, ToolChoice},
+    fleet::{Fleet, Known},
+};
+use pensieve_protocol::{
+    grammar::{Part, Rule, Spec, Then},
+    job::{Failure, FailureCode, Job},
+};
+
+/// Tokens at a prompt's end that are looked at for opened thoughts.
+const TAIL_TOKENS: usize = 32;
+
+/// What dialects talk to.
+#[derive(Debug)]
+pub struct Chats {
+    fleet: Arc<Fleet>,
+    conventions: Conventions,
+}
+
+/// A request that is rendered, tokenized, counted and checked, and not yet queued.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    fleet: Arc<Fleet>,
+    /// What the client called the model.
+    name: String,
+    /// The model's id.
+    model: String,
+    fingerprint: String,
+    input_tokens: u32,
+    job: Job,
+    /// Whether less is generated than was asked for, for want of room.
+    clamped: bool,
+    convention: Arc<Convention>,
+    reading: Reading,
+}
+
+/// How the answer is to be read.
+#[derive(Clone, Debug)]
+struct Reading {
+    is_taught: bool,
+    tools: Arc<[String]>,
+    thoughts: Thoughts,
+}
+
+/// A prompt, and what follows from it for the answer.
+struct Prompt {
+    tokens: Vec<u32>,
+    spec: Option<Spec>,
+    reading: Reading,
+}
+
+impl Chats {
+    /// Serves this fleet.
+    pub fn new(fleet: Arc<Fleet>) -> Self {
+        Self { fleet, conventions: Conventions::default() }
+    }
+
+    /// The fleet behind it.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    /// Renders, tokenizes and checks; the model need not be loaded. A prompt that leaves no room for a token is
+    /// [`FailureCode::TooLong`] with the message `prompt is too long: N tokens > M maximum`.
+    pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
+        let known = self.fleet.known(&request.model).await?;
+        let convention = self.conventions.of(&known.card).await?;
+        let answer = match request.format {
+            Format::Free => None,
+            Format::Grammar { grammar, field } => Some(Part::new(field, grammar)),
+        };
+        let prompt = write(&convention, &known, request.input, answer).await?;
+        let (count, maximum) = (prompt.tokens.len(), known.context.saturating_sub(1));
+        let input_tokens = u32::try_from(count).unwrap_or(u32::MAX);
+        if input_tokens > maximum {
+            let message = format!("prompt is too long: {count} tokens > {maximum} maximum");
+            return Err(Failure::new(FailureCode::TooLong, message));
+        }
+        let room = known.context - input_tokens;
+        let job = Job {
+            client: request.client.id,
+            salt: request.client.salt,
+            tokens: prompt.tokens,
+            max_tokens: request.max_tokens.map_or(room, |tokens| tokens.min(room)),
+            seed: request.sampling.seed.unwrap_or_else(|| fastrand::u64(..)),
+            stages: sampling::stages(&request.sampling, known.samplers.as_deref()),
+            stop_tokens: convention.end_of_turn.clone(),
+            stops: request.stops.into_iter().map(String::into_bytes).collect(),
+            logprobs: request.logprobs,
+            grammar: prompt.spec,
+            adapter: request.adapter.beside(known.adapter)?,
+            ..Job::default()
+        };
+        Ok(Prepared {
+            fleet: self.fleet.clone(),
+            name: request.model,
+            model: known.id,
+            fingerprint: known.card.fingerprint.clone(),
+            input_tokens,
+            job,
+            clamped: request.max_tokens.is_none_or(|tokens| tokens > room),
+            convention,
+            reading: prompt.reading,
+        })
+    }
+
+    /// How many tokens a model knows, whether it is loaded or not.
+    pub async fn vocabulary(&self, model: &str) -> Result<u32, Failure> {
+        Ok(self.fleet.known(model).await?.card.vocabulary)
+    }
+
+    /// Tokens of a request's prompt, exactly; one that does not fit is counted all the same.
+    pub async fn count(&self, request: Request) -> Result<u32, Failure> {
+        let known = self.fleet.known(&request.model).await?;
+        let convention = self.conventions.of(&known.card).await?;
+        let prompt = write(&convention, &known, request.input, None).await?;
+        Ok(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
+    }
+}
+
+impl Prepared {
+    /// Tokens of the prompt, exactly.
+    pub fn input_tokens(&self) -> u32 {
+        self.input_tokens
+    }
+
+    /// The id of the model that answers, whatever the client called it.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Equal for equal weights and tokenizer.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// The same for another answer to one request: the first has index 0, and each draws differently.
+    #[must_use]
+    pub fn choice(&self, index: u32) -> Self {
+        let mut choice = self.clone();
+        choice.job.seed = self.job.seed.wrapping_add(u64::from(index));
+        choice
+    }
+
+    /// Queues it.
+    pub fn start(self) -> Result<Generation, Failure> {
+        let Reading { is_taught, tools, thoughts } = self.reading;
+        let Dialect { format, markers } = if is_taught { &self.convention.taught } else { &self.convention.own };
+        let format = CallFormat {
+            calls: format.calls.clone().filter(|_| !tools.is_empty()),
+            reasoning: format.reasoning.clone().filter(|_| thoughts != Thoughts::Never),
+        };
+        let reader = Reader {
+            parser: Parser::new(&format, tools, thoughts),
+            markers: markers.within(&format),
+            vocabulary: self.convention.vocabulary.clone(),
+            logprobs: self.job.logprobs.is_some(),
+            clamped: self.clamped,
+            end_of_turn: self.convention.end_of_turn.clone(),
+        };
+        let stream = self.fleet.submit(&self.name, self.job)?;
+        Ok(Generation::new(stream, &self.model, reader))
+    }
+}
+
+/// Makes the prompt's tokens.
+async fn write(
+    convention: &Arc<Convention>,
+    known: &Known,
+    input: Input,
+    answer: Option<Part>,
+) -> Result<Prompt, Failure> {
+    let tokens = match input {
+        Input::Chat(conversation) => return converse(convention, conversation, answer).await,
+        Input::Text(text) => convention.script.write_text(text).await?,
+        Input::Tokens(tokens) => tokens,
+    };
+    let size = known.card.vocabulary;
+    if let Some(token) = tokens.iter().find(|token| **token >= size) {
+        let message = format!("token {token} is outside the vocabulary of {size}");
+        return Err(Failure::new(FailureCode::Invalid, message));
+    }
+    if tokens.is_empty() {
+        return Err(Failure::new(FailureCode::Invalid, "the prompt is empty").at("prompt"));
+    }
+    let spec = answer.map(|answer| Spec { reasoning: None, rules: vec![Rule::from_start(answer, Then::Stop)] });
+    let reading = Reading { is_taught: false, tools: Arc::new([]), thoughts: Thoughts::Never };
+    Ok(Prompt { tokens, spec, reading })
+}
+
+/// The same for a conversation.
+async fn converse(
+    convention: &Arc<Convention>,
+    mut conversation: Conversation,
+    answer: Option<Part>,
+) -> Result<Prompt, Failure> {
+    let (tools, choice, single) =
+        (conversation.tools.clone(), conversation.tool_choice.clone(), conversation.single_call);
+    check(&tools, &choice)?;
+    let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant);
+    let (dialect, in_words) = convention.dialect(&mut conversation);
+    let is_taught = in_words.is_some();
+    let tokens = convention.script.write(&Arc::new(conversation), in_words).await?;
+    let tail = convention.script.tokens.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
+    let thoughts = match dialect.format.thoughts(&tail) {
+        // An answer that has begun thinks no more.
+        Thoughts::Possible if continues => Thoughts::Never,
+        thoughts => thoughts,
+    };
+    let rules = Rules {
+        format: &dialect.format,
+        markers: &dialect.markers,
+        tools: &tools,
+        choice: &choice,
+        single,
+        answer: answer.as_ref(),
+        thoughts,
+    };
+    let spec = rules.spec();
+    let names = if choice == ToolChoice::None { Vec::new() } else { tools.into_iter().map(|tool| tool.name).collect() };
+    Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: names.into(), thoughts } })
+}
+
+/// What must be called must be there.
+fn check(tools: &[Tool], choice: &ToolChoice) -> Result<(), Failure> {
+    let message = match choice {
+        ToolChoice::Any if tools.is_empty() => "a tool must be called, and there are none".to_owned(),
+        ToolChoice::Named(name) if !tools.iter().any(|tool| tool.name == *name) => {
+            format!("the tool '{name}' must be called, and it is not among the tools")
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::new(FailureCode::Invalid, message))
+}

@@ -1,0 +1,167 @@
+//! A job's events into the pieces of an answer.
+
+use std::{collections::VecDeque, sync::Arc};
+use tokio::time::{Instant, timeout_at};
+
+use super::{
+    formats::{Markers, Parser, Weave},
+    measures::Measures,
+};
+use crate::{
+    chat::{Delta, TokenLikelihood},
+    fleet::{EventStream, Update},
+};
+use pensieve_protocol::{
+    job::{Event, Failure, Finish, TokenLogprobs, Tokens},
+    vocabulary::Vocabulary,
+};
+
+/// An answer while it is written. Dropping it cancels the work.
+#[derive(Debug)]
+pub struct Generation {
+    stream: EventStream,
+    reader: Reader,
+    weave: Weave,
+    measures: Measures,
+    /// Log-probabilities of tokens of which it is open whether they are text.
+    likelihoods: Vec<TokenLikelihood>,
+    ready: VecDeque<Delta>,
+}
+
+/// What it takes to read an answer.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pub parser: Parser,
+    pub markers: Markers,
+    pub vocabulary: Arc<Vocabulary>,
+    pub logprobs: bool,
+    pub clamped: bool,
+    pub end_of_turn: Vec<u32>,
+}
+
+impl Generation {
+    pub(super) fn new(stream: EventStream, model: &str, reader: Reader) -> Self {
+        Self {
+            stream,
+            reader,
+            weave: Weave::default(),
+            measures: Measures::begin(model),
+            likelihoods: Vec::new(),
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Waits until then for the answer's first word, which [`Self::next`] gives again; an error if it is one. That a model is
+    /// being loaded is no word of the answer, and is passed over.
+    pub async fn listen(&mut self, until: Instant) -> Result<(), Failure> {
+        while let Ok(Some(delta)) = timeout_at(until, self.next()).await {
+            match delta {
+                Delta::Failed(failure) => return Err(failure),
+                Delta::Loading { .. } => {}
+                delta => {
+                    self.ready.push_front(delta);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The next piece; none after the last one.
+    pub async fn next(&mut self) -> Option<Delta> {
+        while self.ready.is_empty() {
+            match self.stream.next().await? {
+                Update::Loading { done, total, what } => self.ready.push_back(Delta::Loading { done, total, what }),
+                Update::Event(event) => self.take(event),
+            }
+        }
+        self.ready.pop_front()
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { reused_tokens, .. } => {
+                self.measures.started();
+                self.ready.push_back(Delta::Started { reused_tokens });
+            }
+            Event::Prompt { computed, total } => self.ready.push_back(Delta::Prompt { computed, total }),
+            Event::Tokens(tokens) => {
+                self.measures.tokens(tokens.ids.len());
+                self.read(tokens);
+            }
+            Event::Finished { reason, usage } => {
+                let reason = self.reason(reason);
+                let cut = matches!(reason, Finish::Length | Finish::ContextFull | Finish::Deadline | Finish::Cancelled);
+                let rest = self.reader.parser.finish(cut);
+                self.show(rest, true);
+                self.measures.finished(reason, usage);
+                self.ready.push_back(Delta::Finished { reason, usage });
+            }
+            Event::Failed(failure) => {
+                self.measures.failed(&failure);
+                self.ready.push_back(Delta::Failed(failure));
+            }
+        }
+    }
+
+    fn read(&mut self, mut tokens: Tokens) {
+        if self.reader.logprobs {
+            let logprobs = std::mem::take(&mut tokens.logprobs);
+            for (id, logprobs) in tokens.ids.iter().zip(logprobs) {
+                // What has no text is no part of it.
+                if !self.reader.vocabulary.is_special(*id) {
+                    self.likelihoods.push(self.likelihood(*id, &logprobs));
+                }
+            }
+        }
+        let bytes = self.weave.push(&tokens, &self.reader.markers, &self.reader.vocabulary);
+        let was_text = self.reader.parser.is_text();
+        let deltas = self.reader.parser.push(&bytes);
+        let is_text = |delta: &Delta| matches!(delta, Delta::Text { .. });
+        if !deltas.iter().any(is_text) && (was_text == Some(false) || !deltas.is_empty()) {
+            // The token that ends thoughts or a call is a part of them.
+            self.likelihoods.clear();
+        }
+        self.show(deltas, false);
+    }
+
+    /// Hands pieces out, and with text what is known of its tokens.
+    fn show(&mut self, mut deltas: Vec<Delta>, last: bool) {
+        if !self.likelihoods.is_empty() {
+            let text = deltas.iter_mut().rev().find_map(|delta| match delta {
+                Delta::Text { logprobs, .. } => Some(logprobs),
+                _ => None,
+            });
+            match (text, self.reader.parser.is_text()) {
+                (Some(logprobs), _) => *logprobs = std::mem::take(&mut self.likelihoods),
+                (None, Some(true)) => {
+                    let logprobs = std::mem::take(&mut self.likelihoods);
+                    deltas.push(Delta::Text { text: String::new(), logprobs });
+                }
+                (None, None) if !last => {}
+                (None, _) => self.likelihoods.clear(),
+            }
+        }
+        self.ready.extend(deltas);
+    }
+
+    fn likelihood(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLikelihood {
+        let of = |id: u32, logprob: f32| TokenLikelihood {
+            id,
+            bytes: self.reader.vocabulary.bytes(id).to_vec(),
+            logprob,
+            top: Vec::new(),
+        };
+        let top = logprobs.top.iter().map(|(id, logprob)| of(*id, *logprob)).collect();
+        TokenLikelihood { top, ..of(id, logprobs.logprob) }
+    }
+
+    /// The reason in the client's terms, which does not know of tokens and room.
+    fn reason(&self, reason: Finish) -> Finish {
+        match reason {
+            Finish::StopToken(token) if self.reader.end_of_turn.contains(&token) => Finish::EndOfTurn,
+            Finish::Length if self.reader.clamped => Finish::ContextFull,
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! A model's chat template, run as transformers runs it.
+//!
+//! A template is a program out of a checkpoint: it is bounded in every way that it could run away (`meter`), and what
+//! it makes of a conversation is what the model was trained on, byte for byte. Templates differ in what they accept;
+//! what one does not is given to it in a form that it does (`messages`), by what trial renderings told (`habits`). A
+//! client's words never become special tokens (`marks`).
+
+mod habits;
+mod json;
+mod machine;
+mod marks;
+mod messages;
+mod meter;
+mod methods;
+mod python;
+
+#[cfg(test)]
+mod tests;
+
+use std::{cell::Cell, ops::Range};
+
+use minijinja::{Error, ErrorKind, Value};
+use serde_json::{Map, Value as Json, json};
+
+use self::{
+    habits::Habits,
+    machine::Machine,
+    marks::{Controls, Marks},
+};
+use super::tokens::Specials;
+use crate::chat::{Conversation, Role};
+use pensieve_protocol::{
+    card::Card,
+    job::{Failure, FailureCode},
+};
+
+/// For a checkpoint without a template: names and colons, which a model that was trained on nothing but text goes on
+/// with as well as with anything.
+const PLAIN: &str = r"{{ bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}
+        {{- message.content + '\n\n' }}
+    {%- elif message.role == 'user' %}
+        {{- 'User: ' + message.content + '\n\n' }}
+    {%- else %}
+        {{- 'Assistant: ' + message.content + '\n\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'Assistant:' }}
+{%- endif %}";
+
+/// A model's chat template, and what trial renderings told of it.
+#[derive(Debug)]
+pub(crate) struct Template {
+    source: String,
+    machine: Machine,
+    habits: Habits,
+    controls: Controls,
+    bos: String,
+    eos: String,
+}
+
+/// A prompt as text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rendered {
+    /// The text, as transformers would render it.
+    pub text: String,
+    /// Where a client's words look like special tokens and are not; in order, apart.
+    pub plain: Vec<Range<usize>>,
+}
+
+impl Template {
+    /// The template of this card, or one with names and colons where the checkpoint has none.
+    pub fn of(card: &Card, specials: &Specials) -> Result<Self, Failure> {
+        Self::read(card.chat_template.as_deref().unwrap_or(PLAIN), specials)
+    }
+
+    fn read(source: &str, specials: &Specials) -> Result<Self, Failure> {
+        let broken = |message: &str| {
+            Failure::new(FailureCode::Unsupported, format!("the model's chat template cannot be used: {message}"))
+                .with_help("use another checkpoint, or complete plain text")
+        };
+        let machine = Machine::new(source).map_err(|error| broken(&machine::message(&error)))?;
+        let controls = Controls::of(specials, source).map_err(|error| broken(&error.to_string()))?;
+        let (bos, eos) = (specials.bos.clone(), specials.eos.clone());
+        // A template that runs away once does so each time, and there are two dozen trials.
+        let is_spent = Cell::new(false);
+        let trial = |messages: &[Json], tools: &Json| {
+            if is_spent.get() {
+                return None;
+            }
+            let mut context = Map::new();
+            context.insert("messages".to_owned(), json!(messages));
+            context.insert("tools".to_owned(), tools.clone());
+            context.insert("add_generation_prompt".to_owned(), json!(true));
+            let made = machine.run(context_of(&context, &bos, &eos));
+            is_spent.set(made.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfFuel));
+            made.ok()
+        };
+        let habits = Habits::of(trial);
+        Ok(Self { source: source.to_owned(), machine, habits, controls, bos, eos })
+    }
+
+    /// The template's source, for finding formats.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Whether it tells the model of tools by itself.
+    pub fn takes_tools(&self) -> bool {
+        self.habits.takes_tools
+    }
+
+    /// Renders up to where the model goes on: the beginning of its turn, or, if the last turn is the model's and has no
+    /// calls, the end of that turn's text. `tools_in_words` becomes a part of the system text.
+    pub fn render(&self, conversation: &Conversation, tools_in_words: Option<&str>) -> Result<Rendered, Failure> {
+        let mut messages = messages::messages(conversation, tools_in_words, &self.habits);
+        let tools = if self.habits.takes_tools { messages::tools(&conversation.tools) } else { Json::Null };
+        let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant)
+            && messages.last().is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
+        let variables = variables(conversation);
+        let text = Json::Array(std::mem::take(&mut messages));
+        let prompt = Prompt { messages: text, tools, variables };
+        let marks = Marks::absent_from(&[&prompt.messages, &prompt.tools, &prompt.variables]).ok_or_else(|| {
+            Failure::new(FailureCode::Invalid, "the conversation uses all characters that Unicode keeps out of texts")
+        })?;
+        self.render_prompt(prompt, marks, continues)
+    }
+
+    fn render_prompt(&self, prompt: Prompt, marks: Marks, continues: bool) -> Result<Rendered, Failure> {
+        let exact = self.run(&prompt, continues.then_some(marks.end))?;
+        if ![&prompt.messages, &prompt.tools, &prompt.variables].iter().any(|value| self.controls.are_in(value)) {
+            return Ok(Rendered { text: exact, plain: Vec::new() });
+        }
+        let Prompt { mut messages, mut tools, mut variables } = prompt;
+        if let Json::Array(messages) = &mut messages {
+            messages.iter_mut().for_each(|message| self.controls.mark(message, marks));
+        }
+        self.controls.mark(&mut tools, marks);
+        self.controls.mark(&mut variables, marks);
+        let marked = self.run(&Prompt { messages, tools, variables }, continues.then_some(marks.end))?;
+        Ok(self.controls.compare(exact, &marked, marks))
+    }
+
+    /// Renders messages as they are. With a mark for the end, the last one is left open there.
+    fn run(&self, prompt: &Prompt, end: Option<char>) -> Result<String, Failure> {
+        let mut context = match &prompt.variables {
+            Json::Object(variables) => variables.clone(),
+            _ => Map::new(),
+        };
+        let mut messages = prompt.messages.clone();
+        // The space tells whether the template trims what it is given.
+        if let (Some(end), Some(last)) = (end, messages.as_array_mut().and_then(|all| all.last_mut())) {
+            let content = &mut last["content"];
+            let text = if content.is_array() { &mut content[0]["text"] } else { content };
+            *text = json!(format!("{}{end} ", text.as_str().unwrap_or_default()));
+        }
+        context.insert("messages".to_owned(), messages);
+        context.insert("tools".to_owned(), prompt.tools.clone());
+        context.insert("documents".to_owned(), Json::Null);
+        context.insert("add_generation_prompt".to_owned(), json!(end.is_none()));
+        let text = self.machine.run(context_of(&context, &self.bos, &self.eos)).map_err(|error| refusal(&error))?;
+        let Some(end) = end else { return Ok(text) };
+        let Some(at) = text.rfind(end) else { return self.run_and_append(prompt) };
+        let is_trimmed = !text[at + end.len_utf8()..].starts_with(' ');
+        let text = &text[..at];
+        Ok(if is_trimmed { text.trim_end() } else { text }.to_owned())
+    }
+
+    /// For a template that does not show the last turn's text to its end: its text behind the beginning of a turn.
+    fn run_and_append(&self, prompt: &Prompt) -> Result<String, Failure> {
+        let mut messages = prompt.messages.as_array().cloned().unwrap_or_default();
+        let last = messages.pop().unwrap_or_default();
+        let text = last["content"].as_str().or_else(|| last["content"][0]["text"].as_str()).unwrap_or_default();
+        let before = Prompt {
+            messages: Json::Array(messages),
+            tools: prompt.tools.clone(),
+            variables: prompt.variables.clone(),
+        };
+        Ok(self.run(&before, None)? + text)
+    }
+}
+
+/// What a template is given that comes from the client.
+struct Prompt {
+    messages: Json,
+    tools: Json,
+    variables: Json,
+}
+
+fn variables(conversation: &Conversation) -> Json {
+    let mut variables = conversation.variables.clone();
+    if let Some(thinking) = conversation.thinking {
+        // Templates know it by either name.
+        for name in ["enable_thinking", "thinking"] {
+            variables.entry(name).or_insert_with(|| json!(thinking));
+        }
+    }
+    Json::Object(variables)
+}
+
+fn context_of(variables: &Map<String, Json>, bos: &str, eos: &str) -> Value {
+    let tokens = [("bos_token", bos), ("eos_token", eos)].into_iter().filter(|(_, text)| !text.is_empty());
+    let given = variables.iter().map(|(key, value)| (Value::from(key.as_str()), value_of(value)));
+    // What stands later counts.
+    Value::from_pairs(given.chain(tokens.map(|(name, text)| (Value::from(name), Value::from(text)))))
+}
+
+fn value_of(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(*value),
+        Json::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
+            (Some(value), ..) => Value::from(value),
+            (_, Some(value), _) => Value::from(value),
+            (.., value) => Value::from(value.unwrap_or_default()),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => Value::from(items.iter().map(value_of).collect::<Vec<_>>()),
+        Json::Object(fields) => {
+            Value::from_pairs(fields.iter().map(|(key, value)| (Value::from(key.as_str()), value_of(value))))
+        }
+    }
+}
+
+fn refusal(error: &Error) -> Failure {
+    let told = machine::message(error);
+    match error.kind() {
+        ErrorKind::OutOfFuel => {
+            Failure::new(FailureCode::Unsupported, format!("the model's chat template runs away: {told}"))
+        }
+        _ => Failure::new(FailureCode::Invalid, format!("the model's chat template refuses this conversation: {told}")),
+    }
+}

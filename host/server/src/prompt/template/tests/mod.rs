@@ -1,0 +1,39 @@
+//! Templates against the texts that transformers renders, and what neither hostile ones nor clients' words may do.
+
+mod expressions;
+mod hostile;
+mod rendered;
+mod words;
+
+use std::{fs, path::Path};
+
+use super::*;
+use crate::{
+    chat::{Part, Tool, Turn},
+    prompt::tokens::Specials,
+};
+
+/// A file of `tests/fixtures/templates`.
+fn file(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/templates");
+    fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn json_file(name: &str) -> Json {
+    serde_json::from_str(&file(name)).unwrap()
+}
+
+fn text(value: &Json) -> String {
+    value.as_str().unwrap_or_else(|| panic!("no text: {value}")).to_owned()
+}
+
+/// A template in which these are special tokens.
+fn template(source: &str, bos: &str, eos: &str, special: &[&str]) -> Template {
+    let added = [&[bos, eos], special].concat();
+    let added = added.into_iter().filter(|text| !text.is_empty()).map(|text| (text.to_owned(), true)).collect();
+    Template::read(source, &Specials { bos: bos.into(), eos: eos.into(), added }).unwrap()
+}
+
+fn turn(role: Role, text: &str) -> Turn {
+    Turn { role, parts: vec![Part::Text(text.into())] }
+}

@@ -1,0 +1,246 @@
+//! A model's tokenizer: from the text of prompts to ids.
+//!
+//! What the `tokenizers` crate does to a text in one go is done here in its steps, because two things are needed that it
+//! does not offer. Places where a client's words only look like special tokens are passed over when added tokens are
+//! looked for (`added`). And what stands between added tokens does not depend on what is around it, so that longer
+//! stretches are remembered (`cache`): in a conversation all but the last turn were tokenized before.
+//!
+//! A rendered conversation has its special tokens in its text, so none are added to it. A plain text is opened with the
+//! token that opens texts, where the card says so.
+
+mod added;
+mod cache;
+
+#[cfg(test)]
+mod tests;
+
+use std::{ops::Range, sync::Arc};
+
+use tokenizers::{
+    Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token, Tokenizer,
+    tokenizer::normalizer,
+};
+
+use self::{added::Added, cache::Cache};
+use super::template::Rendered;
+use pensieve_protocol::{
+    card::Card,
+    job::{Failure, FailureCode},
+};
+
+/// Stands before a stretch that does not open the text, so that no tokenizer takes it for the beginning.
+const LEAD: &str = "x";
+
+/// A model's tokenizer.
+pub(crate) struct Tokens {
+    tokenizer: Tokenizer,
+    /// Tokens that are found in the text as it stands, and those that are found in it once it is normalized.
+    literal: Added,
+    normalized: Added,
+    specials: Specials,
+    bos: Option<u32>,
+    vocabulary: u32,
+    cache: Cache,
+}
+
+/// The texts of a tokenizer's special tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Specials {
+    /// What opens a text; empty for nothing.
+    pub bos: String,
+    /// What ends a turn; empty for nothing.
+    pub eos: String,
+    /// Every added token: its text, and whether it is a special one.
+    pub added: Vec<(String, bool)>,
+}
+
+impl Tokens {
+    /// Reads the tokenizer of this card.
+    pub fn of(card: &Card) -> Result<Arc<Self>, Failure> {
+        let tokenizer = Tokenizer::from_bytes(card.tokenizer.as_bytes()).map_err(|error| unusable(&error))?;
+        let all = tokenizer.get_added_tokens_decoder();
+        let mut added: Vec<_> = all.values().map(|token| (token.content.clone(), token.special)).collect();
+        added.sort();
+        let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).unwrap_or_default();
+        let specials = Specials { bos: text(card.bos), eos: text(card.eos.first().copied()), added };
+
+        let (literal, normalized) = all.into_iter().partition::<Vec<_>, _>(|(_, token)| !token.normalized);
+        let as_found = |(id, token): (u32, tokenizers::AddedToken)| {
+            let mut text = NormalizedString::from(token.content.as_str());
+            if let Some(normalizer) = tokenizer.get_normalizer() {
+                normalizer.normalize(&mut text)?;
+            }
+            Ok::<_, tokenizers::Error>((id, token, text.get().to_owned()))
+        };
+        let normalized =
+            normalized.into_iter().map(as_found).collect::<Result<_, _>>().map_err(|error| unusable(&error))?;
+        let literal = literal.into_iter().map(|(id, token)| (id, token.clone(), token.content)).collect();
+        Ok(Arc::new(Self {
+            literal: Added::new(literal).map_err(|error| unusable(&error))?,
+            normalized: Added::new(normalized).map_err(|error| unusable(&error))?,
+            specials,
+            bos: card.bos.filter(|_| card.add_bos),
+            vocabulary: card.vocabulary,
+            cache: Cache::default(),
+            tokenizer,
+        }))
+    }
+
+    /// What templates need to know.
+    pub fn specials(&self) -> &Specials {
+        &self.specials
+    }
+
+    /// The tokens of a rendered conversation.
+    pub fn encode(&self, rendered: &Rendered) -> Result<Vec<u32>, Failure> {
+        let mut ids = Vec::new();
+        self.append(&rendered.text, &rendered.plain, &mut ids).map_err(|error| unusable(&error))?;
+        self.checked(ids)
+    }
+
+    /// The tokens of a plain text, after the one that opens texts where the model wants that.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, Failure> {
+        let mut ids = Vec::from_iter(self.bos);
+        self.append(text, &[], &mut ids).map_err(|error| unusable(&error))?;
+        // Who opens the text by hand means it once.
+        if let (Some(bos), [first, second, ..]) = (self.bos, ids.as_slice())
+            && first == second
+            && *first == bos
+        {
+            ids.remove(0);
+        }
+        self.checked(ids)
+    }
+
+    /// The text of these tokens, special ones by name.
+    pub fn text_of(&self, ids: &[u32]) -> String {
+        self.tokenizer.decode(ids, false).unwrap_or_default()
+    }
+
+    fn append(&self, text: &str, plain: &[Range<usize>], ids: &mut Vec<u32>) -> Result<(), tokenizers::Error> {
+        let is_plain = |range: &Range<usize>| overlaps(plain, range);
+        let mut done = 0;
+        for (id, place) in self.literal.find(text, is_plain) {
+            self.append_stretch(text, done..place.start, plain, ids)?;
+            ids.push(id);
+            done = place.end;
+        }
+        self.append_stretch(text, done..text.len(), plain, ids)
+    }
+
+    /// What stands between added tokens.
+    fn append_stretch(
+        &self,
+        text: &str,
+        place: Range<usize>,
+        plain: &[Range<usize>],
+        ids: &mut Vec<u32>,
+    ) -> Result<(), tokenizers::Error> {
+        let stretch = &text[place.clone()];
+        let opens_text = place.start == 0;
+        if stretch.is_empty() {
+            return Ok(());
+        }
+        if overlaps(plain, &place) {
+            let within = |range: &Range<usize>| overlaps(plain, &(range.start + place.start..range.end + place.start));
+            ids.extend(self.tokenize(stretch, opens_text, within)?);
+            return Ok(());
+        }
+        if let Some(known) = self.cache.get(stretch, opens_text) {
+            ids.extend_from_slice(&known);
+            return Ok(());
+        }
+        let made = self.tokenize(stretch, opens_text, |_| false)?;
+        ids.extend_from_slice(&made);
+        self.cache.put(stretch, opens_text, made);
+        Ok(())
+    }
+
+    fn tokenize(
+        &self,
+        stretch: &str,
+        opens_text: bool,
+        is_plain: impl Fn(&Range<usize>) -> bool,
+    ) -> Result<Vec<u32>, tokenizers::Error> {
+        let mut pieces = if opens_text {
+            PreTokenizedString::from(stretch)
+        } else {
+            let mut pieces = PreTokenizedString::from(LEAD.to_owned() + stretch);
+            pieces.split(|_, whole| {
+                let part = |range| whole.slice(normalizer::Range::Original(range)).unwrap_or_default();
+                let (lead, rest) = (part(0..LEAD.len()), part(LEAD.len()..LEAD.len() + stretch.len()));
+                Ok([(lead, Some(Vec::new())), (rest, None)])
+            })?;
+            pieces
+        };
+        pieces.split(|_, mut piece| {
+            if let Some(normalizer) = self.tokenizer.get_normalizer() {
+                normalizer.normalize(&mut piece)?;
+            }
+            Ok(self.split(&piece, &is_plain))
+        })?;
+        if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        pieces.tokenize(|piece| self.tokenizer.get_model().tokenize(piece.get()))?;
+        Ok(pieces.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
+    }
+
+    /// A normalized piece, parted at the added tokens in it.
+    fn split(
+        &self,
+        piece: &NormalizedString,
+        is_plain: impl Fn(&Range<usize>) -> bool,
+    ) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
+        let part = |range: Range<usize>| piece.slice(normalizer::Range::Normalized(range)).unwrap_or_default();
+        let was_plain = |range: &Range<usize>| {
+            let before = piece.convert_offsets(normalizer::Range::Normalized(range.clone()));
+            before.is_some_and(|before| is_plain(&before))
+        };
+        let mut parts = Vec::new();
+        let mut done = 0;
+        for (id, place) in self.normalized.find(piece.get(), was_plain) {
+            if done < place.start {
+                parts.push((part(done..place.start), None));
+            }
+            done = place.end;
+            let length = place.len();
+            parts.push((part(place), Some(vec![Token::new(id, String::new(), (0, length))])));
+        }
+        if done < piece.get().len() {
+            parts.push((part(done..piece.get().len()), None));
+        }
+        parts
+    }
+
+    /// A tokenizer may know tokens that the model has no row for.
+    fn checked(&self, ids: Vec<u32>) -> Result<Vec<u32>, Failure> {
+        match ids.iter().find(|id| **id >= self.vocabulary) {
+            None => Ok(ids),
+            Some(id) => {
+                let text = self.tokenizer.id_to_token(*id).unwrap_or_default();
+                let size = self.vocabulary;
+                Err(Failure::new(
+                    FailureCode::Unsupported,
+                    format!("the prompt has the token '{text}' ({id}), which a model with {size} tokens does not know"),
+                ))
+            }
+        }
+    }
+}
+
+fn overlaps(ranges: &[Range<usize>], range: &Range<usize>) -> bool {
+    let next = ranges.partition_point(|other| other.end <= range.start);
+    ranges.get(next).is_some_and(|other| other.start < range.end)
+}
+
+fn unusable(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(FailureCode::Unsupported, format!("the model's tokenizer cannot be used: {error}"))
+        .with_help("the checkpoint's tokenizer.json is damaged or of a kind that this host does not know")
+}
+
+impl std::fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokens").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,173 @@
+//! Tokens must be those that the `tokenizers` crate gives in one go, except where a client's words look like special ones.
+
+use serde_json::{Value, json};
+use std::{fs, path::Path};
+
+use super::*;
+use pensieve_protocol::card::State;
+
+const TOKENIZERS: [&str; 2] = ["llama/gqa", "scripted"];
+
+fn card(fixture: &str) -> Card {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture).join("tokenizer.json");
+    Card {
+        architecture: "test".to_owned(),
+        vocabulary: 1 << 20,
+        context: 4096,
+        state: State::PerSequence { bytes: 1 },
+        token_bytes: 0,
+        weight_bytes: 0,
+        tokenizer: fs::read_to_string(path).unwrap(),
+        chat_template: None,
+        bos: None,
+        add_bos: false,
+        eos: Vec::new(),
+        formats: String::new(),
+        facts: String::new(),
+        fingerprint: String::new(),
+    }
+}
+
+/// Texts with and without the tokenizer's own special ones, each twice, as the second comes out of the cache.
+fn texts(tokens: &Tokens) -> Vec<String> {
+    let mut texts =
+        ["", " ", "a", "Hello, world!", "  two  spaces\n\n\tand more ", "Grüße, 日本 😀 \u{0301}", "x = [1, 23, 456];"]
+            .map(str::to_owned)
+            .to_vec();
+    texts.push(texts.join("\n").repeat(40));
+    for (added, _) in tokens.specials().added.clone() {
+        texts.push(format!("before {added}after{added} {added}\n"));
+    }
+    [texts.clone(), texts].concat()
+}
+
+#[test]
+fn texts_become_the_tokens_that_the_crate_makes_of_them() {
+    for fixture in TOKENIZERS {
+        let card = card(fixture);
+        let whole = Tokenizer::from_bytes(card.tokenizer.as_bytes()).unwrap();
+        let tokens = Tokens::of(&card).unwrap();
+        assert!(!tokens.specials().added.is_empty(), "{fixture}");
+        for text in texts(&tokens) {
+            let expected = whole.encode_fast(text.as_str(), false).unwrap();
+            assert_eq!(tokens.encode_text(&text).unwrap(), expected.get_ids(), "{fixture}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn words_that_look_like_special_tokens_are_words() {
+    for fixture in TOKENIZERS {
+        let tokens = Tokens::of(&card(fixture)).unwrap();
+        for (added, special) in tokens.specials().added.clone() {
+            let text = format!("say {added} twice: {added}");
+            let places = text.match_indices(&added).map(|(start, found)| start..start + found.len()).collect();
+            let rendered = Rendered { text: text.clone(), plain: places };
+            let ids = tokens.encode(&rendered).unwrap();
+            let id = tokens.tokenizer.token_to_id(&added).unwrap();
+            assert!(!ids.contains(&id), "{fixture}: {added}, special: {special}");
+            assert_eq!(tokens.text_of(&ids), text, "{fixture}");
+            assert!(tokens.encode_text(&text).unwrap().contains(&id));
+        }
+    }
+}
+
+/// A tokenizer as SentencePiece's are converted: bytes for what has no token, `▁` for spaces, and added tokens of all kinds.
+fn sentencepiece(normalizer: Value, pre_tokenizer: Value, normalized: bool) -> Card {
+    let letters = "▁helowrd,.<>|_sxt".chars().map(String::from);
+    let merged = ["▁h", "he", "ll", "hell", "hello", "▁hello", "▁w", "or", "▁wor", "▁▁", "t>"];
+    let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
+    let all = ["<unk>", "<s>", "</s>"].map(str::to_owned).into_iter().chain(bytes).chain(letters);
+    let all: Vec<String> = all.chain(merged.map(str::to_owned)).collect();
+    let vocabulary: serde_json::Map<String, Value> =
+        all.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))).collect();
+    let merges = [
+        ["h", "e"],
+        ["l", "l"],
+        ["he", "ll"],
+        ["hell", "o"],
+        ["▁", "hello"],
+        ["▁", "h"],
+        ["▁", "w"],
+        ["o", "r"],
+        ["▁w", "or"],
+        ["▁", "▁"],
+        ["t", ">"],
+    ];
+    let flags =
+        [(false, false, false), (true, false, false), (false, true, false), (true, true, false), (false, false, true)];
+    let texts = ["<s>", "<left>", "<right>", "<both>", "word"];
+    let added = texts.iter().zip(flags).enumerate().map(|(place, (text, (lstrip, rstrip, single_word)))| {
+        let id = if place == 0 { 1 } else { all.len() + place };
+        json!({
+            "id": id, "content": text, "lstrip": lstrip, "rstrip": rstrip, "single_word": single_word,
+            "normalized": normalized, "special": place == 0,
+        })
+    });
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocabulary, "merges": merges,
+        },
+    });
+    Card { tokenizer: tokenizer.to_string(), ..card("scripted") }
+}
+
+#[test]
+fn every_kind_of_normalizer_and_added_token_gives_the_crates_tokens() {
+    let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+    let prepend = json!({ "type": "Prepend", "prepend": "▁" });
+    let metaspace = |scheme: &str, split: bool| json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split });
+    let kinds = [
+        (json!({ "type": "Sequence", "normalizers": [prepend, spaces] }), Value::Null),
+        (spaces.clone(), Value::Null),
+        (Value::Null, metaspace("first", false)),
+        (Value::Null, metaspace("first", true)),
+        (Value::Null, metaspace("always", true)),
+        (Value::Null, metaspace("never", false)),
+        (json!({ "type": "NFKC" }), metaspace("first", false)),
+        (json!({ "type": "Sequence", "normalizers": [{ "type": "Lowercase" }, spaces] }), Value::Null),
+    ];
+    let pieces = [
+        "hello", " hello", "  ", " ", "\n", "<s>", "<left>", "<right>", "<both>", "word", "words", " word ", "é", "ﬁ",
+        "WORD", "<S>", "wor", "ld", "<s", ">", "日本", ",",
+    ];
+    let mut random = fastrand::Rng::with_seed(3);
+    for (normalizer, pre_tokenizer) in kinds {
+        for normalized in [false, true] {
+            let card = sentencepiece(normalizer.clone(), pre_tokenizer.clone(), normalized);
+            let whole = Tokenizer::from_bytes(card.tokenizer.as_bytes()).unwrap();
+            let tokens = Tokens::of(&card).unwrap();
+            for _ in 0..400 {
+                let count = random.usize(..8);
+                let text: String = (0..count).map(|_| pieces[random.usize(..pieces.len())]).collect();
+                let expected = whole.encode_fast(text.as_str(), false).unwrap();
+                let found = tokens.encode_text(&text).unwrap();
+                assert_eq!(found, expected.get_ids(), "{text:?} with {normalizer}, {pre_tokenizer}, {normalized}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plain_text_is_opened_once() {
+    let bos = |add_bos| Card { bos: Some(1), add_bos, ..sentencepiece(Value::Null, Value::Null, false) };
+    let ids = |card: &Card, text: &str| Tokens::of(card).unwrap().encode_text(text).unwrap();
+    let hello = ids(&bos(false), "hello");
+    assert_eq!(ids(&bos(true), "hello"), [&[1], &hello[..]].concat());
+    assert_eq!(ids(&bos(true), "<s>hello"), [&[1], &hello[..]].concat());
+    assert_eq!(ids(&bos(true), ""), [1]);
+}
+
+#[test]
+fn tokens_that_the_model_has_no_row_for_are_told() {
+    let card = Card { vocabulary: 100, ..card("scripted") };
+    let failure = Tokens::of(&card).unwrap().encode_text("<|im_start|>").unwrap_err();
+    assert_eq!(failure.code, FailureCode::Unsupported);
+    assert!(failure.message.contains("'<|im_start|>'") && failure.message.contains("100 tokens"), "{failure}");
+    let broken = Card { tokenizer: "{".to_owned(), ..card };
+    assert!(Tokens::of(&broken).unwrap_err().message.starts_with("the model's tokenizer cannot be used"));
+}

@@ -1,0 +1,381 @@
+//! Adapters: those that jobs may name, which of them the model holds, and which sequence runs under which.
+//!
+//! All that the model holds together keeps to a limit. Whoever has no sequence and was not used for the longest time leaves
+//! the model and stays known: the next job that names it has it read again, and waits here meanwhile. Jobs that wait for
+//! room are served in their order, and while the first of them waits no other begins under an adapter, so that those
+//! in use come free. An adapter that is detached while sequences use it goes with the last of them.
+
+mod queue;
+#[cfg(test)]
+mod tests;
+
+pub use queue::{Ready, Waiting};
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use pensieve_plugin_api::AdapterData;
+
+use super::formats::ReadAdapter;
+use pensieve_protocol::{
+    job::{AdapterUse, Failure, FailureCode},
+    wire::{AdapterStats, AttachedAdapter, Attachment, Location},
+};
+
+/// What a number of an adapter takes at least: models keep factors in half precision or better.
+const VALUE_BYTES_MIN: u64 = 2;
+
+/// What takes adapters in: a model.
+pub trait Holder {
+    /// Takes one in; answers its id and the bytes that it takes.
+    fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure>;
+    /// Drops one that no sequence uses.
+    fn detach(&mut self, adapter: u32);
+}
+
+/// The adapters of one model.
+pub struct Adapters {
+    /// Bytes that those which the model holds may take.
+    limit: u64,
+    /// How long jobs wait for one that is read again.
+    patience: Duration,
+    last: u64,
+    clock: u64,
+    names: BTreeMap<String, u64>,
+    known: BTreeMap<u64, Adapter>,
+    /// The adapter of each sequence that runs.
+    users: HashMap<u64, u64>,
+    /// What the model is told of each sequence: the adapter's id and strength.
+    pub spans: HashMap<u64, (u32, f32)>,
+    waiting: VecDeque<Waiting>,
+    wanted: Vec<(u64, Location)>,
+    notes: Vec<String>,
+    loads: u64,
+    unloads: u64,
+}
+
+struct Adapter {
+    name: String,
+    /// What the server calls the attempt to attach it.
+    attempt: u64,
+    location: Location,
+    format: String,
+    fingerprint: String,
+    pairs: u64,
+    /// What it takes in the model; known once it was there.
+    bytes: u64,
+    place: Place,
+    /// Sequences that run under it, and jobs that wait for it.
+    running: usize,
+    claims: usize,
+    /// When it was used last; smaller is longer ago.
+    used: u64,
+    leaving: bool,
+}
+
+/// Where an adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// It is being read for the first time, and jobs do not know of it yet.
+    New,
+    /// On disk alone.
+    Disk,
+    /// It is being read again since then; its bytes are set aside.
+    Reading(Instant),
+    /// Being read again for so long that nobody waits for it. Until its format comes back, it is not read a second time.
+    Hung,
+    /// In the model, under this id.
+    Model(u32),
+}
+
+impl Adapters {
+    /// No adapters; those to come may take so many bytes together, and jobs wait so long for one to be read again.
+    pub fn new(limit: u64, patience: Duration) -> Self {
+        Self {
+            limit,
+            patience,
+            last: 0,
+            clock: 0,
+            names: BTreeMap::new(),
+            known: BTreeMap::new(),
+            users: HashMap::new(),
+            spans: HashMap::new(),
+            waiting: VecDeque::new(),
+            wanted: Vec::new(),
+            notes: Vec::new(),
+            loads: 0,
+            unloads: 0,
+        }
+    }
+
+    /// Begins to take one in, which is to be read now; answers what [`Adapters::take_in`] knows it by.
+    pub fn begin(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
+        if self.names.contains_key(name) {
+            let message = format!("an adapter called '{name}' is attached already");
+            return Err(Failure::new(FailureCode::Conflict, message).with_help("detach it first"));
+        }
+        self.last += 1;
+        let adapter = Adapter {
+            name: name.to_owned(),
+            attempt,
+            location,
+            format: String::new(),
+            fingerprint: String::new(),
+            pairs: 0,
+            bytes: 0,
+            place: Place::New,
+            running: 0,
+            claims: 0,
+            used: self.clock,
+            leaving: false,
+        };
+        self.names.insert(name.to_owned(), self.last);
+        self.known.insert(self.last, adapter);
+        Ok(self.last)
+    }
+
+    /// One has been read, or could not be. Answers what came of the attempt to attach it, if that was not known before.
+    pub fn take_in(
+        &mut self,
+        serial: u64,
+        read: Result<ReadAdapter, Failure>,
+        holder: &mut impl Holder,
+    ) -> Option<(u64, Attachment)> {
+        let adapter = self.known.get(&serial)?;
+        if adapter.place == Place::Hung {
+            // Nobody has waited for this, and no room was kept for it.
+            self.set(serial, Place::Disk);
+            self.leave(serial, holder);
+            return None;
+        }
+        let (attempt, is_new) = (adapter.attempt, adapter.place == Place::New);
+        let taken = if adapter.leaving && adapter.claims == 0 {
+            let message = format!("adapter '{}' was detached while it was read", adapter.name);
+            Err(Failure::new(FailureCode::NotFound, message))
+        } else {
+            read.and_then(|read| self.hold(serial, read, holder))
+        };
+        match taken {
+            Ok(attached) => is_new.then_some((attempt, Ok(attached))),
+            Err(failure) if is_new => {
+                self.remove(serial);
+                Some((attempt, Err(failure)))
+            }
+            Err(failure) => {
+                self.set(serial, Place::Disk);
+                self.fail_waiting(serial, &failure);
+                self.leave(serial, holder);
+                None
+            }
+        }
+    }
+
+    /// Nobody may begin to use it any more. It goes at once, or with the last of its jobs.
+    pub fn retire(&mut self, name: &str, holder: &mut impl Holder) {
+        let Some(serial) = self.names.remove(name) else { return };
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.leaving = true;
+        }
+        self.leave(serial, holder);
+    }
+
+    /// The adapter that a job wishes for, by the number that it has here; an error if there is none of that name.
+    pub fn find(&self, wish: &AdapterUse) -> Result<u64, Failure> {
+        if !wish.scale.is_finite() {
+            return Err(Failure::new(FailureCode::Invalid, format!("adapter '{}': its scale is no number", wish.name)));
+        }
+        let serial = self.names.get(&wish.name).copied();
+        serial.filter(|serial| self.known.get(serial).is_some_and(|adapter| adapter.place != Place::New)).ok_or_else(
+            || {
+                let known: Vec<String> = self.stats().into_iter().map(|adapter| adapter.name).collect();
+                let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+                let message = format!("no adapter is called '{}' (attached: {known})", wish.name);
+                Failure::new(FailureCode::NotFound, message)
+            },
+        )
+    }
+
+    /// What a sequence under an adapter shares cached states by; none while the model does not hold it.
+    pub fn salt(&self, serial: u64, scale: f32) -> Option<String> {
+        let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.place, Place::Model(_)))?;
+        Some(format!("{}\0{:08x}", adapter.fingerprint, scale.to_bits()))
+    }
+
+    /// A sequence begins to use one that the model holds.
+    pub fn enter(&mut self, sequence: u64, serial: u64, scale: f32) {
+        self.clock += 1;
+        let Some(adapter) = self.known.get_mut(&serial) else { return };
+        if let Place::Model(id) = adapter.place {
+            (adapter.running, adapter.used) = (adapter.running + 1, self.clock);
+            self.spans.insert(sequence, (id, scale));
+            self.users.insert(sequence, serial);
+        }
+    }
+
+    /// A sequence has ended.
+    pub fn end(&mut self, sequence: u64, holder: &mut impl Holder) {
+        self.spans.remove(&sequence);
+        let Some(serial) = self.users.remove(&sequence) else { return };
+        self.clock += 1;
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            (adapter.running, adapter.used) = (adapter.running.saturating_sub(1), self.clock);
+        }
+        self.leave(serial, holder);
+    }
+
+    /// A job that waited has begun under an adapter, or has not; a leaving one that nobody needs any more goes.
+    pub fn let_go(&mut self, serial: u64, holder: &mut impl Holder) {
+        self.leave(serial, holder);
+    }
+
+    /// Those that have to be read before jobs go on, each asked for once.
+    pub fn take_wanted(&mut self) -> Vec<(u64, Location)> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// What a person may want to know, since it was last asked.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Those that jobs may name.
+    pub fn stats(&self) -> Vec<AdapterStats> {
+        let known = self.names.values().filter_map(|serial| self.known.get(serial));
+        let here = known.filter(|adapter| adapter.place != Place::New);
+        let stats = here.map(|adapter| AdapterStats {
+            name: adapter.name.clone(),
+            format: adapter.format.clone(),
+            pairs: adapter.pairs,
+            bytes: adapter.bytes,
+            loaded: matches!(adapter.place, Place::Model(_)),
+            jobs: (adapter.running + adapter.claims) as u64,
+        });
+        stats.collect()
+    }
+
+    /// How often one was taken into the model, and how often one had to make room.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.loads, self.unloads)
+    }
+
+    /// Bytes of those that the model holds, leaving ones included, and of those that are about to be.
+    fn held(&self) -> u64 {
+        let holds = |adapter: &&Adapter| matches!(adapter.place, Place::Model(_) | Place::Reading(_));
+        self.known.values().filter(holds).fold(0, |sum, adapter| sum.saturating_add(adapter.bytes))
+    }
+
+    /// Has the model take one in, and others make room for it.
+    fn hold(&mut self, serial: u64, read: ReadAdapter, holder: &mut impl Holder) -> Result<AttachedAdapter, Failure> {
+        let ReadAdapter { format, data } = read;
+        self.check_least(serial, &data)?;
+        let (id, bytes) = holder.attach(&data)?;
+        self.loads += 1;
+        let Some(adapter) = self.known.get_mut(&serial) else {
+            holder.detach(id);
+            return Err(Failure::new(FailureCode::Internal, "an adapter was read that nobody knows"));
+        };
+        let (name, before) = (adapter.name.clone(), adapter.bytes);
+        (adapter.place, adapter.bytes, adapter.used) = (Place::Model(id), bytes, self.clock);
+        (adapter.pairs, adapter.fingerprint) = (data.pairs.len() as u64, data.fingerprint.to_string());
+        adapter.format.clone_from(&format);
+        let attached = AttachedAdapter { format, pairs: adapter.pairs, bytes };
+        if self.make_room(0, Some(serial), holder) {
+            return Ok(attached);
+        }
+        holder.detach(id);
+        self.set(serial, Place::Disk);
+        if bytes <= self.limit {
+            // It is brought in again as soon as a job wants it and others have left.
+            return Ok(attached);
+        }
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.bytes = before;
+        }
+        Err(self.too_large(&name, &format!("{bytes} bytes")))
+    }
+
+    /// Refuses an adapter that is too large in whichever numbers a model keeps it, before the model is given any of it.
+    fn check_least(&self, serial: u64, data: &AdapterData) -> Result<(), Failure> {
+        let values = data.pairs.iter().fold(0, |sum: u64, pair| sum + (pair.a.len() + pair.b.len()) as u64);
+        let least = values.saturating_mul(VALUE_BYTES_MIN);
+        let name = self.known.get(&serial).map_or("", |adapter| &adapter.name);
+        if least > self.limit { Err(self.too_large(name, &format!("at least {least} bytes"))) } else { Ok(()) }
+    }
+
+    fn too_large(&self, name: &str, what: &str) -> Failure {
+        let message = format!("adapter '{name}' takes {what}; all adapters of this model may take {}", self.limit);
+        Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory")
+    }
+
+    /// Has adapters leave the model until `bytes` more fit, those first that were not used for the longest time. Nobody
+    /// leaves in vain, and nobody who is used. For one that has `come`, nobody leaves whom a job waits for; for one that the
+    /// first waiting job needs, those may whom only later jobs wait for, as otherwise nobody's turn would come.
+    fn make_room(&mut self, bytes: u64, come: Option<u64>, holder: &mut impl Holder) -> bool {
+        let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
+        let idle = |(serial, adapter): &(&u64, &Adapter)| {
+            let spared = come.is_some_and(|come| come == **serial || adapter.claims > 0);
+            !spared && adapter.running == 0 && matches!(adapter.place, Place::Model(_))
+        };
+        let idle = self.known.iter().filter(idle);
+        let mut idle: Vec<(bool, u64, u64, u64)> =
+            idle.map(|(serial, adapter)| (adapter.claims > 0, adapter.used, *serial, adapter.bytes)).collect();
+        idle.sort_unstable();
+        let mut going = Vec::new();
+        for (_, _, serial, bytes) in idle {
+            if missing == 0 {
+                break;
+            }
+            missing = missing.saturating_sub(bytes);
+            going.push(serial);
+        }
+        if missing > 0 {
+            return false;
+        }
+        for serial in going {
+            self.unload(serial, holder);
+        }
+        true
+    }
+
+    fn unload(&mut self, serial: u64, holder: &mut impl Holder) {
+        let Some(adapter) = self.known.get_mut(&serial) else { return };
+        if let Place::Model(id) = adapter.place {
+            holder.detach(id);
+            adapter.place = Place::Disk;
+            self.unloads += 1;
+            self.notes.push(format!("adapter '{}' leaves memory, as others need it", adapter.name));
+        }
+    }
+
+    /// Forgets an adapter that is to go, once nobody needs it.
+    fn leave(&mut self, serial: u64, holder: &mut impl Holder) {
+        let Some(adapter) = self.known.get(&serial) else { return };
+        if !adapter.leaving || adapter.running + adapter.claims > 0 {
+            return;
+        }
+        match adapter.place {
+            // It goes when it has been read.
+            Place::New | Place::Reading(_) | Place::Hung => {}
+            Place::Disk => drop(self.known.remove(&serial)),
+            Place::Model(id) => {
+                holder.detach(id);
+                self.known.remove(&serial);
+            }
+        }
+    }
+
+    fn remove(&mut self, serial: u64) {
+        let Some(adapter) = self.known.remove(&serial) else { return };
+        if self.names.get(&adapter.name) == Some(&serial) {
+            self.names.remove(&adapter.name);
+        }
+    }
+
+    fn set(&mut self, serial: u64, place: Place) {
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.place = place;
+        }
+    }
+}

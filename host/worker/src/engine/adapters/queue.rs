@@ -1,0 +1,154 @@
+//! Jobs that wait for their adapter to be brought back into the model.
+
+use std::time::{Duration, Instant};
+
+use super::{Adapters, Holder, Place};
+use crate::grammar::Constraint;
+use pensieve_protocol::job::{Failure, FailureCode, Job};
+
+/// A job that waits.
+pub struct Waiting {
+    /// The job.
+    pub job: Job,
+    /// Its adapter.
+    pub serial: u64,
+    /// What its text must be.
+    pub constraint: Option<Constraint>,
+    /// How long it has waited for other things.
+    pub waited: Duration,
+    /// Since when it waits here.
+    pub since: Instant,
+    /// Why its adapter does not come, if that is known.
+    pub failure: Option<Failure>,
+}
+
+/// What has become of a job that waited.
+pub enum Ready {
+    /// Its adapter is there; it can begin.
+    Begin(Waiting),
+    /// Its deadline came first.
+    Overdue(Job),
+    /// Its adapter does not come.
+    Failed(u64, Failure),
+}
+
+impl Waiting {
+    fn is_overdue(&self) -> bool {
+        self.job.deadline.is_some_and(|deadline| self.waited.saturating_add(self.since.elapsed()) >= deadline)
+    }
+
+    /// Whether it is not going to begin any more.
+    fn is_settled(&self) -> bool {
+        self.failure.is_some() || self.is_overdue()
+    }
+}
+
+impl Adapters {
+    /// Whether a job under this adapter may begin at once: the model holds it, and nobody waits for room.
+    pub fn may_begin(&self, serial: u64) -> bool {
+        let holds = |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.place, Place::Model(_)));
+        let waits_for_room =
+            |waiting: &Waiting| self.known.get(&waiting.serial).is_some_and(|one| one.place == Place::Disk);
+        holds(serial) && !self.waiting.iter().any(waits_for_room)
+    }
+
+    /// Has a job wait until its adapter is there.
+    pub fn wait(&mut self, waiting: Waiting) {
+        if let Some(adapter) = self.known.get_mut(&waiting.serial) {
+            adapter.claims += 1;
+        }
+        self.waiting.push_back(waiting);
+    }
+
+    /// Gives a waiting job up.
+    pub fn cancel(&mut self, id: u64, holder: &mut impl Holder) -> Option<Job> {
+        let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
+        let waiting = self.waiting.remove(place)?;
+        self.drop_claim(waiting.serial);
+        self.leave(waiting.serial, holder);
+        Some(waiting.job)
+    }
+
+    /// How many jobs wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A job that waits no longer. Asks for what others wait for as far as there is room.
+    pub fn next_ready(&mut self, holder: &mut impl Holder) -> Option<Ready> {
+        self.give_up_hung(holder);
+        // Who is not going to begin hears of it at once, wherever in the queue.
+        if let Some(place) = self.waiting.iter().position(Waiting::is_settled) {
+            return self.release(place, holder);
+        }
+        let mut place = 0;
+        while let Some(waiting) = self.waiting.get(place) {
+            let serial = waiting.serial;
+            let Some(adapter) = self.known.get(&serial) else { break };
+            match adapter.place {
+                Place::Disk => {
+                    let (bytes, location) = (adapter.bytes, adapter.location.clone());
+                    if !self.make_room(bytes, None, holder) {
+                        return None;
+                    }
+                    self.set(serial, Place::Reading(Instant::now()));
+                    self.wanted.push((serial, location));
+                }
+                Place::New | Place::Reading(_) => place += 1,
+                Place::Hung => {
+                    let failure = hung(&adapter.name);
+                    self.fail_waiting(serial, &failure);
+                    return self.release(place, holder);
+                }
+                Place::Model(_) => return self.release(place, holder),
+            }
+        }
+        None
+    }
+
+    /// Waits no longer for adapters whose format does not come back from reading them.
+    fn give_up_hung(&mut self, holder: &mut impl Holder) {
+        let hangs = |place: Place| matches!(place, Place::Reading(since) if since.elapsed() >= self.patience);
+        let gone = self.known.iter().filter(|(_, adapter)| hangs(adapter.place));
+        let gone: Vec<(u64, String)> = gone.map(|(serial, adapter)| (*serial, adapter.name.clone())).collect();
+        for (serial, name) in gone {
+            self.fail_waiting(serial, &hung(&name));
+            self.set(serial, Place::Hung);
+            self.leave(serial, holder);
+        }
+    }
+
+    /// Tells all who wait for an adapter that it does not come.
+    pub(super) fn fail_waiting(&mut self, serial: u64, failure: &Failure) {
+        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.serial == serial) {
+            waiting.failure = Some(failure.clone());
+        }
+    }
+
+    /// Takes a job out of the queue. One that begins under a leaving adapter is counted as its user right after.
+    fn release(&mut self, place: usize, holder: &mut impl Holder) -> Option<Ready> {
+        let mut waiting = self.waiting.remove(place)?;
+        self.drop_claim(waiting.serial);
+        let overdue = waiting.is_overdue();
+        if let Some(failure) = waiting.failure.take() {
+            self.leave(waiting.serial, holder);
+            return Some(Ready::Failed(waiting.job.id, failure));
+        }
+        if overdue {
+            self.leave(waiting.serial, holder);
+            return Some(Ready::Overdue(waiting.job));
+        }
+        Some(Ready::Begin(waiting))
+    }
+
+    fn drop_claim(&mut self, serial: u64) {
+        if let Some(adapter) = self.known.get_mut(&serial) {
+            adapter.claims = adapter.claims.saturating_sub(1);
+        }
+    }
+}
+
+fn hung(name: &str) -> Failure {
+    let message = format!("adapter '{name}': its format did not come back from reading it again");
+    Failure::new(FailureCode::Stalled, message).with_help("replace its plugin")
+}

@@ -1,0 +1,120 @@
+//! Grammars around the loop: jobs whose grammar is being compiled wait here, so that the model never waits for them, and
+//! masks are made on threads of their own while the model computes. Both come into being with the first job that has a
+//! grammar; most models never meet one.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::sequence::Text;
+use crate::grammar::{Compiler, Compiling, Constraint, GrammarError, Masks};
+use pensieve_protocol::grammar::Spec;
+use pensieve_protocol::job::{Failure, FailureCode, Job};
+
+/// How long a grammar may take to be compiled.
+const COMPILE_TIME: Duration = Duration::from_secs(5);
+const MASK_THREADS_MAX: usize = 4;
+
+/// The grammars of one model's jobs.
+#[derive(Default)]
+pub struct Grammars {
+    compiler: Option<Compiler>,
+    masks: Option<Masks>,
+    waiting: Vec<Waiting>,
+}
+
+struct Waiting {
+    job: Job,
+    since: Instant,
+    compiling: Compiling,
+}
+
+/// A job whose grammar is decided upon.
+pub struct Ready {
+    /// The job.
+    pub job: Job,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// Its grammar, or why there is none. Nothing if its deadline came first: whoever takes it in finds it overdue.
+    pub constraint: Result<Option<Constraint>, Failure>,
+}
+
+impl Grammars {
+    /// Begins to compile a job's grammar; the job waits here meanwhile.
+    pub fn begin(&mut self, job: Job, spec: &Spec, text: &Text) -> Result<(), Failure> {
+        let compiling = self.compiler(text)?.begin(spec).map_err(|error| failure(&error))?;
+        self.waiting.push(Waiting { job, since: Instant::now(), compiling });
+        Ok(())
+    }
+
+    /// Jobs whose grammar has been decided upon since it was last asked.
+    pub fn take_ready(&mut self) -> Vec<Ready> {
+        let mut ready = Vec::new();
+        let mut place = 0;
+        while let Some(waiting) = self.waiting.get_mut(place) {
+            let waited = waiting.since.elapsed();
+            let overdue = waiting.job.deadline.is_some_and(|deadline| waited >= deadline);
+            match waiting.compiling.poll() {
+                None if !overdue => place += 1,
+                result => {
+                    let constraint = result.transpose().map_err(|error| failure(&error));
+                    ready.push(Ready { job: self.waiting.remove(place).job, waited, constraint });
+                }
+            }
+        }
+        ready
+    }
+
+    /// Gives a waiting job up.
+    pub fn cancel(&mut self, id: u64) -> Option<Job> {
+        let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
+        Some(self.waiting.remove(place).job)
+    }
+
+    /// How many jobs wait for their grammar.
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether no job waits for its grammar.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Makes the masks of these constraints while `forward` runs.
+    pub fn overlap<T>(&self, constraints: Vec<&mut Constraint>, forward: impl FnOnce() -> T) -> T {
+        match &self.masks {
+            Some(masks) if !constraints.is_empty() => masks.overlap(constraints, forward),
+            // Whoever asks for a mask that is not there makes it.
+            _ => forward(),
+        }
+    }
+
+    fn compiler(&mut self, text: &Text) -> Result<&Compiler, Failure> {
+        let vocabulary = match &text.vocabulary {
+            Ok(vocabulary) => vocabulary,
+            Err(why) => {
+                let message = format!("this model cannot keep to a grammar: {why}");
+                return Err(Failure::new(FailureCode::Unsupported, message));
+            }
+        };
+        if self.masks.is_none() {
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            self.masks = Masks::new((cores / 2).clamp(1, MASK_THREADS_MAX)).ok();
+        }
+        Ok(self.compiler.get_or_insert_with(|| Compiler::new(Arc::clone(vocabulary), COMPILE_TIME)))
+    }
+}
+
+/// What is said of a grammar that is not enforced.
+pub(super) fn failure(error: &GrammarError) -> Failure {
+    let code = match error {
+        GrammarError::At(field, error) => return failure(error).at(field),
+        GrammarError::Busy => FailureCode::Busy,
+        GrammarError::Unsupported(_) => FailureCode::Unsupported,
+        GrammarError::Invalid(_) | GrammarError::TooLarge(_) | GrammarError::Deadline { .. } => FailureCode::Invalid,
+    };
+    Failure::new(code, error.to_string())
+}

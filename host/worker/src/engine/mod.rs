@@ -1,0 +1,29 @@
+//! What a worker does with its one model. Two state machines decide everything that can be decided without touching the
+//! model: [`blocks`] says which tokens' keys and values lie where and may be used again ([`states`] for models that keep a
+//! state per sequence instead), [`scheduler`] says which tokens the next step computes. None of them does I/O, reads a clock or calls a plugin: time and results come in as arguments, so
+//! that a test can run a million steps in seconds and replay any of them from its seed. What a sequence may say and where
+//! it ends is a matter of bytes: [`stops`], and the grammars beside this module.
+//!
+//! Around them lies what does touch the world: [`step`] is one turn of the loop, [`model`] and [`chain`] call plugins,
+//! and [`store`] keeps blocks on disk.
+
+pub mod blocks;
+pub mod scheduler;
+pub mod states;
+
+pub mod stops;
+
+pub mod adapters;
+pub mod chain;
+pub mod formats;
+pub mod grammars;
+pub mod model;
+pub mod sequence;
+pub mod step;
+pub mod store;
+pub mod tier;
+
+mod logits;
+
+#[cfg(test)]
+mod simulation;

@@ -1,0 +1,269 @@
+//! The plugin's model as the engine sees it: what it said of itself, checked once, and the calls of the contract with
+//! batches built out of plans. A plugin cannot be believed: sizes that do not fit together end the load, and rows of
+//! logits are marked before a step, so that one that was not written cannot pass for another sequence's.
+
+use std::{collections::HashMap, path::Path, time::Duration};
+
+use pensieve_plugin_api::{
+    self as api, AdapterData, Batch, Card, LoadRequest, ModelBox, NO_ADAPTER, Resident, Source, StateKind, Want,
+    ext::{
+        Offered,
+        kv_transfer::{self, KvTransfer},
+        merge::{Merge, Merged},
+    },
+};
+
+use super::{
+    adapters::Holder,
+    formats::Formats,
+    scheduler::{Plan, Scheduler},
+};
+use crate::plugin::{HostServices, LoadedPlugin};
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    wire::{Load, Location, MergedAdapter},
+};
+
+const VOCABULARY_MAX: u32 = 1 << 22;
+const CONTEXT_MAX: u32 = 1 << 28;
+const BLOCK_TOKENS_MAX: u32 = 1 << 12;
+const BLOCK_BYTES_MAX: u64 = 1 << 32;
+
+/// A loaded model.
+pub struct Model {
+    model: ModelBox,
+    /// What its architecture says of the checkpoint.
+    pub card: Card,
+    /// What it occupies.
+    pub resident: Resident,
+    /// Everything that an exported block depends on besides its text.
+    pub identity: String,
+    block_bytes: Option<usize>,
+    batch: Scratch,
+}
+
+/// What a batch is made of; kept from step to step.
+#[derive(Default)]
+struct Scratch {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Model {
+    /// Has the architecture read the checkpoint's headers and load it, with the adapters that are to be merged.
+    pub fn load(load: &Load, services: HostServices, formats: &Formats) -> Result<Self, Failure> {
+        let plugin = LoadedPlugin::open(&load.architecture.plugin).map_err(|error| {
+            let help = error.help();
+            let message = error.to_string();
+            let message = message.strip_suffix(&format!("; {help}")).unwrap_or(&message).to_owned();
+            Failure::new(FailureCode::Plugin, message).with_help(help)
+        })?;
+        let architecture = plugin.architecture(&load.architecture.name).map_err(of_plugin)?;
+        let source = Source { path: text_of(&load.source)?.into(), options: load.options.as_str().into() };
+        let card = architecture.describe(&source).into_result().map_err(of_plugin)?;
+        let request = LoadRequest {
+            source,
+            device: load.device.as_str().into(),
+            context: load.context,
+            state_bytes: load.state_bytes,
+            threads: load.threads,
+        };
+        let merged = read_merged(&load.merged, formats)?;
+        let model = if merged.is_empty() {
+            architecture.load(&request, services.into_abi()).into_result()
+        } else {
+            let none = || {
+                let message = format!("architecture '{}' cannot merge adapters", load.architecture.name);
+                Failure::new(FailureCode::Unsupported, message)
+                    .with_help("leave out 'merge' where adapters are configured")
+            };
+            Merge::of(&architecture)
+                .ok_or_else(none)?
+                .and_then(|able| able.load(&request, services.into_abi(), &merged))
+        };
+        let model = model.map_err(of_plugin)?;
+        let resident = model.resident();
+        check(&card, &resident)?;
+        let manifest = plugin.manifest();
+        let identity = [
+            card.fingerprint.as_str(),
+            &manifest.id,
+            &manifest.version,
+            &manifest.sdk,
+            resident.device.as_str(),
+            &load.options,
+        ]
+        .join("\0");
+        let identity = merged.iter().fold(identity, |identity, one| {
+            format!("{identity}\0{}\0{:08x}", one.adapter.fingerprint, one.strength.to_bits())
+        });
+        let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
+        model.block_bytes = model.ask_block_bytes()?;
+        Ok(model)
+    }
+
+    /// The length of a row of logits.
+    pub fn vocabulary(&self) -> usize {
+        self.card.vocabulary as usize
+    }
+
+    /// Whether its states lie in blocks.
+    pub fn is_paged(&self) -> bool {
+        self.card.state == StateKind::PAGED
+    }
+
+    /// Bytes of an exported block; none if it exports none.
+    pub fn block_bytes(&self) -> Option<usize> {
+        self.block_bytes
+    }
+
+    /// Computes a plan's spans. Answers one row of logits per span that asks for them, in order.
+    pub fn forward(
+        &mut self,
+        plan: &Plan,
+        scheduler: &Scheduler,
+        adapters: &HashMap<u64, (u32, f32)>,
+    ) -> Result<&[f32], Failure> {
+        let Scratch { tokens, positions, logits } = &mut self.batch;
+        tokens.clear();
+        positions.clear();
+        let mut spans = Vec::with_capacity(plan.spans.len());
+        let mut rows = 0;
+        for span in &plan.spans {
+            let (start, range) = (tokens.len() as u32, span.tokens.clone());
+            tokens.extend_from_slice(scheduler.tokens(span.sequence).get(range.clone()).unwrap_or_default());
+            // Lengths are below the context, which is a u32.
+            positions.extend(range.start as u32..range.end as u32);
+            let want = if span.logits { Want::LAST } else { Want::NONE };
+            rows += usize::from(span.logits);
+            let (adapter, adapter_scale) = adapters.get(&span.sequence).copied().unwrap_or((NO_ADAPTER, 1.0));
+            let (len, past) = (range.len() as u32, range.start as u32);
+            let blocks = scheduler.table(span.sequence).into();
+            let sequence = scheduler.state_of(span.sequence);
+            spans.push(api::Span { sequence, start, len, past, want, adapter, adapter_scale, blocks });
+        }
+        let width = self.card.vocabulary as usize;
+        logits.resize(rows * width, 0.0);
+        for row in logits.chunks_exact_mut(width) {
+            row[0] = f32::NAN;
+            row[width - 1] = f32::NAN;
+        }
+        let batch = Batch {
+            tokens: tokens.as_slice().into(),
+            positions: positions.as_slice().into(),
+            spans: spans.as_slice().into(),
+        };
+        self.model.forward(&batch, logits.as_mut_slice().into()).into_result().map_err(of_plugin)?;
+        Ok(logits)
+    }
+
+    /// Forgets a sequence.
+    pub fn release(&mut self, sequence: u64) {
+        self.model.release(sequence);
+    }
+
+    /// Its ability to copy blocks out and in, for as many of them as there are to copy now.
+    pub fn transfer(&mut self) -> Result<Offered<'_, KvTransfer>, Failure> {
+        let none = || Failure::new(FailureCode::Unsupported, "this model does not export blocks");
+        KvTransfer::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
+    }
+
+    /// Bytes of an exported block, if it is a model that exports any.
+    fn ask_block_bytes(&mut self) -> Result<Option<usize>, Failure> {
+        if !self.is_paged() || self.model.extension(kv_transfer::ID.into()).is_none() {
+            return Ok(None);
+        }
+        let bytes = self.transfer()?.block_bytes();
+        Ok(usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes)))
+    }
+}
+
+impl Holder for Model {
+    fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure> {
+        let before = self.model.resident().weight_bytes;
+        let id = self.model.attach(adapter).into_result().map_err(of_adapter)?;
+        if id == NO_ADAPTER {
+            return Err(Failure::new(FailureCode::Plugin, "the model gave an adapter the id that means none"));
+        }
+        let grown = self.model.resident().weight_bytes.saturating_sub(before);
+        // A model that does not tell is taken to keep the factors as they came.
+        let values = adapter.pairs.iter().fold(0, |sum: u64, pair| sum + (pair.a.len() + pair.b.len()) as u64);
+        Ok((id, if grown > 0 { grown } else { values.saturating_mul(4) }))
+    }
+
+    fn detach(&mut self, adapter: u32) {
+        // A model that cannot forget an adapter keeps it until the worker ends; no job can name it any more.
+        let _ = self.model.detach(adapter);
+    }
+}
+
+/// Reads the adapters that become part of the weights.
+fn read_merged(merged: &[MergedAdapter], formats: &Formats) -> Result<Vec<Merged>, Failure> {
+    let read = |one: &MergedAdapter| {
+        let read = formats.read(&Location::trusted(&one.path), u64::MAX).map_err(|mut failure| {
+            failure.message = format!("adapter '{}', which is to be merged: {}", one.name, failure.message);
+            failure
+        });
+        Ok(Merged { adapter: read?.data, strength: one.scale })
+    };
+    merged.iter().map(read).collect()
+}
+
+/// What a plugin's error means to a client or a user.
+pub fn of_plugin(error: api::PluginError) -> Failure {
+    let code = match error.code {
+        api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
+        api::ErrorCode::NOT_FOUND => FailureCode::NotFound,
+        _ => FailureCode::Plugin,
+    };
+    Failure { code, message: error.message.into_string(), help: error.help.into_string(), field: String::new() }
+}
+
+/// The same of an error over an adapter, whose fault it mostly is: whatever it lacks is no affair of the request's model.
+pub fn of_adapter(error: api::PluginError) -> Failure {
+    let code = match error.code {
+        api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
+        api::ErrorCode::INVALID | api::ErrorCode::CORRUPT | api::ErrorCode::NOT_FOUND | api::ErrorCode::IO => {
+            FailureCode::Invalid
+        }
+        _ => FailureCode::Plugin,
+    };
+    Failure { code, ..of_plugin(error) }
+}
+
+/// A path as it can cross.
+pub fn text_of(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| {
+        Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", path.display())).with_help("rename it")
+    })
+}
+
+/// How long a duration is in whole microseconds.
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn check(card: &Card, resident: &Resident) -> Result<(), Failure> {
+    let wrong = |what: String| {
+        let message = format!("architecture '{}' contradicts itself: {what}", card.architecture);
+        Err(Failure::new(FailureCode::Plugin, message).with_help("this is a defect of the plugin; tell its author"))
+    };
+    if !(1..=VOCABULARY_MAX).contains(&card.vocabulary) {
+        return wrong(format!("a vocabulary of {} tokens", card.vocabulary));
+    }
+    if !(1..=CONTEXT_MAX).contains(&resident.context) {
+        return wrong(format!("a context of {} tokens", resident.context));
+    }
+    match card.state {
+        StateKind::PAGED if !(1..=BLOCK_TOKENS_MAX).contains(&card.block_tokens) => {
+            wrong(format!("blocks of {} tokens", card.block_tokens))
+        }
+        StateKind::PAGED if resident.blocks == 0 => wrong("a paged model without blocks".into()),
+        StateKind::PAGED | StateKind::PER_SEQUENCE => Ok(()),
+        StateKind(other) => {
+            let message = format!("architecture '{}' keeps states of unknown kind {other}", card.architecture);
+            Err(Failure::new(FailureCode::Unsupported, message).with_help("update this host"))
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! One job on its way: what it has used, how it picks, and where it ends. The scheduler knows its tokens and blocks; what
+//! is here stays with it when its blocks are taken away, so that it goes on as if nothing had happened.
+
+use std::sync::Arc;
+
+use pensieve_plugin_api::Card;
+
+use super::{
+    chain::{Chain, Room, Samplers},
+    logits,
+    stops::Stops,
+};
+use crate::grammar::{Constraint, ConstraintError};
+use pensieve_protocol::job::{Failure, FailureCode, Finish, Job, TokenLogprobs, Usage};
+use pensieve_protocol::vocabulary::Vocabulary;
+
+/// How many alternatives to a token may be asked for.
+const LOGPROBS_MAX: u8 = 64;
+/// How many tokens a job may name as stops.
+const STOP_TOKENS_MAX: usize = 1024;
+
+/// One job on its way.
+pub struct Sequence {
+    /// Whether the server knows that it runs.
+    pub started: bool,
+    /// Prompt tokens that were taken over.
+    pub reused: u32,
+    prompt: u32,
+    generated: u32,
+    max_tokens: u32,
+    context: u32,
+    chain: Chain,
+    stops: Stops,
+    stop_tokens: Vec<u32>,
+    logprobs: Option<u8>,
+    constraint: Option<Constraint>,
+}
+
+/// What the engine holds of a model's tokens.
+pub struct Text {
+    /// The bytes of each token, or why they are not known.
+    pub vocabulary: Result<Arc<Vocabulary>, String>,
+    /// The tokens that end a turn.
+    pub end_of_turn: Vec<u32>,
+    /// How many tokens there are.
+    pub size: u32,
+}
+
+/// A token that was picked.
+#[derive(Debug)]
+pub struct Pick {
+    /// Which.
+    pub token: u32,
+    /// How likely it was, if the job asked.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// What a token brought.
+#[derive(Debug)]
+pub struct Step {
+    /// Bytes that may be shown.
+    pub bytes: Vec<u8>,
+    /// Why the sequence ends with it, if it does.
+    pub finish: Option<Finish>,
+}
+
+impl Text {
+    /// What a model's card says of its tokens.
+    pub fn of(card: &Card) -> Self {
+        let size = card.vocabulary;
+        // Ids beyond the vocabulary can never come.
+        let end_of_turn: Vec<u32> = card.eos.iter().copied().filter(|token| *token < size).collect();
+        let vocabulary = Vocabulary::new(&card.tokenizer, size, &end_of_turn);
+        Self { vocabulary: vocabulary.map(Arc::new).map_err(|error| error.to_string()), end_of_turn, size }
+    }
+}
+
+impl Sequence {
+    /// Checks a job against the model and prepares what it needs.
+    pub fn new(
+        job: &Job,
+        constraint: Option<Constraint>,
+        text: &Text,
+        context: u32,
+        samplers: &Samplers,
+    ) -> Result<Self, Failure> {
+        let invalid = |message: String| Err(Failure::new(FailureCode::Invalid, message));
+        let tokens = job.tokens.len();
+        let Some(prompt) = u32::try_from(tokens).ok().filter(|tokens| *tokens < context) else {
+            let message = format!("the prompt has {tokens} tokens, this model's context has room for {context}");
+            return Err(Failure::new(FailureCode::TooLong, message).with_help("shorten the prompt"));
+        };
+        if let Some(token) = job.tokens.iter().chain(&job.stop_tokens).find(|token| **token >= text.size) {
+            return invalid(format!("token {token} is outside the vocabulary of {}", text.size));
+        }
+        if job.stop_tokens.len() > STOP_TOKENS_MAX {
+            return invalid(format!("{} stop tokens are more than {STOP_TOKENS_MAX}", job.stop_tokens.len()));
+        }
+        if job.logprobs.is_some_and(|count| count > LOGPROBS_MAX) {
+            return invalid(format!("no more than {LOGPROBS_MAX} log-probabilities per token can be had"));
+        }
+        if let (Err(why), false) = (&text.vocabulary, job.stops.is_empty()) {
+            return Err(Failure::new(FailureCode::Unsupported, format!("this model has no stop strings: {why}")));
+        }
+        let end_of_turn = if job.ignore_end_of_turn { &[][..] } else { &text.end_of_turn };
+        let stops = Stops::new(&job.stops, end_of_turn)
+            .map_err(|error| Failure::new(FailureCode::Invalid, error.to_string()))?;
+        Ok(Self {
+            started: false,
+            reused: 0,
+            prompt,
+            generated: 0,
+            max_tokens: job.max_tokens,
+            context,
+            chain: samplers.chain(&job.stages, text.size, job.seed)?,
+            stops,
+            stop_tokens: job.stop_tokens.clone(),
+            logprobs: job.logprobs,
+            constraint,
+        })
+    }
+
+    /// Whether it has all the tokens that it may have.
+    pub fn is_full(&self) -> bool {
+        self.generated >= self.max_tokens
+    }
+
+    /// What it has used so far.
+    pub fn usage(&self) -> Usage {
+        Usage { prompt: self.prompt, reused: self.reused, generated: self.generated }
+    }
+
+    /// Tokens of its prompt.
+    pub fn prompt(&self) -> u32 {
+        self.prompt
+    }
+
+    /// Its grammar.
+    pub fn constraint_mut(&mut self) -> Option<&mut Constraint> {
+        self.constraint.as_mut()
+    }
+
+    /// Picks the token after `tokens`, which is all that it has so far.
+    pub fn pick(&mut self, row: &[f32], tokens: &[u32], room: &mut Room) -> Result<Pick, Failure> {
+        let Some(top) = logits::highest(row) else {
+            return Err(Failure::new(FailureCode::NotANumber, "the model computed logits that are not numbers")
+                .with_help("its weights or its plugin are broken; try another quantization or device"));
+        };
+        let mask = match &mut self.constraint {
+            Some(constraint) => constraint.mask().map_err(|error| astray(&error))?,
+            None => None,
+        };
+        let token = if self.chain.is_empty() && mask.is_none() {
+            logits::leader(row, top)
+        } else {
+            room.fill(row, mask);
+            self.chain.pick(room, tokens, self.prompt as usize)?
+        };
+        let logprobs = self.logprobs.map(|count| logits::logprobs(row, top, token, usize::from(count)));
+        Ok(Pick { token, logprobs })
+    }
+
+    /// Takes in a token that was picked.
+    pub fn push(&mut self, token: u32, text: &Text) -> Result<Step, Failure> {
+        self.generated += 1;
+        let mut bytes = Vec::new();
+        let mut finish = if self.stops.ends(token) {
+            Some(Finish::EndOfTurn)
+        } else if self.stop_tokens.contains(&token) {
+            Some(Finish::StopToken(token))
+        } else {
+            None
+        };
+        if finish.is_none()
+            && let Ok(vocabulary) = &text.vocabulary
+            && !vocabulary.is_special(token)
+        {
+            let emit = self.stops.push(vocabulary.bytes(token));
+            bytes = emit.text;
+            finish = emit.stopped.map(|place| Finish::StopString(place as u32));
+        }
+        if let (None, Some(constraint)) = (finish, &mut self.constraint) {
+            constraint.accept(token).map_err(|error| astray(&error))?;
+            finish = constraint.is_complete().then_some(Finish::GrammarDone);
+        }
+        if finish.is_none() && self.is_full() {
+            finish = Some(Finish::Length);
+        }
+        if finish.is_none() && self.prompt + self.generated >= self.context {
+            finish = Some(Finish::ContextFull);
+        }
+        Ok(Step { bytes, finish })
+    }
+
+    /// The bytes that were held back, once nothing follows them.
+    pub fn rest(&mut self) -> Vec<u8> {
+        self.stops.finish()
+    }
+}
+
+/// A sequence that left its grammar, or whose grammar allows nothing.
+fn astray(error: &ConstraintError) -> Failure {
+    if let Some(fault) = error.fault() {
+        return super::grammars::failure(&fault);
+    }
+    Failure::new(FailureCode::Internal, format!("the grammar cannot be kept to: {error}"))
+}

@@ -1,0 +1,143 @@
+//! How jobs and adapters come in: a job whose grammar is being compiled or whose adapter is being read waits with them, and
+//! everything else goes to the scheduler at once.
+
+use std::time::{Duration, Instant};
+
+use super::Engine;
+use crate::engine::{
+    adapters::{self, Waiting},
+    formats::ReadAdapter,
+    grammars,
+    scheduler::{Refused, Request},
+    sequence::Sequence,
+};
+use crate::grammar::Constraint;
+use pensieve_protocol::{
+    job::{Event, Failure, FailureCode, Finish, Job, Usage},
+    wire::{Attachment, Location},
+};
+
+impl Engine {
+    /// Takes a job in, or says in an event why not.
+    pub fn submit(&mut self, job: Job) {
+        let id = job.id;
+        let admitted = match job.grammar.clone() {
+            None => self.admit(job, None, Duration::ZERO),
+            Some(spec) => self.grammars.begin(job, &spec, &self.text),
+        };
+        self.refuse(id, admitted);
+    }
+
+    /// Begins to take an adapter in, which is to be read now and handed over with the number that this answers.
+    pub fn begin_attachment(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
+        self.adapters.begin(attempt, name, location)
+    }
+
+    /// Takes in what was read; answers what came of the attempt to attach it, if that was not known before.
+    pub fn take_adapter_in(&mut self, serial: u64, read: Result<ReadAdapter, Failure>) -> Option<(u64, Attachment)> {
+        self.adapters.take_in(serial, read, &mut self.model)
+    }
+
+    /// Adapters that jobs wait for and that have to be read.
+    pub fn take_wanted_adapters(&mut self) -> Vec<(u64, Location)> {
+        self.adapters.take_wanted()
+    }
+
+    /// Lets no further job use an adapter, and forgets it once the last one has ended.
+    pub fn detach(&mut self, name: &str) {
+        self.adapters.retire(name, &mut self.model);
+    }
+
+    /// Lets go on who has waited for a grammar or an adapter.
+    pub(super) fn admit_waiting(&mut self) {
+        for grammars::Ready { job, waited, constraint } in self.grammars.take_ready() {
+            let id = job.id;
+            let admitted = constraint.and_then(|constraint| self.admit(job, constraint, waited));
+            self.refuse(id, admitted);
+        }
+        while let Some(ready) = self.adapters.next_ready(&mut self.model) {
+            match ready {
+                adapters::Ready::Begin(Waiting { job, serial, constraint, waited, since, .. }) => {
+                    let id = job.id;
+                    let entered = self.enter(job, Some(serial), constraint, waited.saturating_add(since.elapsed()));
+                    self.adapters.let_go(serial, &mut self.model);
+                    self.refuse(id, entered);
+                }
+                adapters::Ready::Overdue(job) => {
+                    let usage = Usage { prompt: job.tokens.len() as u32, ..Usage::default() };
+                    self.events.push((job.id, Event::Finished { reason: Finish::Deadline, usage }));
+                }
+                adapters::Ready::Failed(id, failure) => self.refuse(id, Err(failure)),
+            }
+        }
+    }
+
+    /// Says why a job was not taken in, if it was not.
+    fn refuse(&mut self, id: u64, admitted: Result<(), Failure>) {
+        if let Err(failure) = admitted {
+            self.events.push((id, Event::Failed(failure)));
+        }
+    }
+
+    /// Takes in a job that has `waited` for its grammar.
+    fn admit(&mut self, job: Job, constraint: Option<Constraint>, waited: Duration) -> Result<(), Failure> {
+        let serial = job.adapter.as_ref().map(|wish| self.adapters.find(wish)).transpose()?;
+        match serial.filter(|serial| !self.adapters.may_begin(*serial)) {
+            Some(serial) => {
+                let since = Instant::now();
+                self.adapters.wait(Waiting { job, serial, constraint, waited, since, failure: None });
+                Ok(())
+            }
+            None => self.enter(job, serial, constraint, waited),
+        }
+    }
+
+    /// Hands a job to the scheduler. Its adapter, if it has one, is in the model.
+    fn enter(
+        &mut self,
+        mut job: Job,
+        serial: Option<u64>,
+        constraint: Option<Constraint>,
+        waited: Duration,
+    ) -> Result<(), Failure> {
+        let sequence = Sequence::new(&job, constraint, &self.text, self.model.resident.context, &self.samplers)?;
+        let adapter = serial.zip(job.adapter.take());
+        let absent = || Failure::new(FailureCode::Internal, "a job was let in before its adapter");
+        let under = adapter.as_ref().map(|(serial, wish)| self.adapters.salt(*serial, wish.scale).ok_or_else(absent));
+        let under = under.transpose()?;
+        let request = Request {
+            sequence: job.id,
+            client: job.client,
+            salt: salt(&self.model.card.fingerprint, under.as_deref(), &job.salt),
+            prompt: job.tokens,
+            deadline: job.deadline.map(|patience| self.born.elapsed().saturating_add(patience.saturating_sub(waited))),
+        };
+        self.scheduler.submit(request).map_err(refusal)?;
+        if let Some((serial, wish)) = adapter {
+            self.adapters.enter(job.id, serial, wish.scale);
+        }
+        self.sequences.insert(job.id, sequence);
+        Ok(())
+    }
+}
+
+/// What besides tokens the keys and values of a sequence depend on, and what keeps them from others. Lengths keep one part
+/// from passing for another.
+fn salt(fingerprint: &str, adapter: Option<&str>, key: &[u8]) -> Vec<u8> {
+    let mut salt = Vec::new();
+    for part in [fingerprint.as_bytes(), adapter.unwrap_or_default().as_bytes(), key] {
+        salt.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        salt.extend_from_slice(part);
+    }
+    salt
+}
+
+fn refusal(refused: Refused) -> Failure {
+    let code = match refused {
+        Refused::Empty => FailureCode::Invalid,
+        Refused::Duplicate => FailureCode::Internal,
+        Refused::Busy { .. } => FailureCode::Busy,
+        Refused::TooLong { .. } => FailureCode::TooLong,
+    };
+    Failure::new(code, refused.to_string())
+}

@@ -1,0 +1,52 @@
+//! Why a grammar cannot be enforced, and whose fault that is.
+
+use std::fmt;
+
+/// Why there is no constraint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GrammarError {
+    /// The grammar or its trigger makes no sense.
+    Invalid(String),
+    /// It makes sense, but it cannot be enforced.
+    Unsupported(String),
+    /// It is larger than a limit, or needs more work than a limit allows.
+    TooLarge(String),
+    /// It was not compiled in time.
+    Deadline {
+        /// How long it was tried.
+        limit_ms: u64,
+    },
+    /// Others are being compiled, none of which ends.
+    Busy,
+    /// One of these, about what stands in this field of the request.
+    At(String, Box<GrammarError>),
+}
+
+impl GrammarError {
+    /// Whether the fault lies with the grammar, so that a simpler one may do.
+    pub fn is_of_the_grammar(&self) -> bool {
+        !matches!(self, Self::Busy)
+    }
+
+    /// The same about a field of the request; what is known to be about a part of it stays there.
+    pub(super) fn at(self, field: &str) -> Self {
+        match self {
+            Self::Busy | Self::At(..) => self,
+            _ if field.is_empty() => self,
+            error => Self::At(field.to_owned(), Box::new(error)),
+        }
+    }
+}
+
+impl fmt::Display for GrammarError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(message) | Self::Unsupported(message) | Self::TooLarge(message) => f.write_str(message),
+            Self::Deadline { limit_ms } => write!(f, "the grammar was not compiled within {limit_ms} ms; simplify it"),
+            Self::At(field, error) => write!(f, "{field}: {error}"),
+            Self::Busy => f.write_str("the grammar cannot be compiled now, as others take too long; try again later"),
+        }
+    }
+}
+
+impl std::error::Error for GrammarError {}

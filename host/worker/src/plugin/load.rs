@@ -1,0 +1,154 @@
+//! Opens a plugin and hands out its providers.
+//!
+//! The order of the checks is the point: the file's headers before the system maps it, abi_stable's own header before any
+//! of its types is believed, the contract's version before layouts (whose differences tell a user nothing), layouts before the first
+//! call, and the manifest before anything is routed by it. abi_stable's `RootModule::load_from*` would be shorter, but they keep
+//! one library per module type, and a worker maps several.
+//!
+//! Libraries are mapped with local symbols (`RTLD_LOCAL`), so that two plugins which both link one library, in two versions
+//! perhaps, do not see each other's; and they stay mapped until the process ends.
+
+use pensieve_plugin_api::{
+    self as api, CONTRACT, PluginError, PluginModule_Ref,
+    abi_stable::{
+        StableAbi,
+        library::{AbiHeader, LibHeader, LibraryError, RootModuleError, lib_header_from_path},
+        sabi_types::VersionNumber,
+        std_types::RStr,
+    },
+};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use pensieve_protocol::manifest::Manifest;
+
+use super::{LoadError, Reason, manifest, object};
+
+/// A plugin in this process. Its code stays mapped when this is dropped.
+pub struct LoadedPlugin {
+    path: PathBuf,
+    module: PluginModule_Ref,
+    manifest: Manifest,
+}
+
+impl LoadedPlugin {
+    /// Maps a library and checks that it is a plugin that this host can talk to. Runs the library's code: see this module.
+    pub fn open(path: &Path) -> Result<Self, LoadError> {
+        let (module, manifest) = open(path).map_err(|reason| LoadError::new(path, reason))?;
+        Ok(Self { path: path.to_path_buf(), module, manifest })
+    }
+
+    /// Where it came from.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Who it says it is and what it provides.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// A new object of the architecture of that name.
+    pub fn architecture(&self, name: &str) -> Result<api::ArchitectureBox, PluginError> {
+        let names = self.manifest.architectures.iter().map(|claim| &claim.architecture);
+        let index = self.index("architecture", name, names)?;
+        self.module.architecture()(index).into_result()
+    }
+
+    /// A new object of the sampler of that name.
+    pub fn sampler(&self, name: &str) -> Result<api::SamplerBox, PluginError> {
+        let index = self.index("sampler", name, self.manifest.samplers.iter())?;
+        self.module.sampler()(index).into_result()
+    }
+
+    /// A new object of the adapter format of that name.
+    pub fn adapter_format(&self, name: &str) -> Result<api::AdapterBox, PluginError> {
+        let index = self.index("adapter format", name, self.manifest.adapter_formats.iter())?;
+        self.module.adapter_format()(index).into_result()
+    }
+
+    /// The table of an ability of the plugin as a whole, if it has it.
+    pub fn extension<T: StableAbi + Sync>(&self, id: &str) -> Option<Result<&'static T, PluginError>> {
+        self.module.extension()(RStr::from_str(id)).into_option().map(|extension| extension.table(id))
+    }
+
+    fn index<'a>(
+        &self,
+        kind: &str,
+        name: &str,
+        names: impl Iterator<Item = &'a String> + Clone,
+    ) -> Result<u32, PluginError> {
+        let place = names.clone().position(|known| known == name).and_then(|index| u32::try_from(index).ok());
+        place.ok_or_else(|| {
+            let known = names.map(String::as_str).collect::<Vec<_>>().join(", ");
+            let known = if known.is_empty() { "none" } else { &known };
+            let message = format!("plugin '{}' has no {kind} '{name}' (it has: {known})", self.manifest.id);
+            PluginError::new(api::ErrorCode::NOT_FOUND, message)
+        })
+    }
+}
+
+impl fmt::Debug for LoadedPlugin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadedPlugin").field("path", &self.path).field("id", &self.manifest.id).finish_non_exhaustive()
+    }
+}
+
+fn open(path: &Path) -> Result<(PluginModule_Ref, Manifest), Reason> {
+    object::check(path)?;
+    // A bare file name would be searched for in the system's folders instead of the current one.
+    let path = std::path::absolute(path).map_err(Reason::Unreadable)?;
+    let header = lib_header_from_path(&path).map_err(refusal)?;
+    check_contract(header)?;
+    header.layout().ok_or(Reason::NoLayout)?;
+    let module = header.init_root_module::<PluginModule_Ref>().map_err(refusal)?;
+    let manifest = manifest::read(&module.manifest()()).map_err(Reason::BadManifest)?;
+    Ok((module, manifest))
+}
+
+/// The contract that the plugin was built against, by the version that stands beside its layout.
+fn check_contract(header: &LibHeader) -> Result<(), Reason> {
+    let strings = header.version_strings();
+    match VersionNumber::new(strings) {
+        Ok(version) if version.major == CONTRACT.major => Ok(()),
+        Ok(version) => Err(Reason::OtherContract(format!("{}.{}", version.major, version.minor))),
+        Err(_) => Err(Reason::OtherContract(strings.version.escape_debug().take(40).collect())),
+    }
+}
+
+fn refusal(error: LibraryError) -> Reason {
+    match error {
+        LibraryError::OpenError { err, .. } => Reason::Refused(cause(&*err)),
+        LibraryError::GetSymbolError { .. } => Reason::MissingSymbol,
+        LibraryError::InvalidAbiHeader(found) => {
+            let host = version(&AbiHeader::VALUE);
+            let found = if found.magic_string == AbiHeader::VALUE.magic_string {
+                version(&found)
+            } else {
+                "of another kind".into()
+            };
+            Reason::OtherAbi { found, host }
+        }
+        LibraryError::RootModule { err: RootModuleError::Returned(error), .. } => Reason::Failed(one_line(&error)),
+        LibraryError::RootModule { err: RootModuleError::Unwound, .. } => Reason::Failed("its loader panicked".into()),
+        error @ LibraryError::IncompatibleVersionNumber { .. } => Reason::OtherContract(one_line(&error)),
+        error => Reason::OtherLayout(api::ext::summary(&error)),
+    }
+}
+
+fn version(header: &AbiHeader) -> String {
+    format!("{}.{}", header.abi_major, header.abi_minor)
+}
+
+/// What the system's loader said; abi_stable's error wraps it in the wrapper's own words.
+fn cause(error: &dyn std::error::Error) -> String {
+    error.source().map_or_else(|| one_line(error), one_line)
+}
+
+fn one_line(text: &(impl std::fmt::Display + ?Sized)) -> String {
+    const WORDS_MAX: usize = 60;
+    let text = text.to_string();
+    text.split_whitespace().take(WORDS_MAX).collect::<Vec<_>>().join(" ")
+}

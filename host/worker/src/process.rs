@@ -1,0 +1,173 @@
+//! The worker: one model, one socket, four threads. The first thread owns the model and runs the loop; one thread
+//! reads commands, one writes reports (`outbox`), one watches that steps end (`watchdog`).
+//!
+//! A worker lives for its server. When the socket ends, the reading thread ends the process at once, whatever the model is
+//! doing: the server is gone, and its streams with it. (A signal on the parent's death would follow the thread that
+//! spawned the worker, and kill healthy ones.) A hung model cannot be interrupted either, so every end but that of the first
+//! thread is `_exit`: no destructors, no handlers of foreign libraries, nothing that could wait.
+
+mod outbox;
+mod pulse;
+mod session;
+
+use std::{
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::{Arc, mpsc},
+    thread,
+};
+
+use pensieve_plugin_api::LogLevel;
+
+use crate::engine::{
+    chain::Samplers,
+    formats::{Formats, ReadAdapter},
+    model::Model,
+    step::Engine,
+    store::Store,
+    tier::Tier,
+};
+use crate::plugin::HostServices;
+use outbox::Outbox;
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    wire::{self, Command, Level, Load, PROTOCOL, Report, adapter_file_bytes_max},
+};
+use pulse::Pulse;
+use session::Session;
+
+/// The server's end of the socket is closed.
+pub const EXIT_SERVER_GONE: i32 = 0;
+/// The model did not load; the report says why.
+pub const EXIT_NOT_LOADED: i32 = 80;
+/// What the server said was no command.
+pub const EXIT_MISUNDERSTOOD: i32 = 85;
+/// A step took longer than its deadline.
+pub const EXIT_STALLED: i32 = 86;
+/// The server does not read what it is told.
+pub const EXIT_UNHEARD: i32 = 87;
+/// The engine panicked.
+pub const EXIT_PANICKED: i32 = 88;
+
+/// What the engine's thread waits for.
+enum Input {
+    Command(Command),
+    /// An adapter that was being read is there, or is not.
+    AdapterRead {
+        /// What the engine knows it by.
+        serial: u64,
+        read: Result<ReadAdapter, Failure>,
+    },
+}
+
+/// Serves the server at the other end of the socket until there is nothing more to do, and returns the exit status of the
+/// process, if it is one. Nothing of the worker goes on after that.
+pub fn run(socket: OwnedFd) -> i32 {
+    let socket = UnixStream::from(socket);
+    let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
+    let pulse = Arc::new(Pulse::default());
+    let outbox = Outbox::start(socket, pulse.clone());
+    outbox.send(Report::Hello { protocol: PROTOCOL });
+    let (sender, inputs) = mpsc::channel();
+    let (commands, alive) = (sender.clone(), pulse.clone());
+    start("reader", move || read(reading, &commands, &alive));
+    let Ok(Input::Command(Command::Load(load))) = inputs.recv() else { return EXIT_MISUNDERSTOOD };
+    let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let (engine, formats) = match open(&load, &outbox) {
+            Ok(opened) => opened,
+            Err(failure) => {
+                outbox.send(Report::LoadFailed(failure));
+                return EXIT_NOT_LOADED;
+            }
+        };
+        pulse::watch(&pulse, &outbox, load.limits.step_deadline);
+        let (outbox, pulse, adapter_file_max) = (&outbox, &*pulse, adapter_file_bytes_max(load.adapter_bytes));
+        Session { engine, formats, outbox, pulse, inputs, sender, adapter_file_max, draining: false }.run();
+        0
+    }));
+    let code = served.unwrap_or_else(|_| {
+        // The hook has said where and why.
+        outbox.send(Report::Dying(Failure::new(FailureCode::Internal, "the worker's engine panicked")));
+        EXIT_PANICKED
+    });
+    outbox.flush();
+    pulse.stop();
+    code
+}
+
+/// Ends the process without running anything else in it.
+pub fn leave(code: i32) -> ! {
+    // SAFETY: `_exit` takes no pointers and does not return; nothing of this process is used afterwards.
+    unsafe { libc::_exit(code) }
+}
+
+/// Starts a thread of the worker. One that cannot start is the end of the process: it could not end otherwise.
+fn start(name: &str, code: impl FnOnce() + Send + 'static) {
+    if thread::Builder::new().name(name.to_owned()).spawn(code).is_err() {
+        leave(EXIT_PANICKED);
+    }
+}
+
+fn read(mut socket: UnixStream, commands: &mpsc::Sender<Input>, pulse: &Pulse) {
+    loop {
+        let read = wire::read(&mut socket);
+        if pulse.has_stopped() {
+            return;
+        }
+        match read {
+            Ok(Some(command)) => {
+                // The receiver only ends with the worker.
+                let _ = commands.send(Input::Command(command));
+            }
+            Ok(None) | Err(wire::WireError::Io(_)) => leave(EXIT_SERVER_GONE),
+            Err(error) => {
+                eprintln!("pensieve worker: {error}");
+                leave(EXIT_MISUNDERSTOOD);
+            }
+        }
+    }
+}
+
+/// Loads the model and all that is used with it.
+fn open(load: &Load, outbox: &Arc<Outbox>) -> Result<(Engine, Formats), Failure> {
+    let samplers = Samplers::open(&load.samplers)?;
+    let formats = Formats::open(&load.adapter_formats)?;
+    let (lines, progress) = (outbox.clone(), outbox.clone());
+    let services = HostServices::new()
+        .on_log(move |level, message| lines.try_send(Report::Log { level: level_of(level), message: message.into() }))
+        .on_progress(move |done, total, what| progress.try_send(Report::Progress { done, total, what: what.into() }));
+    let model = Model::load(load, services, &formats)?;
+    let tier = Tier::new(store(load, &model, outbox));
+    let mut engine = Engine::new(model, tier, samplers, load);
+    outbox.send(Report::Loaded(Box::new(engine.loaded())));
+    Ok((engine, formats))
+}
+
+/// The model's blocks on disk. A cache is no reason not to load: what is wrong with it goes to the log.
+fn store(load: &Load, model: &Model, outbox: &Outbox) -> Option<Store> {
+    let tier = load.disk.as_ref().filter(|tier| tier.bytes > 0)?;
+    let Some(block_bytes) = model.block_bytes() else {
+        let message = "this model's blocks cannot be kept on disk: its plugin does not export them".into();
+        outbox.send(Report::Log { level: Level::Info, message });
+        return None;
+    };
+    let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, block_bytes);
+    let complain = |level, why: &str| {
+        let message = format!("this model runs without its cache in '{}'{why}", tier.folder.display());
+        outbox.send(Report::Log { level, message });
+    };
+    match &opened {
+        Ok(store) if store.is_taken() => {}
+        Ok(_) => complain(Level::Info, " until the worker of this model that has it ends"),
+        Err(error) => complain(Level::Warn, &format!(": {error}")),
+    }
+    opened.ok()
+}
+
+fn level_of(level: LogLevel) -> Level {
+    match level {
+        LogLevel::ERROR => Level::Error,
+        LogLevel::WARN => Level::Warn,
+        LogLevel::DEBUG => Level::Debug,
+        _ => Level::Info,
+    }
+}
