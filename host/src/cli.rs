@@ -1,13 +1,13 @@
 //! What the program is told on its command line: one verb, one file.
 
-mod answer;
 mod banner;
 mod bench;
-mod check;
+mod check_plugin;
+mod common_args;
 mod doctor;
-mod exit;
-mod folder;
-mod given;
+mod error;
+mod laws;
+mod list_plugins;
 mod log;
 mod models;
 mod new;
@@ -15,17 +15,17 @@ mod plugins;
 mod probe;
 mod progress;
 mod pull;
+mod reply;
 mod run;
 mod serve;
-mod shell;
-mod trial;
+mod shell_integration;
 mod worker;
 
 use clap::{Parser, Subcommand};
 use std::{io::Write, process::ExitCode};
 use tokio::runtime::{Builder, Runtime};
 
-use exit::{Complaint, Outcome, end};
+use error::{CliError, CliResult, end};
 use pensieve_server::fleet::Fleet;
 
 /// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
@@ -58,8 +58,8 @@ enum Verb {
     New(new::New),
     Bench(bench::Bench),
     Doctor(doctor::Doctor),
-    Completions(shell::Completions),
-    Man(shell::Man),
+    Completions(shell_integration::Completions),
+    Man(shell_integration::Man),
     /// Answer a server's question about a checkpoint.
     #[command(subcommand, hide = true)]
     Probe(probe::Probe),
@@ -86,15 +86,15 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Prints a text to standard output, at once. Whoever reads it may have gone.
-fn print(text: impl AsRef<[u8]>) -> Outcome {
+/// Prints a text to standard output and flushes it; a closed pipe is an error.
+fn print(text: impl AsRef<[u8]>) -> CliResult {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_ref()).and_then(|()| stdout.flush());
-    written.map_err(|error| Complaint::system("standard output", &error))
+    written.map_err(|error| CliError::system("standard output", &error))
 }
 
 /// The same with the end of its line.
-fn say(text: &str) -> Outcome {
+fn say(text: &str) -> CliResult {
     print(format!("{text}\n"))
 }
 
@@ -103,9 +103,9 @@ fn sampler_names(fleet: &Fleet) -> Vec<String> {
     fleet.plugins().samplers().into_iter().map(|(name, _)| name).collect()
 }
 
-fn runtime() -> Result<Runtime, Complaint> {
+fn runtime() -> Result<Runtime, CliError> {
     Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Complaint::system("threads cannot be started", &error))
+        .map_err(|error| CliError::system("threads cannot be started", &error))
 }

@@ -4,8 +4,8 @@
 //! that is wrong is said at once, with its line; what comes out are the plain settings of fleet and server.
 //! `examples/pensieve.toml` documents every key, and a test holds it to that.
 
+mod file;
 mod models;
-mod place;
 mod reader;
 mod server;
 mod source;
@@ -20,9 +20,9 @@ use std::{
 };
 use toml::de::DeTable;
 
-pub use models::{Adapter, Model, Variant, Wanted, check_device, check_id};
-pub use place::{Found, find, home};
-pub use server::{Server, check_listen};
+pub use file::{LoadedFile, find, home};
+pub use models::{Adapter, Artifact, Model, Variant, check_device, check_id};
+pub use server::{ServerSettings, check_listen};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
 
@@ -36,13 +36,13 @@ pub struct Config {
     /// Where this program keeps what it keeps.
     pub home: PathBuf,
     /// The server.
-    pub server: Server,
-    /// Plugins.
-    pub plugins: Plugins,
+    pub server: ServerSettings,
+    /// PluginSettings.
+    pub plugins: PluginSettings,
     /// All models together.
-    pub fleet: Fleet,
+    pub fleet: FleetSettings,
     /// Where texts that were computed are kept.
-    pub cache: Cache,
+    pub cache: CacheSettings,
     /// The models.
     pub models: Vec<Model>,
     /// Other names for them, with an adapter or samplers.
@@ -51,7 +51,7 @@ pub struct Config {
 
 /// Where plugins come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plugins {
+pub struct PluginSettings {
     /// Folders before the usual ones.
     pub folders: Vec<PathBuf>,
     /// The only files that may be plugins; none for any.
@@ -66,12 +66,12 @@ pub struct Plugins {
 
 /// All models together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fleet {
-    /// What all of them may take; none for two thirds of the machine's memory.
+pub struct FleetSettings {
+    /// Bytes of memory for all of them; none for two thirds of the machine's memory.
     pub memory: Option<u64>,
     /// After how long without a request a model leaves memory.
     pub idle_timeout: Option<Duration>,
-    /// Who answers for names that nobody has; none for the first model.
+    /// The model for requests with unknown model ids; none for the first one.
     pub default_model: Option<String>,
     /// Whether unknown names are the default model's.
     pub unknown_models: &'static str,
@@ -89,7 +89,7 @@ pub struct Fleet {
     pub restart_pause: Duration,
     /// The longest such pause.
     pub restart_pause_max: Duration,
-    /// So many deaths are too many.
+    /// How many deaths within `deaths_window` put a model into quarantine.
     pub deaths_max: usize,
     /// How long a death counts.
     pub deaths_window: Duration,
@@ -99,7 +99,7 @@ pub struct Fleet {
 
 /// Where texts that were computed are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cache {
+pub struct CacheSettings {
     /// The folder; none for one in the home.
     pub folder: Option<PathBuf>,
     /// Bytes for each model; 0 to keep nothing.
@@ -108,7 +108,7 @@ pub struct Cache {
 
 /// Why a configuration is not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
+pub struct ConfigError {
     /// Everything that is wrong, ready to be shown.
     pub lines: Vec<String>,
 }
@@ -137,27 +137,29 @@ impl Config {
     pub fn new(home: &Path) -> Self {
         Self {
             home: home.to_path_buf(),
-            server: Server::default(),
-            plugins: Plugins::default(),
-            fleet: Fleet::default(),
-            cache: Cache { folder: None, budget: 4 << 30 },
+            server: ServerSettings::default(),
+            plugins: PluginSettings::default(),
+            fleet: FleetSettings::default(),
+            cache: CacheSettings { folder: None, budget: 4 << 30 },
             models: Vec::new(),
             variants: Vec::new(),
         }
     }
 
     /// Reads a file's text; paths in it are relative to the file's folder.
-    pub fn read(text: &str, file: &Path, home: &Path) -> Result<Self, Wrong> {
+    pub fn read(text: &str, file: &Path, home: &Path) -> Result<Self, ConfigError> {
         Self::read_with_keys(text, file, home).map(|(config, _)| config)
     }
 
     /// Reads, and tells every key that there is, as `section.key`.
-    fn read_with_keys(text: &str, file: &Path, home: &Path) -> Result<(Self, BTreeSet<String>), Wrong> {
+    fn read_with_keys(text: &str, file: &Path, home: &Path) -> Result<(Self, BTreeSet<String>), ConfigError> {
         let document = Document::new(text);
         let name = |line: String| format!("{}: {line}", file.display());
         let table = DeTable::parse(text).map_err(|error| {
             let line = error.span().map(|span| format!(", line {}", document.line(&span))).unwrap_or_default();
-            Wrong { lines: vec![name(format!("this is not TOML: {}{line}", error.message().replace('\n', ", ")))] }
+            ConfigError {
+                lines: vec![name(format!("this is not TOML: {}{line}", error.message().replace('\n', ", ")))],
+            }
         })?;
         let root = Section::root(&document, &table);
         let mut config = Self::new(home);
@@ -173,15 +175,14 @@ impl Config {
         if wrong.is_empty() {
             Ok((config, document.known()))
         } else {
-            Err(Wrong { lines: wrong.into_iter().map(name).collect() })
+            Err(ConfigError { lines: wrong.into_iter().map(name).collect() })
         }
     }
 
-    /// The fleet that this describes. `settle` finds the path of what is wanted from a source, and may have to load it down
-    /// first.
+    /// The fleet that this describes. `locate` finds the path of an artifact, and may download it.
     pub fn fleet<E>(
         &self,
-        mut settle: impl FnMut(&Source, Wanted<'_>) -> Result<PathBuf, E>,
+        mut locate: impl FnMut(&Source, Artifact<'_>) -> Result<PathBuf, E>,
     ) -> Result<fleet::Config, E> {
         let mut config = fleet::Config::new(&self.plugins.folders, &self.home);
         config.plugins.allow.clone_from(&self.plugins.allow);
@@ -209,7 +210,7 @@ impl Config {
         let folder = self.cache.folder.clone().unwrap_or_else(|| self.home.join("cache/blocks"));
         let disk = (self.cache.budget > 0).then_some(wire::DiskTier { folder, bytes: self.cache.budget });
         for model in &self.models {
-            config.models.push(model.fleet(disk.clone(), &mut settle)?);
+            config.models.push(model.fleet(disk.clone(), &mut locate)?);
         }
         config.variants = self.variants.iter().map(Variant::fleet).collect();
         let (folders, downloads) = (self.server.adapter_folders.clone(), self.server.adapter_downloads == "allow");
@@ -221,7 +222,7 @@ impl Config {
     }
 }
 
-impl Plugins {
+impl PluginSettings {
     fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
         let (mut folders, mut allow) = (Vec::new(), Vec::new());
         section.texts("folders", &mut folders);
@@ -229,7 +230,7 @@ impl Plugins {
         section.duration("settle", Duration::ZERO..=MINUTE, &mut self.settle);
         section.duration("inspection_timeout", 100 * MS..=10 * MINUTE, &mut self.inspection_timeout);
         section.bytes("file_max", 1024..=1 << 40, &mut self.file_max);
-        let home = place::user_home();
+        let home = file::user_home();
         self.folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
         let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if let Some(other) = allow.iter().find(|text| !is_digest(text)) {
@@ -243,7 +244,7 @@ impl Plugins {
     }
 }
 
-impl Fleet {
+impl FleetSettings {
     fn read(&mut self, section: Section<'_, '_>) {
         section.some_bytes("memory", 64 << 20..=1 << 50, &mut self.memory);
         section.limit("idle_timeout", SECOND..=1000 * HOUR, &mut self.idle_timeout);
@@ -267,17 +268,17 @@ impl Fleet {
     }
 }
 
-impl Cache {
+impl CacheSettings {
     fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
         let mut text = None;
         section.some_text("folder", &mut text);
         section.bytes("budget", 0..=1 << 50, &mut self.budget);
-        self.folder = text.map(|text| reader::path(folder, place::user_home().as_deref(), &text));
+        self.folder = text.map(|text| reader::path(folder, file::user_home().as_deref(), &text));
         section.finish();
     }
 }
 
-impl Default for Plugins {
+impl Default for PluginSettings {
     fn default() -> Self {
         let limits = fleet::plugins::Limits::default();
         Self {
@@ -290,7 +291,7 @@ impl Default for Plugins {
     }
 }
 
-impl Default for Fleet {
+impl Default for FleetSettings {
     fn default() -> Self {
         let (restart, deadlines) = (fleet::Restart::default(), fleet::Deadlines::default());
         Self {
@@ -312,13 +313,13 @@ impl Default for Fleet {
     }
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.lines.join("\n"))
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for ConfigError {}
 
 #[cfg(test)]
 mod tests;

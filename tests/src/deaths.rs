@@ -5,7 +5,7 @@ use pensieve_protocol::{
     job::{Event, FailureCode, Finish},
     wire::{Command, Load, Report},
 };
-use pensieve_worker::process::{EXIT_MISUNDERSTOOD, EXIT_NOT_LOADED, EXIT_STALLED};
+use pensieve_worker::process::{EXIT_BAD_COMMAND, EXIT_NOT_LOADED, EXIT_STALLED};
 use std::{
     os::unix::process::ExitStatusExt,
     time::{Duration, Instant},
@@ -112,11 +112,11 @@ fn a_worker_that_hears_nonsense_ends() {
     for nonsense in [&[0xff; 8][..], &[1, 0, 0, 0, 0x7f], &[5, 0, 0, 0, 6, 0, 0, 0, 0]] {
         let mut worker = Worker::start(faults());
         worker.send_raw(nonsense);
-        assert_eq!(worker.exit_status().code(), Some(EXIT_MISUNDERSTOOD), "{nonsense:?}");
+        assert_eq!(worker.exit_status().code(), Some(EXIT_BAD_COMMAND), "{nonsense:?}");
     }
     let mut worker = Worker::spawn();
     worker.send(&Command::Stats);
-    assert_eq!(worker.exit_status().code(), Some(EXIT_MISUNDERSTOOD), "a first command that is no load");
+    assert_eq!(worker.exit_status().code(), Some(EXIT_BAD_COMMAND), "a first command that is no load");
 }
 
 #[test]

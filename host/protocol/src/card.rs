@@ -39,7 +39,7 @@ pub struct Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// In blocks.
+    /// In blocks of a paged KV cache.
     Paged {
         /// Tokens in a block.
         tokens: u32,

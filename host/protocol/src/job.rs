@@ -14,13 +14,13 @@ pub const STOP_BYTES_MAX: usize = 1024;
 /// One generation to run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// Names the job on its worker; never used twice there.
+    /// Unique on its worker.
     pub id: u64,
     /// Who asks: clients take turns.
     pub client: u64,
     /// Keeps the cached prompts of one API key out of reach of others.
     pub salt: Vec<u8>,
-    /// The prompt.
+    /// Token ids of the prompt.
     pub tokens: Vec<u32>,
     /// How many tokens to generate at most.
     pub max_tokens: u32,
@@ -28,7 +28,7 @@ pub struct Job {
     pub deadline: Option<Duration>,
     /// Equal seeds pick equal tokens.
     pub seed: u64,
-    /// The chain that picks tokens; empty for the most likely one.
+    /// The sampler chain (sampling parameters included); empty for greedy decoding.
     pub stages: Vec<StageSpec>,
     /// Tokens that end the generation, besides those that end a turn.
     pub stop_tokens: Vec<u32>,
@@ -36,7 +36,7 @@ pub struct Job {
     pub ignore_end_of_turn: bool,
     /// Byte strings that end the generation and are not shown.
     pub stops: Vec<Vec<u8>>,
-    /// Report the log-probability of every token, and of so many of the most likely ones in its place.
+    /// Report the log-probability of every token, and of this many of the most likely alternatives.
     pub logprobs: Option<u8>,
     /// What the text must be, and from where on.
     pub grammar: Option<Spec>,
@@ -47,7 +47,7 @@ pub struct Job {
 /// One stage of a sampling chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageSpec {
-    /// A sampler's name.
+    /// The name of a sampler of some plugin.
     pub sampler: String,
     /// Its parameters, a JSON object; empty for none.
     pub parameters: String,
@@ -60,7 +60,7 @@ pub struct StageSpec {
 pub struct AdapterUse {
     /// The name that it was attached by.
     pub name: String,
-    /// 1 is as trained.
+    /// The strength; 1 is as trained.
     pub scale: f32,
 }
 
@@ -82,16 +82,16 @@ pub enum Event {
         /// Tokens of the prompt.
         total: u32,
     },
-    /// It got longer.
+    /// New tokens were generated.
     Tokens(Tokens),
-    /// It is complete.
+    /// The generation is complete.
     Finished {
         /// Why it ended.
         reason: Finish,
         /// What it took.
         usage: Usage,
     },
-    /// It broke off.
+    /// The job failed; no usage is known.
     Failed(Failure),
 }
 
@@ -127,9 +127,9 @@ pub enum Finish {
     StopString(u32),
     /// One of the job's stop tokens came.
     StopToken(u32),
-    /// Its deadline came.
+    /// The job's deadline passed.
     Deadline,
-    /// It was cancelled.
+    /// The client cancelled the job.
     Cancelled,
     /// The model's context, or the memory for it, is full.
     ContextFull,
@@ -137,7 +137,7 @@ pub enum Finish {
     GrammarDone,
 }
 
-/// What a job took.
+/// Token counts of a job, as clients are told them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
@@ -151,7 +151,7 @@ pub struct Usage {
 /// What went wrong, to what, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Whose affair it is.
+    /// Which party can act on it.
     pub code: FailureCode,
     /// What happened, to what.
     pub message: String,
@@ -161,7 +161,7 @@ pub struct Failure {
     pub field: String,
 }
 
-/// Whose affair a failure is.
+/// Which party can act on a failure: the client, the operator, or a plugin's author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureCode {
     /// The request asks for what cannot be.
@@ -182,13 +182,13 @@ pub enum FailureCode {
     NotANumber,
     /// A plugin did not come back in time.
     Stalled,
-    /// The worker ended without a word.
+    /// The worker's process ended without a report.
     WorkerLost,
     /// This host has a defect.
     Internal,
-    /// It is not for whoever asks.
+    /// The client may not have it.
     Forbidden,
-    /// What is to be made is there already.
+    /// It exists already.
     Conflict,
     /// Another server, which the request needs, does not answer as it should.
     Unreachable,

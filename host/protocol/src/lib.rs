@@ -6,10 +6,10 @@
 
 pub mod card;
 pub mod checkpoint;
-pub mod confines;
 pub mod grammar;
 pub mod job;
 pub mod manifest;
+pub mod path_policy;
 pub mod questions;
 pub mod refusal;
 pub mod vocabulary;

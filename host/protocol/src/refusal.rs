@@ -26,7 +26,7 @@ impl Refusal {
         Self { kind: kind.to_owned(), reason: reason.into(), help: help.into() }
     }
 
-    /// Fit for a terminal and for a list, whoever wrote it.
+    /// Bounded and free of control characters, since a plugin may have written it.
     #[must_use]
     pub fn cleaned(self) -> Self {
         Self { kind: clean(&self.kind), reason: clean(&self.reason), help: clean(&self.help) }

@@ -6,7 +6,7 @@ use std::{
 };
 use tokio::time::sleep;
 
-use super::{given::Settled, progress::Loading};
+use super::{common_args::ResolvedConfig, progress::LoadProgress};
 use crate::config::units;
 use pensieve_server::{
     fleet::{
@@ -26,8 +26,8 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    pub(super) fn of(settled: &Settled) -> Self {
-        Self { file: settled.file.clone(), has_key: !settled.config.server.keys.is_empty() }
+    pub(super) fn of(resolved: &ResolvedConfig) -> Self {
+        Self { file: resolved.file.clone(), has_key: !resolved.config.server.keys.is_empty() }
     }
 }
 
@@ -37,7 +37,7 @@ pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, facts: Facts) {
         return;
     }
     eprint!("{}", text(&fleet, address, &facts).await);
-    let (mut told, mut loading) = (HashSet::new(), Loading::default());
+    let (mut told, mut loading) = (HashSet::new(), LoadProgress::default());
     loop {
         let models = fleet.stats(false).await.models;
         match models.iter().find_map(|model| Some((&model.id, model.progress.as_ref()?))) {

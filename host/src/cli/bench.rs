@@ -14,9 +14,9 @@ use std::{
 use tokio::task::JoinSet;
 
 use super::{
-    exit::{Complaint, Exit, Outcome},
-    given::{Adapters, Given},
-    progress::Loading,
+    common_args::{Adapters, CommonArgs},
+    error::{CliError, CliResult, Exit},
+    progress::LoadProgress,
 };
 use figures::{Round, Stream, median, quantile, rounded};
 use pensieve_protocol::{
@@ -50,7 +50,7 @@ pub(super) struct Bench {
     /// How many streams at once; several numbers, each measured on its own.
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: Vec<u32>,
-    /// Also let a prompt of so many tokens come while the streams generate, and measure what it does to them.
+    /// Also send a prompt of N tokens while the streams generate, and measure how it delays them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     beside: Option<u32>,
     /// How often each is measured.
@@ -63,7 +63,7 @@ pub(super) struct Bench {
     #[command(flatten)]
     adapters: Adapters,
     #[command(flatten)]
-    given: Given,
+    common: CommonArgs,
 }
 
 /// What was measured, of what.
@@ -117,16 +117,15 @@ struct Beside {
 }
 
 impl Bench {
-    pub(super) fn run(self) -> Outcome {
-        let (mut settled, model) = self.given.settle_one(self.model.as_deref())?;
-        self.adapters.add_to(&mut settled.config, Some(&model))?;
+    pub(super) fn run(self) -> CliResult {
+        let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
+        self.adapters.add_to(&mut resolved.config, Some(&model))?;
         // What the disk gives back is not computed.
-        settled.config.cache.budget = 0;
-        let config = settled.fleet()?;
+        resolved.config.cache.budget = 0;
+        let config = resolved.fleet()?;
         let report = super::runtime()?.block_on(self.measure(config, &model))?;
         let text = if self.json {
-            let line =
-                serde_json::to_string(&report).map_err(|error| Complaint::system("the report", &error.into()))?;
+            let line = serde_json::to_string(&report).map_err(|error| CliError::system("the report", &error.into()))?;
             format!("{line}\n")
         } else {
             table(&report)
@@ -134,13 +133,13 @@ impl Bench {
         super::print(&text)
     }
 
-    async fn measure(&self, mut config: Config, model: &str) -> Result<Report, Complaint> {
+    async fn measure(&self, mut config: Config, model: &str) -> Result<Report, CliError> {
         let most = self.concurrency.iter().copied().max().unwrap_or(1);
         let card = Fleet::start(config.clone()).await?.card(model).await?;
         self.fit(&mut config, model, &card, most)?;
         let fleet = Fleet::start(config).await?;
         let begun = Instant::now();
-        let mut loading = Loading::default();
+        let mut loading = LoadProgress::default();
         let mut warm = self.submit(&fleet, model, &card, (16, 2), 0)?;
         while let Some(update) = warm.next().await {
             match update {
@@ -185,7 +184,7 @@ impl Bench {
     }
 
     /// Gives the model memory for all streams at once, or tells why that cannot be.
-    fn fit(&self, config: &mut Config, model: &str, card: &Card, concurrency: u32) -> Outcome {
+    fn fit(&self, config: &mut Config, model: &str, card: &Card, concurrency: u32) -> CliResult {
         let tokens = u64::from(self.prompt) + u64::from(self.generate.max(self.generated_beside()));
         let longest = tokens.max(self.beside.map_or(0, |prompt| u64::from(prompt) + 1));
         let configured = config.models.iter().find(|known| known.id == model).or(config.models.first());
@@ -195,7 +194,7 @@ impl Bench {
             let line = format!(
                 "prompt and answer have {longest} tokens, the model's context {context}; lower --prompt, --generate or --beside"
             );
-            return Err(Complaint::new(Exit::Usage, line));
+            return Err(CliError::new(Exit::Usage, line));
         }
         let (streams, beside) = (u64::from(concurrency), u64::from(self.beside.is_some()));
         let bytes = match card.state {
@@ -227,7 +226,7 @@ impl Bench {
         fleet.submit(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
     }
 
-    async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, Complaint> {
+    async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, CliError> {
         let before = times(fleet).await;
         let begun = Instant::now();
         let (mut running, mut streams) = (JoinSet::new(), Vec::new());
@@ -238,7 +237,7 @@ impl Bench {
             streams.push(stream);
         }
         while let Some(joined) = running.join_next().await {
-            joined.map_err(|error| Complaint::new(Exit::Failed, error.to_string()))??;
+            joined.map_err(|error| CliError::new(Exit::Failed, error.to_string()))??;
         }
         let streams = streams.iter().map(|stream| std::mem::take(&mut *lock(stream))).collect();
         let after = times(fleet).await;
@@ -255,7 +254,7 @@ impl Bench {
         concurrency: u32,
         prompt: u32,
         alone: f64,
-    ) -> Result<Beside, Complaint> {
+    ) -> Result<Beside, CliError> {
         let streams: Vec<Arc<Mutex<Stream>>> = (0..concurrency).map(|_| Arc::default()).collect();
         let mut running = JoinSet::new();
         for (place, stream) in (0..).zip(&streams) {
@@ -265,14 +264,14 @@ impl Bench {
         while streams.iter().any(|stream| lock(stream).arrivals.len() < 2) {
             tokio::time::sleep(Duration::from_millis(5)).await;
             if let Some(ended) = running.try_join_next() {
-                ended.map_err(|error| Complaint::new(Exit::Failed, error.to_string()))??;
+                ended.map_err(|error| CliError::new(Exit::Failed, error.to_string()))??;
             }
         }
         let begun = Instant::now();
         let long = Arc::<Mutex<Stream>>::default();
         follow(self.submit(fleet, model, card, (prompt, 1), 0)?, long.clone()).await?;
         let ended = Instant::now();
-        // Whoever stops to listen cancels.
+        // Dropping an event stream cancels its job.
         running.shutdown().await;
         let mut gaps: Vec<f64> = streams.iter().flat_map(|stream| lock(stream).gaps_between(begun, ended)).collect();
         gaps.sort_by(f64::total_cmp);

@@ -9,8 +9,8 @@ use std::{
 };
 
 use super::{
-    exit::{Complaint, Exit, Outcome},
-    given::{Given, Settled},
+    common_args::{CommonArgs, ResolvedConfig},
+    error::{CliError, CliResult, Exit},
 };
 use crate::config::{Config, Model, Source, units};
 use pensieve_protocol::{
@@ -31,7 +31,7 @@ const FOLDER_ENTRIES_MAX: usize = 100_000;
 #[derive(Args)]
 pub(super) struct Doctor {
     #[command(flatten)]
-    given: Given,
+    common: CommonArgs,
 }
 
 /// What was found, line by line.
@@ -61,25 +61,25 @@ impl Findings {
 }
 
 impl Doctor {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> CliResult {
         let mut found = Findings::default();
         program(&mut found);
         devices(&mut found);
-        match self.given.settle(&[]) {
-            Ok(settled) => self.examine(&mut found, &settled)?,
-            Err(complaint) => complaint.lines.iter().for_each(|line| found.broken("configuration", line)),
+        match self.common.resolve(&[]) {
+            Ok(resolved) => self.examine(&mut found, &resolved)?,
+            Err(error) => error.lines.iter().for_each(|line| found.broken("configuration", line)),
         }
         super::print(&found.text)?;
         match found.broken {
             0 => Ok(()),
-            1 => Err(Complaint::new(Exit::Failed, "something is broken, see !! above")),
-            count => Err(Complaint::new(Exit::Failed, format!("{count} things are broken, see !! above"))),
+            1 => Err(CliError::new(Exit::Failed, "something is broken, see !! above")),
+            count => Err(CliError::new(Exit::Failed, format!("{count} things are broken, see !! above"))),
         }
     }
 
-    fn examine(&self, found: &mut Findings, settled: &Settled) -> Outcome {
-        let config = &settled.config;
-        match &settled.file {
+    fn examine(&self, found: &mut Findings, resolved: &ResolvedConfig) -> CliResult {
+        let config = &resolved.config;
+        match &resolved.file {
             Some(file) => found.good("configuration", &file.display().to_string()),
             None => found.good("configuration", "none; everything is as it comes"),
         }
@@ -161,7 +161,7 @@ fn caches(found: &mut Findings, config: &Config) {
 
 /// Plugins, memory, and a model that is really run.
 async fn models(found: &mut Findings, config: &Config) {
-    // Nothing is loaded down for an examination.
+    // The doctor downloads nothing.
     let mut here: Vec<Model> = Vec::new();
     for model in &config.models {
         match super::models::here(&model.source, &config.home) {
@@ -182,7 +182,7 @@ async fn models(found: &mut Findings, config: &Config) {
     let ready = Config {
         models: here,
         variants: Vec::new(),
-        cache: crate::config::Cache { folder: None, budget: 0 },
+        cache: crate::config::CacheSettings { folder: None, budget: 0 },
         ..config.clone()
     };
     let Ok(mut settings) = ready.fleet(|source, _| match source {

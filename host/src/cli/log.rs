@@ -5,7 +5,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Format {
+pub(super) enum LogFormat {
     /// For people.
     #[default]
     Text,
@@ -15,15 +15,15 @@ pub(super) enum Format {
 
 /// Begins the log. `filter` says how much, in the words of `tracing`: a level, or one for each part, as
 /// `warn,pensieve::fleet=debug`.
-pub(super) fn begin(format: Format, filter: &str) -> Result<(), String> {
+pub(super) fn begin(format: LogFormat, filter: &str) -> Result<(), String> {
     let filter = EnvFilter::builder().parse(filter).map_err(|error| format!("the log cannot begin: {error}"))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let begun = match format {
-        Format::Text => {
+        LogFormat::Text => {
             use std::io::IsTerminal as _;
             lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init()
         }
-        Format::Json => lines.json().with_current_span(true).with_span_list(false).try_init(),
+        LogFormat::Json => lines.json().with_current_span(true).with_span_list(false).try_init(),
     };
     begun.map_err(|error| format!("the log cannot begin: {error}"))
 }

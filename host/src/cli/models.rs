@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::{
-    exit::{Complaint, Outcome},
-    given::Given,
+    common_args::CommonArgs,
+    error::{CliError, CliResult},
 };
 use crate::config::{Config, Model, Source, units};
 use pensieve_protocol::card::Card;
@@ -33,7 +33,7 @@ pub(super) struct List {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    given: Given,
+    common: CommonArgs,
 }
 
 /// One line of the list.
@@ -45,7 +45,7 @@ struct Row {
     source: String,
     /// `ready`, `not here` or `refused`.
     state: &'static str,
-    /// Why it is refused.
+    /// Why no plugin serves it.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     architecture: Option<String>,
@@ -56,18 +56,18 @@ struct Row {
 }
 
 impl Models {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> CliResult {
         let Self::List(list) = self;
-        let settled = list.given.settle(&[])?;
-        let mut rows = configured(&settled.config);
-        for source in found(&settled.config.home) {
-            let path = here(&source, &settled.config.home);
+        let resolved = list.common.resolve(&[])?;
+        let mut rows = configured(&resolved.config);
+        for source in found(&resolved.config.home) {
+            let path = here(&source, &resolved.config.home);
             if !rows.iter().any(|row| row.path == path) {
                 rows.push(row(None, &source, path));
             }
         }
-        describe(&mut rows, &settled.config)?;
-        let text = if list.json { format!("{}\n", json(&rows)?) } else { table(&rows, &settled.config) };
+        describe(&mut rows, &resolved.config)?;
+        let text = if list.json { format!("{}\n", json(&rows)?) } else { table(&rows, &resolved.config) };
         super::print(&text)
     }
 }
@@ -83,7 +83,7 @@ fn row(id: Option<String>, source: &Source, path: Option<PathBuf>) -> Row {
     Row { id, source: source.to_string(), state, reason: None, architecture: None, context: None, bytes, path }
 }
 
-/// Where a source lies, if it is on this machine. Nothing is loaded down.
+/// The path of a source that is on this machine; downloads nothing.
 pub(super) fn here(source: &Source, home: &Path) -> Option<PathBuf> {
     match source {
         Source::Path(path) => std::path::absolute(path).ok().filter(|path| path.exists()),
@@ -106,7 +106,7 @@ fn found(home: &Path) -> Vec<Source> {
 }
 
 /// Asks plugins about every checkpoint, each in a process of its own.
-fn describe(rows: &mut [Row], config: &Config) -> Outcome {
+fn describe(rows: &mut [Row], config: &Config) -> CliResult {
     let mut fleet = Config { models: Vec::new(), variants: Vec::new(), ..config.clone() }
         .fleet(|_, _| Err(()))
         .unwrap_or_else(|()| fleet::Config::new(&[], &config.home));
@@ -130,8 +130,8 @@ fn describe(rows: &mut [Row], config: &Config) -> Outcome {
     })
 }
 
-fn json(rows: &[Row]) -> Result<String, Complaint> {
-    serde_json::to_string(rows).map_err(|error| Complaint::system("the list", &error.into()))
+fn json(rows: &[Row]) -> Result<String, CliError> {
+    serde_json::to_string(rows).map_err(|error| CliError::system("the list", &error.into()))
 }
 
 fn table(rows: &[Row], config: &Config) -> String {

@@ -12,7 +12,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::exit::{Complaint, Exit, Outcome};
+use super::error::{CliError, CliResult, Exit};
 use crate::config;
 
 const NAME_LEN_MAX: usize = 40;
@@ -80,13 +80,13 @@ const ADAPTER: [Template; 3] = [
 ];
 
 impl New {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> CliResult {
         let name = Name::parse(&self.name)?;
         let sdk = match &self.sdk {
             Some(given) => sdk_of(given)?,
             None => own_sdk()?,
         };
-        let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
+        let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
         let folder = self.path.clone().unwrap_or_else(|| PathBuf::from(&self.name));
         make_empty(&folder)?;
         let templates = match self.kind {
@@ -99,7 +99,7 @@ impl New {
             let written = path.parent().map_or(Ok(()), fs::create_dir_all);
             let written = written.and_then(|()| fs::write(&path, fill(template, &name, &sdk)));
             written
-                .map_err(|error| Complaint::system(format_args!("'{}' cannot be written", path.display()), &error))?;
+                .map_err(|error| CliError::system(format_args!("'{}' cannot be written", path.display()), &error))?;
         }
         let mut text = next_steps(self.kind, &name, &folder, &home.join("plugins"));
         if name.kebab != self.name {
@@ -121,9 +121,9 @@ struct Name {
 }
 
 impl Name {
-    fn parse(text: &str) -> Result<Self, Complaint> {
+    fn parse(text: &str) -> Result<Self, CliError> {
         let wrong = |what: &str, help: &str| {
-            Err(Complaint::new(Exit::Usage, format!("the name '{}' {what}; {help}", text.escape_debug())))
+            Err(CliError::new(Exit::Usage, format!("the name '{}' {what}; {help}", text.escape_debug())))
         };
         let kebab = text.replace('_', "-");
         let parts: Vec<&str> = kebab.split('-').collect();
@@ -170,39 +170,39 @@ fn dependencies() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// The SDK that somebody names, as the value of a dependency in a `Cargo.toml`.
-fn sdk_of(given: &str) -> Result<String, Complaint> {
+/// The SDK that `--sdk` names, as the value of a dependency in a `Cargo.toml`.
+fn sdk_of(given: &str) -> Result<String, CliError> {
     if given.contains("://") {
         return Ok(format!("git = {}", quoted(given)?));
     }
     if given.starts_with("git@") {
         let help = "Cargo wants it as an address: ssh://git@HOST/PATH";
-        return Err(Complaint::new(Exit::Usage, format!("--sdk {given}: {help}")));
+        return Err(CliError::new(Exit::Usage, format!("--sdk {given}: {help}")));
     }
     let asked = Path::new(given);
     let found = [asked.to_path_buf(), asked.join("sdk")].into_iter().find(|folder| is_sdk(folder));
     let Some(found) = found else {
         let help = "name the folder 'sdk' of Pensieve's source, or the address of its Git repository";
-        return Err(Complaint::new(Exit::Absent, format!("--sdk {given}: the SDK is not there; {help}")));
+        return Err(CliError::new(Exit::Absent, format!("--sdk {given}: the SDK is not there; {help}")));
     };
-    let absolute = found.canonicalize().map_err(|error| Complaint::system(found.display(), &error))?;
+    let absolute = found.canonicalize().map_err(|error| CliError::system(found.display(), &error))?;
     by_path(&absolute)
 }
 
 /// The SDK that this program was built with, if its source is still there.
-fn own_sdk() -> Result<String, Complaint> {
+fn own_sdk() -> Result<String, CliError> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("sdk");
     if !is_sdk(&source) {
         let line = "the source that this program was built from is not here, and the SDK is on no registry; tell where \
                     it is by --sdk: the folder 'sdk' of Pensieve's source, or the address of its Git repository";
-        return Err(Complaint::new(Exit::Absent, line));
+        return Err(CliError::new(Exit::Absent, line));
     }
     by_path(&source)
 }
 
-fn by_path(folder: &Path) -> Result<String, Complaint> {
+fn by_path(folder: &Path) -> Result<String, CliError> {
     let text = folder.to_str().ok_or_else(|| {
-        Complaint::new(Exit::Usage, format!("'{}' is not UTF-8, which Cargo cannot read", folder.display()))
+        CliError::new(Exit::Usage, format!("'{}' is not UTF-8, which Cargo cannot read", folder.display()))
     })?;
     Ok(format!("path = {}", quoted(text)?))
 }
@@ -212,29 +212,29 @@ fn is_sdk(folder: &Path) -> bool {
     manifest.lines().any(|line| line.trim() == "name = \"pensieve-sdk\"")
 }
 
-/// A string in TOML.
-fn quoted(text: &str) -> Result<String, Complaint> {
+/// The text as a TOML string.
+fn quoted(text: &str) -> Result<String, CliError> {
     if text.chars().any(char::is_control) {
-        return Err(Complaint::new(Exit::Usage, format!("'{}' has control characters", text.escape_debug())));
+        return Err(CliError::new(Exit::Usage, format!("'{}' has control characters", text.escape_debug())));
     }
     Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
 }
 
 /// Makes the folder, or takes it if nothing is in it.
-fn make_empty(folder: &Path) -> Outcome {
+fn make_empty(folder: &Path) -> CliResult {
     let shown = folder.display();
     match fs::read_dir(folder).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
         Ok(false) => {
             let line = format!("'{shown}' is not empty; name another folder by --path");
-            Err(Complaint::new(Exit::Usage, line))
+            Err(CliError::new(Exit::Usage, line))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => fs::create_dir_all(folder)
-            .map_err(|error| Complaint::system(format_args!("'{shown}' cannot be made"), &error)),
+            .map_err(|error| CliError::system(format_args!("'{shown}' cannot be made"), &error)),
         Err(error) if error.kind() == ErrorKind::NotADirectory => {
-            Err(Complaint::new(Exit::Usage, format!("'{shown}' is a file; name a folder by --path")))
+            Err(CliError::new(Exit::Usage, format!("'{shown}' is a file; name a folder by --path")))
         }
-        Err(error) => Err(Complaint::system(format_args!("'{shown}' cannot be read"), &error)),
+        Err(error) => Err(CliError::system(format_args!("'{shown}' cannot be read"), &error)),
     }
 }
 
@@ -288,8 +288,8 @@ mod tests {
         for name in
             ["", "-", "a--b", "a-", "2nd", "My", "a b", "../a", "a/b", "ä", "fn", "self", "test", "pensieve-sdk"]
         {
-            let complaint = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
-            assert!(complaint.exit == Exit::Usage && complaint.lines[0].contains(name), "{complaint:?}");
+            let error = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
+            assert!(error.exit == Exit::Usage && error.lines[0].contains(name), "{error:?}");
         }
         assert!(Name::parse(&"x".repeat(41)).is_err());
     }
@@ -297,8 +297,8 @@ mod tests {
     #[test]
     fn refuses_names_of_packages_that_a_project_depends_on() {
         for name in ["pensieve-sdk", "pensieve_sdk", "serde", "serde-json", "serde_json", "sha2", "tempfile"] {
-            let complaint = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
-            assert!(complaint.exit == Exit::Usage && complaint.lines[0].contains("depend on"), "{complaint:?}");
+            let error = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
+            assert!(error.exit == Exit::Usage && error.lines[0].contains("depend on"), "{error:?}");
         }
     }
 

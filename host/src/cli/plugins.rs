@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{check::Check, exit::end, folder::List};
+use super::{check_plugin::Check, error::end, list_plugins::List};
 
 #[derive(Subcommand)]
 pub(super) enum Plugins {

@@ -13,7 +13,7 @@ use clap::Subcommand;
 use pensieve_plugin_api::{ErrorCode, Source};
 use serde::Serialize;
 
-use super::{answer::Answer, trial::Trial};
+use super::{laws::RunLaws, reply::Reply};
 use pensieve_protocol::{
     checkpoint::CheckpointName,
     questions::{Described, Named},
@@ -41,7 +41,7 @@ pub(super) enum Probe {
         options: String,
     },
     /// Does the model obey the contract's laws?
-    Laws(Trial),
+    Laws(RunLaws),
 }
 
 impl Probe {
@@ -88,7 +88,7 @@ fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Desc
 }
 
 fn answer<T: Serialize>(question: impl FnOnce() -> T) -> ExitCode {
-    let answered = Answer::begin().and_then(|answer| answer.send(&question()));
+    let answered = Reply::begin().and_then(|answer| answer.send(&question()));
     match answered {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

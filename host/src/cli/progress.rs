@@ -12,8 +12,8 @@ use pensieve_server::hub;
 /// How often a line is written where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// A bar, or lines.
-pub(super) struct Gauge {
+/// A progress bar on a terminal, else lines now and then.
+pub(super) struct Meter {
     name: String,
     unit: Unit,
     total: u64,
@@ -23,14 +23,14 @@ pub(super) struct Gauge {
     bar: Option<ProgressBar>,
 }
 
-/// What is counted.
+/// The unit of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Bytes,
     Steps,
 }
 
-impl Gauge {
+impl Meter {
     /// `done` of it was there before.
     pub(super) fn begin(name: &str, unit: Unit, done: u64, total: u64) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
@@ -50,12 +50,12 @@ impl Gauge {
             bar
         });
         let now = Instant::now();
-        let gauge = Self { name: name.to_owned(), unit, total, begun: done, since: now, written: now, bar };
-        if gauge.bar.is_none() && unit == Unit::Bytes {
+        let meter = Self { name: name.to_owned(), unit, total, begun: done, since: now, written: now, bar };
+        if meter.bar.is_none() && unit == Unit::Bytes {
             let there = if done > 0 { format!(", {} are here already", units::bytes(done)) } else { String::new() };
             eprintln!("{name}: {}{there}", units::bytes(total));
         }
-        gauge
+        meter
     }
 
     pub(super) fn reach(&mut self, done: u64) {
@@ -72,7 +72,7 @@ impl Gauge {
         }
     }
 
-    /// It is over; a bar goes away.
+    /// Ends it: a bar is erased, a download gets a last line.
     pub(super) fn end(self) {
         match &self.bar {
             Some(bar) => bar.finish_and_clear(),
@@ -110,60 +110,60 @@ fn minutes(seconds: u64) -> String {
 }
 
 /// Downloads, one after the other.
-pub(super) struct Download(Option<Gauge>);
+pub(super) struct DownloadProgress(Option<Meter>);
 
-impl Download {
+impl DownloadProgress {
     pub(super) fn new() -> Self {
         Self(None)
     }
 }
 
-impl hub::Progress for Download {
+impl hub::Progress for DownloadProgress {
     fn say(&mut self, line: &str) {
-        match self.0.as_ref().and_then(|gauge| gauge.bar.as_ref()) {
+        match self.0.as_ref().and_then(|meter| meter.bar.as_ref()) {
             Some(bar) => bar.println(line),
             None => eprintln!("{line}"),
         }
     }
 
     fn begin(&mut self, name: &str, done: u64, total: u64) {
-        self.0 = Some(Gauge::begin(name, Unit::Bytes, done, total));
+        self.0 = Some(Meter::begin(name, Unit::Bytes, done, total));
     }
 
     fn reach(&mut self, done: u64) {
-        if let Some(gauge) = &mut self.0 {
-            gauge.reach(done);
+        if let Some(meter) = &mut self.0 {
+            meter.reach(done);
         }
     }
 
     fn end(&mut self) {
-        if let Some(gauge) = self.0.take() {
-            gauge.end();
+        if let Some(meter) = self.0.take() {
+            meter.end();
         }
     }
 }
 
 /// A model's load: it says what it is at only when it gets there.
 #[derive(Default)]
-pub(super) struct Loading(Option<Gauge>);
+pub(super) struct LoadProgress(Option<Meter>);
 
-impl Loading {
+impl LoadProgress {
     pub(super) fn reach(&mut self, done: u64, total: u64, what: &str) {
         if total == 0 {
             return;
         }
-        if self.0.as_ref().is_none_or(|gauge| gauge.total != total || gauge.name != what) {
+        if self.0.as_ref().is_none_or(|meter| meter.total != total || meter.name != what) {
             self.end();
-            self.0 = Some(Gauge::begin(what, Unit::Steps, done, total));
+            self.0 = Some(Meter::begin(what, Unit::Steps, done, total));
         }
-        if let Some(gauge) = &mut self.0 {
-            gauge.reach(done);
+        if let Some(meter) = &mut self.0 {
+            meter.reach(done);
         }
     }
 
     pub(super) fn end(&mut self) {
-        if let Some(gauge) = self.0.take() {
-            gauge.end();
+        if let Some(meter) = self.0.take() {
+            meter.end();
         }
     }
 }
@@ -210,9 +210,9 @@ mod tests {
 
     #[test]
     fn tells_rate_and_rest() {
-        let gauge = Gauge { bar: None, ..Gauge::begin("x.gguf", Unit::Bytes, 100 << 20, 1000 << 20) };
-        assert_eq!(gauge.line(300 << 20, Duration::from_secs(2)), "x.gguf: 30 %, 100 MiB/s, 7 s left");
-        assert_eq!(gauge.line(100 << 20, Duration::from_secs(2)), "x.gguf: 10 %, 0 B/s, stalled");
+        let meter = Meter { bar: None, ..Meter::begin("x.gguf", Unit::Bytes, 100 << 20, 1000 << 20) };
+        assert_eq!(meter.line(300 << 20, Duration::from_secs(2)), "x.gguf: 30 %, 100 MiB/s, 7 s left");
+        assert_eq!(meter.line(100 << 20, Duration::from_secs(2)), "x.gguf: 10 %, 0 B/s, stalled");
         assert_eq!((minutes(59), minutes(61), minutes(7260)), ("59 s".into(), "1 min 1 s".into(), "2 h 1 min".into()));
     }
 }

@@ -4,8 +4,8 @@ use clap::Args;
 use std::io::Write;
 
 use super::{
-    exit::{Complaint, Outcome},
-    progress::Download,
+    error::{CliError, CliResult},
+    progress::DownloadProgress,
 };
 use crate::config::units;
 use pensieve_server::hub::{Hub, HubName, Trouble};
@@ -30,25 +30,25 @@ pub(super) struct Pull {
 }
 
 impl Pull {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> CliResult {
         let hub = Hub::from_environment()?;
         if self.list {
             return list(&hub, &self.name);
         }
-        let pulled = hub.pull(&self.name, &mut Download::new())?;
+        let pulled = hub.pull(&self.name, &mut DownloadProgress::new())?;
         let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{}", pulled.path.display()).map_err(|error| Complaint::system("standard output", &error))
+        writeln!(stdout, "{}", pulled.path.display()).map_err(|error| CliError::system("standard output", &error))
     }
 }
 
-fn list(hub: &Hub, name: &HubName) -> Outcome {
+fn list(hub: &Hub, name: &HubName) -> CliResult {
     let mut stdout = std::io::stdout().lock();
     let bare = HubName { file: None, ..name.clone() };
     for offer in hub.list(&bare)? {
         let slash = if offer.file.is_empty() { "" } else { "/" };
         let mark = if offer.preferred { "  (taken unasked)" } else { "" };
         let line = writeln!(stdout, "{:>10}  {bare}{slash}{}{mark}", units::bytes(offer.bytes), offer.file);
-        line.map_err(|error| Complaint::system("standard output", &error))?;
+        line.map_err(|error| CliError::system("standard output", &error))?;
     }
     Ok(())
 }

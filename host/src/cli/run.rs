@@ -10,9 +10,9 @@ use std::{
 };
 
 use super::{
-    exit::{Complaint, Exit, Outcome},
-    given::{Adapters, Given},
-    progress::Loading,
+    common_args::{Adapters, CommonArgs},
+    error::{CliError, CliResult, Exit},
+    progress::LoadProgress,
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 use pensieve_server::{
@@ -28,7 +28,7 @@ const PROMPT_BYTES_MAX: u64 = 32 << 20;
 #[command(after_help = "Examples:
   pensieve run \"list all files, the newest first\"
   pensieve run --model ./model.gguf --max-tokens 200 \"Why is the sky blue?\"
-  pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Answer in French.\" Hello
+  pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Completion in French.\" Hello
   git diff | pensieve run --system \"Write a commit message.\" -
   pensieve run --model ./model.gguf --adapter poet=./poet \"A poem about rain.\"
   pensieve run --json \"list files\" | jq -r .text")]
@@ -61,15 +61,15 @@ pub(super) struct Run {
     #[arg(long, value_name = "S", requires = "adapters", value_parser = scale, allow_hyphen_values = true)]
     adapter_scale: Option<f32>,
     #[command(flatten)]
-    given: Given,
+    common: CommonArgs,
     /// The question; '-' reads it from standard input.
     #[arg(required = true)]
     prompt: Vec<String>,
 }
 
-/// What came of it.
+/// The answer as far as it was received.
 #[derive(Default)]
-struct Answer {
+struct Completion {
     text: String,
     thinking: String,
     finish: Option<(Finish, Usage)>,
@@ -77,13 +77,13 @@ struct Answer {
 }
 
 impl Run {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> CliResult {
         let request = self.request()?;
-        let (mut settled, model) = self.given.settle_one(self.model.as_deref())?;
-        self.adapters.add_to(&mut settled.config, Some(&model))?;
+        let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
+        self.adapters.add_to(&mut resolved.config, Some(&model))?;
         // One answer is not worth the disk.
-        settled.config.cache.budget = 0;
-        let config = settled.fleet()?;
+        resolved.config.cache.budget = 0;
+        let config = resolved.fleet()?;
         let runtime = super::runtime()?;
         runtime.block_on(async {
             let fleet = Arc::new(Fleet::start(config).await?);
@@ -94,10 +94,10 @@ impl Run {
         })
     }
 
-    fn request(&self) -> Result<Request, Complaint> {
+    fn request(&self) -> Result<Request, CliError> {
         let prompt = if self.prompt == ["-"] { standard_input()? } else { self.prompt.join(" ") };
         if prompt.trim().is_empty() {
-            return Err(Complaint::new(Exit::Usage, "there is nothing to answer: the question is empty"));
+            return Err(CliError::new(Exit::Usage, "there is nothing to answer: the question is empty"));
         }
         let input = if self.raw {
             Input::Text(prompt)
@@ -111,10 +111,10 @@ impl Run {
         Ok(Request { input, max_tokens: self.max_tokens, sampling, adapter, ..Request::default() })
     }
 
-    async fn answer(&self, chats: &Chats, request: Request) -> Result<Answer, Complaint> {
+    async fn answer(&self, chats: &Chats, request: Request) -> Result<Completion, CliError> {
         let begun = Instant::now();
         let mut generation = chats.prepare(request).await?.start()?;
-        let (mut answer, mut loading) = (Answer::default(), Loading::default());
+        let (mut answer, mut loading) = (Completion::default(), LoadProgress::default());
         while let Some(delta) = generation.next().await {
             match delta {
                 Delta::Loading { done, total, what } => loading.reach(done, total, &what),
@@ -133,7 +133,7 @@ impl Run {
                     }
                     answer.text.push_str(&text);
                 }
-                // Nobody offered it a tool.
+                // The request offers no tools.
                 Delta::ToolCall { .. } | Delta::ToolArguments(_) => {}
                 Delta::Finished { reason, usage } => answer.finish = Some((reason, usage)),
                 Delta::Failed(failure) => {
@@ -145,7 +145,7 @@ impl Run {
         Ok(answer)
     }
 
-    fn conclude(&self, model: &str, answer: &Answer) -> Outcome {
+    fn conclude(&self, model: &str, answer: &Completion) -> CliResult {
         let Some((reason, usage)) = answer.finish else {
             return Err(Failure::new(FailureCode::WorkerLost, "the answer has no end").into());
         };
@@ -175,12 +175,12 @@ fn finish(reason: Finish) -> &'static str {
     }
 }
 
-fn standard_input() -> Result<String, Complaint> {
+fn standard_input() -> Result<String, CliError> {
     let mut text = String::new();
     let read = io::stdin().lock().take(PROMPT_BYTES_MAX + 1).read_to_string(&mut text);
-    read.map_err(|error| Complaint::new(Exit::Usage, format!("standard input cannot be read: {error}")))?;
+    read.map_err(|error| CliError::new(Exit::Usage, format!("standard input cannot be read: {error}")))?;
     if text.len() as u64 > PROMPT_BYTES_MAX {
-        return Err(Complaint::new(Exit::Usage, "standard input has more than 32 MiB"));
+        return Err(CliError::new(Exit::Usage, "standard input has more than 32 MiB"));
     }
     Ok(text)
 }

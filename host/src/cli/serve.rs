@@ -1,6 +1,6 @@
-//! `pensieve serve`: models behind HTTP, until somebody ends it.
+//! `pensieve serve`: models behind HTTP, until a signal ends it.
 //!
-//! Standard output gets one line, once the server is ready, so that whoever started it knows where it listens; everything
+//! Standard output gets one line, once the server is ready, so that the program that started it knows the address; everything
 //! else is in the log. The first signal to end drains, the second one does not wait.
 
 use clap::Args;
@@ -9,8 +9,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{
     banner,
-    exit::{Complaint, Exit, Outcome},
-    given::{Adapters, Given, Settled},
+    common_args::{Adapters, CommonArgs, ResolvedConfig},
+    error::{CliError, CliResult, Exit},
     log,
 };
 use crate::config;
@@ -49,40 +49,40 @@ pub(super) struct Serve {
     adapters: Adapters,
     /// How lines of the log are written.
     #[arg(long, value_enum)]
-    log_format: Option<log::Format>,
+    log_format: Option<log::LogFormat>,
     /// For authors of plugins: run models in this process, where a debugger sees them. What would end a worker then ends the
     /// server.
     #[arg(long)]
     in_process: bool,
     #[command(flatten)]
-    given: Given,
+    common: CommonArgs,
 }
 
 impl Serve {
-    pub(super) fn run(self) -> Outcome {
-        let mut settled = self.given.settle(&self.models)?;
-        self.adapters.add_to(&mut settled.config, None)?;
+    pub(super) fn run(self) -> CliResult {
+        let mut resolved = self.common.resolve(&self.models)?;
+        self.adapters.add_to(&mut resolved.config, None)?;
         if let Some(listen) = &self.listen {
             config::check_listen(listen).map_err(|what| {
-                Complaint::new(Exit::Usage, format!("--listen {listen}: {what}; it takes an address and a port"))
+                CliError::new(Exit::Usage, format!("--listen {listen}: {what}; it takes an address and a port"))
             })?;
-            settled.config.server.listen.clone_from(listen);
+            resolved.config.server.listen.clone_from(listen);
         }
-        let server = &settled.config.server;
-        let format = if server.log_format == "json" { log::Format::Json } else { log::Format::Text };
-        log::begin(self.log_format.unwrap_or(format), &server.log).map_err(|what| Complaint::new(Exit::Usage, what))?;
+        let server = &resolved.config.server;
+        let format = if server.log_format == "json" { log::LogFormat::Json } else { log::LogFormat::Text };
+        log::begin(self.log_format.unwrap_or(format), &server.log).map_err(|what| CliError::new(Exit::Usage, what))?;
         let mut settings = server.http();
         settings.limits.connections_max = connections(settings.limits.connections_max);
         let runtime = super::runtime()?;
-        // A port that is taken is known before anything is loaded down, and a download can be interrupted like any other
+        // A port that is taken is known before anything is downloaded, and a download can be interrupted like any other
         // program: signals are listened to only after it.
         let server = runtime.block_on(Server::bind(settings))?;
-        let mut fleet = settled.fleet()?;
+        let mut fleet = resolved.fleet()?;
         if self.in_process {
             tracing::warn!("models run in this process: a plugin that fails takes the server with it");
             fleet.run_in_process(process::run);
         }
-        let served = runtime.block_on(serve(server, fleet, &settled));
+        let served = runtime.block_on(serve(server, fleet, &resolved));
         // What still runs has nothing left to say.
         runtime.shutdown_background();
         served
@@ -98,7 +98,7 @@ async fn complain(fleet: Arc<Fleet>) {
     }
 }
 
-async fn serve(server: Server, fleet: fleet::Config, settled: &Settled) -> Outcome {
+async fn serve(server: Server, fleet: fleet::Config, resolved: &ResolvedConfig) -> CliResult {
     let ended = ended()?;
     tokio::pin!(ended);
     let starting = Fleet::start(fleet);
@@ -106,12 +106,12 @@ async fn serve(server: Server, fleet: fleet::Config, settled: &Settled) -> Outco
         fleet = starting => Arc::new(fleet?),
         () = &mut ended => return Ok(()),
     };
-    for line in settled.config.missing_samplers(&super::sampler_names(&fleet)) {
+    for line in resolved.config.missing_samplers(&super::sampler_names(&fleet)) {
         tracing::warn!("{line}");
     }
     announce(&server)?;
     tokio::spawn(complain(fleet.clone()));
-    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::Facts::of(settled)));
+    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::Facts::of(resolved)));
     server.run(Arc::new(Chats::new(fleet)), ended).await;
     banner.abort();
     Ok(())
@@ -127,18 +127,18 @@ fn model(argument: &str) -> Result<(String, String), String> {
     }
 }
 
-fn announce(server: &Server) -> Outcome {
+fn announce(server: &Server) -> CliResult {
     let mut stdout = std::io::stdout().lock();
     let written = writeln!(stdout, "pensieve is listening on http://{}", server.address());
     let written = written.and_then(|()| stdout.flush());
-    written.map_err(|error| Complaint::system("standard output cannot be written to", &error))
+    written.map_err(|error| CliError::system("standard output cannot be written to", &error))
 }
 
 /// As many connections as the system has descriptors for, which it is asked to have more of.
-fn connections(wanted: usize) -> usize {
+fn connections(artifact: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    let target = limit.maximum.unwrap_or(u64::MAX).min(wanted as u64 * 2 + FILES_RESERVED);
+    let target = limit.maximum.unwrap_or(u64::MAX).min(artifact as u64 * 2 + FILES_RESERVED);
     let current = limit.current.unwrap_or(u64::MAX);
     if current < target {
         // What the system refuses is done without.
@@ -146,7 +146,7 @@ fn connections(wanted: usize) -> usize {
     }
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let room = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX);
-    wanted.min(room.max(CONNECTIONS_MIN))
+    artifact.min(room.max(CONNECTIONS_MIN))
 }
 
 /// Ends with the first signal to end. The second one ends the program.

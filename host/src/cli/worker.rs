@@ -36,7 +36,7 @@ fn socket(number: RawFd) -> std::io::Result<OwnedFd> {
     if flagged == -1 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is open, as the call above shows, and this process, which has just begun, has given it to
-    // nobody else: its number is above those of the standard streams.
+    // SAFETY: the descriptor is open, as the call above shows, and this process, which has just begun, has not
+    // passed it on: its number is above those of the standard streams.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }

@@ -59,12 +59,12 @@ pub struct Adapter {
     pub merged: Option<f32>,
 }
 
-/// What is to be found at a source.
+/// What a source has to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted<'a> {
+pub enum Artifact<'a> {
     /// A model.
     Checkpoint,
-    /// The adapter of this name, of at most so many bytes if it has to be loaded down.
+    /// The adapter of this name; `bytes_max` bounds what is downloaded.
     Adapter {
         /// What clients will call it.
         name: &'a str,
@@ -110,18 +110,18 @@ impl Model {
     pub(super) fn fleet<E>(
         &self,
         disk: Option<wire::DiskTier>,
-        settle: &mut impl FnMut(&Source, Wanted<'_>) -> Result<PathBuf, E>,
+        locate: &mut impl FnMut(&Source, Artifact<'_>) -> Result<PathBuf, E>,
     ) -> Result<fleet::ModelConfig, E> {
         let mut adapters = BTreeMap::new();
         for (name, Adapter { source, merged }) in &self.adapters {
             // What becomes part of the weights is kept nowhere else.
             let bytes_max = if merged.is_some() { u64::MAX } else { wire::adapter_file_bytes_max(self.adapter_memory) };
-            let location = Location::trusted(settle(source, Wanted::Adapter { name, bytes_max })?);
+            let location = Location::trusted(locate(source, Artifact::Adapter { name, bytes_max })?);
             adapters.insert(name.clone(), fleet::Adapter { location, source: source.to_string(), merged: *merged });
         }
         Ok(fleet::ModelConfig {
             id: self.id.clone(),
-            source: settle(&self.source, Wanted::Checkpoint)?,
+            source: locate(&self.source, Artifact::Checkpoint)?,
             aliases: self.aliases.clone(),
             options: if self.options.is_empty() {
                 String::new()

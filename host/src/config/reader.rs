@@ -1,8 +1,8 @@
 //! Reads a TOML document key by key, and finds everything that is wrong with it at once.
 //!
 //! A derived deserializer stops at the first mistake and knows neither ranges nor neighbours. This reader learns the known
-//! keys by being asked for them, so that they are written down once, and whatever nobody asked for is a mistake with a line
-//! and, as a rule, a word that was meant.
+//! keys by being asked for them, so that they are written down once, and every other key is a mistake with a line
+//! and, as a rule, the known key that it resembles.
 
 use serde_json::{Map, Number, Value};
 use std::{
@@ -86,7 +86,7 @@ impl<'d, 't> Section<'d, 't> {
         Self { document, name, table, span, asked: RefCell::default() }
     }
 
-    /// Where it stands.
+    /// The place of the table in the document.
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -124,8 +124,8 @@ impl<'d, 't> Section<'d, 't> {
 
     /// One of these words.
     pub(super) fn word(&self, key: &'static str, words: &[&'static str], target: &mut &'static str) {
-        let wanted = format!("one of '{}'", words.join("', '"));
-        self.read(key, &wanted, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
+        let artifact = format!("one of '{}'", words.join("', '"));
+        self.read(key, &artifact, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
     }
 
     /// A list of texts.
@@ -153,8 +153,8 @@ impl<'d, 't> Section<'d, 't> {
         range: RangeInclusive<i64>,
         target: &mut T,
     ) {
-        let wanted = format!("an integer from {} to {}", range.start(), range.end());
-        self.read(key, &wanted, target, |value| {
+        let artifact = format!("an integer from {} to {}", range.start(), range.end());
+        self.read(key, &artifact, target, |value| {
             integer(value).filter(|number| range.contains(number)).and_then(|number| T::try_from(number).ok())
         });
     }
@@ -166,40 +166,40 @@ impl<'d, 't> Section<'d, 't> {
 
     /// A number within a range.
     pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>, target: &mut f64) {
-        let wanted = format!("a number from {} to {}", range.start(), range.end());
-        self.read(key, &wanted, target, |value| number(value).filter(|number| range.contains(number)));
+        let artifact = format!("a number from {} to {}", range.start(), range.end());
+        self.read(key, &artifact, target, |value| number(value).filter(|number| range.contains(number)));
     }
 
     /// Bytes, as `"4GiB"` or an integer.
     pub(super) fn bytes(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut u64) {
-        let wanted = units::wanted_bytes(&range);
-        self.read(key, &wanted, target, |value| bytes(value).filter(|amount| range.contains(amount)));
+        let artifact = units::wanted_bytes(&range);
+        self.read(key, &artifact, target, |value| bytes(value).filter(|amount| range.contains(amount)));
     }
 
     /// Bytes that may be absent.
     pub(super) fn some_bytes(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut Option<u64>) {
-        let wanted = units::wanted_bytes(&range);
-        self.read(key, &wanted, target, |value| bytes(value).filter(|amount| range.contains(amount)).map(Some));
+        let artifact = units::wanted_bytes(&range);
+        self.read(key, &artifact, target, |value| bytes(value).filter(|amount| range.contains(amount)).map(Some));
     }
 
     /// A duration, as `"10s"`.
     pub(super) fn duration(&self, key: &'static str, range: RangeInclusive<Duration>, target: &mut Duration) {
-        let wanted = units::wanted_duration(&range);
-        self.read(key, &wanted, target, |value| {
+        let artifact = units::wanted_duration(&range);
+        self.read(key, &artifact, target, |value| {
             Duration::parse(value.as_str()?).filter(|duration| range.contains(duration))
         });
     }
 
     /// A duration, or `"never"`.
     pub(super) fn limit(&self, key: &'static str, range: RangeInclusive<Duration>, target: &mut Option<Duration>) {
-        let wanted = format!("{}, or \"never\"", units::wanted_duration(&range));
-        self.read(key, &wanted, target, |value| match value.as_str()? {
+        let artifact = format!("{}, or \"never\"", units::wanted_duration(&range));
+        self.read(key, &artifact, target, |value| match value.as_str()? {
             "never" => Some(None),
             text => Duration::parse(text).filter(|duration| range.contains(duration)).map(Some),
         });
     }
 
-    /// A table as JSON, for whoever knows its keys.
+    /// A table as JSON, for a consumer that knows its keys.
     pub(super) fn json(&self, key: &'static str) -> Option<Map<String, Value>> {
         let mut found = Value::Null;
         self.read(key, "a table of numbers, texts, flags and lists", &mut found, |value| {
@@ -262,7 +262,7 @@ impl<'d, 't> Section<'d, 't> {
         self.document.note(&self.place(key), what, help);
     }
 
-    /// Notes the keys that nobody asked for.
+    /// Notes the unknown keys: those that were never asked for.
     pub(super) fn finish(self) {
         let asked = self.asked.into_inner();
         for (key, _) in self.table.into_iter().flatten() {
@@ -291,11 +291,11 @@ impl<'d, 't> Section<'d, 't> {
         self.table?.get(key)
     }
 
-    fn read<T>(&self, key: &'static str, wanted: &str, target: &mut T, read: impl FnOnce(&DeValue<'t>) -> Option<T>) {
+    fn read<T>(&self, key: &'static str, artifact: &str, target: &mut T, read: impl FnOnce(&DeValue<'t>) -> Option<T>) {
         let Some(value) = self.take(key) else { return };
         match read(value.get_ref()) {
             Some(found) => *target = found,
-            None => self.wrong(key, value, &format!("it takes {wanted}")),
+            None => self.wrong(key, value, &format!("it takes {artifact}")),
         }
     }
 
@@ -350,7 +350,10 @@ fn integer(value: &DeValue<'_>) -> Option<i64> {
 fn number(value: &DeValue<'_>) -> Option<f64> {
     match value {
         DeValue::Float(number) => number.as_str().parse().ok().filter(|number: &f64| number.is_finite()),
-        #[allow(clippy::cast_precision_loss, reason = "whoever writes such a number does not mean its last digit")]
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "such large integers in a number's place need no exact last digit"
+        )]
         value => integer(value).map(|number| number as f64),
     }
 }

@@ -7,17 +7,17 @@ use std::{
 };
 
 use super::{
-    HOUR, MS, place,
+    HOUR, MS, file,
     reader::{self, Section},
 };
 use pensieve_server::http;
 
 /// The server: where it listens, and to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Server {
+pub struct ServerSettings {
     /// An address and a port.
     pub listen: String,
-    /// Who may come in.
+    /// API keys; without any a loopback server asks for none.
     pub keys: Vec<String>,
     /// Names of this server besides those of the machine.
     pub hosts: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Server {
     pub drain: Duration,
 }
 
-impl Server {
+impl ServerSettings {
     /// The server that this describes.
     pub fn http(&self) -> http::Settings {
         let mut settings = http::Settings {
@@ -93,7 +93,7 @@ impl Server {
         section.duration("body_timeout", 100 * MS..=HOUR, &mut self.body_timeout);
         section.duration("stall_timeout", 100 * MS..=HOUR, &mut self.stall_timeout);
         section.duration("drain", Duration::ZERO..=HOUR, &mut self.drain);
-        let home = place::user_home();
+        let home = file::user_home();
         self.adapter_folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
         if self.bodies_max < self.body_max {
             let (all, one) = (self.bodies_max, self.body_max);
@@ -123,7 +123,7 @@ impl Server {
     }
 }
 
-impl Default for Server {
+impl Default for ServerSettings {
     fn default() -> Self {
         let http::Settings { listen, limits, .. } = http::Settings::default();
         Self {

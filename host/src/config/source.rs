@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{place, reader};
+use super::{file, reader};
 use pensieve_server::hub::HubName;
 
 /// Where a checkpoint comes from.
@@ -28,11 +28,11 @@ impl Source {
             _ if text.starts_with("hf:") => {
                 text.parse().map(Self::Hub).map_err(|error: pensieve_server::hub::Trouble| error.to_string())
             }
-            _ => Ok(Self::Path(reader::path(folder, place::user_home().as_deref(), text))),
+            _ => Ok(Self::Path(reader::path(folder, file::user_home().as_deref(), text))),
         }
     }
 
-    /// What clients call it, if nobody says otherwise.
+    /// The model id that is used where none is given: the file's or repository's name.
     pub fn id(&self) -> String {
         match self {
             Self::Starter => "pensieve-starter".into(),

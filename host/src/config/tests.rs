@@ -9,7 +9,7 @@ use pensieve_protocol::job::{AdapterUse, StageSpec};
 
 const EXAMPLE: &str = include_str!("../../../examples/pensieve.toml");
 
-fn read(text: &str) -> Result<Config, Wrong> {
+fn read(text: &str) -> Result<Config, ConfigError> {
     Config::read(text, Path::new("/etc/pensieve.toml"), Path::new("/srv/pensieve"))
 }
 
@@ -39,12 +39,12 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     );
     let config = read(&example()).unwrap();
     let defaults = Config::new(Path::new("/srv/pensieve"));
-    let Server { keys, hosts, origins, adapter_folders, .. } = config.server.clone();
+    let ServerSettings { keys, hosts, origins, adapter_folders, .. } = config.server.clone();
     assert_eq!((keys.len(), hosts.len(), origins.len(), adapter_folders.len()), (1, 1, 1, 1));
     let (keys, hosts, origins, adapter_folders) = <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
-    assert_eq!(Server { keys, hosts, origins, adapter_folders, ..config.server }, defaults.server);
-    assert_eq!(Plugins { folders: Vec::new(), allow: None, ..config.plugins }, defaults.plugins);
-    assert_eq!(Fleet { memory: None, default_model: None, ..config.fleet }, defaults.fleet);
+    assert_eq!(ServerSettings { keys, hosts, origins, adapter_folders, ..config.server }, defaults.server);
+    assert_eq!(PluginSettings { folders: Vec::new(), allow: None, ..config.plugins }, defaults.plugins);
+    assert_eq!(FleetSettings { memory: None, default_model: None, ..config.fleet }, defaults.fleet);
     assert_eq!(config.cache.budget, defaults.cache.budget);
     let starter = Model::new("starter", Source::Starter);
     assert_eq!((&config.models[0].device, &config.models[0].limits), (&starter.device, &starter.limits));
@@ -211,8 +211,8 @@ fn becomes_a_fleet() {
     let text = "[fleet]\nmemory = \"1GiB\"\nidle_timeout = \"1h\"\n[cache]\nbudget = \"1GiB\"\nfolder = \"blocks\"\n[[models]]\nid = \"a\"\nsource = \"m/x.gguf\"\n\
         kv_budget = 65536\noptions = { kv = \"f16\", n = [1, 2.5] }\nsamplers = [\"greedy\"]\n[models.adapters]\np = \"hf:o/r\"\n[[models]]\nid = \"b\"\nbase = \"a\"\nadapter = \"p\"";
     let mut asked = Vec::new();
-    let fleet = read(text).unwrap().fleet(|source, wanted| {
-        asked.push((source.to_string(), wanted == Wanted::Checkpoint));
+    let fleet = read(text).unwrap().fleet(|source, artifact| {
+        asked.push((source.to_string(), artifact == Artifact::Checkpoint));
         Ok::<_, Infallible>(PathBuf::from(format!("/models/{}", asked.len())))
     });
     let fleet = fleet.unwrap();

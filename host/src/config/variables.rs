@@ -4,12 +4,12 @@
 use std::{env, path::PathBuf};
 
 use super::{
-    Config, Wrong,
+    Config, ConfigError,
     server::{KEY_HELP, LISTEN_HELP, LOG_HELP, check_listen, check_log, is_key},
     units::Amount,
 };
 
-/// A variable.
+/// An environment variable that sets a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     /// Its name.
@@ -92,8 +92,8 @@ pub const VARIABLES: [Variable; 9] = [
     },
 ];
 
-/// Applies what `look_up` knows of the variables. Models have to be known by then.
-pub fn apply(config: &mut Config, look_up: impl Fn(&str) -> Option<String>) -> Result<(), Wrong> {
+/// Applies what `look_up` knows of the variables. The models must have been read before.
+pub fn apply(config: &mut Config, look_up: impl Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
     let mut lines = Vec::new();
     for variable in VARIABLES {
         if let Some(text) = look_up(variable.name).filter(|text| !text.is_empty())
@@ -104,5 +104,5 @@ pub fn apply(config: &mut Config, look_up: impl Fn(&str) -> Option<String>) -> R
             lines.push(format!("the variable {}{shown} is wrong: {what}", variable.name));
         }
     }
-    if lines.is_empty() { Ok(()) } else { Err(Wrong { lines }) }
+    if lines.is_empty() { Ok(()) } else { Err(ConfigError { lines }) }
 }

@@ -1,14 +1,14 @@
 //! The worker: one model, one socket, four threads. The first thread owns the model and runs the loop; one thread
-//! reads commands, one writes reports (`outbox`), one watches that steps end (`watchdog`).
+//! reads commands, one writes reports (`report_writer`), one watches that steps end (`watchdog`).
 //!
 //! A worker lives for its server. When the socket ends, the reading thread ends the process at once, whatever the model is
 //! doing: the server is gone, and its streams with it. (A signal on the parent's death would follow the thread that
 //! spawned the worker, and kill healthy ones.) A hung model cannot be interrupted either, so every end but that of the first
 //! thread is `_exit`: no destructors, no handlers of foreign libraries, nothing that could wait.
 
-mod outbox;
-mod pulse;
+mod report_writer;
 mod session;
+mod watchdog;
 
 use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
@@ -27,29 +27,29 @@ use crate::engine::{
     tier::Tier,
 };
 use crate::plugin::HostServices;
-use outbox::Outbox;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     wire::{self, Command, Level, Load, PROTOCOL, Report, adapter_file_bytes_max},
 };
-use pulse::Pulse;
+use report_writer::ReportWriter;
 use session::Session;
+use watchdog::Watchdog;
 
 /// The server's end of the socket is closed.
 pub const EXIT_SERVER_GONE: i32 = 0;
 /// The model did not load; the report says why.
 pub const EXIT_NOT_LOADED: i32 = 80;
-/// What the server said was no command.
-pub const EXIT_MISUNDERSTOOD: i32 = 85;
+/// The server sent something that is no command.
+pub const EXIT_BAD_COMMAND: i32 = 85;
 /// A step took longer than its deadline.
 pub const EXIT_STALLED: i32 = 86;
-/// The server does not read what it is told.
-pub const EXIT_UNHEARD: i32 = 87;
+/// The server does not read the worker's reports.
+pub const EXIT_REPORTS_UNREAD: i32 = 87;
 /// The engine panicked.
 pub const EXIT_PANICKED: i32 = 88;
 
 /// What the engine's thread waits for.
-enum Input {
+enum LoopInput {
     Command(Command),
     /// An adapter that was being read is there, or is not.
     AdapterRead {
@@ -64,33 +64,33 @@ enum Input {
 pub fn run(socket: OwnedFd) -> i32 {
     let socket = UnixStream::from(socket);
     let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
-    let pulse = Arc::new(Pulse::default());
-    let outbox = Outbox::start(socket, pulse.clone());
-    outbox.send(Report::Hello { protocol: PROTOCOL });
+    let watchdog = Arc::new(Watchdog::default());
+    let reports = ReportWriter::start(socket, watchdog.clone());
+    reports.send(Report::Hello { protocol: PROTOCOL });
     let (sender, inputs) = mpsc::channel();
-    let (commands, alive) = (sender.clone(), pulse.clone());
+    let (commands, alive) = (sender.clone(), watchdog.clone());
     start("reader", move || read(reading, &commands, &alive));
-    let Ok(Input::Command(Command::Load(load))) = inputs.recv() else { return EXIT_MISUNDERSTOOD };
+    let Ok(LoopInput::Command(Command::Load(load))) = inputs.recv() else { return EXIT_BAD_COMMAND };
     let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let (engine, formats) = match open(&load, &outbox) {
+        let (engine, formats) = match open(&load, &reports) {
             Ok(opened) => opened,
             Err(failure) => {
-                outbox.send(Report::LoadFailed(failure));
+                reports.send(Report::LoadFailed(failure));
                 return EXIT_NOT_LOADED;
             }
         };
-        pulse::watch(&pulse, &outbox, load.limits.step_deadline);
-        let (outbox, pulse, adapter_file_max) = (&outbox, &*pulse, adapter_file_bytes_max(load.adapter_bytes));
-        Session { engine, formats, outbox, pulse, inputs, sender, adapter_file_max, draining: false }.run();
+        watchdog::spawn(&watchdog, &reports, load.limits.step_deadline);
+        let (reports, watchdog, adapter_file_max) = (&reports, &*watchdog, adapter_file_bytes_max(load.adapter_bytes));
+        Session { engine, formats, reports, watchdog, inputs, sender, adapter_file_max, draining: false }.run();
         0
     }));
     let code = served.unwrap_or_else(|_| {
         // The hook has said where and why.
-        outbox.send(Report::Dying(Failure::new(FailureCode::Internal, "the worker's engine panicked")));
+        reports.send(Report::Dying(Failure::new(FailureCode::Internal, "the worker's engine panicked")));
         EXIT_PANICKED
     });
-    outbox.flush();
-    pulse.stop();
+    reports.flush();
+    watchdog.stop();
     code
 }
 
@@ -107,53 +107,53 @@ fn start(name: &str, code: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn read(mut socket: UnixStream, commands: &mpsc::Sender<Input>, pulse: &Pulse) {
+fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, watchdog: &Watchdog) {
     loop {
         let read = wire::read(&mut socket);
-        if pulse.has_stopped() {
+        if watchdog.has_stopped() {
             return;
         }
         match read {
             Ok(Some(command)) => {
                 // The receiver only ends with the worker.
-                let _ = commands.send(Input::Command(command));
+                let _ = commands.send(LoopInput::Command(command));
             }
             Ok(None) | Err(wire::WireError::Io(_)) => leave(EXIT_SERVER_GONE),
             Err(error) => {
                 eprintln!("pensieve worker: {error}");
-                leave(EXIT_MISUNDERSTOOD);
+                leave(EXIT_BAD_COMMAND);
             }
         }
     }
 }
 
 /// Loads the model and all that is used with it.
-fn open(load: &Load, outbox: &Arc<Outbox>) -> Result<(Engine, Formats), Failure> {
+fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), Failure> {
     let samplers = Samplers::open(&load.samplers)?;
     let formats = Formats::open(&load.adapter_formats)?;
-    let (lines, progress) = (outbox.clone(), outbox.clone());
+    let (lines, progress) = (reports.clone(), reports.clone());
     let services = HostServices::new()
         .on_log(move |level, message| lines.try_send(Report::Log { level: level_of(level), message: message.into() }))
         .on_progress(move |done, total, what| progress.try_send(Report::Progress { done, total, what: what.into() }));
     let model = Model::load(load, services, &formats)?;
-    let tier = Tier::new(store(load, &model, outbox));
+    let tier = Tier::new(store(load, &model, reports));
     let mut engine = Engine::new(model, tier, samplers, load);
-    outbox.send(Report::Loaded(Box::new(engine.loaded())));
+    reports.send(Report::Loaded(Box::new(engine.loaded())));
     Ok((engine, formats))
 }
 
 /// The model's blocks on disk. A cache is no reason not to load: what is wrong with it goes to the log.
-fn store(load: &Load, model: &Model, outbox: &Outbox) -> Option<Store> {
+fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
     let tier = load.disk.as_ref().filter(|tier| tier.bytes > 0)?;
     let Some(block_bytes) = model.block_bytes() else {
         let message = "this model's blocks cannot be kept on disk: its plugin does not export them".into();
-        outbox.send(Report::Log { level: Level::Info, message });
+        reports.send(Report::Log { level: Level::Info, message });
         return None;
     };
     let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, block_bytes);
     let complain = |level, why: &str| {
         let message = format!("this model runs without its cache in '{}'{why}", tier.folder.display());
-        outbox.send(Report::Log { level, message });
+        reports.send(Report::Log { level, message });
     };
     match &opened {
         Ok(store) if store.is_taken() => {}

@@ -184,7 +184,7 @@ fn serving_from_the_hub_pulls_first_and_then_needs_no_network() {
 #[test]
 fn the_table_of_codes_is_documented() {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md")).unwrap();
-    let source = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../host/src/cli/exit.rs")).unwrap();
+    let source = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../host/src/cli/error.rs")).unwrap();
     let (_, codes) = source.split_once("pub(super) enum Exit {").unwrap();
     let (codes, _) = codes.split_once('}').unwrap();
     let codes: Vec<&str> =

@@ -79,7 +79,7 @@ pub struct Load {
 /// One provider of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provider {
-    /// The library, a private copy that nobody changes.
+    /// The library: a private copy that is never modified.
     pub plugin: PathBuf,
     /// The provider's name in the plugin's manifest.
     pub name: String,
@@ -90,7 +90,7 @@ pub struct Provider {
 pub struct Location {
     /// Its file or folder.
     pub path: PathBuf,
-    /// Folders that it must not lead out of by any link, whenever it is read; none for one that whoever runs the server chose.
+    /// Folders that it must not lead out of by any link, whenever it is read; none for one that the operator configured.
     pub folders: Vec<PathBuf>,
 }
 
@@ -152,7 +152,7 @@ pub enum Report {
     Progress {
         /// Bytes or steps done.
         done: u64,
-        /// Of so many.
+        /// Bytes or steps in all.
         total: u64,
         /// Of what.
         what: String,
@@ -278,7 +278,7 @@ pub struct Stats {
     pub overhead_us: u64,
     /// Blocks that hold nothing.
     pub blocks_free: u64,
-    /// Blocks kept for whoever continues their text.
+    /// Prefix-cache blocks: unused now, kept for requests that continue their text.
     pub blocks_cached: u64,
     /// Blocks in use.
     pub blocks_active: u64,
@@ -309,7 +309,7 @@ pub struct AdapterStats {
     pub jobs: u64,
 }
 
-/// The largest file of an adapter, where all adapters of a model may take so many bytes: what is kept in half precision takes
+/// The largest file of an adapter, where all adapters of a model may take `adapter_bytes`: what is kept in half precision takes
 /// twice as much in a file, and a file has headers.
 pub fn adapter_file_bytes_max(adapter_bytes: u64) -> u64 {
     adapter_bytes.saturating_mul(2).saturating_add(1 << 20)

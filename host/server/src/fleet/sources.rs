@@ -7,8 +7,8 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::hub::{self, Hub, HubName, Trouble};
 use pensieve_protocol::{
-    confines,
     job::{Failure, FailureCode},
+    path_policy,
     wire::Location,
 };
 
@@ -77,7 +77,7 @@ impl Sources {
         let mut refusal = None;
         for found in self.folders.iter().filter_map(|folder| folder.join(path).canonicalize().ok()) {
             let refused = match roots.iter().any(|root| found.starts_with(root)) {
-                true => match confines::check(&found, &roots) {
+                true => match path_policy::check(&found, &roots) {
                     Ok(()) => return Ok(found),
                     Err(failure) => failure,
                 },

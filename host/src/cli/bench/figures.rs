@@ -9,7 +9,7 @@ pub(super) struct Stream {
     pub(super) arrivals: Vec<(Instant, usize)>,
 }
 
-/// One round.
+/// What was measured in one round: the arrivals of every stream, and the worker's own times.
 pub(super) struct Round {
     pub(super) begun: Instant,
     pub(super) streams: Vec<Stream>,
@@ -82,7 +82,7 @@ fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { (part as f64 / whole as f64 * 1e5).round() / 1e5 }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "nobody counts so far")]
+#[allow(clippy::cast_precision_loss, reason = "token counts stay far below 2^52")]
 fn count(number: usize) -> f64 {
     number as f64
 }

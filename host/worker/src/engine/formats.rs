@@ -12,8 +12,8 @@ use pensieve_plugin_api::{AdapterBox, AdapterData};
 use super::model::{of_adapter, of_plugin, text_of};
 use crate::plugin::LoadedPlugin;
 use pensieve_protocol::{
-    confines,
     job::{Failure, FailureCode},
+    path_policy,
     wire::Location,
 };
 
@@ -50,7 +50,7 @@ impl Formats {
     pub fn read(&self, location: &Location, bytes_max: u64) -> Result<ReadAdapter, Failure> {
         let path = location.path.as_path();
         if !location.folders.is_empty() {
-            confines::check(path, &location.folders)?;
+            path_policy::check(path, &location.folders)?;
         }
         let bytes = weight_bytes(path);
         if bytes > bytes_max {

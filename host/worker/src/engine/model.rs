@@ -14,7 +14,7 @@ use pensieve_plugin_api::{
 };
 
 use super::{
-    adapters::Holder,
+    adapters::AdapterHost,
     formats::Formats,
     scheduler::{Plan, Scheduler},
 };
@@ -179,7 +179,7 @@ impl Model {
     }
 }
 
-impl Holder for Model {
+impl AdapterHost for Model {
     fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure> {
         let before = self.model.resident().weight_bytes;
         let id = self.model.attach(adapter).into_result().map_err(of_adapter)?;

@@ -22,7 +22,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::blocks::{Key, Record};
-use file::Sums;
+use file::Checksums;
 use pensieve_protocol::wire::DiskTier;
 
 const LOCK: &str = "lock";
@@ -33,7 +33,7 @@ const UNUSED_MAX: Duration = Duration::from_secs(14 * 24 * 3600);
 pub struct Store {
     folder: PathBuf,
     secret: [u8; 16],
-    sums: Sums,
+    checksums: Checksums,
     block_tokens: usize,
     block_bytes: usize,
     budget: u64,
@@ -53,8 +53,8 @@ impl Store {
         let name: String = hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
         let folder = tier.folder.join(name);
         private(&folder)?;
-        let (sums, budget, buffer) = (Sums::new(&secret), tier.bytes, Vec::new());
-        let mut store = Self { folder, secret, sums, block_tokens, block_bytes, budget, lock: None, buffer };
+        let (checksums, budget, buffer) = (Checksums::new(&secret), tier.bytes, Vec::new());
+        let mut store = Self { folder, secret, checksums, block_tokens, block_bytes, budget, lock: None, buffer };
         store.take()?;
         Ok(store)
     }
@@ -110,7 +110,7 @@ impl Store {
     /// Keeps a block.
     pub fn write(&mut self, record: &Record, block: &[u8]) -> io::Result<()> {
         self.buffer.clear();
-        file::header(&self.sums, record, block, &mut self.buffer);
+        file::header(&self.checksums, record, block, &mut self.buffer);
         let (path, partial) = (self.path(record.key), self.folder.join("partial"));
         let mut file = File::create(&partial)?;
         io::Write::write_all(&mut file, &self.buffer)?;
@@ -121,9 +121,9 @@ impl Store {
     /// Reads a block back into `block`, which has its length. After an error it holds nothing of use.
     pub fn read(&self, key: Key, block: &mut [u8]) -> io::Result<()> {
         let mut file = File::open(self.path(key))?;
-        let (record, sum) = file::read_header(&self.sums, &mut file, self.block_tokens, block.len())?;
+        let (record, sum) = file::read_header(&self.checksums, &mut file, self.block_tokens, block.len())?;
         io::Read::read_exact(&mut file, block)?;
-        if record.key != key || self.sums.of(block) != sum {
+        if record.key != key || self.checksums.of(block) != sum {
             return Err(file::damaged());
         }
         // Only the order of eviction depends on it.
@@ -143,7 +143,7 @@ impl Store {
         if file.metadata()?.len() != whole as u64 {
             return Err(file::damaged());
         }
-        let (record, _) = file::read_header(&self.sums, &mut file, self.block_tokens, self.block_bytes)?;
+        let (record, _) = file::read_header(&self.checksums, &mut file, self.block_tokens, self.block_bytes)?;
         if record.key == key { Ok(record) } else { Err(file::damaged()) }
     }
 

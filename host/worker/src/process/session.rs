@@ -8,7 +8,7 @@ use std::sync::{
     mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
 };
 
-use super::{Input, Outbox, Pulse, start};
+use super::{LoopInput, ReportWriter, Watchdog, start};
 use crate::engine::{
     formats::Formats,
     step::{Engine, PAUSE},
@@ -21,10 +21,10 @@ use pensieve_protocol::{
 pub(super) struct Session<'a> {
     pub(super) engine: Engine,
     pub(super) formats: Formats,
-    pub(super) outbox: &'a Arc<Outbox>,
-    pub(super) pulse: &'a Pulse,
-    pub(super) inputs: Receiver<Input>,
-    pub(super) sender: Sender<Input>,
+    pub(super) reports: &'a Arc<ReportWriter>,
+    pub(super) watchdog: &'a Watchdog,
+    pub(super) inputs: Receiver<LoopInput>,
+    pub(super) sender: Sender<LoopInput>,
     /// Bytes of the largest file that an adapter may have.
     pub(super) adapter_file_max: u64,
     pub(super) draining: bool,
@@ -36,30 +36,30 @@ impl Session<'_> {
         let mut computed = true;
         loop {
             self.wait(computed);
-            let beat = self.pulse.begin();
+            let step = self.watchdog.begin_step();
             while let Ok(input) = self.inputs.try_recv() {
-                self.take(input);
+                self.handle(input);
             }
             computed = self.engine.step();
             for (serial, location) in self.engine.take_wanted_adapters() {
                 self.read_adapter(serial, location);
             }
             // A server that does not listen is no fault of a plugin.
-            drop(beat);
-            self.tell();
+            drop(step);
+            self.send_reports();
             if self.draining && self.engine.is_idle() {
                 break;
             }
         }
         while self.engine.tidy() {
-            let _beat = self.pulse.begin();
+            let _step = self.watchdog.begin_step();
         }
-        self.tell();
-        let (outbox, pulse) = (self.outbox, self.pulse);
-        let beat = pulse.begin();
+        self.send_reports();
+        let (reports, watchdog) = (self.reports, self.watchdog);
+        let step = watchdog.begin_step();
         drop(self);
-        drop(beat);
-        outbox.send(Report::Drained);
+        drop(step);
+        reports.send(Report::Drained);
     }
 
     /// Returns when there may be something to do.
@@ -78,11 +78,11 @@ impl Session<'_> {
                 None => return,
             }
         };
-        let _beat = self.pulse.begin();
-        self.take(received);
+        let _step = self.watchdog.begin_step();
+        self.handle(received);
     }
 
-    fn wait_idle(&mut self) -> Option<Input> {
+    fn wait_idle(&mut self) -> Option<LoopInput> {
         if self.draining {
             return None;
         }
@@ -92,32 +92,32 @@ impl Session<'_> {
                 Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) => {}
             }
-            let beat = self.pulse.begin();
+            let step = self.watchdog.begin_step();
             let more = self.engine.tidy();
-            drop(beat);
-            self.tell();
+            drop(step);
+            self.send_reports();
             if !more {
                 return self.inputs.recv().ok();
             }
         }
     }
 
-    fn take(&mut self, input: Input) {
+    fn handle(&mut self, input: LoopInput) {
         match input {
-            Input::Command(command) => self.obey(command),
-            Input::AdapterRead { serial, read } => {
+            LoopInput::Command(command) => self.handle_command(command),
+            LoopInput::AdapterRead { serial, read } => {
                 if let Some((attempt, result)) = self.engine.take_adapter_in(serial, read) {
-                    self.outbox.send(Report::Attached { attempt, result });
+                    self.reports.send(Report::Attached { attempt, result });
                 }
             }
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         match command {
             Command::Load(_) => {
                 let message = "this worker has its model already".into();
-                self.outbox.send(Report::Log { level: Level::Error, message });
+                self.reports.send(Report::Log { level: Level::Error, message });
             }
             Command::Submit(job) if self.draining => self.refuse(&job),
             Command::Submit(job) => self.engine.submit(job),
@@ -125,46 +125,46 @@ impl Session<'_> {
             Command::Attach { attempt, name, location } => {
                 match self.engine.begin_attachment(attempt, &name, location.clone()) {
                     Ok(serial) => self.read_adapter(serial, location),
-                    Err(failure) => self.outbox.send(Report::Attached { attempt, result: Err(failure) }),
+                    Err(failure) => self.reports.send(Report::Attached { attempt, result: Err(failure) }),
                 }
             }
             Command::Detach { name } => {
                 self.engine.detach(&name);
-                self.outbox.send(Report::Detached { name });
+                self.reports.send(Report::Detached { name });
             }
             Command::Stats => {
                 let stats = Box::new(self.engine.stats());
-                self.outbox.send(Report::Stats(stats));
+                self.reports.send(Report::Stats(stats));
             }
             Command::Drain => self.draining = true,
         }
     }
 
-    /// Has an adapter read where that holds nobody up.
+    /// Reads an adapter on a thread of its own, so that steps go on.
     fn read_adapter(&self, serial: u64, location: Location) {
         let (formats, sender, bytes_max) = (self.formats.clone(), self.sender.clone(), self.adapter_file_max);
         start("adapter", move || {
             let read = formats.read(&location, bytes_max);
-            // Without an engine nobody waits for it.
-            let _ = sender.send(Input::AdapterRead { serial, read });
+            // The receiver is gone only once the engine is.
+            let _ = sender.send(LoopInput::AdapterRead { serial, read });
         });
     }
 
     fn refuse(&self, job: &Job) {
         let failure = Failure::new(FailureCode::Draining, "this worker takes no new jobs, as it is about to end");
-        self.outbox.send(Report::Events(vec![(job.id, Event::Failed(failure))]));
+        self.reports.send(Report::Events(vec![(job.id, Event::Failed(failure))]));
     }
 
-    fn tell(&mut self) {
+    fn send_reports(&mut self) {
         let events = self.engine.take_events();
         if !events.is_empty() {
-            self.outbox.send(Report::Events(events));
+            self.reports.send(Report::Events(events));
         }
         for message in self.engine.take_notes() {
-            self.outbox.send(Report::Log { level: Level::Info, message });
+            self.reports.send(Report::Log { level: Level::Info, message });
         }
         for message in self.engine.take_troubles() {
-            self.outbox.send(Report::Log { level: Level::Warn, message });
+            self.reports.send(Report::Log { level: Level::Warn, message });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Adapters: those that jobs may name, which of them the model holds, and which sequence runs under which.
 //!
-//! All that the model holds together keeps to a limit. Whoever has no sequence and was not used for the longest time leaves
+//! All that the model holds together keeps to a limit. The least recently used adapter without a running sequence leaves
 //! the model and stays known: the next job that names it has it read again, and waits here meanwhile. Jobs that wait for
 //! room are served in their order, and while the first of them waits no other begins under an adapter, so that those
 //! in use come free. An adapter that is detached while sequences use it goes with the last of them.
@@ -28,7 +28,7 @@ use pensieve_protocol::{
 const VALUE_BYTES_MIN: u64 = 2;
 
 /// What takes adapters in: a model.
-pub trait Holder {
+pub trait AdapterHost {
     /// Takes one in; answers its id and the bytes that it takes.
     fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure>;
     /// Drops one that no sequence uses.
@@ -80,18 +80,18 @@ struct Adapter {
 enum Place {
     /// It is being read for the first time, and jobs do not know of it yet.
     New,
-    /// On disk alone.
+    /// Known, but not in memory.
     Disk,
     /// It is being read again since then; its bytes are set aside.
     Reading(Instant),
-    /// Being read again for so long that nobody waits for it. Until its format comes back, it is not read a second time.
+    /// Its reading hangs and no job waits for it any more. It is not read again until its format returns.
     Hung,
     /// In the model, under this id.
     Model(u32),
 }
 
 impl Adapters {
-    /// No adapters; those to come may take so many bytes together, and jobs wait so long for one to be read again.
+    /// An empty set with a memory limit in bytes; `patience` bounds how long a job waits for an adapter to be read again.
     pub fn new(limit: u64, patience: Duration) -> Self {
         Self {
             limit,
@@ -141,11 +141,11 @@ impl Adapters {
         &mut self,
         serial: u64,
         read: Result<ReadAdapter, Failure>,
-        holder: &mut impl Holder,
+        holder: &mut impl AdapterHost,
     ) -> Option<(u64, Attachment)> {
         let adapter = self.known.get(&serial)?;
         if adapter.place == Place::Hung {
-            // Nobody has waited for this, and no room was kept for it.
+            // No job waits for it, and no room was kept for it.
             self.set(serial, Place::Disk);
             self.leave(serial, holder);
             return None;
@@ -172,8 +172,8 @@ impl Adapters {
         }
     }
 
-    /// Nobody may begin to use it any more. It goes at once, or with the last of its jobs.
-    pub fn retire(&mut self, name: &str, holder: &mut impl Holder) {
+    /// No new job may use it. It is dropped at once, or with the last of its jobs.
+    pub fn retire(&mut self, name: &str, holder: &mut impl AdapterHost) {
         let Some(serial) = self.names.remove(name) else { return };
         if let Some(adapter) = self.known.get_mut(&serial) {
             adapter.leaving = true;
@@ -215,7 +215,7 @@ impl Adapters {
     }
 
     /// A sequence has ended.
-    pub fn end(&mut self, sequence: u64, holder: &mut impl Holder) {
+    pub fn end(&mut self, sequence: u64, holder: &mut impl AdapterHost) {
         self.spans.remove(&sequence);
         let Some(serial) = self.users.remove(&sequence) else { return };
         self.clock += 1;
@@ -225,8 +225,8 @@ impl Adapters {
         self.leave(serial, holder);
     }
 
-    /// A job that waited has begun under an adapter, or has not; a leaving one that nobody needs any more goes.
-    pub fn let_go(&mut self, serial: u64, holder: &mut impl Holder) {
+    /// A job that waited has begun under an adapter, or has not; an adapter that is being retired and has no job left is dropped.
+    pub fn let_go(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         self.leave(serial, holder);
     }
 
@@ -267,14 +267,19 @@ impl Adapters {
     }
 
     /// Has the model take one in, and others make room for it.
-    fn hold(&mut self, serial: u64, read: ReadAdapter, holder: &mut impl Holder) -> Result<AttachedAdapter, Failure> {
+    fn hold(
+        &mut self,
+        serial: u64,
+        read: ReadAdapter,
+        holder: &mut impl AdapterHost,
+    ) -> Result<AttachedAdapter, Failure> {
         let ReadAdapter { format, data } = read;
         self.check_least(serial, &data)?;
         let (id, bytes) = holder.attach(&data)?;
         self.loads += 1;
         let Some(adapter) = self.known.get_mut(&serial) else {
             holder.detach(id);
-            return Err(Failure::new(FailureCode::Internal, "an adapter was read that nobody knows"));
+            return Err(Failure::new(FailureCode::Internal, "an adapter was read that is not registered"));
         };
         let (name, before) = (adapter.name.clone(), adapter.bytes);
         (adapter.place, adapter.bytes, adapter.used) = (Place::Model(id), bytes, self.clock);
@@ -312,7 +317,7 @@ impl Adapters {
     /// Has adapters leave the model until `bytes` more fit, those first that were not used for the longest time. Nobody
     /// leaves in vain, and nobody who is used. For one that has `come`, nobody leaves whom a job waits for; for one that the
     /// first waiting job needs, those may whom only later jobs wait for, as otherwise nobody's turn would come.
-    fn make_room(&mut self, bytes: u64, come: Option<u64>, holder: &mut impl Holder) -> bool {
+    fn make_room(&mut self, bytes: u64, come: Option<u64>, holder: &mut impl AdapterHost) -> bool {
         let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
         let idle = |(serial, adapter): &(&u64, &Adapter)| {
             let spared = come.is_some_and(|come| come == **serial || adapter.claims > 0);
@@ -339,7 +344,7 @@ impl Adapters {
         true
     }
 
-    fn unload(&mut self, serial: u64, holder: &mut impl Holder) {
+    fn unload(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         let Some(adapter) = self.known.get_mut(&serial) else { return };
         if let Place::Model(id) = adapter.place {
             holder.detach(id);
@@ -349,8 +354,8 @@ impl Adapters {
         }
     }
 
-    /// Forgets an adapter that is to go, once nobody needs it.
-    fn leave(&mut self, serial: u64, holder: &mut impl Holder) {
+    /// Drops a retired adapter that no job needs.
+    fn leave(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         let Some(adapter) = self.known.get(&serial) else { return };
         if !adapter.leaving || adapter.running + adapter.claims > 0 {
             return;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Adapters, Holder, Place};
+use super::{AdapterHost, Adapters, Place};
 use crate::grammar::Constraint;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
@@ -44,7 +44,7 @@ impl Waiting {
 }
 
 impl Adapters {
-    /// Whether a job under this adapter may begin at once: the model holds it, and nobody waits for room.
+    /// Whether a job under this adapter may begin at once: the model holds it, and no earlier job waits for room.
     pub fn may_begin(&self, serial: u64) -> bool {
         let holds = |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.place, Place::Model(_)));
         let waits_for_room =
@@ -61,7 +61,7 @@ impl Adapters {
     }
 
     /// Gives a waiting job up.
-    pub fn cancel(&mut self, id: u64, holder: &mut impl Holder) -> Option<Job> {
+    pub fn cancel(&mut self, id: u64, holder: &mut impl AdapterHost) -> Option<Job> {
         let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
         let waiting = self.waiting.remove(place)?;
         self.drop_claim(waiting.serial);
@@ -75,7 +75,7 @@ impl Adapters {
     }
 
     /// A job that waits no longer. Asks for what others wait for as far as there is room.
-    pub fn next_ready(&mut self, holder: &mut impl Holder) -> Option<Ready> {
+    pub fn next_ready(&mut self, holder: &mut impl AdapterHost) -> Option<Ready> {
         self.give_up_hung(holder);
         // Who is not going to begin hears of it at once, wherever in the queue.
         if let Some(place) = self.waiting.iter().position(Waiting::is_settled) {
@@ -107,7 +107,7 @@ impl Adapters {
     }
 
     /// Waits no longer for adapters whose format does not come back from reading them.
-    fn give_up_hung(&mut self, holder: &mut impl Holder) {
+    fn give_up_hung(&mut self, holder: &mut impl AdapterHost) {
         let hangs = |place: Place| matches!(place, Place::Reading(since) if since.elapsed() >= self.patience);
         let gone = self.known.iter().filter(|(_, adapter)| hangs(adapter.place));
         let gone: Vec<(u64, String)> = gone.map(|(serial, adapter)| (*serial, adapter.name.clone())).collect();
@@ -126,7 +126,7 @@ impl Adapters {
     }
 
     /// Takes a job out of the queue. One that begins under a leaving adapter is counted as its user right after.
-    fn release(&mut self, place: usize, holder: &mut impl Holder) -> Option<Ready> {
+    fn release(&mut self, place: usize, holder: &mut impl AdapterHost) -> Option<Ready> {
         let mut waiting = self.waiting.remove(place)?;
         self.drop_claim(waiting.serial);
         let overdue = waiting.is_overdue();

@@ -9,7 +9,7 @@ use std::{
 
 use pensieve_plugin_api::{AdapterData, LowRankPair};
 
-use super::{Adapters, Holder, Ready, Waiting};
+use super::{AdapterHost, Adapters, Ready, Waiting};
 use crate::engine::formats::ReadAdapter;
 use pensieve_protocol::{
     job::{AdapterUse, Failure, FailureCode, Job},
@@ -25,7 +25,7 @@ struct Fake {
     most: u64,
 }
 
-impl Holder for Fake {
+impl AdapterHost for Fake {
     fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure> {
         self.last += 1;
         let bytes = u64::from(adapter.pairs[0].rank);
@@ -329,7 +329,7 @@ fn jobs_do_not_wait_for_a_format_that_hangs() {
     world.begin_ready();
     assert_eq!(world.failed, [(1, FailureCode::Stalled)]);
     let (serial, _) = world.adapters.take_wanted().pop().unwrap();
-    // As long as it hangs nobody has it read a second time.
+    // While it hangs it is not read a second time.
     world.job(2, "a").unwrap();
     world.begin_ready();
     assert_eq!((world.failed.last(), world.adapters.take_wanted().len()), (Some(&(2, FailureCode::Stalled)), 0));

@@ -21,10 +21,10 @@ const MAGIC: &[u8; 8] = b"pnsvkv 1";
 const FIXED_BYTES: usize = 8 + 16 + 16 + 4 + 4 + 8;
 const SUM_BYTES: usize = 16;
 
-/// Makes checksums that nobody else can make.
-pub(super) struct Sums(SipHasher13);
+/// Makes keyed checksums, which cannot be forged without the secret.
+pub(super) struct Checksums(SipHasher13);
 
-impl Sums {
+impl Checksums {
     pub(super) fn new(secret: &[u8; 16]) -> Self {
         Self(SipHasher13::new_with_key(secret))
     }
@@ -51,7 +51,7 @@ pub(super) fn key_of(name: &str) -> Option<Key> {
 }
 
 /// Appends everything before the block.
-pub(super) fn header(sums: &Sums, record: &Record, block: &[u8], out: &mut Vec<u8>) {
+pub(super) fn header(checksums: &Checksums, record: &Record, block: &[u8], out: &mut Vec<u8>) {
     let begin = out.len();
     out.extend_from_slice(MAGIC);
     out.extend_from_slice(&record.key.0.to_le_bytes());
@@ -60,14 +60,14 @@ pub(super) fn header(sums: &Sums, record: &Record, block: &[u8], out: &mut Vec<u
     out.extend_from_slice(&(record.tokens.len() as u32).to_le_bytes());
     out.extend_from_slice(&(block.len() as u64).to_le_bytes());
     record.tokens.iter().for_each(|token| out.extend_from_slice(&token.to_le_bytes()));
-    out.extend_from_slice(&sums.of(block).to_le_bytes());
-    let sum = sums.of(&out[begin..]);
+    out.extend_from_slice(&checksums.of(block).to_le_bytes());
+    let sum = checksums.of(&out[begin..]);
     out.extend_from_slice(&sum.to_le_bytes());
 }
 
 /// Reads everything before the block: the record, and the block's checksum.
 pub(super) fn read_header(
-    sums: &Sums,
+    checksums: &Checksums,
     reader: &mut impl Read,
     block_tokens: usize,
     block_bytes: usize,
@@ -76,7 +76,7 @@ pub(super) fn read_header(
     reader.read_exact(&mut bytes)?;
     let (content, sum) = bytes.split_at(bytes.len() - SUM_BYTES);
     let mut rest = Fields(content);
-    let found = sums.of(content).to_le_bytes();
+    let found = checksums.of(content).to_le_bytes();
     if sum != found || rest.take::<8>()? != *MAGIC {
         return Err(damaged());
     }

@@ -6,15 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Config, Wrong};
+use super::{Config, ConfigError};
 
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const OTHERS_READ: u32 = 0o044;
 
 /// A configuration and where it came from.
 #[derive(Clone, Debug)]
-pub struct Found {
-    /// What it says.
+pub struct LoadedFile {
+    /// What the file sets.
     pub config: Config,
     /// The file; none if there is none.
     pub file: Option<PathBuf>,
@@ -34,14 +34,14 @@ pub(super) fn user_home() -> Option<PathBuf> {
 }
 
 /// Reads the file that is named, or `./pensieve.toml`, or the one in the home; without any, nothing is set.
-pub fn find(named: Option<&Path>, home: &Path) -> Result<Found, Wrong> {
+pub fn find(named: Option<&Path>, home: &Path) -> Result<LoadedFile, ConfigError> {
     let usual = || [PathBuf::from("pensieve.toml"), home.join("pensieve.toml")].into_iter().find(|path| path.is_file());
     let Some(file) = named.map(Path::to_path_buf).or_else(usual) else {
-        return Ok(Found { config: Config::new(home), file: None, warnings: Vec::new() });
+        return Ok(LoadedFile { config: Config::new(home), file: None, warnings: Vec::new() });
     };
     let unreadable = |what: String| {
         let line = format!("the configuration '{}' cannot be read: {what}; check the path", file.display());
-        Wrong { lines: vec![line] }
+        ConfigError { lines: vec![line] }
     };
     let metadata = file.metadata().map_err(|error| unreadable(error.to_string()))?;
     if metadata.len() > FILE_BYTES_MAX {
@@ -54,5 +54,5 @@ pub fn find(named: Option<&Path>, home: &Path) -> Result<Found, Wrong> {
         let path = file.display();
         warnings.push(format!("'{path}' holds a key, and others may read it; run: chmod go-rwx '{path}'"));
     }
-    Ok(Found { config, file: Some(file), warnings })
+    Ok(LoadedFile { config, file: Some(file), warnings })
 }

@@ -1,5 +1,5 @@
-//! Whether the engine's thread lives and is in a step, and since when. A plugin that loops or waits for ever cannot be interrupted:
-//! the watchdog says why, and ends the process.
+//! The watchdog of the engine's thread: it knows whether a step is running and since when. A plugin that loops or blocks for ever
+//! cannot be interrupted, so a step that exceeds its deadline ends the process, after a report that says why.
 
 use std::{
     sync::{
@@ -10,16 +10,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{EXIT_STALLED, Outbox, leave, start};
+use super::{EXIT_STALLED, ReportWriter, leave, start};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     wire::Report,
 };
 
 /// The most that the watchdog lets pass between two looks.
-const LOOK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
-pub(super) struct Pulse {
+pub(super) struct Watchdog {
     born: Instant,
     /// Milliseconds from birth to the step's beginning, plus one; zero between steps.
     began: AtomicU64,
@@ -29,9 +29,9 @@ pub(super) struct Pulse {
 }
 
 /// A step that lasts as long as this value.
-pub(super) struct Beat<'a>(&'a Pulse);
+pub(super) struct StepGuard<'a>(&'a Watchdog);
 
-impl Default for Pulse {
+impl Default for Watchdog {
     fn default() -> Self {
         Self {
             born: Instant::now(),
@@ -42,10 +42,10 @@ impl Default for Pulse {
     }
 }
 
-impl Pulse {
-    pub(super) fn begin(&self) -> Beat<'_> {
+impl Watchdog {
+    pub(super) fn begin_step(&self) -> StepGuard<'_> {
         self.began.store(self.now() + 1, Ordering::Release);
-        Beat(self)
+        StepGuard(self)
     }
 
     pub(super) fn steps(&self) -> u64 {
@@ -71,7 +71,7 @@ impl Pulse {
     }
 }
 
-impl Drop for Beat<'_> {
+impl Drop for StepGuard<'_> {
     fn drop(&mut self) {
         self.0.began.store(0, Ordering::Release);
         self.0.steps.fetch_add(1, Ordering::Relaxed);
@@ -79,19 +79,19 @@ impl Drop for Beat<'_> {
 }
 
 /// Ends the process when a step takes longer than the deadline.
-pub(super) fn watch(pulse: &Arc<Pulse>, outbox: &Arc<Outbox>, deadline: Duration) {
-    let (pulse, outbox) = (pulse.clone(), outbox.clone());
+pub(super) fn spawn(watchdog: &Arc<Watchdog>, reports: &Arc<ReportWriter>, deadline: Duration) {
+    let (watchdog, reports) = (watchdog.clone(), reports.clone());
     let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
     start("watchdog", move || {
-        while pulse.step_ms().is_none_or(|elapsed| elapsed <= deadline_ms) {
-            thread::sleep(LOOK.min(deadline / 4).max(Duration::from_millis(1)));
-            if pulse.has_stopped() {
+        while watchdog.step_ms().is_none_or(|elapsed| elapsed <= deadline_ms) {
+            thread::sleep(CHECK_INTERVAL.min(deadline / 4).max(Duration::from_millis(1)));
+            if watchdog.has_stopped() {
                 return;
             }
         }
         let message = format!("a step did not end within {} s: a plugin hangs", deadline.as_secs_f32());
         let failure = Failure::new(FailureCode::Stalled, message).with_help("tell the plugin's author");
-        outbox.last_words(Report::Dying(failure));
+        reports.send_last(Report::Dying(failure));
         leave(EXIT_STALLED);
     });
 }

@@ -8,11 +8,11 @@ use std::{
 };
 
 use super::{
-    exit::{Complaint, Exit},
-    progress::Download,
+    error::{CliError, Exit},
+    progress::DownloadProgress,
 };
 use crate::{
-    config::{self, Config, Model, Source, Wanted},
+    config::{self, Artifact, Config, Model, Source},
     starter,
 };
 use pensieve_server::{
@@ -21,7 +21,7 @@ use pensieve_server::{
 };
 
 #[derive(Args, Clone, Debug)]
-pub(super) struct Given {
+pub(super) struct CommonArgs {
     /// The configuration's file [default: ./pensieve.toml, else pensieve.toml in $PENSIEVE_HOME].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub(super) struct Adapters {
     adapters: Vec<Adapter>,
 }
 
-/// One of them.
+/// One `--adapter`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Adapter {
     model: Option<String>,
@@ -49,19 +49,19 @@ struct Adapter {
     source: String,
 }
 
-/// What is set, and where that stands.
-pub(super) struct Settled {
+/// The configuration after file, variables and flags, and the file that it came from.
+pub(super) struct ResolvedConfig {
     pub(super) config: Config,
     pub(super) file: Option<PathBuf>,
 }
 
-impl Given {
+impl CommonArgs {
     /// Reads the file, then the variables, then these flags and models.
-    pub(super) fn settle(&self, models: &[(String, String)]) -> Result<Settled, Complaint> {
-        let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
+    pub(super) fn resolve(&self, models: &[(String, String)]) -> Result<ResolvedConfig, CliError> {
+        let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let named = self.config.clone().or_else(|| variable("PENSIEVE_CONFIG").map(PathBuf::from));
-        let config::Found { mut config, file, warnings } = config::find(named.as_deref(), &home)?;
+        let config::LoadedFile { mut config, file, warnings } = config::find(named.as_deref(), &home)?;
         for warning in warnings {
             eprintln!("pensieve: warning: {warning}");
         }
@@ -82,28 +82,28 @@ impl Given {
         }
         if let Some(device) = &self.device {
             config::check_device(device)
-                .map_err(|what| Complaint::new(Exit::Usage, format!("--device {device}: {what}")))?;
+                .map_err(|what| CliError::new(Exit::Usage, format!("--device {device}: {what}")))?;
             config.models.iter_mut().for_each(|model| model.device.clone_from(device));
         }
-        Ok(Settled { config, file })
+        Ok(ResolvedConfig { config, file })
     }
 
-    /// The one model that a flag means, or the first one there is: a name that is configured, or a source.
-    pub(super) fn settle_one(&self, model: Option<&str>) -> Result<(Settled, String), Complaint> {
-        let mut settled = self.settle(&[])?;
+    /// The model that `--model` selects: a configured id or a source; without the flag the default model.
+    pub(super) fn resolve_one(&self, model: Option<&str>) -> Result<(ResolvedConfig, String), CliError> {
+        let mut resolved = self.resolve(&[])?;
         let Some(text) = model else {
-            let id = settled.config.fleet.default_model.clone();
-            let id = id.unwrap_or_else(|| settled.config.models[0].id.clone());
-            return Ok((settled, id));
+            let id = resolved.config.fleet.default_model.clone();
+            let id = id.unwrap_or_else(|| resolved.config.models[0].id.clone());
+            return Ok((resolved, id));
         };
-        let config = &mut settled.config;
+        let config = &mut resolved.config;
         let (name, _adapter) = text.rsplit_once(':').unwrap_or((text, ""));
         let known = |name: &str| {
             config.models.iter().any(|model| model.id == name)
                 || config.variants.iter().any(|variant| variant.id == name)
         };
         if known(text) || known(name) {
-            return Ok((settled, text.to_owned()));
+            return Ok((resolved, text.to_owned()));
         }
         let mut model = Model::new("", source_of(text)?);
         model.id = model.source.id();
@@ -116,21 +116,21 @@ impl Given {
         config.fleet.default_model = None;
         let id = model.id.clone();
         config.models = vec![model];
-        Ok((settled, id))
+        Ok((resolved, id))
     }
 }
 
 impl Adapters {
-    /// Their names.
+    /// The adapters' names, in the order of the flags.
     pub(super) fn names(&self) -> Vec<String> {
         self.adapters.iter().map(|adapter| adapter.name.clone()).collect()
     }
 
     /// Adds them to their models. Those that name none belong to the model of this name, or to the only one there is.
-    pub(super) fn add_to(&self, config: &mut Config, usual: Option<&str>) -> Result<(), Complaint> {
+    pub(super) fn add_to(&self, config: &mut Config, usual: Option<&str>) -> Result<(), CliError> {
         let mut added = HashSet::new();
         for Adapter { model, name, source } in &self.adapters {
-            let wrong = |what: String| Complaint::new(Exit::Usage, format!("--adapter {name}={source}: {what}"));
+            let wrong = |what: String| CliError::new(Exit::Usage, format!("--adapter {name}={source}: {what}"));
             let usual = usual.map(|usual| {
                 let variant = config.variants.iter().find(|variant| variant.id == usual);
                 variant.map_or(usual, |variant| &variant.base).to_owned()
@@ -169,44 +169,44 @@ fn adapter(argument: &str) -> Result<Adapter, String> {
     Ok(Adapter { model, name: name.to_owned(), source: source.to_owned() })
 }
 
-impl Settled {
-    /// The fleet that is described. What is on the hub and not here yet is loaded down, and the starter is unpacked.
-    pub(super) fn fleet(&self) -> Result<fleet::Config, Complaint> {
-        self.config.fleet(|source, wanted| locate(source, wanted, &self.config.home))
+impl ResolvedConfig {
+    /// The fleet that is described. Models of the hub that are not in its cache are downloaded, and the starter is unpacked.
+    pub(super) fn fleet(&self) -> Result<fleet::Config, CliError> {
+        self.config.fleet(|source, artifact| locate(source, artifact, &self.config.home))
     }
 }
 
-/// The path of what is wanted from a source, which may have to be loaded down first.
-fn locate(source: &Source, wanted: Wanted<'_>, home: &Path) -> Result<PathBuf, Complaint> {
+/// The path of an artifact, which is downloaded first if it has to be.
+fn locate(source: &Source, artifact: Artifact<'_>, home: &Path) -> Result<PathBuf, CliError> {
     match source {
         Source::Path(path) => {
-            let absolute = std::path::absolute(path).map_err(|error| Complaint::system(path.display(), &error))?;
+            let absolute = std::path::absolute(path).map_err(|error| CliError::system(path.display(), &error))?;
             match absolute.metadata() {
                 Ok(_) => Ok(absolute),
                 Err(error) => {
-                    let (what, help) = match wanted {
-                        Wanted::Checkpoint => (
+                    let (what, help) = match artifact {
+                        Artifact::Checkpoint => (
                             "no checkpoint".to_owned(),
                             "a .gguf file, a folder with config.json and safetensors, hf:OWNER/REPO, or 'starter'",
                         ),
-                        Wanted::Adapter { name, .. } => {
+                        Artifact::Adapter { name, .. } => {
                             let help =
                                 "a folder with adapter_config.json and safetensors, a .gguf file, or hf:OWNER/REPO";
                             (format!("nothing of adapter '{name}'"), help)
                         }
                     };
                     let line = format!("there is {what} at '{}': {error}; name {help}", path.display());
-                    Err(Complaint { lines: vec![line], ..Complaint::system("", &error) })
+                    Err(CliError { lines: vec![line], ..CliError::system("", &error) })
                 }
             }
         }
-        Source::Starter => starter::path(home).map_err(|what| Complaint::system("the starter model", &what)),
+        Source::Starter => starter::path(home).map_err(|what| CliError::system("the starter model", &what)),
         Source::Hub(name) => {
-            let (hub, mut download) = (Hub::from_environment()?, Download::new());
-            let pulled = match (wanted, hub.cached(name)) {
-                (Wanted::Adapter { bytes_max, .. }, _) => hub.pull_adapter(name, bytes_max, &mut download)?,
-                (Wanted::Checkpoint, Some(pulled)) => pulled,
-                (Wanted::Checkpoint, None) => hub.pull(name, &mut download)?,
+            let (hub, mut download) = (Hub::from_environment()?, DownloadProgress::new());
+            let pulled = match (artifact, hub.cached(name)) {
+                (Artifact::Adapter { bytes_max, .. }, _) => hub.pull_adapter(name, bytes_max, &mut download)?,
+                (Artifact::Checkpoint, Some(pulled)) => pulled,
+                (Artifact::Checkpoint, None) => hub.pull(name, &mut download)?,
             };
             Ok(pulled.path)
         }
@@ -214,13 +214,13 @@ fn locate(source: &Source, wanted: Wanted<'_>, home: &Path) -> Result<PathBuf, C
 }
 
 /// The path of a source that is given without a configuration.
-pub(super) fn locate_alone(text: &str) -> Result<PathBuf, Complaint> {
-    let home = std::path::absolute(config::home()).map_err(|error| Complaint::system("PENSIEVE_HOME", &error))?;
-    locate(&source_of(text)?, Wanted::Checkpoint, &home)
+pub(super) fn locate_checkpoint(text: &str) -> Result<PathBuf, CliError> {
+    let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
+    locate(&source_of(text)?, Artifact::Checkpoint, &home)
 }
 
-fn source_of(text: &str) -> Result<Source, Complaint> {
-    Source::parse(text, Path::new("")).map_err(|what| Complaint::new(Exit::Usage, what))
+fn source_of(text: &str) -> Result<Source, CliError> {
+    Source::parse(text, Path::new("")).map_err(|what| CliError::new(Exit::Usage, what))
 }
 
 #[cfg(test)]
@@ -245,7 +245,7 @@ mod tests {
             let mut config = models(ids);
             let added = Adapters { adapters: vec![adapter(text).unwrap()] }.add_to(&mut config, usual);
             let with = config.models.iter().find(|model| !model.adapters.is_empty()).map(|model| model.id.clone());
-            added.map(|()| with.unwrap()).map_err(|complaint| complaint.lines.join(" "))
+            added.map(|()| with.unwrap()).map_err(|error| error.lines.join(" "))
         };
         assert_eq!(add("poet=x", &["one"], None), Ok("one".into()));
         assert_eq!(add("poet=x", &["one", "two"], Some("two")), Ok("two".into()));

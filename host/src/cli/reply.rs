@@ -1,4 +1,4 @@
-//! The child's side of a question that is asked of a process which runs foreign code: one line of JSON, or some.
+//! The child's side of a question to a process that runs plugin code: it replies with one or more lines of JSON.
 //!
 //! The answer goes to what was stdout when the process began. Foreign code that prints, prints to stderr, so that it does
 //! not spoil the answer. The process makes no core file when it crashes, as crashing is one of the expected answers, and it
@@ -11,18 +11,17 @@ use std::{fs::File, io, io::Write, thread, time::Duration};
 /// Longer than any deadline of a server.
 const LIFE_MAX: Duration = Duration::from_secs(120);
 
-/// Where the answer goes.
+/// Where the reply is written.
 #[derive(Debug)]
-pub(super) struct Answer(File);
+pub(super) struct Reply(File);
 
-impl Answer {
+impl Reply {
     /// To be called before any foreign code runs.
     pub(super) fn begin() -> io::Result<Self> {
         Self::until(|| thread::sleep(LIFE_MAX))
     }
 
-    /// The same, for work that takes as long as it takes: this process ends where its standard input does, which whoever
-    /// asked holds open.
+    /// The same for work without a deadline: the parent holds standard input open, and this process ends when it closes.
     pub(super) fn attended() -> io::Result<Self> {
         Self::until(|| drop(io::copy(&mut io::stdin().lock(), &mut io::sink())))
     }
@@ -39,12 +38,12 @@ impl Answer {
         Ok(Self(answer.into()))
     }
 
-    /// Answers.
+    /// Sends the only line of the reply.
     pub(super) fn send(mut self, answer: &impl Serialize) -> io::Result<()> {
         self.line(answer)
     }
 
-    /// Says something before the answer is complete.
+    /// Sends one line of a reply that has several.
     pub(super) fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(line)?;
         line.push(b'\n');

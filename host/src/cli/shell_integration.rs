@@ -5,7 +5,7 @@ use clap_complete::Shell;
 
 use super::{
     Arguments,
-    exit::{Complaint, Exit, Outcome},
+    error::{CliError, CliResult, Exit},
 };
 
 /// Print a script that completes this program's verbs and flags.
@@ -31,7 +31,7 @@ pub(super) struct Man {
 }
 
 impl Completions {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> CliResult {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Arguments::command(), "pensieve", &mut script);
         super::print(&script)
@@ -39,14 +39,14 @@ impl Completions {
 }
 
 impl Man {
-    pub(super) fn run(self) -> Outcome {
+    pub(super) fn run(self) -> CliResult {
         let mut command = Arguments::command();
         // The flags that every verb has are part of its page only once the whole is built.
         command.build();
         if let Some(verb) = &self.verb {
             let found = command.get_subcommands().find(|known| known.get_name() == verb && !known.is_hide_set());
             let Some(found) = found.cloned() else {
-                return Err(Complaint::new(
+                return Err(CliError::new(
                     Exit::Usage,
                     format!("there is no verb '{verb}'; pensieve --help lists them"),
                 ));
@@ -55,7 +55,7 @@ impl Man {
         }
         let mut page = Vec::new();
         let rendered = clap_mangen::Man::new(command).render(&mut page);
-        rendered.map_err(|error| Complaint::system("the page", &error))?;
+        rendered.map_err(|error| CliError::system("the page", &error))?;
         super::print(&page)
     }
 }

@@ -1,6 +1,6 @@
 //! `pensieve probe laws`: tries the contract's laws on a checkpoint, as the child of `pensieve plugins check`.
 //!
-//! It says what it is at before it does it, so that whoever listens knows where a plugin was when it crashed, hung or
+//! It says what it is at before it does it, so that the parent knows where a plugin was when it crashed, hung or
 //! called `exit`. A law is code of the contract's; here stands only what comes before: who takes the checkpoint, whether
 //! its card is one that a host believes, and what another implementation computed.
 
@@ -20,8 +20,8 @@ use std::{
 use clap::Args;
 
 use super::{
-    answer::Answer,
-    exit::{Complaint, Exit},
+    error::{CliError, Exit},
+    reply::Reply,
 };
 use crate::config;
 use pensieve_protocol::{
@@ -45,7 +45,7 @@ const REFERENCE_TOLERANCE: f32 = 0.05;
 
 /// How a model is tried; `plugins check` has these flags, too.
 #[derive(Args, Clone, Debug)]
-pub(super) struct Setting {
+pub(super) struct LawOptions {
     /// Where the model runs: auto, cpu, cuda:N or metal:N.
     #[arg(long, default_value = "auto", requires = "model")]
     pub(super) device: String,
@@ -63,11 +63,11 @@ pub(super) struct Setting {
     pub(super) tolerance: Option<f32>,
 }
 
-impl Setting {
+impl LawOptions {
     /// Refuses what is wrong whichever plugin and checkpoint it is for.
-    pub(super) fn check(&self) -> Result<(), Complaint> {
+    pub(super) fn check(&self) -> Result<(), CliError> {
         let Self { device, context, options, tolerance, .. } = self;
-        let wrong = |what: String| Err(Complaint::new(Exit::Usage, what));
+        let wrong = |what: String| Err(CliError::new(Exit::Usage, what));
         if let Err(what) = config::check_device(device) {
             return wrong(format!("--device {device}: {what}"));
         }
@@ -94,39 +94,39 @@ impl Setting {
 
 /// Tries the laws of the contract on a checkpoint.
 #[derive(Args)]
-pub(super) struct Trial {
+pub(super) struct RunLaws {
     /// The plugin's library.
     plugin: PathBuf,
     /// The checkpoint.
     #[arg(id = "model", value_name = "SOURCE")]
     source: PathBuf,
     #[command(flatten)]
-    setting: Setting,
+    setting: LawOptions,
 }
 
-/// What is said while the laws are tried.
+/// What is event while the laws are tried.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Said {
+pub(super) enum LawEvent {
     /// This much of the checkpoint is loaded.
     Loads { done: u64, total: u64, what: String },
     /// The plugin has something to say of the checkpoint.
     Warns { message: String },
     /// The model is loaded.
-    Loaded(Subject),
+    Loaded(TestedModel),
     /// This law is tried next.
     Tries { law: String },
-    /// This came of it.
+    /// The verdict on the law that was tried last.
     Found(Verdict),
     /// The laws cannot be tried.
     Stopped { exit: Exit, reason: String },
-    /// All have been.
+    /// All laws have been tried.
     Done,
 }
 
-/// Who is tried.
+/// The loaded model whose laws are tried.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Subject {
+pub(super) struct TestedModel {
     pub(super) architecture: String,
     pub(super) device: String,
     pub(super) note: String,
@@ -138,13 +138,13 @@ pub(super) struct Verdict {
     pub(super) law: String,
     pub(super) says: String,
     #[serde(flatten)]
-    pub(super) outcome: Outcome,
+    pub(super) outcome: LawOutcome,
 }
 
 /// See [`laws::Outcome`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub(super) enum Outcome {
+pub(super) enum LawOutcome {
     Exact,
     WithinRounding { worst: f32 },
     Noted { what: String },
@@ -152,18 +152,18 @@ pub(super) enum Outcome {
     Broken { what: String, hint: String },
 }
 
-impl Trial {
+impl RunLaws {
     pub(super) fn run(self) -> ExitCode {
-        let tried = Answer::attended().and_then(|answer| {
+        let tried = Reply::attended().and_then(|answer| {
             let answer = Arc::new(Mutex::new(answer));
-            let say = |said: &Said| answer.lock().unwrap_or_else(PoisonError::into_inner).line(said);
+            let say = |event: &LawEvent| answer.lock().unwrap_or_else(PoisonError::into_inner).line(event);
             let stopped =
-                |complaint: Complaint| say(&Said::Stopped { exit: complaint.exit, reason: complaint.lines.join("; ") });
+                |error: CliError| say(&LawEvent::Stopped { exit: error.exit, reason: error.lines.join("; ") });
             match self.load(&answer) {
                 Ok(loaded) => {
-                    try_laws(loaded, &mut |said| drop(say(&said))).map_or_else(stopped, |()| say(&Said::Done))
+                    try_laws(loaded, &mut |event| drop(say(&event))).map_or_else(stopped, |()| say(&LawEvent::Done))
                 }
-                Err(complaint) => stopped(complaint),
+                Err(error) => stopped(error),
             }
         });
         match tried {
@@ -175,20 +175,20 @@ impl Trial {
         }
     }
 
-    fn load(&self, answer: &Arc<Mutex<Answer>>) -> Result<Loaded, Complaint> {
+    fn load(&self, answer: &Arc<Mutex<Reply>>) -> Result<Loaded, CliError> {
         let plugin = LoadedPlugin::open(&self.plugin);
-        let plugin = plugin.map_err(|error| Complaint::new(Exit::Failed, error.to_string()))?;
+        let plugin = plugin.map_err(|error| CliError::new(Exit::Failed, error.to_string()))?;
         let name = CheckpointName::read(&self.source);
-        let name = name.map_err(|what| Complaint::new(Exit::Failed, format!("the checkpoint {what}")))?;
-        let Setting { device, context, options, reference, tolerance } = &self.setting;
+        let name = name.map_err(|what| CliError::new(Exit::Failed, format!("the checkpoint {what}")))?;
+        let LawOptions { device, context, options, reference, tolerance } = &self.setting;
         let path = self.source.to_str().ok_or_else(|| {
-            Complaint::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", self.source.display()))
+            CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", self.source.display()))
         })?;
         let source = Source { path: path.into(), options: options.as_str().into() };
         let (architecture, abi_card) = claimant(&plugin, &name, &source)?;
         let card = plugin::card::read(&abi_card).map_err(|what| {
             let line = format!("architecture '{}' describes the checkpoint wrongly: {what}", abi_card.architecture);
-            Complaint::new(Exit::Failed, line)
+            CliError::new(Exit::Failed, line)
         })?;
         let reference = reference.as_deref().map(|file| read_reference(file, *tolerance, &card)).transpose()?;
         let tokens = reference.as_ref().map_or(0, |reference| reference.tokens.len() as u64);
@@ -215,29 +215,29 @@ struct Loaded {
     reference: Option<Reference>,
 }
 
-fn try_laws(loaded: Loaded, say: &mut dyn FnMut(Said)) -> Result<(), Complaint> {
+fn try_laws(loaded: Loaded, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
     let Loaded { mut model, shape, card, reference } = loaded;
     let resident = model.resident();
     let (device, note) = (resident.device.to_string(), resident.note.to_string());
-    say(Said::Loaded(Subject { architecture: card.architecture.clone(), device, note }));
-    say(Said::Tries { law: "tokenizer".into() });
-    say(Said::Found(tokenizer(card)?));
+    say(LawEvent::Loaded(TestedModel { architecture: card.architecture.clone(), device, note }));
+    say(LawEvent::Tries { law: "tokenizer".into() });
+    say(LawEvent::Found(tokenizer(card)?));
     let options = Options { references: reference.into_iter().collect(), ..Options::default() };
     laws::check(&mut model, shape, &options, &mut |progress| match progress {
-        Progress::Tries(law) => say(Said::Tries { law: law.into() }),
-        Progress::Found(verdict) => say(Said::Found(verdict.into())),
+        Progress::Tries(law) => say(LawEvent::Tries { law: law.into() }),
+        Progress::Found(verdict) => say(LawEvent::Found(verdict.into())),
     });
     Ok(())
 }
 
 /// The one demand on a card that only a host can try: that it can read what texts are written with.
-fn tokenizer(card: Card) -> Result<Verdict, Complaint> {
+fn tokenizer(card: Card) -> Result<Verdict, CliError> {
     let outcome = if card.tokenizer.is_empty() {
-        Outcome::Noted { what: "the card has no tokenizer: the model can be loaded, and not served".into() }
+        LawOutcome::Noted { what: "the card has no tokenizer: the model can be loaded, and not served".into() }
     } else {
         match super::runtime()?.block_on(Scripts::default().of(&Arc::new(card))) {
-            Ok(_) => Outcome::Exact,
-            Err(failure) => Outcome::Broken {
+            Ok(_) => LawOutcome::Exact,
+            Err(failure) => LawOutcome::Broken {
                 what: failure.message,
                 hint: "the card's tokenizer is the text of a tokenizer.json, and its chat template is Jinja".into(),
             },
@@ -252,7 +252,7 @@ fn claimant(
     plugin: &LoadedPlugin,
     name: &CheckpointName,
     source: &Source<'_>,
-) -> Result<(ArchitectureBox, AbiCard), Complaint> {
+) -> Result<(ArchitectureBox, AbiCard), CliError> {
     let wants = |claim: &&Claim| match name {
         CheckpointName::Gguf(name) => claim.gguf.contains(name),
         CheckpointName::Class(class) => claim.classes.contains(class),
@@ -272,7 +272,7 @@ fn claimant(
     } else {
         format!("plugin '{}' claims '{}' and declines it: {}", plugin.manifest().id, name.as_str(), declined.join("; "))
     };
-    Err(Complaint::new(Exit::Plugin, line))
+    Err(CliError::new(Exit::Plugin, line))
 }
 
 fn unclaimed(manifest: &Manifest, name: &CheckpointName) -> String {
@@ -293,33 +293,33 @@ fn unclaimed(manifest: &Manifest, name: &CheckpointName) -> String {
     )
 }
 
-fn refused(architecture: &str, what: &str, error: &PluginError) -> Complaint {
-    Complaint::new(Exit::Failed, format!("architecture '{architecture}' {what}: {error}"))
+fn refused(architecture: &str, what: &str, error: &PluginError) -> CliError {
+    CliError::new(Exit::Failed, format!("architecture '{architecture}' {what}: {error}"))
 }
 
-/// Progress and warnings go to whoever listens.
-fn services(answer: &Arc<Mutex<Answer>>) -> HostServices {
-    let tell = |answer: &Mutex<Answer>, said: &Said| {
-        // Whoever listened may be gone; then this process ends anyway.
-        let _ = answer.lock().unwrap_or_else(PoisonError::into_inner).line(said);
+/// Sends a plugin's progress and warnings to the parent.
+fn services(answer: &Arc<Mutex<Reply>>) -> HostServices {
+    let tell = |answer: &Mutex<Reply>, event: &LawEvent| {
+        // Without a parent this process is about to end.
+        let _ = answer.lock().unwrap_or_else(PoisonError::into_inner).line(event);
     };
     let (logs, loads) = (answer.clone(), answer.clone());
     HostServices::new()
         .on_log(move |level, message| {
             if level == LogLevel::ERROR || level == LogLevel::WARN {
-                tell(&logs, &Said::Warns { message: message.into() });
+                tell(&logs, &LawEvent::Warns { message: message.into() });
             }
         })
-        .on_progress(move |done, total, what| tell(&loads, &Said::Loads { done, total, what: what.into() }))
+        .on_progress(move |done, total, what| tell(&loads, &LawEvent::Loads { done, total, what: what.into() }))
 }
 
 /// Reads what another implementation computed: `tokens`, whole numbers, and a row of `logits` in F32 for each.
-fn read_reference(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Reference, Complaint> {
+fn read_reference(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Reference, CliError> {
     let wrong = |what: String| {
         let help = "docs/writing-a-plugin.md has a script that writes one";
-        Complaint::new(Exit::Usage, format!("the reference '{}' {what}; {help}", file.display()))
+        CliError::new(Exit::Usage, format!("the reference '{}' {what}; {help}", file.display()))
     };
-    let unread = |error: std::io::Error| Complaint::system(format_args!("the reference '{}'", file.display()), &error);
+    let unread = |error: std::io::Error| CliError::system(format_args!("the reference '{}'", file.display()), &error);
     let about = file.metadata().map_err(unread)?;
     if !about.is_file() {
         return Err(wrong("is no file".into()));
@@ -369,11 +369,11 @@ fn numbers<T, const N: usize>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
 impl From<&laws::Verdict> for Verdict {
     fn from(verdict: &laws::Verdict) -> Self {
         let outcome = match verdict.outcome.clone() {
-            laws::Outcome::Exact => Outcome::Exact,
-            laws::Outcome::WithinRounding { worst } => Outcome::WithinRounding { worst },
-            laws::Outcome::Noted { what } => Outcome::Noted { what },
-            laws::Outcome::NotApplicable { why } => Outcome::NotTried { why },
-            laws::Outcome::Broken { what, hint } => Outcome::Broken { what, hint },
+            laws::Outcome::Exact => LawOutcome::Exact,
+            laws::Outcome::WithinRounding { worst } => LawOutcome::WithinRounding { worst },
+            laws::Outcome::Noted { what } => LawOutcome::Noted { what },
+            laws::Outcome::NotApplicable { why } => LawOutcome::NotTried { why },
+            laws::Outcome::Broken { what, hint } => LawOutcome::Broken { what, hint },
         };
         Self { law: verdict.law.into(), says: verdict.says.into(), outcome }
     }

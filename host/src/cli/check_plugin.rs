@@ -1,5 +1,5 @@
 //! `pensieve plugins check`: what an author asks before shipping, and a user before dropping in. The plugin's code runs in a
-//! child, so that whatever it does there can be told.
+//! child, so that whatever it does there can be render.
 //!
 //! With `--json` and without `--model` it is itself the child by which a server looks at a file without mapping it: see
 //! [`Checked`] for the line that it prints.
@@ -18,11 +18,11 @@ use pensieve_plugin_api::CONTRACT;
 use serde_json::json;
 
 use super::{
-    answer::Answer,
-    exit::{Complaint, Exit, Outcome, end},
-    given,
-    progress::{Loading, Spinner},
-    trial::{self, Said, Setting, Subject, Verdict},
+    common_args,
+    error::{CliError, CliResult, Exit, end},
+    laws::{LawEvent, LawOptions, LawOutcome, TestedModel, Verdict},
+    progress::{LoadProgress, Spinner},
+    reply::Reply,
 };
 use crate::config::units::Amount;
 use pensieve_protocol::{
@@ -55,7 +55,7 @@ pub(super) struct Check {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
     #[command(flatten)]
-    setting: Setting,
+    setting: LawOptions,
     /// How long a law, or the plugin's next word while it loads, may take.
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "model")]
     timeout: Duration,
@@ -72,15 +72,15 @@ impl Check {
                 eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
             })),
             Some(model) => {
-                let mut watch = Watch::new(self.json);
-                let tried = self.try_model(model, &mut watch);
-                end(watch.end(tried))
+                let mut monitor = LawMonitor::new(self.json);
+                let tried = self.try_model(model, &mut monitor);
+                end(monitor.end(tried))
             }
         }
     }
 
     /// Asks a child what the file is.
-    fn inspect(&self) -> Result<Manifest, Complaint> {
+    fn inspect(&self) -> Result<Manifest, CliError> {
         let arguments = ["plugins", "check", "--json"].map(OsString::from);
         let arguments = [&arguments[..], &["--".into(), self.file.clone().into()]].concat();
         let asked =
@@ -89,36 +89,36 @@ impl Check {
         match asked {
             Ok(Checked::Manifest(manifest)) => Ok(manifest),
             Ok(Checked::Refusal(refusal)) => {
-                Err(Complaint::new(exit_of(&refusal), format!("plugin '{name}' {}", refusal.cleaned())))
+                Err(CliError::new(exit_of(&refusal), format!("plugin '{name}' {}", refusal.cleaned())))
             }
-            Err(silence) => Err(Complaint::new(Exit::Failed, format!("plugin '{name}' {silence}"))),
+            Err(silence) => Err(CliError::new(Exit::Failed, format!("plugin '{name}' {silence}"))),
         }
     }
 
     /// Has a child try the laws, to the last one or to what keeps them from being tried.
-    fn try_model(&self, model: &str, watch: &mut Watch) -> Outcome {
+    fn try_model(&self, model: &str, monitor: &mut LawMonitor) -> CliResult {
         self.setting.check()?;
         let manifest = self.inspect()?;
-        watch.begin(&manifest);
+        monitor.begin(&manifest);
         if manifest.architectures.is_empty() {
             let line = format!("plugin '{}' has no architecture, so that --model has nothing to try", manifest.id);
-            return Err(Complaint::new(Exit::Usage, line));
+            return Err(CliError::new(Exit::Usage, line));
         }
         if let Some(reference) = &self.setting.reference {
             let there = reference.metadata();
-            there
-                .map_err(|error| Complaint::system(format_args!("the reference '{}'", reference.display()), &error))?;
+            there.map_err(|error| CliError::system(format_args!("the reference '{}'", reference.display()), &error))?;
         }
-        let source = given::locate_alone(model)?;
+        let source = common_args::locate_checkpoint(model)?;
         let arguments = self.arguments(&source);
-        let followed = super::runtime()?
-            .block_on(async { child::follow(&program()?, &arguments, self.timeout, |said| watch.hear(said)).await });
-        followed.map_err(|silence| watch.laid(&silence, &manifest))?;
-        watch.stopped.take().map_or(Ok(()), Err)
+        let followed = super::runtime()?.block_on(async {
+            child::follow(&program()?, &arguments, self.timeout, |event| monitor.on_event(event)).await
+        });
+        followed.map_err(|silence| monitor.describe_end(&silence, &manifest))?;
+        monitor.stopped.take().map_or(Ok(()), Err)
     }
 
     fn arguments(&self, source: &Path) -> Vec<OsString> {
-        let Setting { device, context, options, reference, tolerance } = &self.setting;
+        let LawOptions { device, context, options, reference, tolerance } = &self.setting;
         let mut arguments: Vec<OsString> = vec!["probe".into(), "laws".into()];
         let mut flag = |name: &str, value: OsString| {
             let mut flag = OsString::from(format!("--{name}="));
@@ -149,7 +149,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn check_for_programs(file: &Path) -> ExitCode {
-    let answered = Answer::begin().and_then(|answer| {
+    let answered = Reply::begin().and_then(|answer| {
         let (checked, code) = match LoadedPlugin::open(file) {
             Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
             Err(error) => {
@@ -191,25 +191,25 @@ fn provides(manifest: &Manifest) -> String {
     text
 }
 
-/// What is heard of a trial: told at once to people, and kept for the end.
-struct Watch {
+/// What is heard of a trial: render at once to people, and kept for the end.
+struct LawMonitor {
     silent: bool,
     manifest: Option<Manifest>,
-    loading: Loading,
+    loading: LoadProgress,
     spinner: Option<Spinner>,
     law: Option<String>,
-    subject: Option<Subject>,
+    subject: Option<TestedModel>,
     warnings: Vec<String>,
     verdicts: Vec<Verdict>,
-    stopped: Option<Complaint>,
+    stopped: Option<CliError>,
 }
 
-impl Watch {
+impl LawMonitor {
     fn new(silent: bool) -> Self {
         Self {
             silent,
             manifest: None,
-            loading: Loading::default(),
+            loading: LoadProgress::default(),
             spinner: None,
             law: None,
             subject: None,
@@ -224,39 +224,39 @@ impl Watch {
         self.manifest = Some(manifest.clone());
     }
 
-    fn hear(&mut self, said: Said) -> ControlFlow<()> {
-        match said {
-            Said::Loads { done, total, what } => self.loading.reach(done, total, &clean(&what)),
-            Said::Warns { message } => {
+    fn on_event(&mut self, event: LawEvent) -> ControlFlow<()> {
+        match event {
+            LawEvent::Loads { done, total, what } => self.loading.reach(done, total, &clean(&what)),
+            LawEvent::Warns { message } => {
                 let message = clean(&message);
                 self.show(|| eprintln!("warning: {message}"));
                 self.warnings.push(message);
             }
-            Said::Loaded(Subject { architecture, device, note }) => {
+            LawEvent::Loaded(TestedModel { architecture, device, note }) => {
                 self.loading.end();
                 let [architecture, device, note] = [architecture, device, note].map(|text| clean(&text));
                 let line = format!("architecture '{architecture}' on {device} ({note})\n");
                 self.show(|| drop(super::say(&line)));
-                self.subject = Some(Subject { architecture, device, note });
+                self.subject = Some(TestedModel { architecture, device, note });
                 self.spinner = (!self.silent).then(Spinner::new);
             }
-            Said::Tries { law } => {
+            LawEvent::Tries { law } => {
                 if let Some(spinner) = &self.spinner {
                     spinner.at(format!("trying '{law}'"));
                 }
                 self.law = Some(law);
             }
-            Said::Found(verdict) => {
+            LawEvent::Found(verdict) => {
                 let verdict = verdict.cleaned();
-                self.show(|| drop(super::say(told(&verdict).trim_end_matches('\n'))));
+                self.show(|| drop(super::say(render(&verdict).trim_end_matches('\n'))));
                 self.law = None;
                 self.verdicts.push(verdict);
             }
-            Said::Stopped { exit, reason } => {
-                self.stopped = Some(Complaint::new(exit, clean(&reason)));
+            LawEvent::Stopped { exit, reason } => {
+                self.stopped = Some(CliError::new(exit, clean(&reason)));
                 return ControlFlow::Break(());
             }
-            Said::Done => return ControlFlow::Break(()),
+            LawEvent::Done => return ControlFlow::Break(()),
         }
         ControlFlow::Continue(())
     }
@@ -270,20 +270,20 @@ impl Watch {
     }
 
     /// Lays the end of a child to what it was at.
-    fn laid(&self, silence: &Silence, manifest: &Manifest) -> Complaint {
+    fn describe_end(&self, silence: &Silence, manifest: &Manifest) -> CliError {
         let during = match (&self.law, &self.subject) {
             (Some(law), _) => format!("law '{law}' was tried"),
             (None, Some(_)) => "the laws were tried".into(),
             (None, None) => "the checkpoint was loaded".into(),
         };
-        Complaint::new(Exit::Failed, format!("while {during}, plugin '{}' {silence}", manifest.id))
+        CliError::new(Exit::Failed, format!("while {during}, plugin '{}' {silence}", manifest.id))
     }
 
     /// Says what came of it. Programs get the same object whatever kept the laws from being tried.
-    fn end(mut self, tried: Outcome) -> Outcome {
+    fn end(mut self, tried: CliResult) -> CliResult {
         self.loading.end();
         self.spinner = None;
-        let stopped = tried.as_ref().err().map(|complaint| complaint.lines.join("; "));
+        let stopped = tried.as_ref().err().map(|error| error.lines.join("; "));
         let judged = tried.and_then(|()| self.judge());
         if self.silent {
             let found = json!({
@@ -293,7 +293,7 @@ impl Watch {
             super::say(&found.to_string())?;
         } else if judged.is_ok() {
             let is_compared = |verdict: &Verdict| {
-                verdict.law == "reference" && !matches!(verdict.outcome, trial::Outcome::NotTried { .. })
+                verdict.law == "reference" && !matches!(verdict.outcome, LawOutcome::NotTried { .. })
             };
             let compared = if self.verdicts.iter().any(is_compared) {
                 ""
@@ -305,7 +305,7 @@ impl Watch {
         judged
     }
 
-    fn judge(&self) -> Outcome {
+    fn judge(&self) -> CliResult {
         let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
         let Some(first) = broken.first() else { return Ok(()) };
         let line = match broken.len() {
@@ -314,45 +314,45 @@ impl Watch {
                 format!("{count} laws are broken; begin with the first, '{}', as others may follow from it", first.law)
             }
         };
-        Err(Complaint::new(Exit::Failed, line))
+        Err(CliError::new(Exit::Failed, line))
     }
 }
 
 impl Verdict {
     fn is_broken(&self) -> bool {
-        matches!(self.outcome, trial::Outcome::Broken { .. })
+        matches!(self.outcome, LawOutcome::Broken { .. })
     }
 
     /// Fit for a terminal: a plugin's own words may be in it.
     fn cleaned(mut self) -> Self {
         match &mut self.outcome {
-            trial::Outcome::Noted { what } | trial::Outcome::NotTried { why: what } => *what = clean(what),
-            trial::Outcome::Broken { what, hint } => (*what, *hint) = (clean(what), clean(hint)),
-            trial::Outcome::Exact | trial::Outcome::WithinRounding { .. } => {}
+            LawOutcome::Noted { what } | LawOutcome::NotTried { why: what } => *what = clean(what),
+            LawOutcome::Broken { what, hint } => (*what, *hint) = (clean(what), clean(hint)),
+            LawOutcome::Exact | LawOutcome::WithinRounding { .. } => {}
         }
         self
     }
 }
 
 /// A verdict, for people.
-fn told(verdict: &Verdict) -> String {
+fn render(verdict: &Verdict) -> String {
     let mark = match &verdict.outcome {
-        trial::Outcome::Exact | trial::Outcome::WithinRounding { .. } => "ok",
-        trial::Outcome::Noted { .. } => "note",
-        trial::Outcome::NotTried { .. } => "-",
-        trial::Outcome::Broken { .. } => "BROKEN",
+        LawOutcome::Exact | LawOutcome::WithinRounding { .. } => "ok",
+        LawOutcome::Noted { .. } => "note",
+        LawOutcome::NotTried { .. } => "-",
+        LawOutcome::Broken { .. } => "BROKEN",
     };
     let head = format!("{mark:<6} {:<14} ", verdict.law);
     let mut text = wrapped(&head, &verdict.says);
     let indent = " ".repeat(head.len());
     match &verdict.outcome {
-        trial::Outcome::Exact => {}
-        trial::Outcome::WithinRounding { worst } => {
+        LawOutcome::Exact => {}
+        LawOutcome::WithinRounding { worst } => {
             text += &wrapped(&indent, &format!("up to {:.2} % of the spread", worst * 100.0));
         }
-        trial::Outcome::Noted { what } => text += &wrapped(&indent, what),
-        trial::Outcome::NotTried { why } => text += &wrapped(&indent, &format!("not tried: {why}")),
-        trial::Outcome::Broken { what, hint } => {
+        LawOutcome::Noted { what } => text += &wrapped(&indent, what),
+        LawOutcome::NotTried { why } => text += &wrapped(&indent, &format!("not tried: {why}")),
+        LawOutcome::Broken { what, hint } => {
             text += &wrapped(&indent, &format!("seen: {what}"));
             text += &wrapped(&indent, hint);
         }

@@ -4,8 +4,8 @@ use clap::Args;
 use std::fmt::Write as _;
 
 use super::{
-    exit::{Complaint, Outcome},
-    given::Given,
+    common_args::CommonArgs,
+    error::{CliError, CliResult},
 };
 use pensieve_protocol::manifest::Manifest;
 use pensieve_server::fleet::plugins::{PluginFolder, PluginState, Settings, Status};
@@ -20,12 +20,12 @@ pub(super) struct List {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    given: Given,
+    common: CommonArgs,
 }
 
 impl List {
-    pub(super) fn run(self) -> Outcome {
-        let config = self.given.settle(&[])?.config;
+    pub(super) fn run(self) -> CliResult {
+        let config = self.common.resolve(&[])?.config;
         let mut settings = Settings::new(&config.plugins.folders, &config.home);
         settings.allow = config.plugins.allow;
         settings.limits.inspection = config.plugins.inspection_timeout;
@@ -34,18 +34,18 @@ impl List {
         let states =
             super::runtime()?.block_on(async { PluginFolder::open(settings).await.map(|folder| folder.snapshot()) })?;
         let text = if self.json {
-            let line = serde_json::to_string(&states).map_err(|error| Complaint::system("the list", &error.into()))?;
+            let line = serde_json::to_string(&states).map_err(|error| CliError::system("the list", &error.into()))?;
             format!("{line}\n")
         } else if states.is_empty() {
             format!("no plugins in {}\n", folders.join(", "))
         } else {
-            states.iter().map(told).collect()
+            states.iter().map(render).collect()
         };
         super::print(&text)
     }
 }
 
-fn told(state: &PluginState) -> String {
+fn render(state: &PluginState) -> String {
     let file = state.file.display();
     match &state.status {
         Status::Ready { plugin } => provides(plugin, &format!("ready, {file}")),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::{fmt, process::ExitCode};
 
-use crate::config::Wrong;
+use crate::config::ConfigError;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     refusal::Refusal,
@@ -26,16 +26,16 @@ pub(super) enum Exit {
 
 /// Why the program does not do what it was told.
 #[derive(Clone, Debug)]
-pub(super) struct Complaint {
+pub(super) struct CliError {
     pub(super) exit: Exit,
     /// What happened, to what, and what to do.
     pub(super) lines: Vec<String>,
 }
 
 /// What a verb comes to.
-pub(super) type Outcome = Result<(), Complaint>;
+pub(super) type CliResult = Result<(), CliError>;
 
-impl Complaint {
+impl CliError {
     pub(super) fn new(exit: Exit, line: impl Into<String>) -> Self {
         Self { exit, lines: vec![line.into()] }
     }
@@ -55,21 +55,21 @@ impl Complaint {
 }
 
 /// Says what went wrong, if something did.
-pub(super) fn end(outcome: Outcome) -> ExitCode {
-    let Err(complaint) = outcome else { return ExitCode::SUCCESS };
-    for line in &complaint.lines {
+pub(super) fn end(outcome: CliResult) -> ExitCode {
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    for line in &error.lines {
         eprintln!("pensieve: {line}");
     }
-    ExitCode::from(complaint.exit as u8)
+    ExitCode::from(error.exit as u8)
 }
 
-impl From<Wrong> for Complaint {
-    fn from(wrong: Wrong) -> Self {
+impl From<ConfigError> for CliError {
+    fn from(wrong: ConfigError) -> Self {
         Self { exit: Exit::Usage, lines: wrong.lines }
     }
 }
 
-impl From<Trouble> for Complaint {
+impl From<Trouble> for CliError {
     fn from(trouble: Trouble) -> Self {
         let exit = match trouble.kind {
             Kind::Usage => Exit::Usage,
@@ -84,7 +84,7 @@ impl From<Trouble> for Complaint {
     }
 }
 
-impl From<Failure> for Complaint {
+impl From<Failure> for CliError {
     fn from(failure: Failure) -> Self {
         let exit = match failure.code {
             FailureCode::Invalid | FailureCode::TooLong => Exit::Usage,
@@ -96,7 +96,7 @@ impl From<Failure> for Complaint {
     }
 }
 
-impl From<Refusal> for Complaint {
+impl From<Refusal> for CliError {
     fn from(refusal: Refusal) -> Self {
         let exit = match refusal.kind.as_str() {
             "taken" => Exit::Taken,

@@ -1,7 +1,7 @@
 //! Keeps what a stranger may name within folders.
 //!
 //! A link can lead anywhere, and a folder's content can change after it was looked at. So links are followed to their end,
-//! in every folder that is reached, and whoever is about to read looks again. Nothing is opened here but folders.
+//! in every folder that is reached, and the reader checks again before it opens a file. Nothing is opened here but folders.
 
 use std::{
     collections::HashSet,
@@ -19,7 +19,7 @@ pub fn check(path: &Path, folders: &[PathBuf]) -> Result<(), Failure> {
     let roots: Vec<PathBuf> = folders.iter().filter_map(|folder| folder.canonicalize().ok()).collect();
     let (mut open, mut seen) = (vec![path.to_path_buf()], HashSet::new());
     while let Some(next) = open.pop() {
-        // A link that leads nowhere cannot be read, and whoever tries says so.
+        // A dangling link cannot be read; the reader reports that.
         let Ok(end) = next.canonicalize() else { continue };
         if !roots.iter().any(|root| end.starts_with(root)) {
             let message = format!("'{}' is a link that leads out of the folders of adapters", next.display());

@@ -1,8 +1,8 @@
-//! What the worker says, on its way to the socket. A thread of its own encodes and writes, so that a step does not wait for
+//! Writes reports to the server's socket. A thread of its own encodes and writes, so that a step does not wait for
 //! a server that is busy; all that has piled up goes out in one write.
 //!
-//! The queue is bounded. A server that does not read while it fills is not there any more, even if its socket is: after a
-//! while the worker ends, instead of holding on to a machine's memory for nobody.
+//! The queue is bounded, which is the worker's back-pressure: a full queue makes the engine wait. A server that reads nothing
+//! for `SEND_TIMEOUT` is taken for dead, and the worker ends instead of holding memory that no client can use.
 
 use std::{
     collections::VecDeque,
@@ -12,19 +12,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{EXIT_SERVER_GONE, EXIT_UNHEARD, Pulse, leave, start};
+use super::{EXIT_REPORTS_UNREAD, EXIT_SERVER_GONE, Watchdog, leave, start};
 use pensieve_protocol::wire::{self, Report};
 
 /// How many reports wait at most. One holds all events of a step.
 const REPORTS_MAX: usize = 1024;
-/// How long a full queue is endured.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long last words may take.
-const LAST_WORDS: Duration = Duration::from_millis(200);
-const HEARTBEAT: Duration = Duration::from_secs(1);
+/// How long `send` waits for room in a full queue.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the last reports may take to be written.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
-pub(super) struct Outbox {
+pub(super) struct ReportWriter {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
@@ -35,28 +35,28 @@ struct Queue {
     writing: bool,
 }
 
-impl Outbox {
+impl ReportWriter {
     /// Starts to write to the socket.
-    pub(super) fn start(socket: UnixStream, pulse: Arc<Pulse>) -> Arc<Self> {
-        let outbox = Arc::new(Self::default());
-        let writer = outbox.clone();
-        start("writer", move || writer.write(socket, &pulse));
-        outbox
+    pub(super) fn start(socket: UnixStream, watchdog: Arc<Watchdog>) -> Arc<Self> {
+        let reports = Arc::new(Self::default());
+        let writer = reports.clone();
+        start("writer", move || writer.write(socket, &watchdog));
+        reports
     }
 
-    /// Says something. Waits while the queue is full, and ends the process if that does not change.
+    /// Queues a report. Waits while the queue is full, and ends the process if that does not change.
     pub(super) fn send(&self, report: Report) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + SEND_TIMEOUT;
         let mut queue = self.lock();
         while queue.reports.len() >= REPORTS_MAX {
-            let Some(left) = until.checked_duration_since(Instant::now()) else { leave(EXIT_UNHEARD) };
+            let Some(left) = until.checked_duration_since(Instant::now()) else { leave(EXIT_REPORTS_UNREAD) };
             queue = self.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         queue.reports.push_back(report);
         self.changed.notify_all();
     }
 
-    /// Says something that may as well be left out: from within a plugin's call, or a panic.
+    /// Queues a report unless the queue is half full: for log lines and progress, which may come from within a plugin's call.
     pub(super) fn try_send(&self, report: Report) {
         if let Ok(mut queue) = self.queue.try_lock()
             && queue.reports.len() < REPORTS_MAX / 2
@@ -66,8 +66,8 @@ impl Outbox {
         }
     }
 
-    /// Says something before the process ends, if the queue can be had at all.
-    pub(super) fn last_words(&self, report: Report) {
+    /// Queues and writes a last report before the process ends, unless another thread holds the queue.
+    pub(super) fn send_last(&self, report: Report) {
         if let Ok(mut queue) = self.queue.try_lock() {
             queue.reports.push_back(report);
             self.changed.notify_all();
@@ -77,7 +77,7 @@ impl Outbox {
 
     /// Waits until everything is written, but not for long.
     pub(super) fn flush(&self) {
-        let until = Instant::now() + LAST_WORDS;
+        let until = Instant::now() + FLUSH_TIMEOUT;
         let mut queue = self.lock();
         while !queue.reports.is_empty() || queue.writing {
             let Some(left) = until.checked_duration_since(Instant::now()) else { return };
@@ -85,26 +85,26 @@ impl Outbox {
         }
     }
 
-    fn write(&self, mut socket: UnixStream, pulse: &Pulse) {
+    fn write(&self, mut socket: UnixStream, watchdog: &Watchdog) {
         let mut bytes = Vec::new();
         let mut beaten = Instant::now();
-        while !pulse.has_stopped() {
-            let reports = self.next(beaten + HEARTBEAT);
+        while !watchdog.has_stopped() {
+            let reports = self.next(beaten + HEARTBEAT_INTERVAL);
             bytes.clear();
             for report in &reports {
                 if let Err(error) = wire::encode_into(report, &mut bytes) {
                     // Only a defect makes such a report; without it the stream would be wrong.
                     eprintln!("pensieve worker: {error}");
-                    leave(EXIT_UNHEARD);
+                    leave(EXIT_REPORTS_UNREAD);
                 }
             }
-            if beaten.elapsed() >= HEARTBEAT {
+            if beaten.elapsed() >= HEARTBEAT_INTERVAL {
                 beaten = Instant::now();
-                let heartbeat = Report::Heartbeat { steps: pulse.steps(), step_ms: pulse.step_ms() };
+                let heartbeat = Report::Heartbeat { steps: watchdog.steps(), step_ms: watchdog.step_ms() };
                 // Two numbers always fit.
                 let _ = wire::encode_into(&heartbeat, &mut bytes);
             }
-            if socket.write_all(&bytes).is_err() && !pulse.has_stopped() {
+            if socket.write_all(&bytes).is_err() && !watchdog.has_stopped() {
                 leave(EXIT_SERVER_GONE);
             }
             self.lock().writing = false;
@@ -112,7 +112,7 @@ impl Outbox {
         }
     }
 
-    /// All that waits; nothing if it is time for a heartbeat.
+    /// All queued reports; none if a heartbeat is due first.
     fn next(&self, until: Instant) -> VecDeque<Report> {
         let mut queue = self.lock();
         while queue.reports.is_empty() {
