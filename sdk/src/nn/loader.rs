@@ -273,7 +273,8 @@ impl Loader<'_> {
     /// The values of a small dense tensor of one dimension, where the checkpoint has it.
     pub fn values(&self, name: &str) -> Result<Option<Vec<f32>>> {
         let name = self.name(name);
-        let values = self.shared.checkpoint.weights().find(&name).map(|raw| raw.to_f32()).transpose()?;
+        let weights = self.shared.checkpoint.weights();
+        let values = if weights.contains(&name) { Some(weights.get(&name)?.to_f32()?) } else { None };
         self.shared.used.borrow_mut().insert(name);
         Ok(values)
     }

@@ -219,13 +219,15 @@ impl Ops {
         Ok(Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), &self.device)?)
     }
 
-    /// A dense matrix: in its own type on a GPU, in `f32` on the CPU, whose half-precision products are slow.
+    /// A dense matrix: in its own type on a GPU, in `f32` on the CPU, whose half-precision products are slow. Quantized ones
+    /// that candle does not know become dense, on a GPU in half precision.
     fn dense(&self, raw: &RawTensor) -> Result<Tensor> {
-        let values = Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), &Device::Cpu)?;
+        let values = Tensor::from_vec(cpu::dequantize(raw)?, raw.shape.as_slice(), &Device::Cpu)?;
         let dtype = match raw.dtype {
-            Dtype::F16 if !self.device.is_cpu() => DType::F16,
-            Dtype::BF16 if !self.device.is_cpu() => DType::BF16,
-            _ => DType::F32,
+            _ if self.device.is_cpu() => DType::F32,
+            Dtype::F32 => DType::F32,
+            Dtype::BF16 => DType::BF16,
+            _ => DType::F16,
         };
         Ok(values.to_dtype(dtype)?.to_device(&self.device)?)
     }
@@ -551,10 +553,9 @@ fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> cpu::Matrix<'a> {
     cpu::Matrix { dtype: raw.dtype, data: &raw.data, rows: weight.outputs, cols: weight.inputs }
 }
 
-/// candle's name of a quantized type; none for the dense ones.
+/// candle's name of a quantized type; none for the dense ones, and for those that it does not have.
 fn ggml(dtype: Dtype) -> Option<GgmlDType> {
     match dtype {
-        Dtype::F32 | Dtype::F16 | Dtype::BF16 => None,
         Dtype::Q4_0 => Some(GgmlDType::Q4_0),
         Dtype::Q4_1 => Some(GgmlDType::Q4_1),
         Dtype::Q5_0 => Some(GgmlDType::Q5_0),
@@ -565,5 +566,6 @@ fn ggml(dtype: Dtype) -> Option<GgmlDType> {
         Dtype::Q4K => Some(GgmlDType::Q4K),
         Dtype::Q5K => Some(GgmlDType::Q5K),
         Dtype::Q6K => Some(GgmlDType::Q6K),
+        _ => None,
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, quote, safetensors};
+use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, quote, safetensors, tensor};
 use crate::{Error, Result};
 
 const ARCHITECTURE_BYTES_MAX: usize = 128;
@@ -102,7 +102,7 @@ impl Checkpoint {
 
     /// What caches know the checkpoint by, in hexadecimal: its headers, sizes and configuration, its tokenizer, small tensors
     /// whole and samples of large ones, as fine-tunes of one model differ in nothing else. Reads a few megabytes whatever
-    /// the size of the model; who edits single values of a large tensor in place has to clear the caches himself.
+    /// the size of the model; an edit of single values of a large tensor in place goes unseen, and the caches have to be cleared by hand.
     pub fn fingerprint(&self, tokenizer: &Tokenizer) -> Result<String> {
         let mut hash = Sha256::new();
         hash.update(b"pensieve checkpoint 1");
@@ -149,15 +149,13 @@ impl Checkpoint {
         let files = parts.iter().map(|part| (part.header.clone(), part.file.len())).collect();
         #[cfg(feature = "bridge")]
         let gguf = parts.iter().map(|part| part.file.clone()).collect();
-        let tensors: Vec<RawTensor> = parts.iter_mut().flat_map(|part| std::mem::take(&mut part.tensors)).collect();
+        let entries = tensor::of_parts(&mut parts);
         let metadata = parts.into_iter().next().map(|first| first.metadata).unwrap_or_default();
         let key = "general.architecture";
         let architecture = metadata.string(key)?.ok_or_else(|| metadata.missing(key))?;
         let architecture = check_architecture(architecture)?;
         let weights = Weights::new(
-            tensors
-                .into_iter()
-                .map(|tensor| RawTensor { name: names::hugging_face(&architecture, &tensor.name, own), ..tensor }),
+            entries.into_iter().map(|entry| entry.rename(|name| names::hugging_face(&architecture, name, own))),
         )?;
         let config = Config::from_gguf(&architecture, &metadata, &weights)?;
         let path = path.to_path_buf();

@@ -2,7 +2,7 @@
 //!
 //! Quantized formats store rows in blocks: a fixed number of values shares its scales, so a row's length must be a whole
 //! number of blocks. Every size that a reader checks or a kernel walks comes from the table in this file, and every sum
-//! here is checked, as shapes are read from files that nobody vouches for.
+//! here is checked, as shapes are read from files that no one has checked before.
 
 use std::fmt;
 
@@ -23,11 +23,23 @@ pub enum Dtype {
     Q4K,
     Q5K,
     Q6K,
+    MXFP4,
+    IQ4NL,
+    IQ4XS,
+    IQ3XXS,
+    IQ3S,
+    IQ2XXS,
+    IQ2XS,
+    IQ2S,
+    IQ1S,
+    IQ1M,
+    TQ1_0,
+    TQ2_0,
 }
 
 impl Dtype {
     /// Every format, for messages and tests.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 25] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -41,6 +53,18 @@ impl Dtype {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::MXFP4,
+        Self::IQ4NL,
+        Self::IQ4XS,
+        Self::IQ3XXS,
+        Self::IQ3S,
+        Self::IQ2XXS,
+        Self::IQ2XS,
+        Self::IQ2S,
+        Self::IQ1S,
+        Self::IQ1M,
+        Self::TQ1_0,
+        Self::TQ2_0,
     ];
 
     /// The name that model files and their authors use.
@@ -94,6 +118,18 @@ impl Dtype {
             Self::Q4K => ("Q4_K", 256, 144),
             Self::Q5K => ("Q5_K", 256, 176),
             Self::Q6K => ("Q6_K", 256, 210),
+            Self::MXFP4 => ("MXFP4", 32, 17),
+            Self::IQ4NL => ("IQ4_NL", 32, 18),
+            Self::IQ4XS => ("IQ4_XS", 256, 136),
+            Self::IQ3XXS => ("IQ3_XXS", 256, 98),
+            Self::IQ3S => ("IQ3_S", 256, 110),
+            Self::IQ2XXS => ("IQ2_XXS", 256, 66),
+            Self::IQ2XS => ("IQ2_XS", 256, 74),
+            Self::IQ2S => ("IQ2_S", 256, 82),
+            Self::IQ1S => ("IQ1_S", 256, 50),
+            Self::IQ1M => ("IQ1_M", 256, 56),
+            Self::TQ1_0 => ("TQ1_0", 256, 54),
+            Self::TQ2_0 => ("TQ2_0", 256, 66),
         }
     }
 }

@@ -150,6 +150,18 @@ fn type_id(dtype: Dtype) -> u32 {
         Dtype::Q5K => 13,
         Dtype::Q6K => 14,
         Dtype::BF16 => 30,
+        Dtype::MXFP4 => 39,
+        Dtype::IQ4NL => 20,
+        Dtype::IQ4XS => 23,
+        Dtype::IQ3XXS => 18,
+        Dtype::IQ3S => 21,
+        Dtype::IQ2XXS => 16,
+        Dtype::IQ2XS => 17,
+        Dtype::IQ2S => 22,
+        Dtype::IQ1S => 19,
+        Dtype::IQ1M => 29,
+        Dtype::TQ1_0 => 34,
+        Dtype::TQ2_0 => 35,
     }
 }
 

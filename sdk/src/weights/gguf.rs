@@ -3,7 +3,8 @@
 //! The reader is our own because existing ones trust what they read: alignment zero, shapes whose product overflows,
 //! counts in the billions. Here every number is checked before it is used, and what comes out can be walked without
 //! further checks: each tensor lies inside the file, is as long as its shape says, and overlaps no other. Tensor data is
-//! never touched. A model that was split into parts opens as one.
+//! never touched. A model that was split into parts opens as one. A tensor of a type that is not known here is no reason
+//! to refuse a file: what it is, and that the rest can be used, is only known to the reader who asks for it.
 
 mod cursor;
 mod metadata;
@@ -28,6 +29,8 @@ const ALIGNMENT_DEFAULT: usize = 32;
 pub(super) struct Gguf {
     pub metadata: Metadata,
     pub tensors: Vec<RawTensor>,
+    /// Names of tensors that are stored in a way that nothing here reads, and what to say to the reader who wants one.
+    pub refused: Vec<(String, Error)>,
     /// What the file says before its tensor data.
     pub header: Bytes,
     pub file: Bytes,
@@ -57,22 +60,32 @@ impl Gguf {
             )));
         }
         let metadata = Metadata::read(&mut cursor, entries)?;
-        let entries = (0..tensors).map(|_| Entry::read(&mut cursor)).collect::<Result<Vec<_>>>()?;
+        let (mut entries, mut refused) = (Vec::new(), Vec::new());
+        for _ in 0..tensors {
+            match Entry::read(&mut cursor)? {
+                Ok(entry) => entries.push(entry),
+                Err(other) => refused.push(other),
+            }
+        }
         let alignment = alignment(&metadata)?;
         let header = file.slice(0..cursor.position()).unwrap_or_else(|| file.clone());
         let data_start = cursor.position().next_multiple_of(alignment);
         let tensors = locate(file, data_start, alignment, entries)?;
-        Ok(Self { metadata, tensors, header, file: file.clone() })
+        Ok(Self { metadata, tensors, refused, header, file: file.clone() })
     }
 }
 
+/// The name of a tensor that cannot be read, and why.
+type Refused = (String, Error);
+
 impl Entry {
-    fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Result<Self, Refused>> {
         let name = cursor.name("tensor", NAME_BYTES_MAX)?;
-        Self::read_named(cursor, &name).map_err(|error| error.context(format!("tensor {}", quote(&name))))
+        let here = |error: Error| error.context(format!("tensor {}", quote(&name)));
+        Ok(Self::read_named(cursor, &name).map_err(here)?.map_err(|error| (name.clone(), here(error))))
     }
 
-    fn read_named(cursor: &mut Cursor<'_>, name: &str) -> Result<Self> {
+    fn read_named(cursor: &mut Cursor<'_>, name: &str) -> Result<Result<Self>> {
         let dimensions = cursor.u32()?;
         if dimensions > DIMENSIONS_MAX {
             return Err(Error::corrupt(format!("has {dimensions} dimensions, more than {DIMENSIONS_MAX}")));
@@ -88,8 +101,12 @@ impl Entry {
             .collect::<Result<Vec<_>>>()?;
         // The file counts from the fastest dimension, everyone else from the slowest.
         shape.reverse();
-        let dtype = dtype(cursor.u32()?)?;
+        let dtype = dtype(cursor.u32()?);
         let offset = cursor.u64()?;
+        let dtype = match dtype {
+            Ok(dtype) => dtype,
+            Err(error) => return Ok(Err(error)),
+        };
         let cols = shape.last().copied().unwrap_or(1);
         if !cols.is_multiple_of(dtype.block_len()) {
             return Err(Error::corrupt(format!(
@@ -100,7 +117,7 @@ impl Entry {
         let len = dtype
             .tensor_bytes(&shape)
             .ok_or_else(|| Error::corrupt(format!("has the shape {shape:?}, more than memory can address")))?;
-        Ok(Self { name: name.to_owned(), dtype, shape, len, offset })
+        Ok(Ok(Self { name: name.to_owned(), dtype, shape, len, offset }))
     }
 }
 
@@ -212,23 +229,11 @@ fn alignment(metadata: &Metadata) -> Result<usize> {
 const KNOWN_BUT_UNREAD: &[(u32, &str)] = &[
     (9, "Q8_1"),
     (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (20, "IQ4_NL"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (23, "IQ4_XS"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
     (27, "I64"),
     (28, "F64"),
-    (29, "IQ1_M"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (39, "MXFP4"),
     (40, "NVFP4"),
     (41, "Q1_0"),
 ];
@@ -247,16 +252,27 @@ fn dtype(id: u32) -> Result<Dtype> {
         12 => Dtype::Q4K,
         13 => Dtype::Q5K,
         14 => Dtype::Q6K,
+        16 => Dtype::IQ2XXS,
+        17 => Dtype::IQ2XS,
+        18 => Dtype::IQ3XXS,
+        19 => Dtype::IQ1S,
+        20 => Dtype::IQ4NL,
+        21 => Dtype::IQ3S,
+        22 => Dtype::IQ2S,
+        23 => Dtype::IQ4XS,
+        29 => Dtype::IQ1M,
         30 => Dtype::BF16,
+        34 => Dtype::TQ1_0,
+        35 => Dtype::TQ2_0,
+        39 => Dtype::MXFP4,
         _ => {
             let names = Dtype::ALL.map(Dtype::name).join(", ");
             let help = format!("choose a file in one of {names}");
-            return Err(match KNOWN_BUT_UNREAD.iter().find(|(known, _)| *known == id) {
-                Some((_, name)) => {
-                    Error::unsupported(format!("is stored as {name}, which is not supported")).help(help)
-                }
-                None => Error::corrupt(format!("has the unknown type {id}")).help(help),
-            });
+            let error = match KNOWN_BUT_UNREAD.iter().find(|(known, _)| *known == id) {
+                Some((_, name)) => format!("is stored as {name}, which is not supported"),
+                None => format!("is stored as type {id}, which is not known"),
+            };
+            return Err(Error::unsupported(error).help(help));
         }
     })
 }

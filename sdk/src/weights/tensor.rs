@@ -28,7 +28,55 @@ pub struct RawTensor {
 /// All tensors of a checkpoint, under the names that Hugging Face gives them.
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
-    tensors: BTreeMap<String, RawTensor>,
+    tensors: BTreeMap<String, Entry>,
+}
+
+/// A tensor under a name.
+#[derive(Clone, Debug)]
+pub(super) enum Entry {
+    /// Can be used as it lies.
+    Plain(RawTensor),
+    /// Is there, and cannot be used: its name, and what to say to the reader who asks for it.
+    Refused(String, Error),
+}
+
+impl Entry {
+    fn name(&self) -> &str {
+        match self {
+            Self::Plain(tensor) => &tensor.name,
+            Self::Refused(name, _) => name,
+        }
+    }
+
+    pub(super) fn rename(self, rename: impl Fn(&str) -> String) -> Self {
+        match self {
+            Self::Plain(tensor) => Self::Plain(RawTensor { name: rename(&tensor.name), ..tensor }),
+            Self::Refused(name, error) => Self::Refused(rename(&name), error),
+        }
+    }
+
+    fn described(&self) -> Option<&RawTensor> {
+        match self {
+            Self::Plain(tensor) => Some(tensor),
+            Self::Refused(..) => None,
+        }
+    }
+}
+
+impl From<RawTensor> for Entry {
+    fn from(tensor: RawTensor) -> Self {
+        Self::Plain(tensor)
+    }
+}
+
+/// Takes the tensors of all parts of a GGUF model.
+pub(super) fn of_parts(parts: &mut [gguf::Gguf]) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for part in parts {
+        entries.extend(std::mem::take(&mut part.tensors).into_iter().map(Entry::Plain));
+        entries.extend(std::mem::take(&mut part.refused).into_iter().map(|(name, error)| Entry::Refused(name, error)));
+    }
+    entries
 }
 
 impl RawTensor {
@@ -85,47 +133,69 @@ impl RawTensor {
 }
 
 impl Weights {
-    pub(super) fn new(tensors: impl IntoIterator<Item = RawTensor>) -> Result<Self> {
+    pub(super) fn new<E: Into<Entry>>(tensors: impl IntoIterator<Item = E>) -> Result<Self> {
         let mut named = BTreeMap::new();
-        for tensor in tensors {
-            if let Some(twice) = named.insert(tensor.name.clone(), tensor) {
-                return Err(Error::corrupt(format!("tensor {} appears twice", quote(&twice.name))));
+        for entry in tensors {
+            let entry = entry.into();
+            if let Some(twice) = named.insert(entry.name().to_owned(), entry) {
+                return Err(Error::corrupt(format!("tensor {} appears twice", quote(twice.name()))));
             }
         }
         Ok(Self { tensors: named })
     }
 
-    /// The tensors of one safetensors file, under their names there.
+    /// The tensors of one safetensors file, under their names there. All of them can be used.
     pub fn of_safetensors(path: &Path) -> Result<Self> {
         let shard = safetensors::open_file(path)?;
-        Self::new(shard.tensors).map_err(|error| error.context(path.display()))
+        Self::new(shard.tensors).and_then(Self::usable).map_err(|error| error.context(path.display()))
     }
 
-    /// The tensors of a GGUF file, under their names there, and what it says besides.
+    /// The tensors of a GGUF file, under their names there, and what it says besides. All of them can be used.
     pub fn of_gguf(path: &Path) -> Result<(Self, Metadata)> {
         let mut parts = gguf::open(path)?;
-        let tensors: Vec<RawTensor> = parts.iter_mut().flat_map(|part| std::mem::take(&mut part.tensors)).collect();
+        let entries = of_parts(&mut parts);
         let metadata = parts.into_iter().next().map(|first| first.metadata).unwrap_or_default();
-        let weights = Self::new(tensors).map_err(|error| error.context(path.display()))?;
+        let weights = Self::new(entries).and_then(Self::usable).map_err(|error| error.context(path.display()))?;
         Ok((weights, metadata))
     }
 
-    /// The tensor of this name; the error names the nearest one that is there.
+    fn usable(self) -> Result<Self> {
+        match self
+            .tensors
+            .values()
+            .find_map(|entry| if let Entry::Refused(_, error) = entry { Some(error) } else { None })
+        {
+            Some(error) => Err(error.clone()),
+            None => Ok(self),
+        }
+    }
+
+    /// The tensor of this name; the error names the nearest one that is there, or says why this one cannot be used.
     pub fn get(&self, name: &str) -> Result<RawTensor> {
-        self.find(name).ok_or_else(|| {
-            let error = Error::not_found(format!("the checkpoint has no tensor {}", quote(name)));
-            match self.nearest(name) {
-                Some(nearest) => error.help(format!("the nearest of its {} is {}", self.tensors.len(), quote(nearest))),
-                None => error.help(format!("it has {} tensors, none of a similar name", self.tensors.len())),
+        match self.tensors.get(name) {
+            Some(Entry::Plain(tensor)) => Ok(tensor.clone()),
+            Some(Entry::Refused(_, error)) => Err(error.clone()),
+            None => {
+                let error = Error::not_found(format!("the checkpoint has no tensor {}", quote(name)));
+                Err(match self.nearest(name) {
+                    Some(nearest) => {
+                        error.help(format!("the nearest of its {} is {}", self.tensors.len(), quote(nearest)))
+                    }
+                    None => error.help(format!("it has {} tensors, none of a similar name", self.tensors.len())),
+                })
             }
-        })
+        }
     }
 
-    /// The tensor of this name, if there is one.
+    /// The tensor of this name, if there is one that can be used as it lies.
     pub fn find(&self, name: &str) -> Option<RawTensor> {
-        self.tensors.get(name).cloned()
+        match self.tensors.get(name)? {
+            Entry::Plain(tensor) => Some(tensor.clone()),
+            Entry::Refused(..) => None,
+        }
     }
 
+    /// Whether the checkpoint has a tensor of this name, one that cannot be used included.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -135,9 +205,9 @@ impl Weights {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// All tensors, sorted by name.
+    /// All tensors that can be used, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &RawTensor> {
-        self.tensors.values()
+        self.tensors.values().filter_map(Entry::described)
     }
 
     /// Bytes of all tensors together.

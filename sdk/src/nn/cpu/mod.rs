@@ -26,7 +26,7 @@ pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Scores, attention};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};
-pub use matmul::{Matrix, dequantize_row, matmul};
+pub use matmul::{Matrix, dequantize, dequantize_row, matmul};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
 pub use rope::rope;

@@ -81,9 +81,12 @@ fn part_paths(path: &Path, count: u64) -> Result<Vec<PathBuf>> {
 
 fn check_whole(parts: &[Gguf]) -> Result<()> {
     let mut names = HashSet::new();
-    for tensor in parts.iter().flat_map(|part| &part.tensors) {
-        if !names.insert(tensor.name.as_str()) {
-            return Err(Error::corrupt(format!("tensor {} appears twice", quote(&tensor.name))));
+    for part in parts {
+        let read = part.tensors.iter().map(|tensor| &tensor.name);
+        for name in read.chain(part.refused.iter().map(|(name, _)| name)) {
+            if !names.insert(name.as_str()) {
+                return Err(Error::corrupt(format!("tensor {} appears twice", quote(name))));
+            }
         }
     }
     let Some(first) = parts.first() else { return Ok(()) };

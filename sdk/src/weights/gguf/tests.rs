@@ -217,14 +217,23 @@ fn rejects_alignments_that_are_no_power_of_two_or_too_large() {
 }
 
 #[test]
-fn rejects_types_that_cannot_be_used_and_says_which_can() {
-    let of = |type_id| good().tensor(Tensor { type_id, ..extra() });
-    let error =
-        refused(&of(39), Code::Unsupported, "tensor 'extra.weight': is stored as MXFP4, which is not supported");
-    assert!(error.help.starts_with("choose a file in one of F32, F16, BF16, Q4_0, "), "{error}");
-    assert!(error.help.ends_with(", Q6_K"), "{error}");
-    refused(&of(99), Code::Corrupt, "tensor 'extra.weight': has the unknown type 99");
-    refused(&of(4), Code::Corrupt, "tensor 'extra.weight': has the unknown type 4");
+fn a_tensor_of_a_type_that_is_not_read_is_refused_when_it_is_used() {
+    for (type_id, what) in [(15, "Q8_K, which is not supported"), (26, "I32, which is not supported")]
+        .into_iter()
+        .chain([(99, "type 99, which is not known"), (4, "type 4, which is not known")])
+    {
+        let name = "blk.0.ffn_down.weight".to_owned();
+        let file = good().tensor(Tensor { name, type_id, offset: Some(1 << 40), ..extra() });
+        let gguf = Gguf::read(&file.map()).unwrap();
+        let checkpoint = Checkpoint::from_gguf(Path::new("x.gguf"), vec![gguf], &[]).unwrap();
+        let (weights, name) = (checkpoint.weights(), "model.layers.0.mlp.down_proj.weight");
+        assert!(weights.contains(name) && weights.find(name).is_none());
+        assert!(weights.get("model.layers.0.mlp.up_proj.weight").is_ok(), "the others can be used");
+        let error = weights.get(name).unwrap_err();
+        let expected = format!("tensor 'blk.0.ffn_down.weight': is stored as {what}");
+        assert_eq!((error.code, error.message), (Code::Unsupported, expected));
+        assert!(error.help.starts_with("choose a file in one of F32, F16, BF16, Q4_0, "), "{}", error.help);
+    }
 }
 
 #[test]

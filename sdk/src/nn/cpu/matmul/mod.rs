@@ -14,8 +14,11 @@ mod tests;
 
 use super::float::{BF16, F16, F32, Float};
 use super::pool::Pool;
-use super::quant::{Expanded, Format, with_format};
-use crate::weights::Dtype;
+use super::quant::{Expanded, Format, Layout, with_format};
+use crate::{
+    Error, Result,
+    weights::{Dtype, RawTensor, quote},
+};
 
 /// Rows of the batch that pass over a panel together; what they need beside the panel fits the second-level cache.
 const BATCH: usize = 512;
@@ -54,13 +57,27 @@ pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), dtype.row_bytes(out.len()), "{dtype:?} bytes for {} values", out.len());
     with_format!(
         dtype,
-        F => dequantize::<F>(bytes, out),
+        F => expand::<F>(bytes, out),
         match dtype {
             Dtype::F16 => widen::<F16>(bytes, out),
             Dtype::BF16 => widen::<BF16>(bytes, out),
             _ => widen::<F32>(bytes, out),
         }
     );
+}
+
+/// All values of a tensor of any type.
+pub fn dequantize(raw: &RawTensor) -> Result<Vec<f32>> {
+    if !raw.dtype.is_quantized() {
+        return raw.to_f32();
+    }
+    if raw.dtype.tensor_bytes(&raw.shape) != Some(raw.data.len()) {
+        let (name, shape, bytes) = (quote(&raw.name), &raw.shape, raw.data.len());
+        return Err(Error::invalid(format!("tensor {name} has {bytes} bytes, which is not its shape {shape:?}")));
+    }
+    let mut values = vec![0.0; raw.shape.iter().product()];
+    dequantize_row(raw.dtype, &raw.data, &mut values);
+    Ok(values)
 }
 
 impl Matrix<'_> {
@@ -71,12 +88,12 @@ impl Matrix<'_> {
     }
 }
 
-fn dequantize<F: Format>(bytes: &[u8], out: &mut [f32]) {
+fn expand<F: Format>(bytes: &[u8], out: &mut [f32]) {
     let mut expanded = Expanded::default();
     for (block, out) in bytes.chunks_exact(F::BYTES).zip(out.chunks_exact_mut(F::BLOCK)) {
         F::expand(block, &mut expanded);
         for (group, out) in out.chunks_exact_mut(F::GROUP).enumerate() {
-            let minimum = if F::MINIMUMS { expanded.minimums[group] } else { 0.0 };
+            let minimum = if <F::Shape as Layout>::MINIMUMS { expanded.minimums[group] } else { 0.0 };
             for (code, out) in expanded.codes[group * F::GROUP..].iter().zip(out) {
                 *out = expanded.scales[group] * (f32::from(*code) - f32::from(F::OFFSET)) - minimum;
             }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::pool::{Disjoint, Pool};
-use super::super::quant::{Format, GROUPS, SEGMENT, Unpacked};
+use super::super::quant::{Format, GROUPS, Layout, SEGMENT, Unpacked};
 use super::super::simd::{Kernel, Rows, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles};
 use super::Matrix;
@@ -26,7 +26,7 @@ struct Multiply<'a, F> {
 impl<S: Simd, F: Format> Kernel<S> for Multiply<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let offset = if S::WIDE_IS_SIGNED && F::CODE_MAX > 127 { 0 } else { i32::from(F::OFFSET) };
+        let offset = if S::WIDE_IS_SIGNED && <F::Shape as Layout>::CODE_MAX > 127 { 0 } else { i32::from(F::OFFSET) };
         let x = Activations::quantize::<F>(self.pool, self.x, self.w.cols, offset);
         let panels = Panels::new(self.w, S::LANES);
         let out = Disjoint::new(self.out);
@@ -73,7 +73,13 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
                     unpacked.fill::<F>(simd, rows, blocks);
                 }
                 let x = self.x.segment(segment);
-                in_tiles!(x.len(), TILE, |rows| tile::<S, F>(simd, &pair, blocks, &x[rows.clone()], &mut sums[rows]));
+                in_tiles!(x.len(), TILE, |rows| tile::<S, F::Shape>(
+                    simd,
+                    &pair,
+                    blocks,
+                    &x[rows.clone()],
+                    &mut sums[rows]
+                ));
             }
             self.panels.write(simd, index, &sums, self.out);
         }
@@ -96,11 +102,11 @@ impl<S: Simd> Panel<S> {
 }
 
 #[inline(always)]
-fn tile<S: Simd, F: Format>(simd: S, pair: &[Panel<S>; PAIR], blocks: usize, x: &[Piece], sums: &mut [[S::F; PAIR]]) {
+fn tile<S: Simd, L: Layout>(simd: S, pair: &[Panel<S>; PAIR], blocks: usize, x: &[Piece], sums: &mut [[S::F; PAIR]]) {
     macro_rules! of {
         ($n:literal) => {
             if let (Ok(x), Ok(sums)) = (x.try_into(), sums.try_into()) {
-                simd.enter(Tile::<S, F, $n> { pair, blocks, x, sums, format: PhantomData });
+                simd.enter(Tile::<S, L, $n> { pair, blocks, x, sums, layout: PhantomData });
             }
         };
     }
@@ -116,29 +122,29 @@ fn tile<S: Simd, F: Format>(simd: S, pair: &[Panel<S>; PAIR], blocks: usize, x: 
 }
 
 /// One segment of a pair of panels times some rows.
-struct Tile<'a, S: Simd, F, const N: usize> {
+struct Tile<'a, S: Simd, L, const N: usize> {
     pair: &'a [Panel<S>; PAIR],
     blocks: usize,
     x: &'a [Piece; N],
     sums: &'a mut [[S::F; PAIR]; N],
-    format: PhantomData<F>,
+    layout: PhantomData<L>,
 }
 
-impl<S: Simd, F: Format, const N: usize> Kernel<S> for Tile<'_, S, F, N> {
+impl<S: Simd, L: Layout, const N: usize> Kernel<S> for Tile<'_, S, L, N> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Self { pair, blocks, x, sums, .. } = self;
-        let groups = F::BLOCK / F::GROUP;
+        let groups = L::BLOCK / L::GROUP;
         for block in 0..blocks {
             let mut of_block = [[simd.splat(0.0); PAIR]; N];
             for group in block * groups..(block + 1) * groups {
-                let dots = dots::<S, F, N>(simd, pair, group, x);
+                let dots = dots::<S, L, N>(simd, pair, group, x);
                 for i in 0..N {
                     let sum = simd.splat(x[i].sums[group]);
                     for p in 0..PAIR {
                         let dot = simd.integers_to_f32(dots[i][p]);
                         of_block[i][p] = simd.fma(pair[p].scales[group], dot, of_block[i][p]);
-                        if F::MINIMUMS {
+                        if L::MINIMUMS {
                             of_block[i][p] = simd.fnma(pair[p].minimums[group], sum, of_block[i][p]);
                         }
                     }
@@ -156,14 +162,14 @@ impl<S: Simd, F: Format, const N: usize> Kernel<S> for Tile<'_, S, F, N> {
 
 /// Dot products of one group.
 #[inline(always)]
-fn dots<S: Simd, F: Format, const N: usize>(
+fn dots<S: Simd, L: Layout, const N: usize>(
     simd: S,
     pair: &[Panel<S>; PAIR],
     group: usize,
     x: &[Piece; N],
 ) -> [[S::U; PAIR]; N] {
-    let words = F::GROUP / 4;
-    let run_steps = words.min(S::run_steps(F::CODE_MAX));
+    let words = L::GROUP / 4;
+    let run_steps = words.min(S::run_steps(L::CODE_MAX));
     let mut dots = [[simd.splat_bits(0); PAIR]; N];
     for run in 0..words / run_steps {
         let mut runs = [[simd.start(); PAIR]; N];
@@ -173,7 +179,7 @@ fn dots<S: Simd, F: Format, const N: usize>(
             for i in 0..N {
                 let four = simd.splat_bits(x[i].word(word));
                 for p in 0..PAIR {
-                    runs[i][p] = if F::CODE_MAX > 127 {
+                    runs[i][p] = if L::CODE_MAX > 127 {
                         simd.step::<true>(runs[i][p], codes[p], four)
                     } else {
                         simd.step::<false>(runs[i][p], codes[p], four)
@@ -182,7 +188,7 @@ fn dots<S: Simd, F: Format, const N: usize>(
             }
         }
         for i in 0..N {
-            if run == 0 && F::OFFSET != 0 {
+            if run == 0 && !L::MINIMUMS {
                 dots[i] = [simd.splat_bits(x[i].bias[group].cast_unsigned()); PAIR];
             }
             for p in 0..PAIR {

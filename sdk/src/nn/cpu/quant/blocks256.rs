@@ -4,7 +4,7 @@
 //! 2- and 3-bit ones, 32 bytes hold four times 32 values, two bits each. High bits, where they are stored apart, belong
 //! to the value of the same place in a run of 32.
 
-use super::{Expanded, Format, Unpacked};
+use super::{Expanded, Format, Shape, Unpacked};
 use crate::nn::cpu::simd::{Rows, Simd, half};
 
 /// scales[16] (4 bits scale, 4 bits minimum), qs[64], scale, minimum.
@@ -22,12 +22,9 @@ const NIBBLES: u32 = 0x0f0f_0f0f;
 const PAIRS: u32 = 0x0303_0303;
 
 impl Format for Q2K {
-    const BLOCK: usize = 256;
+    type Shape = Shape<256, 16, 31, true>;
     const BYTES: usize = 84;
-    const GROUP: usize = 16;
     const OFFSET: u8 = 0;
-    const CODE_MAX: u8 = 3;
-    const MINIMUMS: bool = true;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         let (scale, minimum) = (half(block, 80), half(block, 82));
@@ -57,12 +54,9 @@ impl Format for Q2K {
 }
 
 impl Format for Q3K {
-    const BLOCK: usize = 256;
+    type Shape = Shape<256, 16, 31, false>;
     const BYTES: usize = 110;
-    const GROUP: usize = 16;
     const OFFSET: u8 = 4;
-    const CODE_MAX: u8 = 7;
-    const MINIMUMS: bool = false;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         let scale = half(block, 108);
@@ -106,12 +100,9 @@ impl Format for Q3K {
 }
 
 impl Format for Q4K {
-    const BLOCK: usize = 256;
+    type Shape = Shape<256, 32, 15, true>;
     const BYTES: usize = 144;
-    const GROUP: usize = 32;
     const OFFSET: u8 = 0;
-    const CODE_MAX: u8 = 15;
-    const MINIMUMS: bool = true;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         expand_six_bit_scales(block, out);
@@ -128,12 +119,9 @@ impl Format for Q4K {
 }
 
 impl Format for Q5K {
-    const BLOCK: usize = 256;
+    type Shape = Shape<256, 32, 31, true>;
     const BYTES: usize = 176;
-    const GROUP: usize = 32;
     const OFFSET: u8 = 0;
-    const CODE_MAX: u8 = 31;
-    const MINIMUMS: bool = true;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         expand_six_bit_scales(block, out);
@@ -160,12 +148,9 @@ impl Format for Q5K {
 }
 
 impl Format for Q6K {
-    const BLOCK: usize = 256;
+    type Shape = Shape<256, 16, 63, false>;
     const BYTES: usize = 210;
-    const GROUP: usize = 16;
     const OFFSET: u8 = 32;
-    const CODE_MAX: u8 = 63;
-    const MINIMUMS: bool = false;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         let scale = half(block, 208);
@@ -259,7 +244,7 @@ fn unpack_nibbles<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
 
 /// 64 bytes of two-bit codes.
 #[inline(always)]
-fn unpack_pairs<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
+pub(super) fn unpack_pairs<S: Simd>(simd: S, rows: Rows<'_>, codes: &mut [S::U]) {
     let mask = simd.splat_bits(PAIRS);
     for part in 0..4 {
         for (i, word) in simd.columns(rows, 16 * part).into_iter().enumerate() {

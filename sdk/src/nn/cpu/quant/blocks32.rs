@@ -3,7 +3,7 @@
 //! In the 4- and 5-bit ones byte i of `qs` holds the low bits of value i (low nibble) and of value i + 16 (high nibble),
 //! and bit i of the 32-bit word `qh` is bit 4 of value i.
 
-use super::{Expanded, Format, Unpacked};
+use super::{Expanded, Format, Shape, Unpacked};
 use crate::nn::cpu::simd::{Rows, Simd, half};
 
 /// scale, qs[16]; offset 8.
@@ -49,12 +49,9 @@ fn unpack_fifth_bits<S: Simd>(simd: S, qh: S::U, codes: &mut [S::U]) {
 }
 
 impl Format for Q4_0 {
-    const BLOCK: usize = 32;
+    type Shape = Shape<32, 32, 15, false>;
     const BYTES: usize = 18;
-    const GROUP: usize = 32;
     const OFFSET: u8 = 8;
-    const CODE_MAX: u8 = 15;
-    const MINIMUMS: bool = false;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         out.scales[0] = half(block, 0);
@@ -69,12 +66,9 @@ impl Format for Q4_0 {
 }
 
 impl Format for Q4_1 {
-    const BLOCK: usize = 32;
+    type Shape = Shape<32, 32, 15, true>;
     const BYTES: usize = 20;
-    const GROUP: usize = 32;
     const OFFSET: u8 = 0;
-    const CODE_MAX: u8 = 15;
-    const MINIMUMS: bool = true;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         out.scales[0] = half(block, 0);
@@ -92,12 +86,9 @@ impl Format for Q4_1 {
 }
 
 impl Format for Q5_0 {
-    const BLOCK: usize = 32;
+    type Shape = Shape<32, 32, 31, false>;
     const BYTES: usize = 22;
-    const GROUP: usize = 32;
     const OFFSET: u8 = 16;
-    const CODE_MAX: u8 = 31;
-    const MINIMUMS: bool = false;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         out.scales[0] = half(block, 0);
@@ -115,12 +106,9 @@ impl Format for Q5_0 {
 }
 
 impl Format for Q5_1 {
-    const BLOCK: usize = 32;
+    type Shape = Shape<32, 32, 31, true>;
     const BYTES: usize = 24;
-    const GROUP: usize = 32;
     const OFFSET: u8 = 0;
-    const CODE_MAX: u8 = 31;
-    const MINIMUMS: bool = true;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         out.scales[0] = half(block, 0);
@@ -139,12 +127,9 @@ impl Format for Q5_1 {
 }
 
 impl Format for Q8_0 {
-    const BLOCK: usize = 32;
+    type Shape = Shape<32, 32, 255, false>;
     const BYTES: usize = 34;
-    const GROUP: usize = 32;
     const OFFSET: u8 = 128;
-    const CODE_MAX: u8 = 255;
-    const MINIMUMS: bool = false;
 
     fn expand(block: &[u8], out: &mut Expanded) {
         out.scales[0] = half(block, 0);

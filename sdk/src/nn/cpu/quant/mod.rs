@@ -5,13 +5,22 @@
 //! group, and the offset to the format. So a format has to do one thing only: take a block apart into codes, scales and
 //! minimums. It does so twice: [`expand`](Format::expand) takes one block of one row, in plain code that is easy to
 //! check; [`unpack`](Format::unpack) takes one block of as many rows as a vector has lanes, a row to a lane, which
-//! needs no more than masks and shifts once the rows' words are transposed. Tests hold the two against each other.
+//! needs no more than masks, shifts and small tables once the rows' words are transposed. Tests hold the two against each other.
 
 mod blocks256;
 mod blocks32;
+mod codebooks;
+mod grids;
+mod points;
+mod ternary;
+#[cfg(test)]
+mod tests;
 
 pub(super) use blocks32::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(super) use blocks256::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub(super) use codebooks::{Iq4Nl, Iq4Xs, Mxfp4};
+pub(super) use points::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+pub(super) use ternary::{Tq1, Tq2};
 
 use super::simd::{Rows, Simd};
 
@@ -20,17 +29,37 @@ pub(super) const SEGMENT: usize = 256;
 /// The most groups in a segment.
 pub(super) const GROUPS: usize = SEGMENT / 16;
 
-pub(super) trait Format: Sync + Send + 'static {
-    /// Values in a block, and its bytes.
+/// What products with a format depend on: formats that differ in their bits alone share the code behind the unpacking.
+pub(super) trait Layout: Sync + Send + 'static {
+    /// Values in a block.
     const BLOCK: usize;
-    const BYTES: usize;
     /// Values that share a scale.
     const GROUP: usize;
-    /// What is subtracted from a code.
-    const OFFSET: u8;
+    /// No code is larger.
     const CODE_MAX: u8;
-    /// Whether groups have a minimum; without one it is taken to be 0 and need not be written.
+    /// Whether groups have a minimum. Those of other formats are 0 and need not be written.
     const MINIMUMS: bool;
+}
+
+pub(super) struct Shape<const BLOCK: usize, const GROUP: usize, const CODE_MAX: u8, const MINIMUMS: bool>;
+
+impl<const BLOCK: usize, const GROUP: usize, const CODE_MAX: u8, const MINIMUMS: bool> Layout
+    for Shape<BLOCK, GROUP, CODE_MAX, MINIMUMS>
+{
+    const BLOCK: usize = BLOCK;
+    const GROUP: usize = GROUP;
+    const CODE_MAX: u8 = CODE_MAX;
+    const MINIMUMS: bool = MINIMUMS;
+}
+
+pub(super) trait Format: Sync + Send + 'static {
+    type Shape: Layout;
+    const BLOCK: usize = <Self::Shape as Layout>::BLOCK;
+    const GROUP: usize = <Self::Shape as Layout>::GROUP;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// What is subtracted from a code; 0 where groups have a minimum.
+    const OFFSET: u8;
 
     /// Takes one block apart.
     fn expand(block: &[u8], out: &mut Expanded);
@@ -102,6 +131,54 @@ macro_rules! with_format {
             }
             $crate::weights::Dtype::Q6K => {
                 type $format = $crate::nn::cpu::quant::Q6K;
+                $body
+            }
+            $crate::weights::Dtype::MXFP4 => {
+                type $format = $crate::nn::cpu::quant::Mxfp4;
+                $body
+            }
+            $crate::weights::Dtype::IQ4NL => {
+                type $format = $crate::nn::cpu::quant::Iq4Nl;
+                $body
+            }
+            $crate::weights::Dtype::IQ4XS => {
+                type $format = $crate::nn::cpu::quant::Iq4Xs;
+                $body
+            }
+            $crate::weights::Dtype::IQ3XXS => {
+                type $format = $crate::nn::cpu::quant::Iq3Xxs;
+                $body
+            }
+            $crate::weights::Dtype::IQ3S => {
+                type $format = $crate::nn::cpu::quant::Iq3S;
+                $body
+            }
+            $crate::weights::Dtype::IQ2XXS => {
+                type $format = $crate::nn::cpu::quant::Iq2Xxs;
+                $body
+            }
+            $crate::weights::Dtype::IQ2XS => {
+                type $format = $crate::nn::cpu::quant::Iq2Xs;
+                $body
+            }
+            $crate::weights::Dtype::IQ2S => {
+                type $format = $crate::nn::cpu::quant::Iq2S;
+                $body
+            }
+            $crate::weights::Dtype::IQ1S => {
+                type $format = $crate::nn::cpu::quant::Iq1S;
+                $body
+            }
+            $crate::weights::Dtype::IQ1M => {
+                type $format = $crate::nn::cpu::quant::Iq1M;
+                $body
+            }
+            $crate::weights::Dtype::TQ1_0 => {
+                type $format = $crate::nn::cpu::quant::Tq1;
+                $body
+            }
+            $crate::weights::Dtype::TQ2_0 => {
+                type $format = $crate::nn::cpu::quant::Tq2;
                 $body
             }
         }

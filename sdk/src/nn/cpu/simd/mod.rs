@@ -74,10 +74,16 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn and(self, a: Self::U, b: Self::U) -> Self::U;
     fn or(self, a: Self::U, b: Self::U) -> Self::U;
     fn xor(self, a: Self::U, b: Self::U) -> Self::U;
+    /// The sum modulo 2³².
+    fn add_bits(self, a: Self::U, b: Self::U) -> Self::U;
     fn shl(self, value: Self::U, bits: u32) -> Self::U;
     fn shr(self, value: Self::U, bits: u32) -> Self::U;
     /// The same with the sign moving in from the left.
     fn shr_signed(self, value: Self::U, bits: u32) -> Self::U;
+    /// The table's byte for each byte of the indices, all of which are below 16.
+    fn lookup(self, table: &[u8; 16], indices: Self::U) -> Self::U;
+    /// The table's word for each lane, by the low bits of its index; the table's length is a power of two.
+    fn gather<const N: usize>(self, table: &[u32; N], indices: Self::U) -> Self::U;
     /// Signed integers as `f32`.
     fn integers_to_f32(self, value: Self::U) -> Self::F;
     /// The bit pattern as `f32`.

@@ -142,6 +142,19 @@ impl Simd for Portable {
         zip(a, b, |a, b| a ^ b)
     }
     #[inline(always)]
+    fn add_bits(self, a: Bits, b: Bits) -> Bits {
+        zip(a, b, u32::wrapping_add)
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: Bits) -> Bits {
+        each(indices, |four| u32::from_le_bytes(four.to_le_bytes().map(|index| table[usize::from(index & 15)])))
+    }
+    #[inline(always)]
+    fn gather<const N: usize>(self, table: &[u32; N], indices: Bits) -> Bits {
+        const { assert!(N.is_power_of_two()) };
+        each(indices, |index| table[index as usize & (N - 1)])
+    }
+    #[inline(always)]
     fn shl(self, value: Bits, bits: u32) -> Bits {
         each(value, |value| value << bits)
     }

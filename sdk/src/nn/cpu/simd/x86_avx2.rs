@@ -135,6 +135,24 @@ impl Simd for Avx2 {
         intrinsic!(_mm256_xor_si256(a, b))
     }
     #[inline(always)]
+    fn add_bits(self, a: __m256i, b: __m256i) -> __m256i {
+        intrinsic!(_mm256_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: __m256i) -> __m256i {
+        // SAFETY: the table has the 16 bytes that are read, and the load needs no alignment.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        intrinsic!(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), indices))
+    }
+    #[inline(always)]
+    fn gather<const N: usize>(self, table: &[u32; N], indices: __m256i) -> __m256i {
+        const { assert!(N.is_power_of_two() && N <= 1 << 16) };
+        let indices = self.and(indices, self.splat_bits(N as u32 - 1));
+        // SAFETY: each index is below the length of the table. The caller has a value of type `Avx2`, so the
+        // processor has the instruction.
+        unsafe { _mm256_i32gather_epi32::<4>(table.as_ptr().cast(), indices) }
+    }
+    #[inline(always)]
     fn shl(self, value: __m256i, bits: u32) -> __m256i {
         intrinsic!(_mm256_sllv_epi32(value, _mm256_set1_epi32(bits.cast_signed())))
     }

@@ -134,6 +134,24 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_xor_si512(a, b))
     }
     #[inline(always)]
+    fn add_bits(self, a: __m512i, b: __m512i) -> __m512i {
+        intrinsic!(_mm512_add_epi32(a, b))
+    }
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], indices: __m512i) -> __m512i {
+        // SAFETY: the table has the 16 bytes that are read, and the load needs no alignment.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        intrinsic!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), indices))
+    }
+    #[inline(always)]
+    fn gather<const N: usize>(self, table: &[u32; N], indices: __m512i) -> __m512i {
+        const { assert!(N.is_power_of_two() && N <= 1 << 16) };
+        let indices = self.and(indices, self.splat_bits(N as u32 - 1));
+        // SAFETY: each index is below the length of the table. The caller has a value of type `Avx512`, so the
+        // processor has the instruction.
+        unsafe { _mm512_i32gather_epi32::<4>(indices, table.as_ptr().cast()) }
+    }
+    #[inline(always)]
     fn shl(self, value: __m512i, bits: u32) -> __m512i {
         intrinsic!(_mm512_sllv_epi32(value, _mm512_set1_epi32(bits.cast_signed())))
     }
