@@ -197,7 +197,7 @@ impl Config {
             probe: self.fleet.probe_timeout,
             load: self.fleet.load_timeout,
             silence: self.fleet.silence_timeout,
-            farewell: self.fleet.farewell_timeout,
+            drain: self.fleet.farewell_timeout,
             memory: self.fleet.memory_timeout,
         };
         config.restart = fleet::Restart {
@@ -302,7 +302,7 @@ impl Default for FleetSettings {
             probe_timeout: deadlines.probe,
             load_timeout: deadlines.load,
             silence_timeout: deadlines.silence,
-            farewell_timeout: deadlines.farewell,
+            farewell_timeout: deadlines.drain,
             memory_timeout: deadlines.memory,
             restart_pause: restart.pause,
             restart_pause_max: restart.pause_max,

@@ -38,7 +38,7 @@ pub enum WireError {
     /// Its bytes are not a message, or not only one.
     Malformed(postcard::Error),
     /// The message cannot be written down.
-    Unspeakable(postcard::Error),
+    Inexpressible(postcard::Error),
 }
 
 /// A message as a frame, its length included.
@@ -50,7 +50,7 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
 
 /// Appends a message as a frame; after an error the buffer is as it was.
 pub fn encode_into<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<(), WireError> {
-    let body = postcard::to_allocvec(message).map_err(WireError::Unspeakable)?;
+    let body = postcard::to_allocvec(message).map_err(WireError::Inexpressible)?;
     let bytes = body.len();
     let length = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX).ok_or(WireError::TooLong { bytes })?;
     frames.extend_from_slice(&length.to_le_bytes());
@@ -115,7 +115,7 @@ impl fmt::Display for WireError {
                 write!(f, "a frame of {bytes} bytes is longer than the {FRAME_BYTES_MAX} that one may have")
             }
             Self::Malformed(error) => write!(f, "a frame is no message: {error}"),
-            Self::Unspeakable(error) => write!(f, "a message cannot be put into a frame: {error}"),
+            Self::Inexpressible(error) => write!(f, "a message cannot be put into a frame: {error}"),
         }
     }
 }

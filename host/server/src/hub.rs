@@ -3,25 +3,25 @@
 //! Files lie where every program that speaks to the hub keeps them (hf-hub knows the layout), so that what another tool has
 //! downloaded is not downloaded again. What hf-hub's own transfer does not do is done here: a download goes on where
 //! it broke off, is checked against the digest that the hub names, and becomes visible only when it is whole. The hub, and
-//! whoever stands in its place, is not trusted: names, lengths and digests are checked before anything is written.
+//! any mirror in its place, is not trusted: names, lengths and digests are checked before anything is written.
 
 mod choice;
+mod error;
 mod listing;
 mod name;
 mod storage;
 mod transfer;
-mod trouble;
 
 use std::{env, path::PathBuf, time::Duration};
 
 pub use choice::parts;
+pub use error::{HubError, HubErrorKind};
 pub use name::HubName;
-pub use trouble::{Kind, Trouble};
 
 use choice::Choice;
 use listing::{Listing, Remote};
 use storage::Storage;
-use transfer::Line;
+use transfer::HubClient;
 
 /// Where the hub is, who asks, and where files are kept.
 #[derive(Clone)]
@@ -33,12 +33,12 @@ pub struct Hub {
     /// The cache, which holds a folder per repository.
     pub cache: PathBuf,
     /// How long and how often.
-    pub patience: Patience,
+    pub retry: RetryPolicy,
 }
 
 /// How long and how often.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// How long a connection or an answer may take to begin.
     pub answer: Duration,
     /// How long one request may send; after that the rest is asked for anew, so that a connection which hangs is noticed.
@@ -49,7 +49,7 @@ pub struct Patience {
     pub pause: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             answer: Duration::from_secs(30),
@@ -95,7 +95,7 @@ pub struct Offer {
 impl Hub {
     /// The hub and the cache that the environment names: `HF_ENDPOINT`, `HF_TOKEN` or the token that was stored by a login,
     /// `HF_HUB_CACHE`, `HF_HOME`.
-    pub fn from_environment() -> Result<Self, Trouble> {
+    pub fn from_environment() -> Result<Self, HubError> {
         let given = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
         let text = |name: &str| given(name).and_then(|value| value.into_string().ok());
         let home = match given("HF_HOME") {
@@ -104,7 +104,7 @@ impl Hub {
                 let cache = given("XDG_CACHE_HOME").map(PathBuf::from);
                 let below_home = || Some(PathBuf::from(given("HOME")?).join(".cache"));
                 let cache = cache.or_else(below_home).ok_or_else(|| {
-                    Trouble::new(Kind::Other, "there is no place for downloads: HOME is not set")
+                    HubError::new(HubErrorKind::Other, "there is no place for downloads: HOME is not set")
                         .help("set HF_HOME to a folder")
                 })?;
                 cache.join("huggingface")
@@ -114,17 +114,17 @@ impl Hub {
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
             let message = format!("HF_ENDPOINT is '{endpoint}', which is no address");
-            return Err(Trouble::new(Kind::Usage, message).help("it looks like https://huggingface.co"));
+            return Err(HubError::new(HubErrorKind::Usage, message).help("it looks like https://huggingface.co"));
         }
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             token: text("HF_TOKEN").map(|token| token.trim().to_owned()).or_else(stored),
             cache: given("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
-            patience: Patience::default(),
+            retry: RetryPolicy::default(),
         })
     }
 
-    /// What of this name is on this machine, whole. Asks nobody.
+    /// What of this name is on this machine, whole. Makes no request.
     pub fn cached(&self, name: &HubName) -> Option<Pulled> {
         let storage = Storage::new(&self.cache, name);
         let commit = storage.commit()?;
@@ -161,33 +161,38 @@ impl Hub {
 
     /// Brings an adapter onto this machine, unless it is here: a folder's two files or a GGUF file that is named, if they
     /// have at most `bytes_max` bytes.
-    pub fn pull_adapter(&self, name: &HubName, bytes_max: u64, progress: &mut dyn Progress) -> Result<Pulled, Trouble> {
+    pub fn pull_adapter(
+        &self,
+        name: &HubName,
+        bytes_max: u64,
+        progress: &mut dyn Progress,
+    ) -> Result<Pulled, HubError> {
         let storage = Storage::new(&self.cache, name);
         if let Some(commit) = storage.commit()
             && let Ok(choice) = Choice::of_adapter(name, &storage.files(&commit))
         {
             return Ok(Pulled { path: storage.snapshot(&commit).join(&choice.head), files: choice.files });
         }
-        let line = Line::open(self)?;
-        let listing = Listing::fetch(self, &line, name)?;
+        let client = HubClient::open(self)?;
+        let listing = Listing::fetch(self, &client, name)?;
         let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
         let choice = Choice::of_adapter(name, &names)?;
         let sizes = listing.files.iter().filter(|file| choice.files.contains(&file.name)).map(|file| file.bytes);
         let bytes = sizes.fold(0, u64::saturating_add);
         if bytes > bytes_max {
             let message = format!("the adapter '{name}' has {bytes} bytes, and {bytes_max} may be downloaded");
-            return Err(Trouble::new(Kind::TooLarge, message).help("raise the model's adapter_memory"));
+            return Err(HubError::new(HubErrorKind::TooLarge, message).help("raise the model's adapter_memory"));
         }
         storage.prepare(&listing.commit)?;
-        self.bring(&line, name, &storage, &listing, &choice.files, progress)?;
+        self.bring(&client, name, &storage, &listing, &choice.files, progress)?;
         storage.remember(&listing.commit)?;
         Ok(Pulled { path: storage.snapshot(&listing.commit).join(&choice.head), files: choice.files })
     }
 
     /// Brings a checkpoint onto this machine, as the hub has it now. Files that are there already are not loaded again.
-    pub fn pull(&self, name: &HubName, progress: &mut dyn Progress) -> Result<Pulled, Trouble> {
-        let line = Line::open(self)?;
-        let listing = Listing::fetch(self, &line, name)?;
+    pub fn pull(&self, name: &HubName, progress: &mut dyn Progress) -> Result<Pulled, HubError> {
+        let client = HubClient::open(self)?;
+        let listing = Listing::fetch(self, &client, name)?;
         let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
         let mut choice = Choice::of(name, &names)?;
         if let Some(why) = &choice.why {
@@ -196,20 +201,20 @@ impl Hub {
         let storage = Storage::new(&self.cache, name);
         storage.prepare(&listing.commit)?;
         let first = choice.files.clone();
-        self.bring(&line, name, &storage, &listing, &first, progress)?;
+        self.bring(&client, name, &storage, &listing, &first, progress)?;
         if let Some(index) = choice.index.take() {
             let text = std::fs::read(storage.snapshot(&listing.commit).join(&index))
-                .map_err(|error| Trouble::file(&storage.snapshot(&listing.commit).join(&index), &error))?;
+                .map_err(|error| HubError::file(&storage.snapshot(&listing.commit).join(&index), &error))?;
             choice.add_shards(&text, &names)?;
-            self.bring(&line, name, &storage, &listing, &choice.files[first.len()..], progress)?;
+            self.bring(&client, name, &storage, &listing, &choice.files[first.len()..], progress)?;
         }
         storage.remember(&listing.commit)?;
         Ok(Pulled { path: storage.snapshot(&listing.commit).join(&choice.head), files: choice.files })
     }
 
     /// What a repository offers.
-    pub fn list(&self, name: &HubName) -> Result<Vec<Offer>, Trouble> {
-        let listing = Listing::fetch(self, &Line::open(self)?, name)?;
+    pub fn list(&self, name: &HubName) -> Result<Vec<Offer>, HubError> {
+        let listing = Listing::fetch(self, &HubClient::open(self)?, name)?;
         let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
         let bytes = |files: &[String]| {
             let sizes = listing.files.iter().filter(|file| files.contains(&file.name)).map(|file| file.bytes);
@@ -237,20 +242,20 @@ impl Hub {
 
     fn bring(
         &self,
-        line: &Line,
+        client: &HubClient,
         name: &HubName,
         storage: &Storage,
         listing: &Listing,
         files: &[String],
         progress: &mut dyn Progress,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HubError> {
         let wanted: Vec<&Remote> =
             files.iter().filter_map(|file| listing.files.iter().find(|remote| remote.name == *file)).collect();
         storage.check_space(&wanted)?;
         for remote in wanted {
             let url =
                 format!("{}/{}/resolve/{}/{}", self.endpoint, name.repository(), listing.commit, quoted(&remote.name));
-            storage.receive(line, &url, remote, progress)?;
+            storage.receive(client, &url, remote, progress)?;
             storage.link(&listing.commit, remote)?;
         }
         Ok(())

@@ -30,7 +30,7 @@ use pensieve_protocol::{
     questions::Checked,
     refusal::{Refusal, clean},
 };
-use pensieve_server::fleet::child::{self, Silence};
+use pensieve_server::fleet::child::{self, ChildError};
 use pensieve_worker::plugin::LoadedPlugin;
 
 /// How long a plugin may take to say who it is.
@@ -91,7 +91,7 @@ impl Check {
             Ok(Checked::Refusal(refusal)) => {
                 Err(CliError::new(exit_of(&refusal), format!("plugin '{name}' {}", refusal.cleaned())))
             }
-            Err(silence) => Err(CliError::new(Exit::Failed, format!("plugin '{name}' {silence}"))),
+            Err(error) => Err(CliError::new(Exit::Failed, format!("plugin '{name}' {error}"))),
         }
     }
 
@@ -111,9 +111,9 @@ impl Check {
         let source = common_args::locate_checkpoint(model)?;
         let arguments = self.arguments(&source);
         let followed = super::runtime()?.block_on(async {
-            child::follow(&program()?, &arguments, self.timeout, |event| monitor.on_event(event)).await
+            child::ask_for_lines(&program()?, &arguments, self.timeout, |event| monitor.on_event(event)).await
         });
-        followed.map_err(|silence| monitor.describe_end(&silence, &manifest))?;
+        followed.map_err(|error| monitor.describe_end(&error, &manifest))?;
         monitor.stopped.take().map_or(Ok(()), Err)
     }
 
@@ -139,8 +139,8 @@ impl Check {
     }
 }
 
-fn program() -> Result<PathBuf, Silence> {
-    std::env::current_exe().map_err(Silence::Spawn)
+fn program() -> Result<PathBuf, ChildError> {
+    std::env::current_exe().map_err(ChildError::Spawn)
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -270,13 +270,13 @@ impl LawMonitor {
     }
 
     /// Lays the end of a child to what it was at.
-    fn describe_end(&self, silence: &Silence, manifest: &Manifest) -> CliError {
+    fn describe_end(&self, error: &ChildError, manifest: &Manifest) -> CliError {
         let during = match (&self.law, &self.subject) {
             (Some(law), _) => format!("law '{law}' was tried"),
             (None, Some(_)) => "the laws were tried".into(),
             (None, None) => "the checkpoint was loaded".into(),
         };
-        CliError::new(Exit::Failed, format!("while {during}, plugin '{}' {silence}", manifest.id))
+        CliError::new(Exit::Failed, format!("while {during}, plugin '{}' {error}", manifest.id))
     }
 
     /// Says what came of it. Programs get the same object whatever kept the laws from being tried.

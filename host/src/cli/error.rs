@@ -8,7 +8,7 @@ use pensieve_protocol::{
     job::{Failure, FailureCode},
     refusal::Refusal,
 };
-use pensieve_server::hub::{Kind, Trouble};
+use pensieve_server::hub::{HubError, HubErrorKind};
 
 /// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,18 +69,18 @@ impl From<ConfigError> for CliError {
     }
 }
 
-impl From<Trouble> for CliError {
-    fn from(trouble: Trouble) -> Self {
-        let exit = match trouble.kind {
-            Kind::Usage => Exit::Usage,
-            Kind::Absent => Exit::Absent,
-            Kind::Denied => Exit::Denied,
-            Kind::Network => Exit::Network,
-            Kind::Space => Exit::Space,
-            Kind::Damaged => Exit::Damaged,
-            Kind::TooLarge | Kind::Other => Exit::Failed,
+impl From<HubError> for CliError {
+    fn from(error: HubError) -> Self {
+        let exit = match error.kind {
+            HubErrorKind::Usage => Exit::Usage,
+            HubErrorKind::Absent => Exit::Absent,
+            HubErrorKind::Denied => Exit::Denied,
+            HubErrorKind::Network => Exit::Network,
+            HubErrorKind::Space => Exit::Space,
+            HubErrorKind::Damaged => Exit::Damaged,
+            HubErrorKind::TooLarge | HubErrorKind::Other => Exit::Failed,
         };
-        Self::new(exit, trouble.to_string())
+        Self::new(exit, error.to_string())
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     progress::DownloadProgress,
 };
 use crate::config::units;
-use pensieve_server::hub::{Hub, HubName, Trouble};
+use pensieve_server::hub::{Hub, HubError, HubName};
 
 /// Bring a model from the Hugging Face hub onto this machine.
 ///
@@ -53,6 +53,6 @@ fn list(hub: &Hub, name: &HubName) -> CliResult {
     Ok(())
 }
 
-fn name(text: &str) -> Result<HubName, Trouble> {
+fn name(text: &str) -> Result<HubName, HubError> {
     text.parse()
 }

@@ -26,7 +26,7 @@ impl Source {
             "" => Err("a source is empty; name a .gguf file, a folder, hf:OWNER/REPO or 'starter'".into()),
             "starter" => Ok(Self::Starter),
             _ if text.starts_with("hf:") => {
-                text.parse().map(Self::Hub).map_err(|error: pensieve_server::hub::Trouble| error.to_string())
+                text.parse().map(Self::Hub).map_err(|error: pensieve_server::hub::HubError| error.to_string())
             }
             _ => Ok(Self::Path(reader::path(folder, file::user_home().as_deref(), text))),
         }

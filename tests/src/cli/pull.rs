@@ -1,6 +1,6 @@
 //! Downloads, from a hub that fails in every way a network can.
 
-use pensieve_server::hub::{Hub as Puller, HubName, Kind, Patience, Progress};
+use pensieve_server::hub::{Hub as Puller, HubErrorKind, HubName, Progress, RetryPolicy};
 use std::{
     fs,
     process::Command,
@@ -310,8 +310,8 @@ impl Progress for Deaf {
 }
 
 /// A pull with little patience.
-fn pull_hastily(hub: &Hub, desk: &Desk) -> Result<pensieve_server::hub::Pulled, pensieve_server::hub::Trouble> {
-    let patience = Patience {
+fn pull_hastily(hub: &Hub, desk: &Desk) -> Result<pensieve_server::hub::Pulled, pensieve_server::hub::HubError> {
+    let patience = RetryPolicy {
         answer: Duration::from_secs(10),
         body: Duration::from_millis(300),
         failures_max: 3,
@@ -346,5 +346,5 @@ fn a_slow_hub_is_no_failure_as_long_as_something_comes() {
         hub.fail("/resolve/", Fault::Stall(0));
     }
     let trouble = pull_hastily(&hub, &Desk::new()).unwrap_err();
-    assert_eq!(trouble.kind, Kind::Network, "{trouble}");
+    assert_eq!(trouble.kind, HubErrorKind::Network, "{trouble}");
 }

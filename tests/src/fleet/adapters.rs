@@ -60,7 +60,7 @@ async fn is_read(adapter: &Path) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adapter_that_is_being_read_comes_to_the_next_worker_when_its_worker_goes() {
-    let home = Home::with_adapters(|config, _| config.deadlines.farewell = Duration::from_secs(2)).await;
+    let home = Home::with_adapters(|config, _| config.deadlines.drain = Duration::from_secs(2)).await;
     home.ask("one", &[1], 1).await.unwrap();
     let mut stream = home.submit("one", &[3], 1000);
     begun(&mut stream).await;
@@ -118,7 +118,7 @@ async fn a_late_answer_of_one_attempt_does_not_settle_the_next() {
     let home = Home::with_adapters(|config, _| config.deadlines.load = Duration::from_secs(3)).await;
     let (first, second) = (home.adapter("first", &["wait", "broken"]), home.adapter("second", &["wait"]));
     let refused = home.attach("it", "first").await.unwrap_err();
-    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Nobody, FailureCode::Stalled));
+    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Other, FailureCode::Stalled));
     fs::remove_file(first.join("read")).unwrap();
     let (attached, ()) = tokio::join!(home.attach("it", "second"), async {
         is_read(&second).await;
@@ -193,7 +193,7 @@ async fn adapters_on_their_way_count_among_those_that_a_model_takes() {
         refused
     });
     attached.unwrap();
-    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Nobody, FailureCode::Conflict));
+    assert_eq!((refused.culprit, refused.failure.code), (Culprit::Other, FailureCode::Conflict));
     assert!(refused.failure.message.contains("has 1023 adapters, and 1 are on their way"), "{refused:?}");
     home.ask_under("a1023").await.unwrap();
 }
@@ -252,7 +252,7 @@ async fn few_are_taken_in_at_once_and_none_with_a_file_that_is_too_large() {
             is_read(adapter).await;
         }
         let refused = home.attach("e", "large").await.unwrap_err();
-        assert_eq!((refused.culprit, refused.failure.code), (Culprit::Nobody, FailureCode::Busy));
+        assert_eq!((refused.culprit, refused.failure.code), (Culprit::Other, FailureCode::Busy));
         slow.iter().for_each(|adapter| fs::remove_file(adapter.join("wait")).unwrap());
     });
 }

@@ -20,7 +20,7 @@ pub enum Command {
     Submit(Job),
     /// Give a job up. It ends with [`crate::job::Finish::Cancelled`] unless it has ended already.
     Cancel {
-        /// Which.
+        /// The job's id.
         id: u64,
     },
     /// Read an adapter and keep it with the model.
@@ -179,7 +179,7 @@ pub enum Report {
     },
     /// An adapter is gone, or was never there.
     Detached {
-        /// Which.
+        /// The adapter's name.
         name: String,
     },
     /// The answer to [`Command::Stats`].

@@ -55,7 +55,7 @@ fn problem(AdapterFailure { culprit, failure }: AdapterFailure) -> Problem {
         Culprit::Model => return absent(failure),
         Culprit::Name => "name",
         Culprit::Source => "source",
-        Culprit::Nobody => return failure.into(),
+        Culprit::Other => return failure.into(),
     };
     let Problem { kind, message, .. } = Problem::from(failure);
     match kind {

@@ -24,8 +24,8 @@ use tokio::{
 
 /// A card carries a tokenizer of some ten megabytes.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
-const WORDS_BYTES_MAX: u64 = 64 << 10;
-const WORDS_SHOWN: usize = 200;
+const STDERR_BYTES_MAX: u64 = 64 << 10;
+const STDERR_CHARS_SHOWN: usize = 200;
 
 /// What variables a child sees: enough to find libraries and devices, none of the server's secrets.
 const VARIABLES: [&str; 18] = [
@@ -56,7 +56,7 @@ pub(super) fn environment() -> impl Iterator<Item = (&'static str, OsString)> {
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub enum Silence {
+pub enum ChildError {
     /// The child did not start.
     Spawn(std::io::Error),
     /// It took longer than this.
@@ -65,21 +65,21 @@ pub enum Silence {
     Crashed {
         /// The signal.
         signal: i32,
-        /// Its last words.
-        said: String,
+        /// Its last stderr.
+        stderr: String,
     },
     /// It ended by itself without an answer.
     Ended {
         /// How.
         status: ExitStatus,
-        /// Its last words.
-        said: String,
+        /// Its last stderr.
+        stderr: String,
     },
     /// It answered something that is not an answer.
     Garbled(String),
 }
 
-impl Silence {
+impl ChildError {
     /// One word for it.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -93,23 +93,23 @@ impl Silence {
 }
 
 /// What a sentence about the file goes on with: `crashed the process that …`.
-impl fmt::Display for Silence {
+impl fmt::Display for ChildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let said = |f: &mut fmt::Formatter<'_>, said: &str| {
-            if said.is_empty() { Ok(()) } else { write!(f, "; it said: {said}") }
+        let shown = |f: &mut fmt::Formatter<'_>, stderr: &str| {
+            if stderr.is_empty() { Ok(()) } else { write!(f, "; it said: {stderr}") }
         };
         match self {
             Self::Spawn(error) => write!(f, "could not be looked at: a child process does not start: {error}"),
             Self::TimedOut(limit) => write!(f, "did not answer within {} s", limit.as_secs_f32()),
-            Self::Crashed { signal, said: words } => {
+            Self::Crashed { signal, stderr } => {
                 write!(f, "crashed the process that looked at it, by {}", signal_name(*signal))?;
-                said(f, words)
+                shown(f, stderr)
             }
-            Self::Ended { status, said: words } => {
+            Self::Ended { status, stderr } => {
                 write!(f, "ended the process that looked at it, with {status}")?;
-                said(f, words)
+                shown(f, stderr)
             }
-            Self::Garbled(what) => write!(f, "made the process that looked at it talk nonsense: {what}"),
+            Self::Garbled(what) => write!(f, "made the process that looked at it child nonsense: {what}"),
         }
     }
 }
@@ -119,25 +119,25 @@ pub async fn ask<T: DeserializeOwned>(
     program: &Path,
     arguments: &[OsString],
     deadline: Duration,
-) -> Result<T, Silence> {
-    let mut talk = Talk::begin(program, arguments, Stdio::null())?;
-    let answer = talk.line(deadline).await;
-    talk.end().await;
+) -> Result<T, ChildError> {
+    let mut child = RunningChild::spawn(program, arguments, Stdio::null())?;
+    let answer = child.line(deadline).await;
+    child.end().await;
     answer
 }
 
-/// Runs the program with these arguments and hears what it says, line by line, until that is enough. No line may take
+/// Runs the program with these arguments and passes its output on line by line until `hear` breaks. No line may take
 /// longer than the deadline. The child's standard input ends with this process, so that the child may end with it too.
-pub async fn follow<T: DeserializeOwned>(
+pub async fn ask_for_lines<T: DeserializeOwned>(
     program: &Path,
     arguments: &[OsString],
     deadline: Duration,
     mut hear: impl FnMut(T) -> ControlFlow<()>,
-) -> Result<(), Silence> {
-    let mut talk = Talk::begin(program, arguments, Stdio::piped())?;
-    let stdin = talk.child.stdin.take();
+) -> Result<(), ChildError> {
+    let mut child = RunningChild::spawn(program, arguments, Stdio::piped())?;
+    let stdin = child.child.stdin.take();
     let heard = loop {
-        match talk.line(deadline).await {
+        match child.line(deadline).await {
             Ok(line) => {
                 if hear(line).is_break() {
                     break Ok(());
@@ -147,50 +147,50 @@ pub async fn follow<T: DeserializeOwned>(
         }
     };
     drop(stdin);
-    talk.end().await;
+    child.end().await;
     heard
 }
 
 /// A child that is being listened to.
-struct Talk {
+struct RunningChild {
     child: Child,
-    group: Group,
+    group: ProcessGroup,
     stdout: BufReader<Take<ChildStdout>>,
-    words: JoinHandle<String>,
+    stderr: JoinHandle<String>,
 }
 
-impl Talk {
-    fn begin(program: &Path, arguments: &[OsString], stdin: Stdio) -> Result<Self, Silence> {
+impl RunningChild {
+    fn spawn(program: &Path, arguments: &[OsString], stdin: Stdio) -> Result<Self, ChildError> {
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(environment()).process_group(0).kill_on_drop(true);
         command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(Silence::Spawn)?;
-        let group = Group::of(&child);
-        let words = tokio::spawn(last_words(child.stderr.take()));
+        let mut child = command.spawn().map_err(ChildError::Spawn)?;
+        let group = ProcessGroup::of(&child);
+        let stderr = tokio::spawn(last_stderr_line(child.stderr.take()));
         let Some(stdout) = child.stdout.take() else {
-            return Err(Silence::Garbled("its output is missing".into()));
+            return Err(ChildError::Garbled("its output is missing".into()));
         };
-        Ok(Self { child, group, stdout: BufReader::new(stdout.take(ANSWER_BYTES_MAX)), words })
+        Ok(Self { child, group, stdout: BufReader::new(stdout.take(ANSWER_BYTES_MAX)), stderr })
     }
 
     /// Its next line.
-    async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, Silence> {
+    async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, ChildError> {
         let mut line = Vec::new();
         let answered = async {
             self.stdout.read_until(b'\n', &mut line).await.ok();
             if line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
         };
         match timeout(deadline, answered).await {
-            Err(_) => Err(Silence::TimedOut(deadline)),
-            Ok(None) => serde_json::from_slice(&line).map_err(|error| Silence::Garbled(error.to_string())),
-            Ok(Some(Err(error))) => Err(Silence::Spawn(error)),
+            Err(_) => Err(ChildError::TimedOut(deadline)),
+            Ok(None) => serde_json::from_slice(&line).map_err(|error| ChildError::Garbled(error.to_string())),
+            Ok(Some(Err(error))) => Err(ChildError::Spawn(error)),
             Ok(Some(Ok(status))) => {
-                // A grandchild may hold the pipe; nobody waits for it.
-                let said = timeout(Duration::from_millis(200), &mut self.words).await;
-                let said = said.ok().and_then(Result::ok).unwrap_or_default();
+                // A grandchild may hold the pipe open, so the wait is bounded.
+                let stderr = timeout(Duration::from_millis(200), &mut self.stderr).await;
+                let stderr = stderr.ok().and_then(Result::ok).unwrap_or_default();
                 match status.signal() {
-                    Some(signal) => Err(Silence::Crashed { signal, said }),
-                    None => Err(Silence::Ended { status, said }),
+                    Some(signal) => Err(ChildError::Crashed { signal, stderr }),
+                    None => Err(ChildError::Ended { status, stderr }),
                 }
             }
         }
@@ -205,16 +205,16 @@ impl Talk {
 }
 
 /// A process group that does not outlive this value.
-pub(super) struct Group(Option<rustix::process::Pid>);
+pub(super) struct ProcessGroup(Option<rustix::process::Pid>);
 
-impl Group {
+impl ProcessGroup {
     pub(super) fn of(child: &Child) -> Self {
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).and_then(rustix::process::Pid::from_raw);
         Self(pid)
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
             // An empty group is no error worth telling.
@@ -223,13 +223,13 @@ impl Drop for Group {
     }
 }
 
-async fn last_words(pipe: Option<impl AsyncRead + Unpin>) -> String {
+async fn last_stderr_line(pipe: Option<impl AsyncRead + Unpin>) -> String {
     let Some(pipe) = pipe else { return String::new() };
     let mut bytes = Vec::new();
-    pipe.take(WORDS_BYTES_MAX).read_to_end(&mut bytes).await.ok();
+    pipe.take(STDERR_BYTES_MAX).read_to_end(&mut bytes).await.ok();
     let text = String::from_utf8_lossy(&bytes);
     let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
-    pensieve_protocol::refusal::clean(last).chars().take(WORDS_SHOWN).collect()
+    pensieve_protocol::refusal::clean(last).chars().take(STDERR_CHARS_SHOWN).collect()
 }
 
 /// A signal by the name that people search for.

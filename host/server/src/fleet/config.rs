@@ -1,11 +1,10 @@
-//! What a fleet is told to do: its models, its memory and its patience. Plain data, whoever read it out of a file.
+//! The fleet's settings: its models, its memory and its deadlines. Plain data; the configuration file is read elsewhere.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::{
-    Adapter, Sources,
-    life::{Code, Place},
-    plugins,
+    Adapter, Sources, plugins,
+    worker_runtime::{Placement, WorkerMain},
 };
 use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
@@ -15,7 +14,7 @@ use pensieve_protocol::{
 /// What adapters of a model may take, unless it is set: half a dozen of rank 16 for a model of 8 B.
 pub const ADAPTER_BYTES: u64 = 512 << 20;
 
-/// Longer than anybody looks at one step.
+/// Longer than any debugging session stays in one step.
 const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// A whole fleet.
@@ -26,7 +25,7 @@ pub struct Config {
     /// This program, which workers run.
     pub program: PathBuf,
     /// What runs workers in threads of this process instead; see [`Config::run_in_process`].
-    pub(super) in_process: Option<Code>,
+    pub(super) in_process: Option<WorkerMain>,
     /// Where cards of checkpoints are kept.
     pub cards: PathBuf,
     /// The models.
@@ -35,7 +34,7 @@ pub struct Config {
     pub variants: Vec<Variant>,
     /// Where adapters may come from while the server runs.
     pub sources: Sources,
-    /// Who answers for ids that nobody has; none to refuse them.
+    /// The model that answers for unknown ids; none to refuse them.
     pub default_model: Option<String>,
     /// What all workers together may take.
     pub memory_bytes: u64,
@@ -118,7 +117,7 @@ pub struct Deadlines {
     /// The silence of a worker.
     pub silence: Duration,
     /// A worker that was asked to end and has no streams.
-    pub farewell: Duration,
+    pub drain: Duration,
     /// A request that waits for memory that others use.
     pub memory: Duration,
 }
@@ -145,14 +144,14 @@ impl Config {
 
     /// Runs workers as threads of this process, where a debugger sees them, and waits for ever for a step. For who looks
     /// for a fault in a plugin: what would end a worker ends this process.
-    pub fn run_in_process(&mut self, worker: Code) {
+    pub fn run_in_process(&mut self, worker: WorkerMain) {
         self.in_process = Some(worker);
         (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);
         self.models.iter_mut().for_each(|model| model.limits.step_deadline = FOR_EVER);
     }
 
-    pub(super) fn place(&self) -> Place<'_> {
-        self.in_process.map_or(Place::Process(&self.program), Place::Thread)
+    pub(super) fn placement(&self) -> Placement<'_> {
+        self.in_process.map_or(Placement::Process(&self.program), Placement::Thread)
     }
 }
 
@@ -194,7 +193,7 @@ impl Default for Deadlines {
             probe: Duration::from_secs(60),
             load: Duration::from_secs(300),
             silence: Duration::from_secs(10),
-            farewell: Duration::from_secs(10),
+            drain: Duration::from_secs(10),
             memory: Duration::from_secs(120),
         }
     }

@@ -1,4 +1,4 @@
-//! Who may be in memory: a budget in bytes, and who has to go for somebody new. Pure.
+//! Which models may be resident: a budget in bytes, and which idle workers are evicted for a new one. Pure.
 
 use pensieve_protocol::{
     card::{Card, State},
@@ -23,10 +23,10 @@ const STATE_BYTES_MIN: u64 = 64 << 20;
 /// Without a budget a machine of this size is assumed.
 const MACHINE_BYTES: u64 = 16 << 30;
 
-/// Somebody who is in memory.
+/// A worker that occupies memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Resident {
-    /// Who.
+    /// The worker's serial number.
     pub(super) serial: u64,
     /// What it takes.
     pub(super) bytes: u64,
@@ -36,46 +36,46 @@ pub(super) struct Resident {
     pub(super) used: u64,
 }
 
-/// Whether somebody new may come.
+/// Whether a new worker fits into the budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Room {
-    /// There is room.
-    Yes,
-    /// There will be, once these have gone.
-    After(Vec<u64>),
-    /// Not before a stream ends, or somebody who is about to go has gone.
+pub(super) enum MemoryVerdict {
+    /// It fits now.
+    Fits,
+    /// It fits once these idle workers have exited.
+    AfterEvicting(Vec<u64>),
+    /// Not before a stream ends, or a draining worker has exited.
     Later,
     /// Never: it takes more than the budget.
     Never,
 }
 
-/// Whether `bytes` more fit. Whoever was not used for the longest time goes first, and nobody goes in vain.
-pub(super) fn room(budget: u64, residents: &[Resident], bytes: u64) -> Room {
+/// Whether `bytes` more fit. The least recently used idle workers are evicted, and none unless that makes enough room.
+pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVerdict {
     if bytes > budget {
-        return Room::Never;
+        return MemoryVerdict::Never;
     }
     let taken = residents.iter().fold(0_u64, |sum, resident| sum.saturating_add(resident.bytes));
     let mut missing = taken.saturating_add(bytes).saturating_sub(budget);
     let mut idle: Vec<&Resident> = residents.iter().filter(|resident| resident.idle).collect();
     idle.sort_by_key(|resident| resident.used);
-    let mut going = Vec::new();
+    let mut draining = Vec::new();
     for resident in idle {
         if missing == 0 {
             break;
         }
         missing = missing.saturating_sub(resident.bytes);
-        going.push(resident.serial);
+        draining.push(resident.serial);
     }
-    match (missing, going.is_empty()) {
-        (0, true) => Room::Yes,
-        (0, false) => Room::After(going),
-        _ => Room::Later,
+    match (missing, draining.is_empty()) {
+        (0, true) => MemoryVerdict::Fits,
+        (0, false) => MemoryVerdict::AfterEvicting(draining),
+        _ => MemoryVerdict::Later,
     }
 }
 
 /// What a model will take, before it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Need {
+pub(super) struct MemoryPlan {
     /// For the states of sequences.
     pub(super) state_bytes: u64,
     /// For adapters.
@@ -84,8 +84,8 @@ pub(super) struct Need {
     pub(super) bytes: u64,
 }
 
-/// Plans a model's memory by its card. Room for adapters is kept where there are some.
-pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<Need, Failure> {
+/// Plans a model's memory by its card. MemoryVerdict for adapters is kept where there are some.
+pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
     let adapter_bytes = if adapters { model.adapter_bytes } else { 0 };
     let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
@@ -114,7 +114,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
         let help = "take a smaller or more quantized checkpoint, lower kv_budget or adapter_memory, or raise the memory budget";
         return Err(Failure::new(FailureCode::Unsupported, message).with_help(help));
     }
-    Ok(Need { state_bytes, adapter_bytes, bytes })
+    Ok(MemoryPlan { state_bytes, adapter_bytes, bytes })
 }
 
 /// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
@@ -166,26 +166,26 @@ mod tests {
     use super::*;
 
     /// Residents as (serial, bytes, idle), the longest unused first.
-    fn check(residents: &[(u64, u64, bool)], bytes: u64, expect: &Room) {
+    fn check(residents: &[(u64, u64, bool)], bytes: u64, expect: &MemoryVerdict) {
         let resident = |(used, &(serial, bytes, idle))| Resident { serial, bytes, idle, used };
         let residents: Vec<Resident> = (0..).zip(residents).map(resident).collect();
-        assert_eq!(room(100, &residents, bytes), *expect, "{residents:?} and {bytes}");
+        assert_eq!(admit(100, &residents, bytes), *expect, "{residents:?} and {bytes}");
     }
 
     #[test]
     fn the_longest_unused_go_and_no_more_than_need_to() {
-        check(&[], 100, &Room::Yes);
-        check(&[(1, 60, false)], 40, &Room::Yes);
-        check(&[(7, 30, true), (8, 30, true), (9, 30, true)], 40, &Room::After(vec![7]));
-        check(&[(7, 30, true), (8, 30, true), (9, 30, true)], 41, &Room::After(vec![7, 8]));
-        check(&[(7, 30, false), (8, 30, true), (9, 30, true)], 40, &Room::After(vec![8]));
+        check(&[], 100, &MemoryVerdict::Fits);
+        check(&[(1, 60, false)], 40, &MemoryVerdict::Fits);
+        check(&[(7, 30, true), (8, 30, true), (9, 30, true)], 40, &MemoryVerdict::AfterEvicting(vec![7]));
+        check(&[(7, 30, true), (8, 30, true), (9, 30, true)], 41, &MemoryVerdict::AfterEvicting(vec![7, 8]));
+        check(&[(7, 30, false), (8, 30, true), (9, 30, true)], 40, &MemoryVerdict::AfterEvicting(vec![8]));
     }
 
     #[test]
     fn nobody_goes_in_vain() {
-        check(&[(7, 60, false), (8, 30, true)], 50, &Room::Later);
-        check(&[(7, 90, true)], 101, &Room::Never);
-        check(&[(7, u64::MAX, false)], 1, &Room::Later);
+        check(&[(7, 60, false), (8, 30, true)], 50, &MemoryVerdict::Later);
+        check(&[(7, 90, true)], 101, &MemoryVerdict::Never);
+        check(&[(7, u64::MAX, false)], 1, &MemoryVerdict::Later);
     }
 
     fn card(weight_bytes: u64, state: State) -> Card {

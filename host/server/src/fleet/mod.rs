@@ -4,28 +4,28 @@
 //! cards, and it never maps a plugin nor opens a model's file; whatever goes wrong in foreign code ends a process that is
 //! not this one.
 
+mod adapter_registry;
 mod adapters;
 pub mod child;
 mod config;
-mod crew;
-mod deaths;
-mod hand;
-mod life;
+mod crash_history;
 mod memory;
 mod model;
-mod names;
 pub mod plugins;
 mod probe;
-mod shelf;
+mod router;
 mod sources;
 mod stats;
 mod stream;
+mod supervisor;
 mod worker;
+mod worker_handle;
+mod worker_runtime;
 
+pub use adapter_registry::{Adapter, check_adapter_name};
 pub use adapters::{AdapterFailure, Culprit};
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
 pub use memory::installed_bytes;
-pub use shelf::{Adapter, check_adapter_name};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
 pub use stream::{EventStream, Update};
@@ -49,7 +49,7 @@ use tokio::{
 
 use pensieve_protocol::refusal::Refusal;
 
-use crew::{Crew, Order};
+use adapter_registry::AdapterRegistry;
 use model::Model;
 use pensieve_protocol::{
     card::Card,
@@ -58,7 +58,7 @@ use pensieve_protocol::{
 };
 use plugins::PluginFolder;
 use probe::Prober;
-use shelf::Shelf;
+use supervisor::{Message, Supervisor};
 
 /// The models of a server. Dropping it ends every worker.
 #[derive(Debug)]
@@ -66,11 +66,11 @@ pub struct Fleet {
     config: Arc<Config>,
     plugins: PluginFolder,
     prober: Prober,
-    shelf: Arc<Shelf>,
-    orders: UnboundedSender<Order>,
+    registry: Arc<AdapterRegistry>,
+    messages: UnboundedSender<Message>,
     next_job: AtomicU64,
     closing: AtomicBool,
-    crew: JoinHandle<()>,
+    supervisor: JoinHandle<()>,
 }
 
 /// What is known of a model that may not be loaded.
@@ -98,7 +98,7 @@ pub struct Listed {
 }
 
 impl Fleet {
-    /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
+    /// Opens the plugin folders and waits for requests; no model is loaded before it is stats_request for.
     pub async fn start(config: Config) -> Result<Self, Refusal> {
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
         let prober = Prober {
@@ -108,44 +108,46 @@ impl Fleet {
             recent: Arc::default(),
         };
         let config = Arc::new(config);
-        let shelf = Arc::new(Shelf::new(&config.models));
-        let (orders, received) = unbounded_channel();
-        let crew = Crew {
+        let registry = Arc::new(AdapterRegistry::new(&config.models));
+        let (messages, received) = unbounded_channel();
+        let supervisor = Supervisor {
             config: config.clone(),
             prober: prober.clone(),
-            shelf: shelf.clone(),
+            registry: registry.clone(),
             catalogue: plugins.subscribe(),
-            orders: orders.downgrade(),
+            messages: messages.downgrade(),
             models: config.models.iter().map(|_| Model::default()).collect(),
-            hands: HashMap::new(),
+            handles: HashMap::new(),
             next_serial: 0,
             uses: 0,
-            asked: None,
+            stats_request: None,
             closing: None,
         };
-        let crew = tokio::spawn(crew.run(received));
+        let supervisor = tokio::spawn(supervisor.run(received));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
-        Ok(Self { config, plugins, prober, shelf, orders, next_job, closing, crew })
+        Ok(Self { config, plugins, prober, registry, messages, next_job, closing, supervisor })
     }
 
     /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
     /// the name. What goes wrong later is the stream's last event.
     pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
-        let meant = self.resolve(name)?;
+        let target = self.resolve(name)?;
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let field = if job.adapter.is_some() { "pensieve.adapter" } else { "model" };
-        job.adapter = job.adapter.or(meant.adapter);
+        job.adapter = job.adapter.or(target.adapter);
         if let Some(wish) = &job.adapter {
-            let shelf = self.shelf.all();
-            let names = &shelf[meant.model];
+            let registry = self.registry.all();
+            let names = &registry[target.model];
             if names.get(&wish.name).is_none_or(|adapter| adapter.merged.is_some()) {
-                return Err(shelf::unknown(&self.config.models[meant.model].id, names, &wish.name).at(field));
+                return Err(
+                    adapter_registry::unknown(&self.config.models[target.model].id, names, &wish.name).at(field)
+                );
             }
         }
         let (updates, received) = unbounded_channel();
-        let stream = EventStream { job: job.id, updates: received, orders: self.orders.clone(), ended: false };
-        let order = Order::Submit { model: meant.model, job, updates };
-        if self.closing.load(Ordering::Relaxed) || self.orders.send(order).is_err() {
+        let stream = EventStream { job: job.id, updates: received, messages: self.messages.clone(), ended: false };
+        let message = Message::Submit { model: target.model, job, updates };
+        if self.closing.load(Ordering::Relaxed) || self.messages.send(message).is_err() {
             return Err(ended());
         }
         Ok(stream)
@@ -160,12 +162,12 @@ impl Fleet {
 
     /// What is known of the model that this name stands for, whether it is loaded or not.
     pub async fn known(&self, name: &str) -> Result<Known, Failure> {
-        let meant = self.resolve(name)?;
-        let model = &self.config.models[meant.model];
+        let target = self.resolve(name)?;
+        let model = &self.config.models[target.model];
         let card = self.prober.probe(&model.source, &model.options, &self.plugins.catalogue()).await?.card;
-        let context = memory::context(self.config.memory_bytes, model, self.shelf.has_some(meant.model), &card);
+        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(target.model), &card);
         let samplers = self.samplers(name)?.map(<[StageSpec]>::to_vec);
-        Ok(Known { id: model.id.clone(), card, context, samplers, adapter: meant.adapter })
+        Ok(Known { id: model.id.clone(), card, context, samplers, adapter: target.adapter })
     }
 
     /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
@@ -177,9 +179,9 @@ impl Fleet {
         let location = settled.map_err(|failure| Culprit::Source.of(failure))?;
         let adapter = Adapter { location, source: source.to_owned(), merged: None };
         let (reply, answer) = oneshot::channel();
-        let order = Order::Attach { model: index, name: name.to_owned(), adapter, reply };
-        let ended = || Culprit::Nobody.of(ended());
-        self.orders.send(order).map_err(|_| ended())?;
+        let message = Message::Attach { model: index, name: name.to_owned(), adapter, reply };
+        let ended = || Culprit::Other.of(ended());
+        self.messages.send(message).map_err(|_| ended())?;
         let attached = answer.await.unwrap_or_else(|_| Err(ended()))?;
         let known = wire::AdapterStats {
             name: name.to_owned(),
@@ -197,9 +199,9 @@ impl Fleet {
     pub async fn detach(&self, model: &str, name: &str) -> Result<(), AdapterFailure> {
         let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
         let (reply, answer) = oneshot::channel();
-        let order = Order::Detach { model: index, name: name.to_owned(), reply };
-        let ended = || Culprit::Nobody.of(ended());
-        self.orders.send(order).map_err(|_| ended())?;
+        let message = Message::Detach { model: index, name: name.to_owned(), reply };
+        let ended = || Culprit::Other.of(ended());
+        self.messages.send(message).map_err(|_| ended())?;
         answer.await.unwrap_or_else(|_| Err(ended()))
     }
 
@@ -217,8 +219,8 @@ impl Fleet {
 
     /// What stands for a model under this name, unless it is the default that answers for it.
     pub fn find_listed(&self, name: &str) -> Option<Listed> {
-        let meant = self.names(|names| names::Names { default: None, ..names }.resolve(name)).ok()?;
-        Some(Listed { id: name.to_owned(), source: self.config.models[meant.model].source.clone() })
+        let target = self.names(|names| router::Names { default: None, ..names }.resolve(name)).ok()?;
+        Some(Listed { id: name.to_owned(), source: self.config.models[target.model].source.clone() })
     }
 
     /// The place of the model with this id.
@@ -248,9 +250,9 @@ impl Fleet {
 
     /// How tokens are picked for this name, if its configuration says so.
     pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
-        let meant = self.resolve(name)?;
-        let own = meant.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
-        Ok(own.or(self.config.models[meant.model].samplers.as_deref()))
+        let target = self.resolve(name)?;
+        let own = target.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
+        Ok(own.or(self.config.models[target.model].samplers.as_deref()))
     }
 
     /// The plugin folders.
@@ -261,35 +263,35 @@ impl Fleet {
     /// What every model does; `fresh` asks the workers, and waits a moment for their answers.
     pub async fn stats(&self, fresh: bool) -> FleetStats {
         let (reply, answer) = oneshot::channel();
-        // A fleet that has ended has nothing to tell.
-        let _ = self.orders.send(Order::Stats { fresh, reply });
+        // After shutdown there is no supervisor, and the answer is empty.
+        let _ = self.messages.send(Message::Stats { fresh, reply });
         answer.await.unwrap_or_default()
     }
 
     /// Ends a model's quarantine.
     pub fn release(&self, name: &str) -> Result<(), Failure> {
         let model = self.resolve(name)?.model;
-        let _ = self.orders.send(Order::Release { model });
+        let _ = self.messages.send(Message::Release { model });
         Ok(())
     }
 
-    /// Takes no more jobs, lets those at hand finish for as long as `drain`, and ends all workers.
+    /// Takes no more jobs, lets those at handle finish for as long as `drain`, and ends all workers.
     pub async fn shutdown(&self, drain: Duration) {
         self.closing.store(true, Ordering::Relaxed);
         let (reply, over) = oneshot::channel();
-        let _ = self.orders.send(Order::Shutdown { drain, reply });
+        let _ = self.messages.send(Message::Shutdown { drain, reply });
         // No answer means that it is over already.
         let _ = over.await;
     }
 
-    fn resolve(&self, name: &str) -> Result<names::Meant, Failure> {
+    fn resolve(&self, name: &str) -> Result<router::Target, Failure> {
         self.names(|names| names.resolve(name))
     }
 
-    fn names<T>(&self, of: impl FnOnce(names::Names<'_>) -> T) -> T {
+    fn names<T>(&self, of: impl FnOnce(router::Names<'_>) -> T) -> T {
         let Config { models, variants, default_model, .. } = &*self.config;
-        let shelf = self.shelf.all();
-        of(names::Names { models, variants, adapters: &shelf, default: default_model.as_deref() })
+        let registry = self.registry.all();
+        of(router::Names { models, variants, adapters: &registry, default: default_model.as_deref() })
     }
 }
 
@@ -299,6 +301,6 @@ fn ended() -> Failure {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        self.crew.abort();
+        self.supervisor.abort();
     }
 }

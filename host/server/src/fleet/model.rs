@@ -1,4 +1,4 @@
-//! A model of the fleet: how far it is from answering, and who waits for that.
+//! A model of the fleet: its load state, and the requests that wait for it.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -9,15 +9,15 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     FleetStats, ModelState, ModelStats,
-    adapters::{Culprit, Newcomer},
-    crew::{Crew, Order},
-    deaths::Deaths,
-    hand::Hand,
-    memory::{self, Need, Resident, Room},
+    adapters::{Culprit, PendingAdapter},
+    crash_history::CrashHistory,
+    memory::{self, MemoryPlan, MemoryVerdict, Resident},
     plugins::Plugin,
     probe::Probed,
     stream::Update,
-    worker::{Patience, Worker},
+    supervisor::{Message, Supervisor},
+    worker::{Worker, WorkerDeadlines},
+    worker_handle::WorkerHandle,
 };
 use pensieve_protocol::{
     job::{Event, Failure, FailureCode, Job},
@@ -27,18 +27,18 @@ use pensieve_protocol::{
 /// One model.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    pub(super) stage: Stage,
+    pub(super) state: LoadState,
     pub(super) waiting: VecDeque<Waiting>,
     /// Adapters that wait for the model.
-    pub(super) newcomers: Vec<Newcomer>,
-    pub(super) deaths: Deaths,
+    pub(super) pending_adapters: Vec<PendingAdapter>,
+    pub(super) deaths: CrashHistory,
     pub(super) deaths_total: u64,
     pub(super) loads_total: u64,
     pub(super) last_failure: Option<Failure>,
     /// The SHA-256 of the plugin that it was last loaded by.
     pub(super) plugin: Option<String>,
     /// What waits for memory.
-    plan: Option<Plan>,
+    plan: Option<LoadPlan>,
 }
 
 /// A request that waits for its model.
@@ -50,14 +50,14 @@ pub(super) struct Waiting {
 
 /// How far a model is from answering.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) enum Stage {
-    /// Nobody needs it.
+pub(super) enum LoadState {
+    /// Not loaded, and no request waits for it.
     #[default]
     Idle,
     /// A child finds out what it is.
     Probing,
     /// It waits for others to leave memory.
-    Squeezing { since: Instant },
+    AwaitingMemory { since: Instant },
     /// This worker is loading it.
     Loading(u64),
     /// This worker answers.
@@ -69,9 +69,9 @@ pub(super) enum Stage {
 }
 
 #[derive(Debug)]
-struct Plan {
+struct LoadPlan {
     probed: Probed,
-    need: Need,
+    need: MemoryPlan,
 }
 
 impl Model {
@@ -79,58 +79,58 @@ impl Model {
     pub(super) fn release(&mut self) {
         self.deaths.forget();
         self.plugin = None;
-        if matches!(self.stage, Stage::Quarantined { .. } | Stage::Pausing { .. }) {
-            self.stage = Stage::Idle;
+        if matches!(self.state, LoadState::Quarantined { .. } | LoadState::Pausing { .. }) {
+            self.state = LoadState::Idle;
         }
     }
 
-    pub(super) fn tell_waiting(&self, update: &Update) {
+    pub(super) fn notify_waiting(&self, update: &Update) {
         for waiting in &self.waiting {
             let _ = waiting.updates.send(update.clone());
         }
     }
 
     pub(super) fn fail_waiting(&mut self, failure: &Failure) {
-        self.tell_waiting(&Update::Event(Event::Failed(failure.clone())));
+        self.notify_waiting(&Update::Event(Event::Failed(failure.clone())));
         self.waiting.clear();
-        self.newcomers.drain(..).for_each(|newcomer| newcomer.refuse(Culprit::Model, failure.clone()));
+        self.pending_adapters.drain(..).for_each(|pending| pending.refuse(Culprit::Model, failure.clone()));
     }
 
     pub(super) fn deadline(&self, memory: Duration) -> Option<Instant> {
-        match self.stage {
-            Stage::Pausing { until } | Stage::Quarantined { until, .. } => Some(until),
-            Stage::Squeezing { since } => Some(since + memory),
+        match self.state {
+            LoadState::Pausing { until } | LoadState::Quarantined { until, .. } => Some(until),
+            LoadState::AwaitingMemory { since } => Some(since + memory),
             _ => None,
         }
     }
 
-    fn give_up(&mut self, failure: Failure) {
+    fn fail(&mut self, failure: Failure) {
         self.fail_waiting(&failure);
         self.last_failure = Some(failure);
-        (self.stage, self.plan) = (Stage::Idle, None);
+        (self.state, self.plan) = (LoadState::Idle, None);
     }
 }
 
-impl Crew {
-    /// Does whatever brings a model nearer to answering whoever waits for it.
+impl Supervisor {
+    /// Takes the next step towards serving the requests that wait for a model.
     pub(super) fn advance_model(&mut self, index: usize, now: Instant) {
         let model = &mut self.models[index];
-        match model.stage {
-            Stage::Idle if !model.waiting.is_empty() || !model.newcomers.is_empty() => self.probe(index),
-            Stage::Pausing { until } if now >= until => self.probe(index),
-            Stage::Quarantined { until, .. } if now >= until => model.release(),
-            Stage::Squeezing { since } => self.make_room(index, since, now),
-            Stage::Loading(serial) => {
-                let Some(hand) = self.hands.get_mut(&serial) else { return };
-                if hand.loaded.is_some() && hand.attaching.is_empty() {
-                    model.stage = Stage::Ready(serial);
+        match model.state {
+            LoadState::Idle if !model.waiting.is_empty() || !model.pending_adapters.is_empty() => self.probe(index),
+            LoadState::Pausing { until } if now >= until => self.probe(index),
+            LoadState::Quarantined { until, .. } if now >= until => model.release(),
+            LoadState::AwaitingMemory { since } => self.wait_for_memory(index, since, now),
+            LoadState::Loading(serial) => {
+                let Some(handle) = self.handles.get_mut(&serial) else { return };
+                if handle.loaded.is_some() && handle.attaching.is_empty() {
+                    model.state = LoadState::Ready(serial);
                     self.uses += 1;
-                    (hand.used, hand.used_at) = (self.uses, now);
+                    (handle.used, handle.used_at) = (self.uses, now);
                     for Waiting { job, updates } in model.waiting.drain(..) {
-                        hand.submit(job, updates);
+                        handle.submit(job, updates);
                     }
-                    for newcomer in std::mem::take(&mut model.newcomers) {
-                        self.bring(serial, newcomer, now);
+                    for pending in std::mem::take(&mut model.pending_adapters) {
+                        self.start_attaching(serial, pending, now);
                     }
                 }
             }
@@ -139,68 +139,70 @@ impl Crew {
     }
 
     fn probe(&mut self, index: usize) {
-        let Some(orders) = self.orders.upgrade() else { return };
-        self.models[index].stage = Stage::Probing;
+        let Some(messages) = self.messages.upgrade() else { return };
+        self.models[index].state = LoadState::Probing;
         let (prober, catalogue, config) = (self.prober.clone(), self.catalogue.borrow().clone(), self.config.clone());
         tokio::spawn(async move {
             let model = &config.models[index];
             let result = prober.probe(&model.source, &model.options, &catalogue).await;
-            // The fleet may have ended meanwhile.
-            let _ = orders.send(Order::Probed { model: index, result });
+            // After shutdown no supervisor receives it.
+            let _ = messages.send(Message::Probed { model: index, result });
         });
     }
 
-    pub(super) fn probed(&mut self, index: usize, result: Result<Probed, Failure>, now: Instant) {
+    pub(super) fn on_probed(&mut self, index: usize, result: Result<Probed, Failure>, now: Instant) {
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
-        if model.stage != Stage::Probing {
+        if model.state != LoadState::Probing {
             return;
         }
         let planned = result.and_then(|probed| {
-            let adapters = self.shelf.has_some(index) || !model.newcomers.is_empty();
+            let adapters = self.registry.has_some(index) || !model.pending_adapters.is_empty();
             let need = memory::plan(self.config.memory_bytes, config, adapters, &probed.card)?;
-            Ok(Plan { probed, need })
+            Ok(LoadPlan { probed, need })
         });
         match planned {
-            Ok(plan) => (model.plan, model.stage) = (Some(plan), Stage::Squeezing { since: now }),
+            Ok(plan) => (model.plan, model.state) = (Some(plan), LoadState::AwaitingMemory { since: now }),
             Err(mut failure) => {
                 failure.message = format!("model '{}': {}", config.id, failure.message);
-                model.give_up(failure);
+                model.fail(failure);
             }
         }
     }
 
-    fn make_room(&mut self, index: usize, since: Instant, now: Instant) {
+    fn wait_for_memory(&mut self, index: usize, since: Instant, now: Instant) {
         let model = &mut self.models[index];
         let Some(need) = model.plan.as_ref().map(|plan| plan.need) else {
-            model.stage = Stage::Idle;
+            model.state = LoadState::Idle;
             return;
         };
-        let residents: Vec<Resident> = self.hands.iter().map(|(serial, hand)| hand.resident(*serial)).collect();
-        match memory::room(self.config.memory_bytes, &residents, need.bytes) {
-            Room::Yes => self.load(index, now),
-            Room::After(going) => {
-                for serial in going {
-                    if let Some(hand) = self.hands.get_mut(&serial) {
-                        let evicted = &mut self.models[hand.model];
-                        evicted.newcomers.extend(hand.dismiss(now));
-                        if evicted.stage == Stage::Ready(serial) {
-                            evicted.stage = Stage::Idle;
+        let residents: Vec<Resident> = self.handles.iter().map(|(serial, handle)| handle.resident(*serial)).collect();
+        match memory::admit(self.config.memory_bytes, &residents, need.bytes) {
+            MemoryVerdict::Fits => self.load(index, now),
+            MemoryVerdict::AfterEvicting(draining) => {
+                for serial in draining {
+                    if let Some(handle) = self.handles.get_mut(&serial) {
+                        let evicted = &mut self.models[handle.model];
+                        evicted.pending_adapters.extend(handle.drain(now));
+                        if evicted.state == LoadState::Ready(serial) {
+                            evicted.state = LoadState::Idle;
                         }
                     }
                 }
             }
-            Room::Later | Room::Never if now >= since + self.config.deadlines.memory => {
+            MemoryVerdict::Later | MemoryVerdict::Never if now >= since + self.config.deadlines.memory => {
                 let id = &self.config.models[index].id;
                 let message = format!("model '{id}' finds no memory: other models are busy");
-                model.give_up(Failure::new(FailureCode::Busy, message).with_help("try again later"));
+                model.fail(Failure::new(FailureCode::Busy, message).with_help("try again later"));
             }
-            Room::Later | Room::Never => {}
+            MemoryVerdict::Later | MemoryVerdict::Never => {}
         }
     }
 
     fn load(&mut self, index: usize, now: Instant) {
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
-        let (Some(Plan { probed, need }), Some(orders)) = (model.plan.take(), self.orders.upgrade()) else { return };
+        let (Some(LoadPlan { probed, need }), Some(messages)) = (model.plan.take(), self.messages.upgrade()) else {
+            return;
+        };
         let catalogue = self.catalogue.borrow().clone();
         let (samplers, formats) = (distinct(catalogue.samplers()), distinct(catalogue.adapter_formats()));
         let paths = |plugins: &[Arc<Plugin>]| plugins.iter().map(|plugin| plugin.copy.path().to_path_buf()).collect();
@@ -208,7 +210,7 @@ impl Crew {
             architecture: Provider { plugin: probed.plugin.copy.path().into(), name: probed.architecture },
             samplers: paths(&samplers),
             adapter_formats: paths(&formats),
-            merged: self.shelf.merged(index),
+            merged: self.registry.merged(index),
             adapter_bytes: config.adapter_bytes,
             adapter_deadline: self.config.deadlines.load,
             source: config.source.clone(),
@@ -222,22 +224,23 @@ impl Crew {
         };
         self.next_serial += 1;
         let serial = self.next_serial;
-        let orders = orders.downgrade();
-        let hear = move |said| orders.upgrade().is_some_and(|orders| orders.send(Order::Said { serial, said }).is_ok());
-        let patience = Patience { silence: self.config.deadlines.silence, step: config.limits.step_deadline };
-        let worker = match Worker::start(self.config.place(), &config.id, patience, hear) {
+        let messages = messages.downgrade();
+        let notify = move |signal| {
+            messages.upgrade().is_some_and(|messages| messages.send(Message::Worker { serial, signal }).is_ok())
+        };
+        let deadlines = WorkerDeadlines { silence: self.config.deadlines.silence, step: config.limits.step_deadline };
+        let worker = match Worker::start(self.config.placement(), &config.id, deadlines, notify) {
             Ok(worker) => worker,
             Err(error) => {
                 let message = format!("model '{}': a worker process does not start: {error}", config.id);
-                return model
-                    .give_up(Failure::new(FailureCode::Internal, message).with_help("free processes or memory"));
+                return model.fail(Failure::new(FailureCode::Internal, message).with_help("free processes or memory"));
             }
         };
-        worker.tell(Command::Load(Box::new(load)));
+        worker.send(Command::Load(Box::new(load)));
         model.plugin = Some(probed.plugin.copy.sha256().to_owned());
-        (model.stage, model.loads_total) = (Stage::Loading(serial), model.loads_total + 1);
+        (model.state, model.loads_total) = (LoadState::Loading(serial), model.loads_total + 1);
         let plugins = [probed.plugin].into_iter().chain(samplers).chain(formats).collect();
-        let hand = Hand {
+        let handle = WorkerHandle {
             worker,
             model: index,
             plugins,
@@ -250,49 +253,51 @@ impl Crew {
             progress: None,
             loaded: None,
             stats: None,
-            going: false,
+            draining: false,
             used: self.uses,
             used_at: now,
-            moved_at: now,
+            progressed_at: now,
         };
-        self.hands.insert(serial, hand);
+        self.handles.insert(serial, handle);
     }
 
     /// What is known of all models.
     pub(super) fn stats(&self) -> FleetStats {
         let models = self.config.models.iter().zip(&self.models).enumerate().map(|(index, (config, model))| {
-            let hand = match model.stage {
-                Stage::Loading(serial) | Stage::Ready(serial) => self.hands.get(&serial),
+            let handle = match model.state {
+                LoadState::Loading(serial) | LoadState::Ready(serial) => self.handles.get(&serial),
                 _ => None,
             };
-            let hands = self.hands.values().filter(|hand| hand.model == index);
+            let handles = self.handles.values().filter(|handle| handle.model == index);
             ModelStats {
                 id: config.id.clone(),
-                state: match model.stage {
-                    Stage::Idle => ModelState::Idle,
-                    Stage::Probing | Stage::Squeezing { .. } | Stage::Loading(_) => ModelState::Loading,
-                    Stage::Ready(_) => ModelState::Ready,
-                    Stage::Pausing { .. } => ModelState::Pausing,
-                    Stage::Quarantined { .. } => ModelState::Quarantined,
+                state: match model.state {
+                    LoadState::Idle => ModelState::Idle,
+                    LoadState::Probing | LoadState::AwaitingMemory { .. } | LoadState::Loading(_) => {
+                        ModelState::Loading
+                    }
+                    LoadState::Ready(_) => ModelState::Ready,
+                    LoadState::Pausing { .. } => ModelState::Pausing,
+                    LoadState::Quarantined { .. } => ModelState::Quarantined,
                 },
-                reason: match &model.stage {
-                    Stage::Quarantined { failure, .. } => Some(failure.to_string()),
+                reason: match &model.state {
+                    LoadState::Quarantined { failure, .. } => Some(failure.to_string()),
                     _ => model.last_failure.as_ref().map(ToString::to_string),
                 },
-                streams: hands.clone().map(|hand| hand.jobs.len() as u64).sum(),
+                streams: handles.clone().map(|handle| handle.jobs.len() as u64).sum(),
                 waiting: model.waiting.len() as u64,
-                workers: hands.clone().count() as u64,
-                pid: hand.and_then(|hand| hand.worker.pid),
-                bytes: hands.map(|hand| hand.bytes).sum(),
+                workers: handles.clone().count() as u64,
+                pid: handle.and_then(|handle| handle.worker.pid),
+                bytes: handles.map(|handle| handle.bytes).sum(),
                 loads: model.loads_total,
                 deaths: model.deaths_total,
-                progress: hand.filter(|hand| hand.loaded.is_none()).and_then(|hand| hand.progress.clone()),
-                loaded: hand.and_then(|hand| hand.loaded.clone()),
-                worker: hand.and_then(|hand| hand.stats.clone()),
-                adapters: self.adapter_states(index, hand),
+                progress: handle.filter(|handle| handle.loaded.is_none()).and_then(|handle| handle.progress.clone()),
+                loaded: handle.and_then(|handle| handle.loaded.clone()),
+                worker: handle.and_then(|handle| handle.stats.clone()),
+                adapters: self.adapter_states(index, handle),
             }
         });
-        let memory_used = self.hands.values().map(|hand| hand.bytes).sum();
+        let memory_used = self.handles.values().map(|handle| handle.bytes).sum();
         FleetStats { memory_budget: self.config.memory_bytes, memory_used, models: models.collect() }
     }
 }

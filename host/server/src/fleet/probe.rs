@@ -17,7 +17,7 @@ use std::{
 };
 
 use super::{
-    child::{Silence, ask},
+    child::{ChildError, ask},
     plugins::{Catalogue, Claimant, Plugin, Status},
 };
 use pensieve_protocol::{
@@ -97,8 +97,8 @@ impl Prober {
             return Ok(name);
         }
         let arguments = ["probe".into(), "name".into(), source.into()];
-        let named: Named = ask(&self.program, &arguments, self.deadline).await.map_err(|silence| {
-            let message = format!("the checkpoint '{}' {silence}", source.display());
+        let named: Named = ask(&self.program, &arguments, self.deadline).await.map_err(|error| {
+            let message = format!("the checkpoint '{}' {error}", source.display());
             failure(FailureCode::Plugin, &message, "copy or download it again")
         })?;
         let name = named.map_err(|refusal| failure(FailureCode::Unsupported, &refusal.reason, &refusal.help))?;
@@ -125,8 +125,8 @@ impl Prober {
             source.into(),
             options.into(),
         ];
-        let described = ask(&self.program, &arguments, self.deadline).await.map_err(|silence: Silence| {
-            let message = format!("plugin '{}' {silence}", plugin.manifest.id);
+        let described = ask(&self.program, &arguments, self.deadline).await.map_err(|error: ChildError| {
+            let message = format!("plugin '{}' {error}", plugin.manifest.id);
             failure(FailureCode::Plugin, &message, "update the plugin, or download the checkpoint again")
         })?;
         if let Described::Card(card) = &described {

@@ -5,7 +5,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::hub::{self, Hub, HubName, Trouble};
+use crate::hub::{self, Hub, HubError, HubName};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     path_policy,
@@ -85,7 +85,7 @@ impl Sources {
             };
             refusal.get_or_insert(refused);
         }
-        // Whether there is something elsewhere is nobody's business.
+        // A client must not learn whether a path outside the open folders exists.
         let could_be = path.is_relative() || self.folders.iter().any(|folder| path.starts_with(folder));
         Err(refusal.unwrap_or_else(|| match could_be {
             true => {
@@ -98,21 +98,21 @@ impl Sources {
 }
 
 fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
-    let pulled = || -> Result<PathBuf, Trouble> {
+    let pulled = || -> Result<PathBuf, HubError> {
         let name: HubName = source.parse()?;
         let hub = Hub::from_environment()?;
         Ok(hub.pull_adapter(&name, bytes_max, &mut Log)?.path)
     };
-    pulled().map_err(|trouble| {
-        let code = match trouble.kind {
-            hub::Kind::Usage => FailureCode::Invalid,
-            hub::Kind::Absent => FailureCode::NotFound,
-            hub::Kind::Denied => FailureCode::Forbidden,
-            hub::Kind::TooLarge => FailureCode::Unsupported,
-            hub::Kind::Network | hub::Kind::Damaged => FailureCode::Unreachable,
-            hub::Kind::Space | hub::Kind::Other => FailureCode::Internal,
+    pulled().map_err(|error| {
+        let code = match error.kind {
+            hub::HubErrorKind::Usage => FailureCode::Invalid,
+            hub::HubErrorKind::Absent => FailureCode::NotFound,
+            hub::HubErrorKind::Denied => FailureCode::Forbidden,
+            hub::HubErrorKind::TooLarge => FailureCode::Unsupported,
+            hub::HubErrorKind::Network | hub::HubErrorKind::Damaged => FailureCode::Unreachable,
+            hub::HubErrorKind::Space | hub::HubErrorKind::Other => FailureCode::Internal,
         };
-        Failure::new(code, trouble.message).with_help(trouble.help)
+        Failure::new(code, error.message).with_help(error.help)
     })
 }
 
@@ -125,7 +125,7 @@ fn forbidden(message: String, help: &str) -> Failure {
     Failure::new(FailureCode::Forbidden, message).with_help(help)
 }
 
-/// Downloads are told to the log.
+/// Reports downloads to the log.
 struct Log;
 
 impl hub::Progress for Log {

@@ -1,4 +1,4 @@
-//! What the fleet says of itself, for lists and metrics.
+//! A snapshot of the fleet for lists and metrics.
 
 use serde::Serialize;
 
@@ -68,7 +68,7 @@ pub struct AdapterState {
 pub struct Progress {
     /// What is done.
     pub done: u64,
-    /// What there is to do; 0 where nobody knows.
+    /// What there is to do; 0 for unknown.
     pub total: u64,
     /// What is being done.
     pub what: String,
@@ -78,7 +78,7 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelState {
-    /// It is loaded when somebody asks.
+    /// It is loaded by the next request.
     Idle,
     /// It is being loaded.
     Loading,

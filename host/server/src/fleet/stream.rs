@@ -1,8 +1,8 @@
-//! What a submitter holds: the events of its job, in order, up to the last one.
+//! What a submitter holds: the events of its job, in message, up to the last one.
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-use super::crew::Order;
+use super::supervisor::Message;
 use pensieve_protocol::job::{Event, Failure, FailureCode};
 
 /// News of a job.
@@ -12,7 +12,7 @@ pub enum Update {
     Loading {
         /// Bytes or steps done.
         done: u64,
-        /// Of so many; 0 for unknown.
+        /// Bytes or steps in all; 0 for unknown.
         total: u64,
         /// Of what.
         what: String,
@@ -33,7 +33,7 @@ impl Update {
 pub struct EventStream {
     pub(super) job: u64,
     pub(super) updates: UnboundedReceiver<Update>,
-    pub(super) orders: UnboundedSender<Order>,
+    pub(super) messages: UnboundedSender<Message>,
     pub(super) ended: bool,
 }
 
@@ -56,7 +56,7 @@ impl Drop for EventStream {
     fn drop(&mut self) {
         if !self.ended {
             // A fleet that has ended has cancelled everything.
-            let _ = self.orders.send(Order::Cancel { job: self.job });
+            let _ = self.messages.send(Message::Cancel { job: self.job });
         }
     }
 }

@@ -1,7 +1,7 @@
-//! One worker: started with one end of a socket pair, told what to do, listened to, and buried.
+//! One worker process: started with one end of a socket pair, sent commands, watched, and reaped.
 //!
-//! Whatever happens to it (a signal, an exit, silence, nonsense on the socket), the last thing that is heard of it is one
-//! [`Said::Ended`] with the reason. Nothing of it is left then.
+//! Whatever happens to it (a signal, an exit, silence, nonsense on the socket), the last thing that is reports of it is one
+//! [`WorkerSignal::Exited`] with the reason. Nothing of it is left then.
 
 use std::{
     collections::VecDeque,
@@ -28,166 +28,166 @@ use tokio::{
 
 use super::{
     child::signal_name,
-    life::{Life, Place},
+    worker_runtime::{Placement, WorkerRuntime},
 };
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     wire::{self, Command, PROTOCOL, Report},
 };
 
-/// Lines of a worker's stderr that are kept for its obituary.
-const WORDS_KEPT: usize = 3;
+/// Lines of a worker's stderr that are kept for its exit_failure.
+const STDERR_LINES_KEPT: usize = 3;
 /// A worker's own watchdog acts first.
 const STEP_GRACE: Duration = Duration::from_secs(2);
 
 /// A worker that runs. Dropping it kills the process.
 #[derive(Debug)]
 pub(super) struct Worker {
-    /// The process, for whoever looks after it from outside.
+    /// The process id, for `/health`.
     pub(super) pid: Option<u32>,
     commands: UnboundedSender<Command>,
-    sentence: Option<oneshot::Sender<Failure>>,
-    minding: JoinHandle<()>,
+    kill_request: Option<oneshot::Sender<Failure>>,
+    task: JoinHandle<()>,
 }
 
-/// What is heard of a worker.
+/// What is reports of a worker.
 #[derive(Debug)]
-pub(super) enum Said {
-    /// Its own words.
+pub(super) enum WorkerSignal {
+    /// Its own stderr_tail.
     Report(Report),
     /// It is gone, and nothing follows.
-    Ended(Failure),
+    Exited(Failure),
 }
 
 /// What a worker may not exceed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct WorkerDeadlines {
     pub(super) silence: Duration,
     pub(super) step: Duration,
 }
 
 impl Worker {
-    /// Starts a worker, whose words go to `hear`.
+    /// Starts a worker, whose stderr_tail go to `notify`.
     pub(super) fn start(
-        place: Place<'_>,
+        placement: Placement<'_>,
         model: &str,
-        patience: Patience,
-        hear: impl Fn(Said) -> bool + Send + Sync + 'static,
+        deadlines: WorkerDeadlines,
+        notify: impl Fn(WorkerSignal) -> bool + Send + Sync + 'static,
     ) -> io::Result<Self> {
         let (own, other) = std::os::unix::net::UnixStream::pair()?;
         own.set_nonblocking(true)?;
-        let (mut life, stderr) = Life::begin(place, &own, other)?;
+        let (mut runtime, stderr) = WorkerRuntime::start(placement, &own, other)?;
         let socket = UnixStream::from_std(own)?;
-        let pid = life.pid();
-        let (commands, orders) = unbounded_channel();
-        let (sentence, mut sentenced) = oneshot::channel();
-        let (heard, frames) = unbounded_channel();
-        let words = Words::listen(stderr, model);
+        let pid = runtime.pid();
+        let (commands, messages) = unbounded_channel();
+        let (kill_request, mut kill_requested) = oneshot::channel();
+        let (reports, frames) = unbounded_channel();
+        let stderr_tail = StderrTail::listen(stderr, model);
         let model = model.to_owned();
-        let minding = tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             let (reading, writing) = socket.into_split();
             let mut halves = JoinSet::new();
-            halves.spawn(tell(writing, orders));
-            halves.spawn(read(reading, heard));
-            let verdict = listen(frames, &mut life, patience, &mut sentenced, &hear).await;
-            if matches!(verdict, Verdict::Silent(_)) {
+            halves.spawn(write_commands(writing, messages));
+            halves.spawn(read_reports(reading, reports));
+            let cause = watch(frames, &mut runtime, deadlines, &mut kill_requested, &notify).await;
+            if matches!(cause, EndCause::SocketClosed(_)) {
                 // It is about to end by itself, and how it does is worth knowing.
-                let _ = timeout(Duration::from_millis(300), life.wait()).await;
+                let _ = timeout(Duration::from_millis(300), runtime.wait()).await;
             }
-            let sentence = match &verdict {
-                Verdict::Guilty(failure) => Some(failure),
-                Verdict::Silent(_) => None,
+            let kill_request = match &cause {
+                EndCause::Violation(failure) => Some(failure),
+                EndCause::SocketClosed(_) => None,
             };
-            let status = life.end(sentence).await;
-            hear(Said::Ended(obituary(&model, verdict, status, &words.last().await)));
+            let status = runtime.end(kill_request).await;
+            notify(WorkerSignal::Exited(exit_failure(&model, cause, status, &stderr_tail.last().await)));
         });
-        Ok(Self { pid, commands, sentence: Some(sentence), minding })
+        Ok(Self { pid, commands, kill_request: Some(kill_request), task })
     }
 
-    /// Tells it something; a worker that is gone does not hear it, and its end is told elsewhere.
-    pub(super) fn tell(&self, command: Command) {
+    /// Sends a command. A worker that has exited does not receive it; its exit is reported by [`WorkerSignal::Exited`].
+    pub(super) fn send(&self, command: Command) {
         let _ = self.commands.send(command);
     }
 
     /// Ends it for this reason.
     pub(super) fn end(&mut self, reason: Failure) {
-        if let Some(sentence) = self.sentence.take() {
+        if let Some(kill_request) = self.kill_request.take() {
             // Otherwise it has ended already.
-            let _ = sentence.send(reason);
+            let _ = kill_request.send(reason);
         }
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.minding.abort();
+        self.task.abort();
     }
 }
 
-/// Why nobody listens to a worker any more.
-enum Verdict {
+/// Why a worker's reports are not read any more.
+enum EndCause {
     /// It has closed its socket, most likely by ending; it may have said why.
-    Silent(Option<Failure>),
+    SocketClosed(Option<Failure>),
     /// It has to be ended.
-    Guilty(Failure),
+    Violation(Failure),
 }
 
-async fn tell(mut socket: OwnedWriteHalf, mut orders: UnboundedReceiver<Command>) {
-    while let Some(command) = orders.recv().await {
+async fn write_commands(mut socket: OwnedWriteHalf, mut messages: UnboundedReceiver<Command>) {
+    while let Some(command) = messages.recv().await {
         let Ok(frame) = wire::encode(&command) else { continue };
         if socket.write_all(&frame).await.is_err() {
-            // The listening half tells of the end.
+            // The reading half reports the exit.
             return;
         }
     }
 }
 
-async fn listen(
+async fn watch(
     mut frames: UnboundedReceiver<Result<Report, wire::WireError>>,
-    life: &mut Life,
-    patience: Patience,
-    sentence: &mut oneshot::Receiver<Failure>,
-    hear: &impl Fn(Said) -> bool,
-) -> Verdict {
-    let guilty = |code, message: String| Verdict::Guilty(Failure::new(code, message));
-    let (mut greeted, mut ended, mut last_words) = (false, false, None);
+    runtime: &mut WorkerRuntime,
+    deadlines: WorkerDeadlines,
+    kill_request: &mut oneshot::Receiver<Failure>,
+    notify: &impl Fn(WorkerSignal) -> bool,
+) -> EndCause {
+    let violation = |code, message: String| EndCause::Violation(Failure::new(code, message));
+    let (mut introduced, mut ended, mut dying) = (false, false, None);
     loop {
         // What an ended worker has said is there in a moment, even if something that it left behind holds the socket.
-        let silence = if ended { Duration::from_millis(100) } else { patience.silence };
+        let silence = if ended { Duration::from_millis(100) } else { deadlines.silence };
         let report = tokio::select! {
             biased;
-            Ok(failure) = &mut *sentence, if !ended => return Verdict::Guilty(failure),
+            Ok(failure) = &mut *kill_request, if !ended => return EndCause::Violation(failure),
             read = timeout(silence, frames.recv()) => match read {
-                Err(_) if ended => return Verdict::Silent(last_words),
+                Err(_) if ended => return EndCause::SocketClosed(dying),
                 Err(_) => {
                     let message = format!("said nothing for {} s", silence.as_secs_f32());
-                    return guilty(FailureCode::Stalled, message);
+                    return violation(FailureCode::Stalled, message);
                 }
-                Ok(None) => return Verdict::Silent(last_words),
-                Ok(Some(Err(error))) => return guilty(FailureCode::Plugin, format!("spoke nonsense: {error}")),
+                Ok(None) => return EndCause::SocketClosed(dying),
+                Ok(Some(Err(error))) => return violation(FailureCode::Plugin, format!("spoke nonsense: {error}")),
                 Ok(Some(Ok(report))) => report,
             },
-            _ = life.wait(), if !ended => {
+            _ = runtime.wait(), if !ended => {
                 ended = true;
                 continue;
             }
         };
         match report {
-            Report::Hello { protocol: PROTOCOL } => greeted = true,
+            Report::Hello { protocol: PROTOCOL } => introduced = true,
             Report::Hello { protocol } => {
-                return guilty(FailureCode::Internal, format!("speaks protocol {protocol}, this server {PROTOCOL}"));
+                return violation(FailureCode::Internal, format!("speaks protocol {protocol}, this server {PROTOCOL}"));
             }
-            _ if !greeted => return guilty(FailureCode::Internal, "did not introduce itself".into()),
+            _ if !introduced => return violation(FailureCode::Internal, "did not introduce itself".into()),
             Report::Heartbeat { step_ms: Some(step), .. }
-                if Duration::from_millis(step) > patience.step.saturating_add(STEP_GRACE) =>
+                if Duration::from_millis(step) > deadlines.step.saturating_add(STEP_GRACE) =>
             {
-                return guilty(FailureCode::Stalled, format!("did not end a step within {step} ms"));
+                return violation(FailureCode::Stalled, format!("did not end a step within {step} ms"));
             }
             Report::Heartbeat { .. } => {}
-            Report::Dying(failure) => last_words = Some(failure),
+            Report::Dying(failure) => dying = Some(failure),
             report => {
-                if !hear(Said::Report(report)) {
-                    return guilty(FailureCode::Draining, "is not needed any more".into());
+                if !notify(WorkerSignal::Report(report)) {
+                    return violation(FailureCode::Draining, "is not needed any more".into());
                 }
             }
         }
@@ -195,7 +195,7 @@ async fn listen(
 }
 
 /// Reads frames until the socket or its sense ends. A task of its own, as a frame that has begun must be read to its end.
-async fn read(socket: OwnedReadHalf, frames: UnboundedSender<Result<Report, wire::WireError>>) {
+async fn read_reports(socket: OwnedReadHalf, frames: UnboundedSender<Result<Report, wire::WireError>>) {
     let mut socket = BufReader::new(socket);
     while let Some(frame) = read_frame(&mut socket).await.transpose() {
         let last = frame.is_err();
@@ -220,23 +220,23 @@ async fn read_frame(socket: &mut BufReader<OwnedReadHalf>) -> Result<Option<Repo
     wire::decode(&body).map(Some)
 }
 
-fn obituary(model: &str, verdict: Verdict, status: Option<ExitStatus>, words: &str) -> Failure {
-    let said = if words.is_empty() { String::new() } else { format!("; it said: {words}") };
+fn exit_failure(model: &str, cause: EndCause, status: Option<ExitStatus>, stderr_tail: &str) -> Failure {
+    let said = if stderr_tail.is_empty() { String::new() } else { format!("; it said: {stderr_tail}") };
     let help = "ask again: the model is being loaded anew";
-    match (verdict, status) {
-        (Verdict::Guilty(failure), _) if failure.code == FailureCode::Draining => {
+    match (cause, status) {
+        (EndCause::Violation(failure), _) if failure.code == FailureCode::Draining => {
             let message = format!("the worker of model '{model}' {}", failure.message);
             Failure { message, ..failure }
         }
-        (Verdict::Guilty(failure), _) => {
+        (EndCause::Violation(failure), _) => {
             let message = format!("the worker of model '{model}' {} and was ended{said}", failure.message);
             Failure::new(failure.code, message).with_help(help)
         }
-        (Verdict::Silent(Some(failure)), _) => {
+        (EndCause::SocketClosed(Some(failure)), _) => {
             let message = format!("the worker of model '{model}' ended: {}{said}", failure.message);
             Failure::new(failure.code, message).with_help(failure.help)
         }
-        (Verdict::Silent(None), status) => {
+        (EndCause::SocketClosed(None), status) => {
             let how = match status.map(|status| (status.signal(), status)) {
                 Some((Some(signal), _)) => format!("was ended by {}", signal_name(signal)),
                 Some((None, status)) => format!("ended by itself, with {status}"),
@@ -248,12 +248,12 @@ fn obituary(model: &str, verdict: Verdict, status: Option<ExitStatus>, words: &s
 }
 
 /// The last lines of a worker's stderr, which are also passed on.
-struct Words {
+struct StderrTail {
     kept: Arc<Mutex<VecDeque<String>>>,
     listening: Option<JoinHandle<()>>,
 }
 
-impl Words {
+impl StderrTail {
     fn listen(pipe: Option<ChildStderr>, model: &str) -> Self {
         let kept = Arc::new(Mutex::new(VecDeque::new()));
         let Some(pipe) = pipe else { return Self { kept, listening: None } };
@@ -268,7 +268,7 @@ impl Words {
                 tracing::info!(model, "its worker says: {text}");
                 let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
                 lines.push_back(text);
-                if lines.len() > WORDS_KEPT {
+                if lines.len() > STDERR_LINES_KEPT {
                     lines.pop_front();
                 }
             }

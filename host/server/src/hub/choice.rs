@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-use super::{HubName, Kind, Trouble};
+use super::{HubError, HubErrorKind, HubName};
 
 /// Quantizations in the order in which they are taken: first what is small and nearly as good as the original, then what is
 /// better and larger, then what is worse, and last what is not quantized at all.
@@ -47,7 +47,7 @@ pub(super) struct Choice {
 
 impl Choice {
     /// Chooses among the files of a repository.
-    pub(super) fn of(name: &HubName, names: &[String]) -> Result<Self, Trouble> {
+    pub(super) fn of(name: &HubName, names: &[String]) -> Result<Self, HubError> {
         match &name.file {
             Some(file) => named(name, file, names),
             None => unnamed(name, names),
@@ -55,11 +55,11 @@ impl Choice {
     }
 
     /// Chooses what an adapter needs, and nothing of the model that may lie beside it.
-    pub(super) fn of_adapter(name: &HubName, names: &[String]) -> Result<Self, Trouble> {
+    pub(super) fn of_adapter(name: &HubName, names: &[String]) -> Result<Self, HubError> {
         match &name.file {
             Some(file) if !is_gguf(file) => {
                 let message = format!("'{file}' is no GGUF file, and an adapter is a repository or such a file");
-                Err(Trouble::new(Kind::Usage, message)
+                Err(HubError::new(HubErrorKind::Usage, message)
                     .help(format!("name hf:{0} or hf:{0}/FILE.gguf", name.repository())))
             }
             Some(file) => named(name, file, names),
@@ -70,15 +70,15 @@ impl Choice {
             None => {
                 let message =
                     format!("'{}' holds no adapter in PEFT's form ({})", name.repository(), ADAPTER.join(", "));
-                Err(Trouble::new(Kind::Absent, message)
+                Err(HubError::new(HubErrorKind::Absent, message)
                     .help(format!("name a file: hf:{}/FILE.gguf", name.repository())))
             }
         }
     }
 
     /// Adds the shards that an index names.
-    pub(super) fn add_shards(&mut self, index: &[u8], names: &[String]) -> Result<(), Trouble> {
-        let damaged = |what: String| Trouble::new(Kind::Damaged, format!("'{INDEX}' {what}"));
+    pub(super) fn add_shards(&mut self, index: &[u8], names: &[String]) -> Result<(), HubError> {
+        let damaged = |what: String| HubError::new(HubErrorKind::Damaged, format!("'{INDEX}' {what}"));
         let index: Value = serde_json::from_slice(index).map_err(|error| damaged(format!("is not JSON: {error}")))?;
         let map = index["weight_map"].as_object().ok_or_else(|| damaged("has no weight_map".into()))?;
         let shards: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
@@ -111,19 +111,19 @@ pub(super) fn is_weights(name: &str) -> bool {
     numbered || name == "model.safetensors"
 }
 
-fn named(name: &HubName, file: &str, names: &[String]) -> Result<Choice, Trouble> {
+fn named(name: &HubName, file: &str, names: &[String]) -> Result<Choice, HubError> {
     let files = if is_gguf(file) { parts(file) } else { vec![file.to_owned()] };
     if let Some(missing) = files.iter().find(|file| !names.contains(file)) {
         let nearest = names.iter().max_by(|a, b| strsim::jaro(a, missing).total_cmp(&strsim::jaro(b, missing)));
         let message = format!("'{}' has no file '{missing}'", name.repository());
         let help = nearest.map(|nearest| format!("did you mean '{nearest}'? ")).unwrap_or_default();
         let help = format!("{help}pensieve pull --list hf:{} tells what there is", name.repository());
-        return Err(Trouble::new(Kind::Absent, message).help(help));
+        return Err(HubError::new(HubErrorKind::Absent, message).help(help));
     }
     Ok(Choice { head: files[0].clone(), files, index: None, why: None })
 }
 
-fn unnamed(name: &HubName, names: &[String]) -> Result<Choice, Trouble> {
+fn unnamed(name: &HubName, names: &[String]) -> Result<Choice, HubError> {
     let found = checkpoints(names);
     let ranked = found.iter().filter(|parts| rank(&parts[0]) < QUANTS.len()).count();
     if let Some(files) = found.first().filter(|_| ranked > 0 || found.len() == 1) {
@@ -153,7 +153,7 @@ fn unnamed(name: &HubName, names: &[String]) -> Result<Choice, Trouble> {
             format!("'{}' holds no quantization that is taken unasked: {}", name.repository(), listed(&names));
         (message, format!("name one: hf:{}/{}", name.repository(), names[0]))
     };
-    Err(Trouble::new(Kind::Absent, message).help(help))
+    Err(HubError::new(HubErrorKind::Absent, message).help(help))
 }
 
 fn is_gguf(name: &str) -> bool {
@@ -264,7 +264,11 @@ mod tests {
         choice.add_shards(br#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#, &names).unwrap();
         assert_eq!(choice.files.len(), 3);
         for index in ["{", "{}", r#"{"weight_map": {}}"#, r#"{"weight_map": {"a": "../../etc/passwd"}}"#] {
-            assert_eq!(choice.clone().add_shards(index.as_bytes(), &names).unwrap_err().kind, Kind::Damaged, "{index}");
+            assert_eq!(
+                choice.clone().add_shards(index.as_bytes(), &names).unwrap_err().kind,
+                HubErrorKind::Damaged,
+                "{index}"
+            );
         }
         let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];
         check("hf:o/r", &names, Ok(("", &["adapter_config.json", "adapter_model.safetensors"])));
@@ -277,12 +281,12 @@ mod tests {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
         let files = |name: &str, names: &[String]| {
             let choice = Choice::of_adapter(&name.parse().unwrap(), names);
-            choice.map(|choice| choice.files).map_err(|trouble| trouble.kind)
+            choice.map(|choice| choice.files).map_err(|error| error.kind)
         };
         assert_eq!(files("hf:o/r", &names), Ok(names[..2].to_vec()));
         assert_eq!(files("hf:o/r/a.gguf", &names), Ok(vec!["a.gguf".to_owned()]));
-        assert_eq!(files("hf:o/r/model.safetensors", &names), Err(Kind::Usage));
-        assert_eq!(files("hf:o/r", &names[2..]), Err(Kind::Absent));
+        assert_eq!(files("hf:o/r/model.safetensors", &names), Err(HubErrorKind::Usage));
+        assert_eq!(files("hf:o/r", &names[2..]), Err(HubErrorKind::Absent));
     }
 
     #[test]

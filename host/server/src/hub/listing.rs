@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Hub, HubName, Kind, Trouble, name::is_path, transfer::Line};
+use super::{Hub, HubError, HubErrorKind, HubName, name::is_path, transfer::HubClient};
 
 const FILES_MAX: usize = 10_000;
 
@@ -61,11 +61,11 @@ struct Lfs {
 }
 
 impl Listing {
-    pub(super) fn fetch(hub: &Hub, line: &Line, name: &HubName) -> Result<Self, Trouble> {
+    pub(super) fn fetch(hub: &Hub, client: &HubClient, name: &HubName) -> Result<Self, HubError> {
         let url = format!("{}/api/models/{}/revision/{}?blobs=true", hub.endpoint, name.repository(), name.revision());
-        let text = line.text(&url, name)?;
+        let text = client.text(&url, name)?;
         let wrong = |what: String| {
-            Trouble::new(Kind::Damaged, format!("the hub's answer about '{}' {what}", name.repository()))
+            HubError::new(HubErrorKind::Damaged, format!("the hub's answer about '{}' {what}", name.repository()))
                 .help("check HF_ENDPOINT, and whether something between here and the hub answers in its place")
         };
         let repository: Repository =

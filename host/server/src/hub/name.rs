@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{Kind, Trouble};
+use super::{HubError, HubErrorKind};
 
 const PART_LEN_MAX: usize = 96;
 const PATH_LEN_MAX: usize = 512;
@@ -10,9 +10,9 @@ const PATH_LEN_MAX: usize = 512;
 /// `hf:OWNER/REPO[@REVISION][/FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HubName {
-    /// Whose.
+    /// The owner of the repository.
     pub owner: String,
-    /// Which.
+    /// The name of the repository.
     pub repo: String,
     /// A branch, a tag or a commit; none for `main`.
     pub revision: Option<String>,
@@ -33,11 +33,11 @@ impl HubName {
 }
 
 impl FromStr for HubName {
-    type Err = Trouble;
+    type Err = HubError;
 
-    fn from_str(text: &str) -> Result<Self, Trouble> {
+    fn from_str(text: &str) -> Result<Self, HubError> {
         let wrong = |what: &str| {
-            Trouble::new(Kind::Usage, format!("'{text}' names nothing on the hub: {what}"))
+            HubError::new(HubErrorKind::Usage, format!("'{text}' names nothing on the hub: {what}"))
                 .help("a name looks like hf:OWNER/REPO or hf:OWNER/REPO/FILE.gguf")
         };
         let rest = text.strip_prefix("hf:").ok_or_else(|| wrong("it does not begin with 'hf:'"))?;
@@ -136,8 +136,8 @@ mod tests {
             "hf:.a/b",
             "hf:a/b/\u{0}",
         ] {
-            let trouble = text.parse::<HubName>().unwrap_err();
-            assert_eq!(trouble.kind, Kind::Usage, "{text:?}");
+            let error = text.parse::<HubName>().unwrap_err();
+            assert_eq!(error.kind, HubErrorKind::Usage, "{text:?}");
         }
         assert!(format!("hf:a/{}", "b".repeat(97)).parse::<HubName>().is_err());
     }

@@ -11,9 +11,9 @@ use std::{
 };
 
 use super::{
-    HubName, Kind, Progress, Trouble,
+    HubError, HubErrorKind, HubName, Progress,
     listing::{Remote, is_hex},
-    transfer::Line,
+    transfer::HubClient,
 };
 
 /// The folder of one repository.
@@ -46,8 +46,8 @@ impl Storage {
         is_hex(commit, 40).then(|| commit.to_owned())
     }
 
-    pub(super) fn remember(&self, commit: &str) -> Result<(), Trouble> {
-        self.cached.create_ref(commit).map_err(|error| Trouble::file(&self.folder.join("refs"), &error))
+    pub(super) fn remember(&self, commit: &str) -> Result<(), HubError> {
+        self.cached.create_ref(commit).map_err(|error| HubError::file(&self.folder.join("refs"), &error))
     }
 
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
@@ -71,15 +71,15 @@ impl Storage {
         found
     }
 
-    pub(super) fn prepare(&self, commit: &str) -> Result<(), Trouble> {
+    pub(super) fn prepare(&self, commit: &str) -> Result<(), HubError> {
         for folder in [self.blobs(), self.snapshot(commit)] {
-            fs::create_dir_all(&folder).map_err(|error| Trouble::file(&folder, &error))?;
+            fs::create_dir_all(&folder).map_err(|error| HubError::file(&folder, &error))?;
         }
         Ok(())
     }
 
     /// Refuses to begin what cannot end well.
-    pub(super) fn check_space(&self, files: &[&Remote]) -> Result<(), Trouble> {
+    pub(super) fn check_space(&self, files: &[&Remote]) -> Result<(), HubError> {
         let mut missing = 0_u64;
         for remote in files {
             if !self.blob(remote).is_file() {
@@ -98,19 +98,19 @@ impl Storage {
             self.folder.display(),
             free / 1_000_000
         );
-        Err(Trouble::new(Kind::Space, message).help("free some space, or set HF_HUB_CACHE to another disk"))
+        Err(HubError::new(HubErrorKind::Space, message).help("free some space, or set HF_HUB_CACHE to another disk"))
     }
 
     /// Brings a file, unless it is there.
     pub(super) fn receive(
         &self,
-        line: &Line,
+        client: &HubClient,
         url: &str,
         remote: &Remote,
         progress: &mut dyn Progress,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), HubError> {
         let (blob, partial) = (self.blob(remote), self.partial(remote));
-        let failed = |error: io::Error| Trouble::file(&partial, &error);
+        let failed = |error: io::Error| HubError::file(&partial, &error);
         let mut file = loop {
             if is_whole(&blob, remote) {
                 return Ok(());
@@ -121,20 +121,20 @@ impl Storage {
                 progress.say(&format!("waiting for another program that pulls {}", remote.name));
                 file.lock().map_err(failed)?;
             }
-            // Whoever held the lock may have finished the file, or thrown it away.
+            // The previous holder of the lock may have finished the file, or removed it.
             if is_same(&file, &partial) {
                 break file;
             }
         };
-        line.download(url, remote, &mut file, &partial, progress)?;
+        client.download(url, remote, &mut file, &partial, progress)?;
         file.sync_all().map_err(failed)?;
         fs::rename(&partial, &blob).map_err(failed)
     }
 
     /// Shows a blob under its name. The link is relative, as the cache may be moved.
-    pub(super) fn link(&self, commit: &str, remote: &Remote) -> Result<(), Trouble> {
+    pub(super) fn link(&self, commit: &str, remote: &Remote) -> Result<(), HubError> {
         let link = self.snapshot(commit).join(&remote.name);
-        let failed = |error: io::Error| Trouble::file(&link, &error);
+        let failed = |error: io::Error| HubError::file(&link, &error);
         let up = "../".repeat(2 + remote.name.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{}", remote.digest.as_str()));
         if fs::read_link(&link).is_ok_and(|there| there == target) {

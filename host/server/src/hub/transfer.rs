@@ -2,7 +2,7 @@
 //!
 //! A download is one or many requests, each for what is missing still. That one rule covers a connection that is cut, a
 //! server that fails for a moment, a program that was interrupted yesterday, and a connection that hangs: no request lasts
-//! longer than [`Patience::body`](super::Patience::body), so nothing waits forever and nothing that came is lost.
+//! longer than [`RetryPolicy::body`](super::RetryPolicy::body), so nothing waits forever and nothing that came is lost.
 
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
@@ -21,9 +21,9 @@ use ureq::{
 };
 
 use super::{
-    Hub, HubName, Kind, Patience, Progress, Trouble,
+    Hub, HubError, HubErrorKind, HubName, Progress, RetryPolicy,
+    error::cleaned,
     listing::{Digest, Remote},
-    trouble::cleaned,
 };
 
 const ANSWER_BYTES_MAX: u64 = 32 << 20;
@@ -33,11 +33,11 @@ const REDIRECTS_MAX: u32 = 10;
 const PAUSE_MAX: Duration = Duration::from_secs(20);
 
 /// A way to the hub.
-pub(super) struct Line {
+pub(super) struct HubClient {
     agent: Agent,
     endpoint: String,
     authorization: Option<String>,
-    patience: Patience,
+    retry: RetryPolicy,
 }
 
 /// Why a request gave no or not all bytes.
@@ -45,11 +45,11 @@ enum Broken {
     /// Asking again may help.
     Retry { why: String, after: Option<Duration> },
     /// It will not.
-    Final(Trouble),
+    Final(HubError),
 }
 
-impl Line {
-    pub(super) fn open(hub: &Hub) -> Result<Self, Trouble> {
+impl HubClient {
+    pub(super) fn open(hub: &Hub) -> Result<Self, HubError> {
         let mut tls = TlsConfig::builder();
         if let Some(roots) = certificates()? {
             tls = tls.root_certs(roots);
@@ -59,10 +59,10 @@ impl Line {
             .max_redirects(REDIRECTS_MAX)
             // The token is for the hub; the storage that it leads to has signed addresses.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
-            .timeout_resolve(Some(hub.patience.answer))
-            .timeout_connect(Some(hub.patience.answer))
-            .timeout_recv_response(Some(hub.patience.answer))
-            .timeout_recv_body(Some(hub.patience.body))
+            .timeout_resolve(Some(hub.retry.answer))
+            .timeout_connect(Some(hub.retry.answer))
+            .timeout_recv_response(Some(hub.retry.answer))
+            .timeout_recv_body(Some(hub.retry.body))
             .user_agent(concat!("pensieve/", env!("CARGO_PKG_VERSION")))
             .tls_config(tls.build())
             .build();
@@ -70,14 +70,14 @@ impl Line {
             agent: agent.into(),
             endpoint: hub.endpoint.clone(),
             authorization: hub.token.as_ref().map(|token| format!("Bearer {token}")),
-            patience: hub.patience,
+            retry: hub.retry,
         })
     }
 
     /// A short answer about a repository.
-    pub(super) fn text(&self, url: &str, name: &HubName) -> Result<Vec<u8>, Trouble> {
-        // Nothing is lost yet; whoever waits learns early that there is no network.
-        self.persist(self.patience.failures_max.min(ANSWER_FAILURES_MAX), &mut |_| {
+    pub(super) fn text(&self, url: &str, name: &HubName) -> Result<Vec<u8>, HubError> {
+        // Nothing is lost yet, so a user without a network learns of it early.
+        self.persist(self.retry.failures_max.min(ANSWER_FAILURES_MAX), &mut |_| {
             let mut response = self.ask(url, 0)?;
             if response.status() != StatusCode::OK {
                 return Err(self.refusal(&response, &name.repository()));
@@ -95,12 +95,12 @@ impl Line {
         file: &mut File,
         path: &Path,
         progress: &mut dyn Progress,
-    ) -> Result<(), Trouble> {
-        let failed = |error: io::Error| Trouble::file(path, &error);
+    ) -> Result<(), HubError> {
+        let failed = |error: io::Error| HubError::file(path, &error);
         let mut sum = Sum::new(remote);
         let mut done = sum.take_in(file, remote.bytes).map_err(failed)?;
         progress.begin(&remote.name, done, remote.bytes);
-        self.persist(self.patience.failures_max, &mut |moved| {
+        self.persist(self.retry.failures_max, &mut |moved| {
             while done < remote.bytes {
                 let before = done;
                 let result = self.request(url, remote, file, path, &mut sum, &mut done, progress);
@@ -114,7 +114,9 @@ impl Line {
         if sum.finish() != remote.digest.as_str() {
             file.set_len(0).map_err(failed)?;
             let message = format!("'{}' is damaged: its digest is not {}", remote.name, remote.digest.as_str());
-            return Err(Trouble::new(Kind::Damaged, message).help("pull again; if that does not help, tell its owner"));
+            return Err(
+                HubError::new(HubErrorKind::Damaged, message).help("pull again; if that does not help, tell its owner")
+            );
         }
         progress.end();
         Ok(())
@@ -132,7 +134,7 @@ impl Line {
         done: &mut u64,
         progress: &mut dyn Progress,
     ) -> Result<(), Broken> {
-        let failed = |error: io::Error| Broken::Final(Trouble::file(path, &error));
+        let failed = |error: io::Error| Broken::Final(HubError::file(path, &error));
         let mut response = self.ask(url, *done)?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT if begins_at(&response, *done) => {}
@@ -187,28 +189,28 @@ impl Line {
         &self,
         failures_max: u32,
         attempt: &mut dyn FnMut(&mut bool) -> Result<T, Broken>,
-    ) -> Result<T, Trouble> {
+    ) -> Result<T, HubError> {
         let mut failures = 0;
         loop {
             let mut moved = false;
             let (why, after) = match attempt(&mut moved) {
                 Ok(done) => return Ok(done),
-                Err(Broken::Final(trouble)) => return Err(trouble),
+                Err(Broken::Final(error)) => return Err(error),
                 Err(Broken::Retry { why, after }) => (why, after),
             };
             failures = if moved { 1 } else { failures + 1 };
             if failures >= failures_max {
                 return Err(self.unreachable(&why));
             }
-            let pause = self.patience.pause.saturating_mul(1 << failures.min(16)) / 2;
+            let pause = self.retry.pause.saturating_mul(1 << failures.min(16)) / 2;
             // Many machines that lost the hub at one moment shall not come back at one moment.
             let pause = pause.mul_f64(0.75 + fastrand::f64() / 2.0);
             thread::sleep(after.unwrap_or(pause).min(PAUSE_MAX));
         }
     }
 
-    fn unreachable(&self, why: &str) -> Trouble {
-        Trouble::new(Kind::Network, format!("no answer from {}: {}", self.endpoint, cleaned(why))).help(
+    fn unreachable(&self, why: &str) -> HubError {
+        HubError::new(HubErrorKind::Network, format!("no answer from {}: {}", self.endpoint, cleaned(why))).help(
             "check the network and HF_ENDPOINT; a download that has begun is kept, and the next pull goes on there",
         )
     }
@@ -217,15 +219,15 @@ impl Line {
         let said = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
         let said = said.map(|said| format!(" ({})", cleaned(said))).unwrap_or_default();
         let status = response.status();
-        let trouble = match status.as_u16() {
+        let error = match status.as_u16() {
             401 | 403 => {
                 let known = if self.authorization.is_some() { "with this token" } else { "without a token" };
                 let message = format!("the hub does not give '{what}' {known}: {status}{said}");
-                Trouble::new(Kind::Denied, message).help(
+                HubError::new(HubErrorKind::Denied, message).help(
                     "it may not exist, be private, or ask for consent on its page; set HF_TOKEN to a token that may read it",
                 )
             }
-            404 => Trouble::new(Kind::Absent, format!("the hub has no '{what}': {status}{said}"))
+            404 => HubError::new(HubErrorKind::Absent, format!("the hub has no '{what}': {status}{said}"))
                 .help("check owner, repository and revision"),
             408 | 425 | 429 | 500.. => {
                 let after =
@@ -234,7 +236,7 @@ impl Line {
             }
             _ => self.unreachable(&format!("{status}{said}")),
         };
-        Broken::Final(trouble)
+        Broken::Final(error)
     }
 }
 
@@ -246,11 +248,11 @@ fn begins_at(response: &Response<Body>, done: u64) -> bool {
 }
 
 /// The roots that `SSL_CERT_FILE` names, for networks that have their own.
-fn certificates() -> Result<Option<RootCerts>, Trouble> {
+fn certificates() -> Result<Option<RootCerts>, HubError> {
     let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) else { return Ok(None) };
     let path = Path::new(&path);
     let text =
-        std::fs::read(path).map_err(|error| Trouble::file(path, &error).help("correct or unset SSL_CERT_FILE"))?;
+        std::fs::read(path).map_err(|error| HubError::file(path, &error).help("correct or unset SSL_CERT_FILE"))?;
     let roots: Vec<Certificate<'static>> = ureq::tls::parse_pem(&text)
         .filter_map(|item| match item {
             Ok(PemItem::Certificate(certificate)) => Some(certificate),
@@ -259,7 +261,7 @@ fn certificates() -> Result<Option<RootCerts>, Trouble> {
         .collect();
     if roots.is_empty() {
         let message = format!("SSL_CERT_FILE '{}' holds no certificate", path.display());
-        return Err(Trouble::new(Kind::Usage, message).help("correct or unset it"));
+        return Err(HubError::new(HubErrorKind::Usage, message).help("correct or unset it"));
     }
     Ok(Some(RootCerts::from(roots)))
 }

@@ -70,12 +70,12 @@ pub enum Status {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) file: PathBuf,
-    pub(super) known: Known,
+    pub(super) known: Knowledge,
 }
 
 /// What is known of a file.
 #[derive(Clone, Debug)]
-pub(super) enum Known {
+pub(super) enum Knowledge {
     /// Nothing yet; until something is, what the file held before goes on serving.
     Pending { before: Option<Arc<Plugin>> },
     /// A plugin.
@@ -106,14 +106,14 @@ impl Catalogue {
         let mut first = HashMap::<String, PathBuf>::new();
         for Entry { file, known } in entries {
             let (plugin, pending) = match known {
-                Known::Refused { sha256, refusal } => {
+                Knowledge::Refused { sha256, refusal } => {
                     let status = Status::Rejected(refusal.clone());
                     let state = PluginState { file: file.clone(), sha256: sha256.clone(), status };
                     catalogue.states.push(state);
                     continue;
                 }
-                Known::Pending { before } => (before.as_ref(), true),
-                Known::Plugin(plugin) => (Some(plugin), false),
+                Knowledge::Pending { before } => (before.as_ref(), true),
+                Knowledge::Plugin(plugin) => (Some(plugin), false),
             };
             let by = plugin.and_then(|plugin| first.get(&plugin.manifest.id)).cloned();
             if let (Some(plugin), None) = (plugin, &by) {

@@ -1,8 +1,8 @@
-//! Private copies of plugins: what is inspected and mapped is a copy that nobody else writes to, named by its content.
+//! Private copies of plugins: what is inspected and mapped is a copy that no other program writes to, named by its content.
 //!
 //! A user replaces a plugin by copying over it, which would change code under a running worker, and a check of a file that
 //! can still change proves nothing. Several servers may share the cache, so a copy is locked (`flock`, shared) as long as
-//! somebody may still map it; whoever lets go last removes it, and what a killed server left is swept at the next start.
+//! a process may still map it; the last holder removes it, and what a killed server left is swept at the next start.
 
 use sha2::{Digest, Sha256};
 use std::{
@@ -19,7 +19,7 @@ use super::{scan::Stamp, trust};
 use pensieve_protocol::refusal::Refusal;
 
 /// How long a copy may take that is not locked yet.
-const BEGUN: Duration = Duration::from_secs(60);
+const UNLOCKED_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// The folder of private copies.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct PrivateCopy {
 
 /// Why there is no copy.
 #[derive(Debug)]
-pub(super) enum NoCopy {
+pub(super) enum CopyError {
     /// The file changed meanwhile; look again later.
     Changed,
     /// It is not taken.
@@ -70,7 +70,7 @@ impl Drop for PrivateCopy {
 }
 
 impl Cache {
-    /// Opens the folder, makes it if need be, and sweeps what nobody uses.
+    /// Opens the folder, makes it if need be, and sweeps unused copies.
     pub(super) fn open(folder: &Path, file_bytes_max: u64) -> Result<Self, Refusal> {
         let help = "set $PENSIEVE_HOME to a folder of your own";
         let failed = |error: io::Error| {
@@ -92,14 +92,14 @@ impl Cache {
         Ok(cache)
     }
 
-    /// Removes what nobody uses. Letting go of a copy removes it too, but not if a child was being started just then, which
+    /// Removes unused copies. Letting go of a copy removes it too, but not if a child was being started just then, which
     /// has the lock until it runs its program.
     pub(super) fn sweep(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let age = entry.metadata().and_then(|metadata| metadata.modified()).ok();
             let age = age.and_then(|modified| modified.elapsed().ok()).unwrap_or_default();
             // Another server may be about to lock the copy that it has just begun.
-            if (entry.file_name().to_string_lossy().starts_with('.') && age < BEGUN)
+            if (entry.file_name().to_string_lossy().starts_with('.') && age < UNLOCKED_AGE_MAX)
                 || entry.file_type().is_ok_and(|kind| !kind.is_file())
             {
                 continue;
@@ -111,22 +111,22 @@ impl Cache {
     }
 
     /// Copies a plugin's file, whose stamp must be this one before and after.
-    pub(super) fn take(&self, source: &Path, stamp: Stamp) -> Result<PrivateCopy, NoCopy> {
+    pub(super) fn take(&self, source: &Path, stamp: Stamp) -> Result<PrivateCopy, CopyError> {
         let unreadable = |error: io::Error| {
             let reason = format!("plugin '{}' cannot be copied: {error}", source.display());
-            NoCopy::Refused(Refusal::new("unreadable", reason, "check that this user may read it"))
+            CopyError::Refused(Refusal::new("unreadable", reason, "check that this user may read it"))
         };
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let flags = i32::try_from(flags.bits()).unwrap_or(0);
         let mut file = match OpenOptions::new().read(true).custom_flags(flags).open(source) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(NoCopy::Changed),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CopyError::Changed),
             opened => opened.map_err(unreadable)?,
         };
         let metadata = file.metadata().map_err(unreadable)?;
         if Stamp::of(&metadata) != stamp {
-            return Err(NoCopy::Changed);
+            return Err(CopyError::Changed);
         }
-        trust::file(source, &metadata).map_err(NoCopy::Refused)?;
+        trust::file(source, &metadata).map_err(CopyError::Refused)?;
         if metadata.len() > self.file_bytes_max {
             let reason = format!(
                 "plugin '{}' has {} bytes, more than {}",
@@ -134,18 +134,18 @@ impl Cache {
                 metadata.len(),
                 self.file_bytes_max
             );
-            return Err(NoCopy::Refused(Refusal::new("too-large", reason, "strip it of debug information")));
+            return Err(CopyError::Refused(Refusal::new("too-large", reason, "strip it of debug information")));
         }
-        let mut partial = Partial::create(&self.folder).map_err(unreadable)?;
-        let sha256 = pour(&mut file, Some(&mut partial.file), stamp.bytes()).map_err(unreadable)?;
+        let mut partial = PartialCopy::create(&self.folder).map_err(unreadable)?;
+        let sha256 = copy_and_hash(&mut file, Some(&mut partial.file), stamp.bytes()).map_err(unreadable)?;
         if file.metadata().map_or(true, |metadata| Stamp::of(&metadata) != stamp) {
-            return Err(NoCopy::Changed);
+            return Err(CopyError::Changed);
         }
         self.keep(partial, sha256, stamp.bytes()).map_err(unreadable)
     }
 
     /// Gives a whole copy its name, unless a sound one already has it.
-    fn keep(&self, mut partial: Partial, sha256: String, bytes: u64) -> io::Result<PrivateCopy> {
+    fn keep(&self, mut partial: PartialCopy, sha256: String, bytes: u64) -> io::Result<PrivateCopy> {
         let path = self.folder.join(format!("{sha256}{}", std::env::consts::DLL_SUFFIX));
         if let Some(lock) = existing(&path, &sha256, bytes) {
             return Ok(PrivateCopy { path, sha256, bytes, lock });
@@ -170,13 +170,13 @@ fn existing(path: &Path, sha256: &str, bytes: u64) -> Option<File> {
     if metadata.nlink() == 0 || metadata.len() != bytes {
         return None;
     }
-    let found = pour(&mut file, None, bytes).ok()?;
+    let found = copy_and_hash(&mut file, None, bytes).ok()?;
     file.seek(SeekFrom::Start(0)).ok()?;
     (found == sha256).then_some(file)
 }
 
 /// Reads exactly `bytes` bytes, writes them on, and tells their SHA-256.
-fn pour(from: &mut File, mut to: Option<&mut File>, bytes: u64) -> io::Result<String> {
+fn copy_and_hash(from: &mut File, mut to: Option<&mut File>, bytes: u64) -> io::Result<String> {
     let mut digest = Sha256::new();
     let mut buffer = vec![0; 1 << 18];
     let mut rest = bytes;
@@ -207,18 +207,18 @@ fn remove_unused(path: &Path, file: &File) {
         && let (Ok(named), Ok(open)) = (fs::symlink_metadata(path), file.metadata())
         && same(&named, &open)
     {
-        // Somebody else's removal is as good.
+        // Another process may have removed it.
         let _ = fs::remove_file(path);
     }
 }
 
 /// A copy that is being written; removed unless it was given a name.
-struct Partial {
+struct PartialCopy {
     path: PathBuf,
     file: File,
 }
 
-impl Partial {
+impl PartialCopy {
     fn create(folder: &Path) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -231,7 +231,7 @@ impl Partial {
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialCopy {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
             let _ = fs::remove_file(&self.path);
@@ -292,7 +292,7 @@ mod tests {
         let used = cache.take(&source, stamp(&source)).unwrap();
         fs::write(folder.join("left.so"), b"left").unwrap();
         let partial = File::create(folder.join(".1-0.partial")).unwrap();
-        partial.set_modified(SystemTime::now() - 2 * BEGUN).unwrap();
+        partial.set_modified(SystemTime::now() - 2 * UNLOCKED_AGE_MAX).unwrap();
         drop(partial);
         Cache::open(&folder, 9).unwrap();
         assert_eq!(copies(&folder), 1);
@@ -319,7 +319,7 @@ mod tests {
         fs::write(&source, b"0123456789").unwrap();
         let cache = Cache::open(&folder, 9).unwrap();
         let refusal = |found| match found {
-            Err(NoCopy::Refused(refusal)) => refusal.kind,
+            Err(CopyError::Refused(refusal)) => refusal.kind,
             other => panic!("{other:?}"),
         };
         assert_eq!(refusal(cache.take(&source, stamp(&source))), "too-large");
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(refusal(cache.take(&source, stamp(&source))), "untrusted");
         let old = stamp(&source);
         fs::write(&source, b"01").unwrap();
-        assert!(matches!(cache.take(&source, old), Err(NoCopy::Changed)));
+        assert!(matches!(cache.take(&source, old), Err(CopyError::Changed)));
         assert_eq!(copies(&folder), 0);
     }
 }

@@ -13,13 +13,13 @@ use std::{
 
 use super::{
     Catalogue, Limits, Plugin, PluginState, Status,
-    catalogue::{Entry, Known},
-    inspection::Verdict,
+    catalogue::{Entry, Knowledge},
+    inspection::Inspected,
     scan::{Found, Scan},
 };
 use pensieve_protocol::{manifest::Manifest, refusal::Refusal};
 
-/// How many plugins that nobody uses any more are listed.
+/// How many unused retired plugins are listed.
 const RETIRED_MAX: usize = 32;
 
 /// Every file and what is known of it.
@@ -42,20 +42,20 @@ struct File {
     found: Found,
     /// Since when it has been as it is.
     quiet_since: Instant,
-    stage: Stage,
+    state: FileState,
     /// The plugin that it was when it was last looked at.
     before: Option<Arc<Plugin>>,
 }
 
-enum Stage {
+enum FileState {
     Settling,
-    LookedAt,
-    /// It ends too early; if nobody goes on writing it, that is what is wrong with it.
+    Inspecting,
+    /// It ends too early; if it does not grow within `patience`, that is why it is refused.
     Incomplete {
         sha256: String,
         refusal: Refusal,
     },
-    Known(Known),
+    Knowledge(Knowledge),
 }
 
 struct Retired {
@@ -83,7 +83,7 @@ impl Files {
                     let age = if first { found.stamp.age(clock) } else { Duration::ZERO };
                     let quiet_since = now.checked_sub(age).unwrap_or(now);
                     let before = known.and_then(|known| known.before);
-                    File { found: found.clone(), quiet_since, stage: Stage::Settling, before }
+                    File { found: found.clone(), quiet_since, state: FileState::Settling, before }
                 }
             };
             self.files.insert(found.path.clone(), file);
@@ -98,14 +98,14 @@ impl Files {
     pub(super) fn next_task(&mut self, now: Instant) -> Option<Task> {
         for found in &self.scan.files {
             let file = self.files.get_mut(&found.path)?;
-            match &file.stage {
-                Stage::Settling if file.quiet_since + self.limits.settle <= now => {
-                    file.stage = Stage::LookedAt;
+            match &file.state {
+                FileState::Settling if file.quiet_since + self.limits.settle <= now => {
+                    file.state = FileState::Inspecting;
                     return Some(Task { found: file.found.clone(), before: file.before.clone() });
                 }
-                Stage::Incomplete { sha256, refusal } if file.quiet_since + self.limits.patience <= now => {
-                    let known = Known::Refused { sha256: Some(sha256.clone()), refusal: refusal.clone() };
-                    file.stage = Stage::Known(known);
+                FileState::Incomplete { sha256, refusal } if file.quiet_since + self.limits.patience <= now => {
+                    let known = Knowledge::Refused { sha256: Some(sha256.clone()), refusal: refusal.clone() };
+                    file.state = FileState::Knowledge(known);
                     if let Some(plugin) = file.before.take() {
                         self.retire(&plugin);
                         return self.next_task(now);
@@ -119,56 +119,56 @@ impl Files {
 
     /// When the next file will have been quiet for long enough.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let deadlines = self.files.values().filter_map(|file| match file.stage {
-            Stage::Settling => Some(file.quiet_since + self.limits.settle),
-            Stage::Incomplete { .. } => Some(file.quiet_since + self.limits.patience),
-            Stage::LookedAt | Stage::Known(_) => None,
+        let deadlines = self.files.values().filter_map(|file| match file.state {
+            FileState::Settling => Some(file.quiet_since + self.limits.settle),
+            FileState::Incomplete { .. } => Some(file.quiet_since + self.limits.patience),
+            FileState::Inspecting | FileState::Knowledge(_) => None,
         });
         deadlines.min()
     }
 
     /// Takes in what came of a task, unless the file has changed or gone since.
-    pub(super) fn decide(&mut self, task: &Task, verdict: Verdict, now: Instant) {
+    pub(super) fn decide(&mut self, task: &Task, inspected: Inspected, now: Instant) {
         let Some(file) = self.files.get_mut(&task.found.path).filter(|file| file.found == task.found) else {
             return;
         };
-        let known = match verdict {
-            Verdict::Changed => {
-                file.stage = Stage::Settling;
+        let known = match inspected {
+            Inspected::Changed => {
+                file.state = FileState::Settling;
                 file.quiet_since = now;
                 return;
             }
-            Verdict::Incomplete { sha256, refusal } => {
-                file.stage = Stage::Incomplete { sha256, refusal };
+            Inspected::Incomplete { sha256, refusal } => {
+                file.state = FileState::Incomplete { sha256, refusal };
                 return;
             }
-            Verdict::Known(known) => known,
+            Inspected::Knowledge(known) => known,
         };
         let before = file.before.take();
-        if let Known::Plugin(plugin) = &known {
+        if let Knowledge::Plugin(plugin) = &known {
             file.before = Some(plugin.clone());
         }
         let same = match (&before, &file.before) {
             (Some(before), Some(after)) => Arc::ptr_eq(before, after),
             _ => false,
         };
-        file.stage = Stage::Known(known);
+        file.state = FileState::Knowledge(known);
         if let Some(plugin) = before.filter(|_| !same) {
             self.retire(&plugin);
         }
     }
 
     /// What is to be published, if it differs from what was published last.
-    pub(super) fn news(&mut self) -> Option<Arc<Catalogue>> {
+    pub(super) fn changed_catalogue(&mut self) -> Option<Arc<Catalogue>> {
         let retired = self.retired();
         let refused = self.scan.refused.iter().map(|(file, refusal)| {
-            let known = Known::Refused { sha256: None, refusal: refusal.clone() };
+            let known = Knowledge::Refused { sha256: None, refusal: refusal.clone() };
             Entry { file: file.clone(), known }
         });
         let files = self.scan.files.iter().filter_map(|found| self.files.get(&found.path)).map(|file| {
-            let known = match &file.stage {
-                Stage::Known(known) => known.clone(),
-                _ => Known::Pending { before: file.before.clone() },
+            let known = match &file.state {
+                FileState::Knowledge(known) => known.clone(),
+                _ => Knowledge::Pending { before: file.before.clone() },
             };
             Entry { file: file.found.path.clone(), known }
         });

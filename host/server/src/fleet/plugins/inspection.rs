@@ -4,18 +4,18 @@ use std::{ffi::OsString, path::Path, sync::Arc};
 
 use super::{
     Settings,
-    catalogue::{Known, Plugin},
-    copy::{Cache, NoCopy},
+    catalogue::{Knowledge, Plugin},
+    copy::{Cache, CopyError},
     scan::Found,
 };
-use crate::fleet::child::{self, Silence};
+use crate::fleet::child::{self, ChildError};
 use pensieve_protocol::{questions::Checked, refusal::Refusal};
 
 /// What came of looking at a file.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum Inspected {
     /// It is known now.
-    Known(Known),
+    Knowledge(Knowledge),
     /// It ends too early, as files do that are still being written.
     Incomplete { sha256: String, refusal: Refusal },
     /// It changed while it was looked at.
@@ -28,21 +28,23 @@ pub(super) async fn inspect(
     cache: Arc<Cache>,
     found: Found,
     before: Option<Arc<Plugin>>,
-) -> Verdict {
+) -> Inspected {
     let (target, stamp) = (found.target.clone(), found.stamp);
     let copied = tokio::task::spawn_blocking(move || cache.take(&target, stamp)).await;
     let copy = match copied {
         Ok(Ok(copy)) => copy,
-        Ok(Err(NoCopy::Changed)) => return Verdict::Changed,
-        Ok(Err(NoCopy::Refused(refusal))) => return Verdict::Known(Known::Refused { sha256: None, refusal }),
+        Ok(Err(CopyError::Changed)) => return Inspected::Changed,
+        Ok(Err(CopyError::Refused(refusal))) => {
+            return Inspected::Knowledge(Knowledge::Refused { sha256: None, refusal });
+        }
         Err(error) => {
             let reason = format!("{} could not be copied: {error}", name(&found.path));
             let refusal = Refusal::new("not-inspected", reason, "tell Pensieve's authors");
-            return Verdict::Known(Known::Refused { sha256: None, refusal });
+            return Inspected::Knowledge(Knowledge::Refused { sha256: None, refusal });
         }
     };
     if let Some(before) = before.filter(|before| before.copy.sha256() == copy.sha256()) {
-        return Verdict::Known(Known::Plugin(before));
+        return Inspected::Knowledge(Knowledge::Plugin(before));
     }
     let sha256 = copy.sha256().to_owned();
     if let Some(allowed) = &settings.allow
@@ -50,37 +52,37 @@ pub(super) async fn inspect(
     {
         let reason = format!("{} is not among the allowed files", name(&found.path));
         let refusal = Refusal::new("not-allowed", reason, format!("add \"{sha256}\" to plugins.allow to allow it"));
-        return Verdict::Known(Known::Refused { sha256: Some(sha256), refusal });
+        return Inspected::Knowledge(Knowledge::Refused { sha256: Some(sha256), refusal });
     }
     let arguments = ["plugins", "check", "--json"].map(OsString::from);
     let arguments = arguments.into_iter().chain([copy.path().into()]).collect::<Vec<_>>();
     let refusal = match child::ask(&settings.program, &arguments, settings.limits.inspection).await {
         Ok(Checked::Manifest(manifest)) => {
             let plugin = Plugin { file: found.path, manifest, copy };
-            return Verdict::Known(Known::Plugin(Arc::new(plugin)));
+            return Inspected::Knowledge(Knowledge::Plugin(Arc::new(plugin)));
         }
         Ok(Checked::Refusal(refusal)) => {
             let reason = format!("{} {}", name(&found.path), refusal.reason);
             Refusal { reason, ..refusal }.cleaned()
         }
-        Err(silence) => Refusal::new(silence.kind(), format!("{} {silence}", name(&found.path)), help(&silence)),
+        Err(error) => Refusal::new(error.kind(), format!("{} {error}", name(&found.path)), help(&error)),
     };
     if refusal.kind == "truncated" {
-        return Verdict::Incomplete { sha256, refusal };
+        return Inspected::Incomplete { sha256, refusal };
     }
-    Verdict::Known(Known::Refused { sha256: Some(sha256), refusal })
+    Inspected::Knowledge(Knowledge::Refused { sha256: Some(sha256), refusal })
 }
 
 fn name(path: &Path) -> String {
     format!("plugin '{}'", path.file_name().unwrap_or(path.as_os_str()).display())
 }
 
-fn help(silence: &Silence) -> &'static str {
-    match silence {
-        Silence::Spawn(_) => "free processes or memory, then touch the file",
-        Silence::TimedOut(_) | Silence::Crashed { .. } | Silence::Ended { .. } => {
+fn help(error: &ChildError) -> &'static str {
+    match error {
+        ChildError::Spawn(_) => "free processes or memory, then touch the file",
+        ChildError::TimedOut(_) | ChildError::Crashed { .. } | ChildError::Ended { .. } => {
             "copy or download it again; if that does not help, tell its author"
         }
-        Silence::Garbled(_) => "tell its author that plugins must not print while they start",
+        ChildError::Garbled(_) => "tell its author that plugins must not print while they start",
     }
 }

@@ -1,8 +1,8 @@
 //! The plugin folders: files that come and go while the server runs become plugins that new loads may use.
 //!
 //! The server maps none of them. A file that has stopped changing is copied to a private place, a short-lived child looks at
-//! the copy, and what the child says of it is all that the server knows. Whoever writes to the file later changes no
-//! running code; whoever replaces it gives new loads a new copy, while workers keep theirs. A file that is damaged,
+//! the copy, and what the child says of it is all that the server knows. Writing to the file later changes no
+//! running code; replacing it gives new loads a new copy, while workers keep theirs. A file that is damaged,
 //! foreign or malicious costs a child process and one line in the list of plugins.
 
 mod catalogue;
@@ -48,7 +48,7 @@ pub struct Limits {
     pub settle: Duration,
     /// How long a file that ends too early counts as being written still.
     pub patience: Duration,
-    /// How often the folders are looked at although nothing was heard of them: on network drives nothing ever is.
+    /// How often the folders are looked at although nothing was changed of them: on network drives nothing ever is.
     pub rescan: Duration,
     /// How long a child may take to look at a file.
     pub inspection: Duration,

@@ -1,9 +1,9 @@
-//! Whether a file may become code in this user's processes: only if nobody but this user and root can change it.
+//! Whether a file may become code in this user's processes: only if no user but this one and root can change it.
 //!
 //! The file itself and the folder it lies in must not be writable by a group or by others. Above the folder it is enough
 //! that strangers cannot swap folders: group-writable homes of projects are common, and sticky folders such as `/tmp` let
-//! nobody rename what belongs to somebody else. A group that has nobody but this user in it counts as this user: many systems
-//! give everybody such a group, and let it write to whatever is built.
+//! no user rename what belongs to another. A group whose only member is this user counts as this user: many systems
+//! give each user such a group, and let it write to whatever is built.
 
 use std::{
     fs::Metadata,
@@ -65,7 +65,7 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
     Ok(())
 }
 
-/// Whether a group is called like this user and has nobody else in it, as far as this machine's own lists tell.
+/// Whether a group is called like this user and has no other member, as far as this machine's own lists tell.
 fn is_own_group(group: u32) -> bool {
     let read = |path: &str| {
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Follows the folders: hears of changes, waits until files are whole, has them looked at, and publishes what is known.
+//! Watches the folders: receives their events, waits until files are whole, has them looked at, and publishes what is known.
 //!
 //! Events only say when to look; what is true is what the next scan finds, so that a lost event, a full queue or a file
 //! system without events costs a delay and nothing else.
@@ -19,7 +19,7 @@ use super::{
     Catalogue, Settings,
     copy::Cache,
     files::{Files, Task},
-    inspection::{Verdict, inspect},
+    inspection::{Inspected, inspect},
     scan::{Folder, Scan},
 };
 
@@ -32,8 +32,8 @@ const EVENTS_GATHERED: Duration = Duration::from_millis(30);
 pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Catalogue>>) {
     let (settings, cache) = (Arc::new(settings), Arc::new(cache));
     let mut files = Files::new(settings.limits.clone());
-    let mut ears = Ears::new();
-    let mut children = JoinSet::<(Task, Verdict)>::new();
+    let mut events = FolderEvents::new();
+    let mut children = JoinSet::<(Task, Inspected)>::new();
     let mut rescan = Instant::now();
     loop {
         if Instant::now() >= rescan {
@@ -43,7 +43,7 @@ pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Ca
                 Scan::run(&scanned)
             });
             if let Ok(scan) = scanning.await {
-                ears.listen(&scan.folders);
+                events.listen(&scan.folders);
                 files.observe(scan, Instant::now(), SystemTime::now());
             }
             rescan = Instant::now() + settings.limits.rescan;
@@ -53,24 +53,24 @@ pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Ca
         {
             let (settings, cache) = (settings.clone(), cache.clone());
             children.spawn(async move {
-                let verdict = inspect(settings, cache, task.found.clone(), task.before.clone()).await;
-                (task, verdict)
+                let inspected = inspect(settings, cache, task.found.clone(), task.before.clone()).await;
+                (task, inspected)
             });
         }
-        if let Some(catalogue) = files.news() {
+        if let Some(catalogue) = files.changed_catalogue() {
             publish.send_replace(catalogue);
         }
         let wake = files.next_deadline().map_or(rescan, |deadline| deadline.min(rescan));
         // A file that is due while all children are busy waits for one of them.
         let wake = wake.max(Instant::now() + Duration::from_millis(5));
         tokio::select! {
-            () = ears.heard.notified() => {
+            () = events.changed.notified() => {
                 sleep(EVENTS_GATHERED).await;
                 rescan = Instant::now();
             }
             Some(done) = children.join_next() => {
-                if let Ok((task, verdict)) = done {
-                    files.decide(&task, verdict, Instant::now());
+                if let Ok((task, inspected)) = done {
+                    files.decide(&task, inspected, Instant::now());
                 }
             }
             () = sleep_until(wake.into()) => {}
@@ -78,24 +78,24 @@ pub(super) async fn run(settings: Settings, cache: Cache, publish: Sender<Arc<Ca
     }
 }
 
-/// What hears of changes. A folder that cannot be listened to is only scanned now and then.
-struct Ears {
-    heard: Arc<Notify>,
+/// Change events of the folders. A folder that cannot be listened to is only scanned now and then.
+struct FolderEvents {
+    changed: Arc<Notify>,
     watcher: Option<RecommendedWatcher>,
     folders: HashSet<Folder>,
 }
 
-impl Ears {
+impl FolderEvents {
     fn new() -> Self {
-        let heard = Arc::new(Notify::new());
-        let wake = heard.clone();
+        let changed = Arc::new(Notify::new());
+        let wake = changed.clone();
         let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
             // Reading a file, as a scan's own copies do, is an event as well.
             if !matches!(event, Ok(notify::Event { kind: EventKind::Access(_), .. })) {
                 wake.notify_one();
             }
         });
-        Self { heard, watcher: watcher.ok(), folders: HashSet::new() }
+        Self { changed, watcher: watcher.ok(), folders: HashSet::new() }
     }
 
     fn listen(&mut self, folders: &[Folder]) {

@@ -29,12 +29,12 @@ pub struct Adapter {
 }
 
 /// Every model's adapters by name.
-pub(super) type Names = BTreeMap<String, Adapter>;
+pub(super) type AdaptersByName = BTreeMap<String, Adapter>;
 
 /// The adapters of all models, in the order of the configuration.
 #[derive(Debug)]
-pub(super) struct Shelf {
-    models: RwLock<Vec<Names>>,
+pub(super) struct AdapterRegistry {
+    models: RwLock<Vec<AdaptersByName>>,
 }
 
 impl Adapter {
@@ -56,18 +56,18 @@ pub fn check_adapter_name(name: &str) -> Result<(), String> {
     Err(format!("cannot stand behind a model's id; it takes 1 to {NAME_LEN_MAX} letters, digits and -_. signs"))
 }
 
-impl Shelf {
+impl AdapterRegistry {
     pub(super) fn new(models: &[ModelConfig]) -> Self {
         Self { models: RwLock::new(models.iter().map(|model| model.adapters.clone()).collect()) }
     }
 
     /// All of them, as they stand now.
-    pub(super) fn all(&self) -> RwLockReadGuard<'_, Vec<Names>> {
+    pub(super) fn all(&self) -> RwLockReadGuard<'_, Vec<AdaptersByName>> {
         self.models.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Those of a model.
-    pub(super) fn of(&self, model: usize) -> Names {
+    pub(super) fn of(&self, model: usize) -> AdaptersByName {
         self.all().get(model).cloned().unwrap_or_default()
     }
 
@@ -110,13 +110,13 @@ impl Shelf {
         }
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Vec<Names>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<AdaptersByName>> {
         self.models.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// What is said of a name that a model has no adapter of.
-pub(super) fn unknown(id: &str, names: &Names, name: &str) -> Failure {
+pub(super) fn unknown(id: &str, names: &AdaptersByName, name: &str) -> Failure {
     if names.get(name).is_some_and(|adapter| adapter.merged.is_some()) {
         let message = format!("adapter '{name}' is merged into model '{id}'");
         return Failure::new(FailureCode::NotFound, message).with_help(format!("ask for '{id}' itself"));
@@ -148,12 +148,12 @@ mod tests {
     fn merged_ones_stay() {
         let merged = Adapter { merged: Some(1.0), ..Adapter::at("/x") };
         let adapters = [("fixed".to_owned(), merged), ("free".to_owned(), Adapter::at("/y"))].into();
-        let shelf = Shelf::new(&[ModelConfig { adapters, ..ModelConfig::default() }]);
-        assert!(shelf.has_some(0) && !shelf.has_some(1));
-        assert_eq!(shelf.remove(0, "m", "fixed").unwrap_err().code, FailureCode::Unsupported);
-        assert_eq!(shelf.remove(0, "m", "free"), Ok(()));
-        let failure = shelf.remove(0, "m", "free").unwrap_err();
+        let registry = AdapterRegistry::new(&[ModelConfig { adapters, ..ModelConfig::default() }]);
+        assert!(registry.has_some(0) && !registry.has_some(1));
+        assert_eq!(registry.remove(0, "m", "fixed").unwrap_err().code, FailureCode::Unsupported);
+        assert_eq!(registry.remove(0, "m", "free"), Ok(()));
+        let failure = registry.remove(0, "m", "free").unwrap_err();
         assert_eq!(failure.message, "model 'm' has no adapter 'free' (it has: none)");
-        assert!(!shelf.has_some(0));
+        assert!(!registry.has_some(0));
     }
 }

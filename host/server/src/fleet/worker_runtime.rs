@@ -20,29 +20,29 @@ use tokio::{
     time::timeout,
 };
 
-use super::child::{Group, environment};
+use super::child::{ProcessGroup, environment};
 use pensieve_protocol::job::{Failure, FailureCode};
 
 /// How long the system may take to end a process that was killed.
 const KILL_WAIT: Duration = Duration::from_secs(2);
 
-/// A worker's whole life: serves the server at the other end of a socket, and returns its exit status.
-pub(crate) type Code = fn(OwnedFd) -> i32;
+/// A worker's whole runtime: serves the server at the other end of a socket, and returns its exit status.
+pub(crate) type WorkerMain = fn(OwnedFd) -> i32;
 
 /// Where a worker is to run.
 #[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(super) enum Placement<'a> {
     /// In a process of its own, which runs this program.
     Process(&'a Path),
     /// In a thread of this process.
-    Thread(Code),
+    Thread(WorkerMain),
 }
 
 /// A worker that runs.
-pub(super) enum Life {
+pub(super) enum WorkerRuntime {
     Process {
         child: Child,
-        group: Option<Group>,
+        group: Option<ProcessGroup>,
     },
     Thread {
         status: watch::Receiver<Option<i32>>,
@@ -51,20 +51,20 @@ pub(super) enum Life {
     },
 }
 
-impl Life {
+impl WorkerRuntime {
     /// Starts a worker at the `other` end of the server's `own` socket.
-    pub(super) fn begin(
-        place: Place<'_>,
+    pub(super) fn start(
+        placement: Placement<'_>,
         own: &UnixStream,
         other: UnixStream,
     ) -> io::Result<(Self, Option<ChildStderr>)> {
-        match place {
-            Place::Process(program) => {
+        match placement {
+            Placement::Process(program) => {
                 let mut child = spawn(program, &other)?;
-                let (group, stderr) = (Some(Group::of(&child)), child.stderr.take());
+                let (group, stderr) = (Some(ProcessGroup::of(&child)), child.stderr.take());
                 Ok((Self::Process { child, group }, stderr))
             }
-            Place::Thread(code) => {
+            Placement::Thread(code) => {
                 let held = Some(own.try_clone()?);
                 let (ended, status) = watch::channel(None);
                 let thread = std::thread::Builder::new().name("worker".into());

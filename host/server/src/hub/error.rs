@@ -1,10 +1,10 @@
-//! What goes wrong between here and the hub, and whose affair it is.
+//! Why a transfer from the hub failed, in classes that the command line turns into exit codes.
 
 use std::{fmt, io, path::Path};
 
-/// Whose affair it is.
+/// The class of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum HubErrorKind {
     /// The name or a setting is wrong.
     Usage,
     /// There is no such thing on the hub.
@@ -25,17 +25,17 @@ pub enum Kind {
 
 /// What went wrong, to what, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// Whose affair it is.
-    pub kind: Kind,
+pub struct HubError {
+    /// The class of the failure.
+    pub kind: HubErrorKind,
     /// What happened, to what.
     pub message: String,
     /// What to do about it; may be empty.
     pub help: String,
 }
 
-impl Trouble {
-    pub(super) fn new(kind: Kind, message: impl Into<String>) -> Self {
+impl HubError {
+    pub(super) fn new(kind: HubErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), help: String::new() }
     }
 
@@ -49,14 +49,15 @@ impl Trouble {
         let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         if full.contains(&error.kind()) {
             let message = format!("no space for '{}': {error}", path.display());
-            return Self::new(Kind::Space, message)
+            return Self::new(HubErrorKind::Space, message)
                 .help("what is there is kept: free some space, or set HF_HUB_CACHE to another disk, and pull again");
         }
-        Self::new(Kind::Other, format!("'{}': {error}", path.display())).help("check that this user may write there")
+        Self::new(HubErrorKind::Other, format!("'{}': {error}", path.display()))
+            .help("check that this user may write there")
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for HubError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
         if !self.help.is_empty() {
@@ -66,9 +67,9 @@ impl fmt::Display for Trouble {
     }
 }
 
-impl std::error::Error for Trouble {}
+impl std::error::Error for HubError {}
 
-/// What a stranger says, on one line of a bounded length.
+/// Text from the hub, on one line of a bounded length.
 pub(super) fn cleaned(text: &str) -> String {
     text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(300).collect()
 }

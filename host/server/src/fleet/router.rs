@@ -1,11 +1,11 @@
-//! Which model a client means: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
+//! The router resolves a client's model name to a target: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
 
-use super::{ModelConfig, Variant, shelf};
+use super::{ModelConfig, Variant, adapter_registry};
 use pensieve_protocol::job::{AdapterUse, Failure, FailureCode};
 
 /// What a client's model id stands for.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Meant {
+pub(super) struct Target {
     /// The model's place in the configuration.
     pub(super) model: usize,
     /// The variant's place, if it is one.
@@ -20,43 +20,47 @@ pub(super) struct Names<'a> {
     pub(super) models: &'a [ModelConfig],
     pub(super) variants: &'a [Variant],
     /// The adapters of each model.
-    pub(super) adapters: &'a [shelf::Names],
+    pub(super) adapters: &'a [adapter_registry::AdaptersByName],
     pub(super) default: Option<&'a str>,
 }
 
 impl<'a> Names<'a> {
     /// Finds the model: by its id or a variant's, by either kind of name with one of the model's adapters behind it, by an
     /// alias (the longest that fits, but a wildcard does not swallow an adapter), or the default.
-    pub(super) fn resolve(&self, name: &str) -> Result<Meant, Failure> {
-        if let Some(meant) = self.by_id(name) {
-            return Ok(meant);
+    pub(super) fn resolve(&self, name: &str) -> Result<Target, Failure> {
+        if let Some(target) = self.by_id(name) {
+            return Ok(target);
         }
         let split = name.rsplit_once(':').and_then(|(base, adapter)| {
-            let meant = self.by_id(base).or_else(|| self.by_alias(base))?;
-            Some((meant, adapter))
+            let target = self.by_id(base).or_else(|| self.by_alias(base))?;
+            Some((target, adapter))
         });
-        if let Some((meant, adapter)) = &split
-            && self.adapters[meant.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+        if let Some((target, adapter)) = &split
+            && self.adapters[target.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
         {
             let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
-            return Ok(Meant { adapter, ..meant.clone() });
+            return Ok(Target { adapter, ..target.clone() });
         }
         // Behind an id, what is no adapter is a mistake. What stands behind a word of an alias may belong to it.
         let is_id = name.rsplit_once(':').is_some_and(|(base, _)| self.by_id(base).is_some());
-        if let Some(meant) = self.by_alias(name).filter(|_| !is_id) {
-            return Ok(meant);
+        if let Some(target) = self.by_alias(name).filter(|_| !is_id) {
+            return Ok(target);
         }
-        if let Some((meant, adapter)) = split {
-            return Err(shelf::unknown(&self.models[meant.model].id, &self.adapters[meant.model], adapter));
+        if let Some((target, adapter)) = split {
+            return Err(adapter_registry::unknown(
+                &self.models[target.model].id,
+                &self.adapters[target.model],
+                adapter,
+            ));
         }
-        // The default model answers for what nobody is called, with its adapter if it has one of that name.
-        let default = self.default.and_then(|id| self.by_id(id)).map(|meant| {
+        // The default model answers for unknown names, with its adapter if it has one of that name.
+        let default = self.default.and_then(|id| self.by_id(id)).map(|target| {
             let adapter = name.rsplit_once(':').map(|(_, adapter)| adapter);
             match adapter.filter(|adapter| {
-                self.adapters[meant.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+                self.adapters[target.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
             }) {
-                Some(name) => Meant { adapter: Some(AdapterUse { name: name.to_owned(), scale: 1.0 }), ..meant },
-                None => meant,
+                Some(name) => Target { adapter: Some(AdapterUse { name: name.to_owned(), scale: 1.0 }), ..target },
+                None => target,
             }
         });
         default.ok_or_else(|| {
@@ -83,30 +87,30 @@ impl<'a> Names<'a> {
         own.chain(variants.flatten())
     }
 
-    fn by_id(&self, name: &str) -> Option<Meant> {
+    fn by_id(&self, name: &str) -> Option<Target> {
         let model = self.models.iter().position(|model| model.id == name);
-        model.map(|model| Meant { model, variant: None, adapter: None }).or_else(|| {
+        model.map(|model| Target { model, variant: None, adapter: None }).or_else(|| {
             let variant = self.variants.iter().position(|variant| variant.id == name)?;
             self.variant(variant)
         })
     }
 
-    fn by_alias(&self, name: &str) -> Option<Meant> {
+    fn by_alias(&self, name: &str) -> Option<Target> {
         let fitting = |aliases: &[String]| aliases.iter().filter(|alias| fits(alias, name)).map(String::len).max();
         let models = self.models.iter().enumerate().filter_map(|(model, config)| {
-            Some((fitting(&config.aliases)?, Meant { model, variant: None, adapter: None }))
+            Some((fitting(&config.aliases)?, Target { model, variant: None, adapter: None }))
         });
         let variants = self.variants.iter().enumerate();
         let variants = variants.filter_map(|(place, variant)| Some((fitting(&variant.aliases)?, self.variant(place)?)));
         // Of equally long aliases, the one of the first model.
         let found = models.chain(variants).reduce(|first, other| if other.0 > first.0 { other } else { first });
-        found.map(|(_, meant)| meant)
+        found.map(|(_, target)| target)
     }
 
-    fn variant(&self, place: usize) -> Option<Meant> {
+    fn variant(&self, place: usize) -> Option<Target> {
         let variant = &self.variants[place];
         let model = self.models.iter().position(|model| model.id == variant.base)?;
-        Some(Meant { model, variant: Some(place), adapter: variant.adapter.clone() })
+        Some(Target { model, variant: Some(place), adapter: variant.adapter.clone() })
     }
 }
 
@@ -159,7 +163,7 @@ mod tests {
         }]
     }
 
-    fn resolve(default: Option<&str>, name: &str) -> Result<Meant, Failure> {
+    fn resolve(default: Option<&str>, name: &str) -> Result<Target, Failure> {
         let models = models();
         let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
         Names { models: &models, variants: &variants(), adapters: &adapters, default }.resolve(name)
@@ -167,8 +171,8 @@ mod tests {
 
     fn check(name: &str, expect: Option<(&str, Option<&str>)>) {
         let (models, found) = (models(), resolve(None, name).ok());
-        let adapter = |meant: &Meant| meant.adapter.as_ref().map(|adapter| adapter.name.clone());
-        let found = found.as_ref().map(|meant| (models[meant.model].id.as_str(), adapter(meant)));
+        let adapter = |target: &Target| target.adapter.as_ref().map(|adapter| adapter.name.clone());
+        let found = found.as_ref().map(|target| (models[target.model].id.as_str(), adapter(target)));
         assert_eq!(found, expect.map(|(model, adapter)| (model, adapter.map(str::to_owned))), "{name}");
     }
 
@@ -178,12 +182,13 @@ mod tests {
         models[1].aliases.push("large*".into());
         let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
         let names = Names { models: &models, variants: &[], adapters: &adapters, default: Some("large") };
-        let meant = |name: &str| names.resolve(name).ok().map(|meant| (meant.model, meant.adapter.map(|own| own.name)));
-        assert_eq!(meant("large:poe"), None);
-        assert_eq!(meant("larger:poe"), Some((1, None)));
-        // Nobody is called that, so the default model answers, under its adapter if it has that.
-        assert_eq!(meant("unknown:poet"), Some((1, Some("poet".into()))));
-        assert_eq!(meant("unknown:7b"), Some((1, None)));
+        let target =
+            |name: &str| names.resolve(name).ok().map(|target| (target.model, target.adapter.map(|own| own.name)));
+        assert_eq!(target("large:poe"), None);
+        assert_eq!(target("larger:poe"), Some((1, None)));
+        // No model has that name, so the default model answers, under its adapter if it has that.
+        assert_eq!(target("unknown:poet"), Some((1, Some("poet".into()))));
+        assert_eq!(target("unknown:7b"), Some((1, None)));
     }
 
     #[test]
@@ -221,8 +226,8 @@ mod tests {
 
     #[test]
     fn the_default_answers_for_unknown_ids() {
-        let meant = resolve(Some("large"), "gpt-9").unwrap();
-        assert_eq!(meant, Meant { model: 1, variant: None, adapter: None });
+        let target = resolve(Some("large"), "gpt-9").unwrap();
+        assert_eq!(target, Target { model: 1, variant: None, adapter: None });
         let failure = resolve(None, "gpt-9").unwrap_err();
         assert_eq!(
             failure.to_string(),
@@ -234,8 +239,8 @@ mod tests {
     fn a_variant_brings_its_adapter() {
         check("muse", Some(("large", Some("poet"))));
         check("verse-1", Some(("large", Some("poet"))));
-        let meant = resolve(None, "muse").unwrap();
-        assert_eq!((meant.variant, meant.adapter.unwrap().scale), (Some(0), 0.5));
+        let target = resolve(None, "muse").unwrap();
+        assert_eq!((target.variant, target.adapter.unwrap().scale), (Some(0), 0.5));
         assert_eq!(resolve(None, "muse:poet").unwrap().adapter.unwrap().scale, 1.0);
         assert!(resolve(None, "muse:painter").is_err());
     }
