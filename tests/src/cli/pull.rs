@@ -309,16 +309,16 @@ impl Progress for Deaf {
     fn end(&mut self) {}
 }
 
-/// A pull with little patience.
+/// A pull with little retry.
 fn pull_hastily(hub: &Hub, desk: &Desk) -> Result<pensieve_server::hub::Pulled, pensieve_server::hub::HubError> {
-    let patience = RetryPolicy {
+    let retry = RetryPolicy {
         answer: Duration::from_secs(10),
         body: Duration::from_millis(300),
         failures_max: 3,
         pause: Duration::from_millis(1),
     };
     let cache = desk.path(".cache/huggingface/hub");
-    let puller = Puller { endpoint: hub.endpoint(), token: None, cache, patience };
+    let puller = Puller { endpoint: hub.endpoint(), token: None, cache, retry };
     puller.pull(&NAME.parse::<HubName>().unwrap(), &mut Deaf)
 }
 

@@ -21,6 +21,9 @@ use pensieve_protocol::refusal::Refusal;
 /// How long a copy may take that is not locked yet.
 const UNLOCKED_AGE_MAX: Duration = Duration::from_secs(60);
 
+/// How often a name is tried that other servers give and remove at the same time, before the copy gets a name of its own.
+const LINK_ATTEMPTS_MAX: usize = 64;
+
 /// The folder of private copies.
 #[derive(Debug)]
 pub(super) struct Cache {
@@ -144,35 +147,71 @@ impl Cache {
         self.keep(partial, sha256, stamp.bytes()).map_err(unreadable)
     }
 
-    /// Gives a whole copy its name, unless a sound one already has it.
+    /// Gives a whole copy its name, unless a sound one already has it. A name is never taken from another file: a server that
+    /// has locked that file would go on to use the name, and lose it when this server ends.
     fn keep(&self, mut partial: PartialCopy, sha256: String, bytes: u64) -> io::Result<PrivateCopy> {
-        let path = self.folder.join(format!("{sha256}{}", std::env::consts::DLL_SUFFIX));
-        if let Some(lock) = existing(&path, &sha256, bytes) {
-            return Ok(PrivateCopy { path, sha256, bytes, lock });
-        }
         partial.file.set_permissions(Permissions::from_mode(0o500))?;
         partial.file.sync_all()?;
-        // The lock lives as long as the copy; what wrote the file must not.
+        // The lock lives as long as the copy; the descriptor that wrote the file must not.
         let lock = File::open(&partial.path)?;
         lock.lock_shared()?;
+        let path = self.folder.join(format!("{sha256}{}", std::env::consts::DLL_SUFFIX));
+        for _ in 0..LINK_ATTEMPTS_MAX {
+            match fs::hard_link(&partial.path, &path) {
+                Ok(()) => return Ok(PrivateCopy { path, sha256, bytes, lock }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // This file system has no links.
+                Err(_) => break,
+            }
+            match existing(&path, &sha256, bytes) {
+                Existing::Sound(lock) => return Ok(PrivateCopy { path, sha256, bytes, lock }),
+                Existing::Removed => {}
+                Existing::Damaged => break,
+            }
+        }
+        let own = partial.path.file_name().unwrap_or_default().to_string_lossy().replace(['.', '-'], "");
+        let path = self.folder.join(format!("{sha256}-{own}{}", std::env::consts::DLL_SUFFIX));
         fs::rename(&partial.path, &path)?;
         partial.path.clear();
         Ok(PrivateCopy { path, sha256, bytes, lock })
     }
 }
 
-/// A copy of the same content that is already there, locked.
-fn existing(path: &Path, sha256: &str, bytes: u64) -> Option<File> {
-    let mut file = File::open(path).ok()?;
-    file.lock_shared().ok()?;
-    let metadata = file.metadata().ok()?;
-    // Without a link it was removed between opening and locking.
-    if metadata.nlink() == 0 || metadata.len() != bytes {
-        return None;
+/// What a name that another server has given to a copy of the same content leads to.
+enum Existing {
+    /// A copy whose content is right, locked.
+    Sound(File),
+    /// Nothing any more: its last user has removed it.
+    Removed,
+    /// A file with other content, or one that cannot be read.
+    Damaged,
+}
+
+fn existing(path: &Path, sha256: &str, bytes: u64) -> Existing {
+    let locked = || -> io::Result<File> {
+        let file = File::open(path)?;
+        file.lock_shared()?;
+        Ok(file)
+    };
+    let mut file = match locked() {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Existing::Removed,
+        Err(_) => return Existing::Damaged,
+    };
+    // It may have been removed between opening and locking, and the name given anew.
+    if !is_named(path, &file) {
+        return Existing::Removed;
     }
-    let found = copy_and_hash(&mut file, None, bytes).ok()?;
-    file.seek(SeekFrom::Start(0)).ok()?;
-    (found == sha256).then_some(file)
+    let sound = file.metadata().is_ok_and(|metadata| metadata.len() == bytes)
+        && copy_and_hash(&mut file, None, bytes).is_ok_and(|found| found == sha256)
+        && file.seek(SeekFrom::Start(0)).is_ok();
+    if sound { Existing::Sound(file) } else { Existing::Damaged }
+}
+
+/// Whether this name leads to this open file.
+fn is_named(path: &Path, file: &File) -> bool {
+    let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    matches!((fs::symlink_metadata(path), file.metadata()), (Ok(named), Ok(open)) if same(&named, &open))
 }
 
 /// Reads exactly `bytes` bytes, writes them on, and tells their SHA-256.
@@ -200,13 +239,9 @@ fn copy_and_hash(from: &mut File, mut to: Option<&mut File>, bytes: u64) -> io::
     Ok(text)
 }
 
-/// Removes a copy if no other process, and nothing else in this one, holds its lock.
+/// Removes a copy if no other process, and no other user in this one, holds its lock.
 fn remove_unused(path: &Path, file: &File) {
-    let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
-    if file.try_lock().is_ok()
-        && let (Ok(named), Ok(open)) = (fs::symlink_metadata(path), file.metadata())
-        && same(&named, &open)
-    {
+    if file.try_lock().is_ok() && is_named(path, file) {
         // Another process may have removed it.
         let _ = fs::remove_file(path);
     }
@@ -300,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_a_copy_that_was_damaged() {
+    fn leaves_a_damaged_copy_alone_and_makes_another() {
         let root = tempfile::tempdir().unwrap();
         let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
         fs::write(&source, b"one").unwrap();
@@ -310,6 +345,37 @@ mod tests {
         fs::write(damaged.path(), b"two").unwrap();
         let sound = cache.take(&source, stamp(&source)).unwrap();
         assert_eq!(fs::read(sound.path()).unwrap(), b"one");
+        assert_eq!(fs::read(damaged.path()).unwrap(), b"two");
+        drop((damaged, sound));
+        cache.sweep();
+        assert_eq!(copies(&folder), 0);
+    }
+
+    /// Many servers that start and end at once: each must find the copy that it was given, for as long as it has it.
+    #[test]
+    fn a_copy_stays_while_other_users_take_and_release_theirs() {
+        const USERS: usize = 8;
+        const ROUNDS: usize = 200;
+        let root = tempfile::tempdir().unwrap();
+        let (source, folder) = (root.path().join("libx.so"), root.path().join("cache"));
+        fs::write(&source, b"one").unwrap();
+        let stamp = stamp(&source);
+        let take_and_release = || {
+            let lost = (0..ROUNDS).filter(|_| {
+                // Every round opens the cache as a server does that has just started.
+                let copy = Cache::open(&folder, 9).unwrap().take(&source, stamp).unwrap();
+                std::thread::yield_now();
+                fs::read(copy.path()).ok().as_deref() != Some(b"one".as_slice())
+            });
+            lost.count()
+        };
+        let lost: usize = std::thread::scope(|scope| {
+            let users: Vec<_> = (0..USERS).map(|_| scope.spawn(take_and_release)).collect();
+            users.into_iter().map(|user| user.join().unwrap()).sum()
+        });
+        assert_eq!(lost, 0, "of {} copies", USERS * ROUNDS);
+        Cache::open(&folder, 9).unwrap();
+        assert_eq!(copies(&folder), 0);
     }
 
     #[test]
