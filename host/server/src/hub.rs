@@ -9,6 +9,7 @@ mod choice;
 mod error;
 mod listing;
 mod name;
+mod remote;
 mod storage;
 mod transfer;
 
@@ -19,7 +20,8 @@ pub use error::{HubError, HubErrorKind};
 pub use name::HubName;
 
 use choice::Choice;
-use listing::{Listing, Remote};
+use listing::Listing;
+use remote::Remote;
 use storage::Storage;
 use transfer::HubClient;
 

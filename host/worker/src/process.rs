@@ -8,6 +8,7 @@
 
 mod report_writer;
 mod session;
+mod step_clock;
 mod watchdog;
 
 use std::{
@@ -33,7 +34,7 @@ use pensieve_protocol::{
 };
 use report_writer::ReportWriter;
 use session::Session;
-use watchdog::Watchdog;
+use step_clock::StepClock;
 
 /// The server's end of the socket is closed.
 pub const EXIT_SERVER_GONE: i32 = 0;
@@ -64,11 +65,11 @@ enum LoopInput {
 pub fn run(socket: OwnedFd) -> i32 {
     let socket = UnixStream::from(socket);
     let Ok(reading) = socket.try_clone() else { return EXIT_SERVER_GONE };
-    let watchdog = Arc::new(Watchdog::default());
-    let reports = ReportWriter::start(socket, watchdog.clone());
+    let clock = Arc::new(StepClock::default());
+    let reports = ReportWriter::start(socket, clock.clone());
     reports.send(Report::Hello { protocol: PROTOCOL });
     let (sender, inputs) = mpsc::channel();
-    let (commands, alive) = (sender.clone(), watchdog.clone());
+    let (commands, alive) = (sender.clone(), clock.clone());
     start("reader", move || read(reading, &commands, &alive));
     let Ok(LoopInput::Command(Command::Load(load))) = inputs.recv() else { return EXIT_BAD_COMMAND };
     let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -79,9 +80,9 @@ pub fn run(socket: OwnedFd) -> i32 {
                 return EXIT_NOT_LOADED;
             }
         };
-        watchdog::spawn(&watchdog, &reports, load.limits.step_deadline);
-        let (reports, watchdog, adapter_file_max) = (&reports, &*watchdog, adapter_file_bytes_max(load.adapter_bytes));
-        Session { engine, formats, reports, watchdog, inputs, sender, adapter_file_max, draining: false }.run();
+        watchdog::spawn(&clock, &reports, load.limits.step_deadline);
+        let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.adapter_bytes));
+        Session { engine, formats, reports, clock, inputs, sender, adapter_file_max, draining: false }.run();
         0
     }));
     let code = served.unwrap_or_else(|_| {
@@ -90,7 +91,7 @@ pub fn run(socket: OwnedFd) -> i32 {
         EXIT_PANICKED
     });
     reports.flush();
-    watchdog.stop();
+    clock.stop();
     code
 }
 
@@ -107,10 +108,10 @@ fn start(name: &str, code: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, watchdog: &Watchdog) {
+fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, clock: &StepClock) {
     loop {
         let read = wire::read(&mut socket);
-        if watchdog.has_stopped() {
+        if clock.has_stopped() {
             return;
         }
         match read {

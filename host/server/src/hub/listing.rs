@@ -2,7 +2,12 @@
 
 use serde::Deserialize;
 
-use super::{Hub, HubError, HubErrorKind, HubName, name::is_path, transfer::HubClient};
+use super::{
+    Hub, HubError, HubErrorKind, HubName,
+    name::is_path,
+    remote::{Digest, Remote, is_hex},
+    transfer::HubClient,
+};
 
 const FILES_MAX: usize = 10_000;
 
@@ -11,31 +16,6 @@ const FILES_MAX: usize = 10_000;
 pub(super) struct Listing {
     pub(super) commit: String,
     pub(super) files: Vec<Remote>,
-}
-
-/// A file on the hub.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Remote {
-    pub(super) name: String,
-    pub(super) bytes: u64,
-    pub(super) digest: Digest,
-}
-
-/// What a file's bytes must come to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Digest {
-    /// Of large files.
-    Sha256(String),
-    /// Of small ones, which the hub keeps in git itself.
-    Git(String),
-}
-
-impl Digest {
-    /// Hexadecimal; the file's name in the cache.
-    pub(super) fn as_str(&self) -> &str {
-        let (Self::Sha256(text) | Self::Git(text)) = self;
-        text
-    }
 }
 
 #[derive(Deserialize)]
@@ -95,8 +75,4 @@ impl Listing {
         }
         Ok(Self { commit: repository.sha, files })
     }
-}
-
-pub(super) fn is_hex(text: &str, len: usize) -> bool {
-    text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     HubError, HubErrorKind, HubName, Progress,
-    listing::{Remote, is_hex},
+    remote::{Remote, is_hex},
     transfer::HubClient,
 };
 

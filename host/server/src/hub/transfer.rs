@@ -23,7 +23,7 @@ use ureq::{
 use super::{
     Hub, HubError, HubErrorKind, HubName, Progress, RetryPolicy,
     error::cleaned,
-    listing::{Digest, Remote},
+    remote::{Digest, Remote},
 };
 
 const ANSWER_BYTES_MAX: u64 = 32 << 20;

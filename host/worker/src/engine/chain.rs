@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use pensieve_plugin_api::{Candidates, History, SamplerBox, StageBox};
 
-use super::model::of_plugin;
+use super::failures::of_plugin;
 use crate::grammar::{is_allowed, keep_allowed};
 use crate::plugin::LoadedPlugin;
 use pensieve_protocol::job::{Failure, FailureCode, StageSpec};

@@ -9,7 +9,7 @@ use std::{
 
 use pensieve_plugin_api::{AdapterBox, AdapterData};
 
-use super::model::{of_adapter, of_plugin, text_of};
+use super::failures::{of_adapter, of_plugin, text_of};
 use crate::plugin::LoadedPlugin;
 use pensieve_protocol::{
     job::{Failure, FailureCode},

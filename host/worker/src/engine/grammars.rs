@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::sequence::Text;
-use crate::grammar::{Compiler, Compiling, Constraint, GrammarError, Masks};
+use super::{failures, sequence::Text};
+use crate::grammar::{Compiler, Compiling, Constraint, Masks};
 use pensieve_protocol::grammar::Spec;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
@@ -44,7 +44,7 @@ pub struct Ready {
 impl Grammars {
     /// Begins to compile a job's grammar; the job waits here meanwhile.
     pub fn begin(&mut self, job: Job, spec: &Spec, text: &Text) -> Result<(), Failure> {
-        let compiling = self.compiler(text)?.begin(spec).map_err(|error| failure(&error))?;
+        let compiling = self.compiler(text)?.begin(spec).map_err(|error| failures::of_grammar(&error))?;
         self.waiting.push(Waiting { job, since: Instant::now(), compiling });
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Grammars {
             match waiting.compiling.poll() {
                 None if !overdue => place += 1,
                 result => {
-                    let constraint = result.transpose().map_err(|error| failure(&error));
+                    let constraint = result.transpose().map_err(|error| failures::of_grammar(&error));
                     ready.push(Ready { job: self.waiting.remove(place).job, waited, constraint });
                 }
             }
@@ -106,15 +106,4 @@ impl Grammars {
         }
         Ok(self.compiler.get_or_insert_with(|| Compiler::new(Arc::clone(vocabulary), COMPILE_TIME)))
     }
-}
-
-/// What is said of a grammar that is not enforced.
-pub(super) fn failure(error: &GrammarError) -> Failure {
-    let code = match error {
-        GrammarError::At(field, error) => return failure(error).at(field),
-        GrammarError::Busy => FailureCode::Busy,
-        GrammarError::Unsupported(_) => FailureCode::Unsupported,
-        GrammarError::Invalid(_) | GrammarError::TooLarge(_) | GrammarError::Deadline { .. } => FailureCode::Invalid,
-    };
-    Failure::new(code, error.to_string())
 }

@@ -15,6 +15,7 @@ pub mod stops;
 
 pub mod adapters;
 pub mod chain;
+pub mod failures;
 pub mod formats;
 pub mod grammars;
 pub mod model;

@@ -2,7 +2,7 @@
 //! batches built out of plans. A plugin cannot be believed: sizes that do not fit together end the load, and rows of
 //! logits are marked before a step, so that one that was not written cannot pass for another sequence's.
 
-use std::{collections::HashMap, path::Path, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use pensieve_plugin_api::{
     self as api, AdapterData, Batch, Card, LoadRequest, ModelBox, NO_ADAPTER, Resident, Source, StateKind, Want,
@@ -15,6 +15,7 @@ use pensieve_plugin_api::{
 
 use super::{
     adapters::AdapterHost,
+    failures::{of_adapter, of_plugin, text_of},
     formats::Formats,
     scheduler::{Plan, Scheduler},
 };
@@ -208,35 +209,6 @@ fn read_merged(merged: &[MergedAdapter], formats: &Formats) -> Result<Vec<Merged
         Ok(Merged { adapter: read?.data, strength: one.scale })
     };
     merged.iter().map(read).collect()
-}
-
-/// What a plugin's error means to a client or a user.
-pub fn of_plugin(error: api::PluginError) -> Failure {
-    let code = match error.code {
-        api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
-        api::ErrorCode::NOT_FOUND => FailureCode::NotFound,
-        _ => FailureCode::Plugin,
-    };
-    Failure { code, message: error.message.into_string(), help: error.help.into_string(), field: String::new() }
-}
-
-/// The same of an error over an adapter, whose fault it mostly is: whatever it lacks is no affair of the request's model.
-pub fn of_adapter(error: api::PluginError) -> Failure {
-    let code = match error.code {
-        api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
-        api::ErrorCode::INVALID | api::ErrorCode::CORRUPT | api::ErrorCode::NOT_FOUND | api::ErrorCode::IO => {
-            FailureCode::Invalid
-        }
-        _ => FailureCode::Plugin,
-    };
-    Failure { code, ..of_plugin(error) }
-}
-
-/// A path as it can cross.
-pub fn text_of(path: &Path) -> Result<&str, Failure> {
-    path.to_str().ok_or_else(|| {
-        Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", path.display())).with_help("rename it")
-    })
 }
 
 /// How long a duration is in whole microseconds.

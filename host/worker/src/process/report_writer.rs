@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{EXIT_REPORTS_UNREAD, EXIT_SERVER_GONE, Watchdog, leave, start};
+use super::{EXIT_REPORTS_UNREAD, EXIT_SERVER_GONE, StepClock, leave, start};
 use pensieve_protocol::wire::{self, Report};
 
 /// How many reports wait at most. One holds all events of a step.
@@ -37,10 +37,10 @@ struct Queue {
 
 impl ReportWriter {
     /// Starts to write to the socket.
-    pub(super) fn start(socket: UnixStream, watchdog: Arc<Watchdog>) -> Arc<Self> {
+    pub(super) fn start(socket: UnixStream, clock: Arc<StepClock>) -> Arc<Self> {
         let reports = Arc::new(Self::default());
         let writer = reports.clone();
-        start("writer", move || writer.write(socket, &watchdog));
+        start("writer", move || writer.write(socket, &clock));
         reports
     }
 
@@ -85,10 +85,10 @@ impl ReportWriter {
         }
     }
 
-    fn write(&self, mut socket: UnixStream, watchdog: &Watchdog) {
+    fn write(&self, mut socket: UnixStream, clock: &StepClock) {
         let mut bytes = Vec::new();
         let mut beaten = Instant::now();
-        while !watchdog.has_stopped() {
+        while !clock.has_stopped() {
             let reports = self.next(beaten + HEARTBEAT_INTERVAL);
             bytes.clear();
             for report in &reports {
@@ -100,11 +100,11 @@ impl ReportWriter {
             }
             if beaten.elapsed() >= HEARTBEAT_INTERVAL {
                 beaten = Instant::now();
-                let heartbeat = Report::Heartbeat { steps: watchdog.steps(), step_ms: watchdog.step_ms() };
+                let heartbeat = Report::Heartbeat { steps: clock.steps(), step_ms: clock.step_ms() };
                 // Two numbers always fit.
                 let _ = wire::encode_into(&heartbeat, &mut bytes);
             }
-            if socket.write_all(&bytes).is_err() && !watchdog.has_stopped() {
+            if socket.write_all(&bytes).is_err() && !clock.has_stopped() {
                 leave(EXIT_SERVER_GONE);
             }
             self.lock().writing = false;

@@ -8,7 +8,7 @@ use std::sync::{
     mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError},
 };
 
-use super::{LoopInput, ReportWriter, Watchdog, start};
+use super::{LoopInput, ReportWriter, StepClock, start};
 use crate::engine::{
     formats::Formats,
     step::{Engine, PAUSE},
@@ -22,7 +22,7 @@ pub(super) struct Session<'a> {
     pub(super) engine: Engine,
     pub(super) formats: Formats,
     pub(super) reports: &'a Arc<ReportWriter>,
-    pub(super) watchdog: &'a Watchdog,
+    pub(super) clock: &'a StepClock,
     pub(super) inputs: Receiver<LoopInput>,
     pub(super) sender: Sender<LoopInput>,
     /// Bytes of the largest file that an adapter may have.
@@ -36,7 +36,7 @@ impl Session<'_> {
         let mut computed = true;
         loop {
             self.wait(computed);
-            let step = self.watchdog.begin_step();
+            let step = self.clock.begin_step();
             while let Ok(input) = self.inputs.try_recv() {
                 self.handle(input);
             }
@@ -52,11 +52,11 @@ impl Session<'_> {
             }
         }
         while self.engine.tidy() {
-            let _step = self.watchdog.begin_step();
+            let _step = self.clock.begin_step();
         }
         self.send_reports();
-        let (reports, watchdog) = (self.reports, self.watchdog);
-        let step = watchdog.begin_step();
+        let (reports, clock) = (self.reports, self.clock);
+        let step = clock.begin_step();
         drop(self);
         drop(step);
         reports.send(Report::Drained);
@@ -78,7 +78,7 @@ impl Session<'_> {
                 None => return,
             }
         };
-        let _step = self.watchdog.begin_step();
+        let _step = self.clock.begin_step();
         self.handle(received);
     }
 
@@ -92,7 +92,7 @@ impl Session<'_> {
                 Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) => {}
             }
-            let step = self.watchdog.begin_step();
+            let step = self.clock.begin_step();
             let more = self.engine.tidy();
             drop(step);
             self.send_reports();

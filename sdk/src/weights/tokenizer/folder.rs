@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{
-    Tokenizer, document,
+    HOW_TO_CONVERT, Tokenizer, document,
     model_file::ModelFile,
     outline::{Outline, Place, rewritten},
     sentencepiece,
@@ -23,10 +23,6 @@ use crate::{
 
 const FILE_BYTES_MAX: u64 = 64 << 20;
 const ADDED_MAX: u32 = 1 << 20;
-
-/// The help of every folder that cannot be read as it is.
-pub(super) const HOW_TO_CONVERT: &str = "write a tokenizer.json into the folder with transformers: \
-     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)";
 
 /// Reads a whole text file, if it is there.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {

@@ -30,6 +30,10 @@ use super::{
 };
 use crate::{Error, Result};
 
+/// The help of every folder that cannot be read as it is.
+const HOW_TO_CONVERT: &str = "write a tokenizer.json into the folder with transformers: \
+     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)";
+
 /// A tokenizer: how text becomes ids, and which ids mean something to the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokenizer {

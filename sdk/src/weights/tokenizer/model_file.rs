@@ -79,7 +79,7 @@ impl ModelFile {
             return Err(Error::unsupported(
                 "only byte pairs over text as it is are read, and this model is of another kind or rewrites its text",
             )
-            .help(super::folder::HOW_TO_CONVERT));
+            .help(super::HOW_TO_CONVERT));
         }
         let [unknown, bos, eos, pad] = ids.map(|id| id.filter(|id| (*id as usize) < model.texts.len()));
         Ok(Self { bos, eos, pad, unknown, ..model })

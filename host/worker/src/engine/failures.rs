@@ -1,0 +1,47 @@
+//! What went wrong in a plugin, an adapter or a grammar, as the failure that a job ends with.
+
+use std::path::Path;
+
+use crate::grammar::GrammarError;
+use pensieve_plugin_api as api;
+use pensieve_protocol::job::{Failure, FailureCode};
+
+/// What a plugin's error means to a client or a user.
+pub fn of_plugin(error: api::PluginError) -> Failure {
+    let code = match error.code {
+        api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
+        api::ErrorCode::NOT_FOUND => FailureCode::NotFound,
+        _ => FailureCode::Plugin,
+    };
+    Failure { code, message: error.message.into_string(), help: error.help.into_string(), field: String::new() }
+}
+
+/// The same of an error over an adapter, whose fault it mostly is: whatever it lacks is no affair of the request's model.
+pub fn of_adapter(error: api::PluginError) -> Failure {
+    let code = match error.code {
+        api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,
+        api::ErrorCode::INVALID | api::ErrorCode::CORRUPT | api::ErrorCode::NOT_FOUND | api::ErrorCode::IO => {
+            FailureCode::Invalid
+        }
+        _ => FailureCode::Plugin,
+    };
+    Failure { code, ..of_plugin(error) }
+}
+
+/// A path as it can cross.
+pub fn text_of(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| {
+        Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", path.display())).with_help("rename it")
+    })
+}
+
+/// What is said of a grammar that is not enforced.
+pub fn of_grammar(error: &GrammarError) -> Failure {
+    let code = match error {
+        GrammarError::At(field, error) => return of_grammar(error).at(field),
+        GrammarError::Busy => FailureCode::Busy,
+        GrammarError::Unsupported(_) => FailureCode::Unsupported,
+        GrammarError::Invalid(_) | GrammarError::TooLarge(_) | GrammarError::Deadline { .. } => FailureCode::Invalid,
+    };
+    Failure::new(code, error.to_string())
+}

@@ -1,0 +1,66 @@
+//! Whether the engine's thread is in a step, since when, and how many steps it has done. The engine writes, other threads read.
+
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Instant,
+};
+
+/// When the current step began.
+pub(super) struct StepClock {
+    born: Instant,
+    /// Milliseconds from birth to the step's beginning, plus one; zero between steps.
+    began: AtomicU64,
+    steps: AtomicU64,
+    /// There are no more steps.
+    stopped: AtomicBool,
+}
+
+/// A step that lasts as long as this value.
+pub(super) struct StepGuard<'a>(&'a StepClock);
+
+impl Default for StepClock {
+    fn default() -> Self {
+        Self {
+            born: Instant::now(),
+            began: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+        }
+    }
+}
+
+impl StepClock {
+    pub(super) fn begin_step(&self) -> StepGuard<'_> {
+        self.began.store(self.now() + 1, Ordering::Release);
+        StepGuard(self)
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    /// How long the current step has been running.
+    pub(super) fn step_ms(&self) -> Option<u64> {
+        let began = self.began.load(Ordering::Acquire).checked_sub(1)?;
+        Some(self.now().saturating_sub(began))
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX - 1)
+    }
+}
+
+impl Drop for StepGuard<'_> {
+    fn drop(&mut self) {
+        self.0.began.store(0, Ordering::Release);
+        self.0.steps.fetch_add(1, Ordering::Relaxed);
+    }
+}
