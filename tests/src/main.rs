@@ -32,6 +32,7 @@ mod extensions;
 mod fleet;
 mod grammars;
 mod http;
+mod layers;
 mod llama;
 mod loading;
 mod lora;
