@@ -14,6 +14,9 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
+/// Builds outside the workspace compile all dependencies again, candle among them, and run them on tiny models only.
+const QUICK: [&str; 2] = ["--config", "profile.dev.package.\"*\".opt-level=1"];
+
 /// The plugin that a package of this workspace builds.
 pub fn plugin(package: &str) -> PathBuf {
     library(&workspace_build(), package)
@@ -47,8 +50,10 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
         let arguments = ["--offline", "--manifest-path", manifest, "--config", "Cargo.toml", "--lib"];
         match toolchain {
             // Not where the workspace builds: an example must not take the place of the workspace's plugin of its name.
-            None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"]].concat()),
-            Some(toolchain) => build(rustup_run(toolchain, "cargo"), &other_target_dir(), &arguments),
+            None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"], &QUICK].concat()),
+            Some(toolchain) => {
+                build(rustup_run(toolchain, "cargo"), &other_target_dir(), &[&arguments[..], &QUICK].concat())
+            }
         }
     })
 }
@@ -87,7 +92,8 @@ fn workspace_build() -> Artifacts {
 pub fn plugin_by_other_toolchain(package: &str) -> Option<PathBuf> {
     let toolchain = other_toolchain()?;
     let artifacts = once(&format!("{package} by {toolchain}"), || {
-        build(rustup_run(toolchain, "cargo"), &other_target_dir(), &["--locked", "-p", package])
+        let arguments = [&["--locked", "-p", package], &QUICK[..]].concat();
+        build(rustup_run(toolchain, "cargo"), &other_target_dir(), &arguments)
     });
     Some(library(&artifacts, package))
 }
