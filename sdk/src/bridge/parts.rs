@@ -19,7 +19,7 @@ use std::{
 use super::GgufReader;
 use crate::{
     Error, Result, Services,
-    nn::unused,
+    nn::{dequantize, unused},
     weights::{Checkpoint, Weights},
 };
 
@@ -157,7 +157,7 @@ impl TensorSource {
             return Ok(tensor.clone());
         }
         self.services.go_on()?;
-        let tensor = Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), device)?;
+        let tensor = Tensor::from_vec(dequantize(&raw)?, raw.shape.as_slice(), device)?;
         lock(&self.given).insert(name.to_owned(), tensor.clone());
         let done = lock(&self.log).add(name, raw.data.len());
         // The host's code runs here, so nothing is held.

@@ -37,4 +37,4 @@ pub use step::Step;
 
 use kv::KvCache;
 #[cfg(feature = "bridge")]
-pub(crate) use {loader::unused, paged::facts, view::copy_to};
+pub(crate) use {cpu::dequantize, loader::unused, paged::facts, view::copy_to};

@@ -38,11 +38,16 @@ impl Bytes {
 
     /// Copies bytes that do not lie in a file.
     pub fn copy_of(bytes: &[u8]) -> Result<Self> {
-        let mut map = MmapMut::map_anon(bytes.len().max(1))?;
-        if let Some(target) = map.get_mut(..bytes.len()) {
-            target.copy_from_slice(bytes);
+        Self::write(bytes.len(), |target| target.copy_from_slice(bytes))
+    }
+
+    /// Bytes in memory that `fill` has written.
+    pub(super) fn write(len: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
+        let mut map = MmapMut::map_anon(len.max(1))?;
+        if let Some(target) = map.get_mut(..len) {
+            fill(target);
         }
-        Ok(Self { map: Arc::new(map.make_read_only()?), range: 0..bytes.len() })
+        Ok(Self { map: Arc::new(map.make_read_only()?), range: 0..len })
     }
 
     /// A part of these bytes; `None` where it would reach outside of them.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, quote, safetensors, tensor};
+use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, packed, quote, safetensors, tensor};
 use crate::{Error, Result};
 
 const ARCHITECTURE_BYTES_MAX: usize = 128;
@@ -123,8 +123,9 @@ impl Checkpoint {
         let config = Config::read(folder)?;
         let shards = safetensors::open(folder)?;
         let files = shards.iter().map(|shard| (shard.header.clone(), shard.file_len)).collect();
-        let tensors = shards.into_iter().flat_map(|shard| shard.tensors);
-        let weights = Weights::new(tensors).map_err(|error| error.context(folder.display()))?;
+        let stored = shards.into_iter().flat_map(|shard| shard.tensors).collect();
+        let entries = packed::entries(config.value(), stored).map_err(|error| error.context(folder.display()))?;
+        let weights = Weights::new(entries).map_err(|error| error.context(folder.display()))?;
         let class = config.value().pointer("/architectures/0").or(config.value().get("model_type"));
         let architecture = class.and_then(|class| class.as_str()).ok_or_else(|| {
             let config = folder.join("config.json");

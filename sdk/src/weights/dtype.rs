@@ -35,11 +35,15 @@ pub enum Dtype {
     IQ1M,
     TQ1_0,
     TQ2_0,
+    /// What the SDK makes of packed weights in safetensors; no file has these three.
+    Int4,
+    Int8,
+    Fp8,
 }
 
 impl Dtype {
     /// Every format, for messages and tests.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 28] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -65,7 +69,15 @@ impl Dtype {
         Self::IQ1M,
         Self::TQ1_0,
         Self::TQ2_0,
+        Self::Int4,
+        Self::Int8,
+        Self::Fp8,
     ];
+
+    /// Whether GGUF files have tensors in this format.
+    pub(crate) fn is_in_files(self) -> bool {
+        !matches!(self, Self::Int4 | Self::Int8 | Self::Fp8)
+    }
 
     /// The name that model files and their authors use.
     pub fn name(self) -> &'static str {
@@ -130,6 +142,9 @@ impl Dtype {
             Self::IQ1M => ("IQ1_M", 256, 56),
             Self::TQ1_0 => ("TQ1_0", 256, 54),
             Self::TQ2_0 => ("TQ2_0", 256, 66),
+            Self::Int4 => ("INT4", 32, 21),
+            Self::Int8 => ("INT8", 32, 36),
+            Self::Fp8 => ("FP8", 32, 36),
         }
     }
 }

@@ -162,6 +162,7 @@ fn type_id(dtype: Dtype) -> u32 {
         Dtype::IQ1M => 29,
         Dtype::TQ1_0 => 34,
         Dtype::TQ2_0 => 35,
+        Dtype::Int4 | Dtype::Int8 | Dtype::Fp8 => panic!("no file has {dtype}"),
     }
 }
 

@@ -266,7 +266,8 @@ fn dtype(id: u32) -> Result<Dtype> {
         35 => Dtype::TQ2_0,
         39 => Dtype::MXFP4,
         _ => {
-            let names = Dtype::ALL.map(Dtype::name).join(", ");
+            let names = Dtype::ALL.into_iter().filter(|dtype| dtype.is_in_files()).map(Dtype::name);
+            let names = names.collect::<Vec<_>>().join(", ");
             let help = format!("choose a file in one of {names}");
             let error = match KNOWN_BUT_UNREAD.iter().find(|(known, _)| *known == id) {
                 Some((_, name)) => format!("is stored as {name}, which is not supported"),

@@ -14,6 +14,7 @@ pub(crate) mod fixture;
 pub mod gguf;
 mod json;
 pub(crate) mod names;
+mod packed;
 mod safetensors;
 mod tensor;
 mod tokenizer;

@@ -11,7 +11,7 @@ use std::{
 
 use ::safetensors::{Dtype as StoredDtype, tensor::Metadata};
 
-use super::{Bytes, Dtype, RawTensor, json, quote};
+use super::{Bytes, Dtype, RawTensor, json, quote, tensor::Entry};
 use crate::{Code, Error, Result};
 
 const HEADER_BYTES_MAX: u64 = 32 << 20;
@@ -22,10 +22,43 @@ const NAME_BYTES_MAX: usize = 256;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
+/// A tensor as a file has it, of whatever type.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    pub name: String,
+    pub dtype: StoredDtype,
+    pub shape: Vec<usize>,
+    pub data: Bytes,
+}
+
+impl Stored {
+    /// The same as a tensor of a type that can be used.
+    pub(super) fn into_plain(self) -> Result<RawTensor> {
+        let dtype = match self.dtype {
+            StoredDtype::F32 => Dtype::F32,
+            StoredDtype::F16 => Dtype::F16,
+            StoredDtype::BF16 => Dtype::BF16,
+            other => {
+                let name = quote(&self.name);
+                let message = format!("tensor {name}: is stored as {other}, and only F32, F16 and BF16 are supported");
+                return Err(
+                    Error::unsupported(message).help("choose an unquantized version of the model, or a GGUF file")
+                );
+            }
+        };
+        Ok(RawTensor { name: self.name, dtype, shape: self.shape, data: self.data })
+    }
+
+    pub(super) fn into_entry(self) -> Entry {
+        let name = self.name.clone();
+        self.into_plain().map_or_else(|error| Entry::Refused(name, error), Entry::Plain)
+    }
+}
+
 /// The header of one file.
 #[derive(Debug)]
 pub(super) struct Shard {
-    pub tensors: Vec<RawTensor>,
+    pub tensors: Vec<Stored>,
     pub header: Bytes,
     pub file_len: usize,
 }
@@ -84,27 +117,20 @@ fn tensor(
     dtype: StoredDtype,
     shape: &[usize],
     (start, end): (usize, usize),
-) -> Result<RawTensor> {
+) -> Result<Stored> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX || name.chars().any(char::is_control) {
         return Err(Error::corrupt(format!("its name is not 1 to {NAME_BYTES_MAX} bytes of text")));
     }
     if shape.len() > DIMENSIONS_MAX {
         return Err(Error::corrupt(format!("has {} dimensions, more than {DIMENSIONS_MAX}", shape.len())));
     }
-    let dtype = match dtype {
-        StoredDtype::F32 => Dtype::F32,
-        StoredDtype::F16 => Dtype::F16,
-        StoredDtype::BF16 => Dtype::BF16,
-        other => {
-            return Err(Error::unsupported(format!("is stored as {other}, and only F32, F16 and BF16 are supported"))
-                .help("choose an unquantized version of the model, or a GGUF file"));
-        }
-    };
     let range = data_start.checked_add(start).zip(data_start.checked_add(end));
     let data = range.and_then(|(start, end)| file.slice(start..end));
+    let values = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
+    let bits = values.and_then(|values| values.checked_mul(dtype.bitsize()));
     match data {
-        Some(data) if dtype.tensor_bytes(shape) == Some(data.len()) => {
-            Ok(RawTensor { name: name.to_owned(), dtype, shape: shape.to_vec(), data })
+        Some(data) if bits == data.len().checked_mul(8) => {
+            Ok(Stored { name: name.to_owned(), dtype, shape: shape.to_vec(), data })
         }
         _ => Err(Error::corrupt(format!("does not lie where the header puts it, at {start}..{end}"))),
     }
@@ -226,6 +252,10 @@ mod tests {
         f32_safetensors(&[("b", &[1, 2], &[3.0, 4.0]), ("c", &[1], &[5.0])])
     }
 
+    fn values(tensor: &Stored) -> Vec<f32> {
+        tensor.clone().into_plain().unwrap().to_f32().unwrap()
+    }
+
     fn read(bytes: &[u8]) -> Result<Shard> {
         Shard::read(&Bytes::copy_of(bytes).unwrap())
     }
@@ -245,8 +275,8 @@ mod tests {
             let folder = folder(&[(name, &two()), ("config.json", b"{}")]);
             let [shard] = &open(folder.path()).unwrap()[..] else { panic!("one file") };
             let [b, c] = &shard.tensors[..] else { panic!("two tensors") };
-            assert_eq!((b.name.as_str(), &b.shape[..], b.to_f32().unwrap()), ("b", &[1, 2][..], vec![3.0, 4.0]));
-            assert_eq!(c.to_f32().unwrap(), [5.0]);
+            assert_eq!((b.name.as_str(), &b.shape[..], values(b)), ("b", &[1, 2][..], vec![3.0, 4.0]));
+            assert_eq!(values(c), [5.0]);
         }
     }
 
@@ -325,9 +355,10 @@ mod tests {
     }
 
     #[test]
-    fn rejects_types_that_cannot_be_used_by_tensor() {
+    fn a_tensor_of_a_type_that_is_not_read_is_refused_when_it_is_used() {
         let header = r#"{"q.weight": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}"#;
-        let error = read(&safetensors(header, &[0; 4])).unwrap_err();
+        let shard = read(&safetensors(header, &[0; 4])).unwrap();
+        let error = shard.tensors[0].clone().into_plain().unwrap_err();
         let message = "tensor 'q.weight': is stored as I32, and only F32, F16 and BF16 are supported";
         assert_eq!((error.code, error.message.as_str()), (Code::Unsupported, message));
     }
@@ -360,8 +391,8 @@ mod tests {
         let header = r#"{"none": {"dtype": "F32", "shape": [0, 7], "data_offsets": [0, 0]},
                          "one": {"dtype": "BF16", "shape": [], "data_offsets": [0, 2]}}"#;
         let shard = read(&safetensors(header, &[0x80, 0x3f])).unwrap();
-        assert_eq!(shard.tensors[0].to_f32().unwrap(), [0f32; 0]);
-        assert_eq!(shard.tensors[1].to_f32().unwrap(), [1.0]);
+        assert_eq!(values(&shard.tensors[0]), [0f32; 0]);
+        assert_eq!(values(&shard.tensors[1]), [1.0]);
     }
 
     #[test]
@@ -372,7 +403,10 @@ mod tests {
                 let mut bytes = whole.clone();
                 bytes[at] = value;
                 if let Ok(shard) = read(&bytes) {
-                    shard.tensors.iter().for_each(|tensor| _ = tensor.to_f32().unwrap());
+                    shard
+                        .tensors
+                        .into_iter()
+                        .for_each(|tensor| _ = tensor.into_plain().map(|tensor| tensor.to_f32().unwrap()));
                 }
             }
             assert!(read(&whole[..at]).is_err(), "{at}");

@@ -10,7 +10,9 @@ use half::{bf16, f16};
 use super::{
     Bytes, Dtype,
     gguf::{self, Metadata},
-    quote, safetensors,
+    packed::Packed,
+    quote,
+    safetensors::{self, Stored},
 };
 use crate::{Error, Result};
 
@@ -36,6 +38,8 @@ pub struct Weights {
 pub(super) enum Entry {
     /// Can be used as it lies.
     Plain(RawTensor),
+    /// Has to be put together first.
+    Packed(Box<Packed>),
     /// Is there, and cannot be used: its name, and what to say to the reader who asks for it.
     Refused(String, Error),
 }
@@ -44,6 +48,7 @@ impl Entry {
     fn name(&self) -> &str {
         match self {
             Self::Plain(tensor) => &tensor.name,
+            Self::Packed(packed) => &packed.head.name,
             Self::Refused(name, _) => name,
         }
     }
@@ -51,6 +56,7 @@ impl Entry {
     pub(super) fn rename(self, rename: impl Fn(&str) -> String) -> Self {
         match self {
             Self::Plain(tensor) => Self::Plain(RawTensor { name: rename(&tensor.name), ..tensor }),
+            Self::Packed(packed) => Self::Packed(packed),
             Self::Refused(name, error) => Self::Refused(rename(&name), error),
         }
     }
@@ -58,6 +64,7 @@ impl Entry {
     fn described(&self) -> Option<&RawTensor> {
         match self {
             Self::Plain(tensor) => Some(tensor),
+            Self::Packed(packed) => Some(&packed.head),
             Self::Refused(..) => None,
         }
     }
@@ -147,7 +154,9 @@ impl Weights {
     /// The tensors of one safetensors file, under their names there. All of them can be used.
     pub fn of_safetensors(path: &Path) -> Result<Self> {
         let shard = safetensors::open_file(path)?;
-        Self::new(shard.tensors).and_then(Self::usable).map_err(|error| error.context(path.display()))
+        Self::new(shard.tensors.into_iter().map(Stored::into_entry))
+            .and_then(Self::usable)
+            .map_err(|error| error.context(path.display()))
     }
 
     /// The tensors of a GGUF file, under their names there, and what it says besides. All of them can be used.
@@ -174,6 +183,7 @@ impl Weights {
     pub fn get(&self, name: &str) -> Result<RawTensor> {
         match self.tensors.get(name) {
             Some(Entry::Plain(tensor)) => Ok(tensor.clone()),
+            Some(Entry::Packed(packed)) => packed.unpack(),
             Some(Entry::Refused(_, error)) => Err(error.clone()),
             None => {
                 let error = Error::not_found(format!("the checkpoint has no tensor {}", quote(name)));
@@ -191,7 +201,7 @@ impl Weights {
     pub fn find(&self, name: &str) -> Option<RawTensor> {
         match self.tensors.get(name)? {
             Entry::Plain(tensor) => Some(tensor.clone()),
-            Entry::Refused(..) => None,
+            Entry::Packed(_) | Entry::Refused(..) => None,
         }
     }
 
@@ -205,14 +215,15 @@ impl Weights {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// All tensors that can be used, sorted by name.
+    /// All tensors that can be used, sorted by name. The data of those that have to be put together is only a part of it.
     pub fn iter(&self) -> impl Iterator<Item = &RawTensor> {
         self.tensors.values().filter_map(Entry::described)
     }
 
-    /// Bytes of all tensors together.
+    /// Bytes of all tensors together, as they are used.
     pub fn bytes(&self) -> u64 {
-        self.iter().map(|tensor| tensor.data.len() as u64).sum()
+        let bytes = |tensor: &RawTensor| tensor.dtype.tensor_bytes(&tensor.shape).unwrap_or(tensor.data.len());
+        self.iter().map(|tensor| bytes(tensor) as u64).sum()
     }
 
     fn nearest(&self, wanted: &str) -> Option<&str> {

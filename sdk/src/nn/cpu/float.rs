@@ -1,4 +1,4 @@
-//! The formats of numbers that are no blocks: `f32`, `f16`, `bf16`.
+//! The formats whose values are numbers by themselves: `f32`, `f16`, `bf16`, and eight bits with a scale beside them.
 
 use super::simd::{Rows, Simd, half};
 
@@ -77,6 +77,81 @@ impl Float for BF16 {
     #[inline(always)]
     fn load<S: Simd>(simd: S, bytes: &[u8]) -> S::F {
         simd.bits_to_f32(simd.shl(simd.load_words(bytes), 16))
+    }
+}
+
+/// What products with such weights ask of a format.
+pub(super) trait Dense: Send + Sync + 'static {
+    /// Bytes of so many values of a row, which are whole blocks.
+    fn bytes(values: usize) -> usize;
+    /// The values of `LANES` rows, a row to a lane; `out` says how many.
+    fn fill<S: Simd>(simd: S, rows: Rows<'_>, out: &mut [S::F]);
+    /// One row.
+    fn widen_row(bytes: &[u8], out: &mut [f32]);
+}
+
+impl<F: Float> Dense for F {
+    fn bytes(values: usize) -> usize {
+        values * F::BYTES
+    }
+
+    #[inline(always)]
+    fn fill<S: Simd>(simd: S, rows: Rows<'_>, out: &mut [S::F]) {
+        fill::<S, F>(simd, rows, out);
+    }
+
+    fn widen_row(bytes: &[u8], out: &mut [f32]) {
+        for (bytes, out) in bytes.chunks_exact(F::BYTES).zip(out) {
+            *out = F::widen(bytes);
+        }
+    }
+}
+
+/// A scale in single precision and 32 numbers of 1 bit sign, 4 bits exponent and 3 bits mantissa. No infinities, and the
+/// not-a-numbers are kept out when a checkpoint is loaded.
+pub(super) struct Fp8;
+
+/// Brings the exponent of eight bits to that of `f32`, subnormal numbers too.
+const REBIAS: f32 = f32::from_bits((120 + 127) << 23);
+
+impl Fp8 {
+    const BLOCK: usize = 32;
+    const BYTES: usize = 36;
+}
+
+impl Dense for Fp8 {
+    fn bytes(values: usize) -> usize {
+        values / Self::BLOCK * Self::BYTES
+    }
+
+    #[inline(always)]
+    fn fill<S: Simd>(simd: S, rows: Rows<'_>, out: &mut [S::F]) {
+        let (sign, magnitude) = (simd.splat_bits(0x8000_0000), simd.splat_bits(0x07f0_0000));
+        for (block, out) in out.chunks_exact_mut(Self::BLOCK).enumerate() {
+            let rows = rows.skip(block * Self::BYTES);
+            let scale = simd.bits_to_f32(simd.columns(rows, 0)[0]);
+            for half in 0..2 {
+                for (i, word) in simd.columns(rows, 4 + 16 * half).into_iter().enumerate() {
+                    for byte in 0..4 {
+                        // The byte on top, its sign where it belongs, the rest four bits further down.
+                        let top = simd.shl(word, 24 - 8 * byte as u32);
+                        let bits = simd.or(simd.and(top, sign), simd.and(simd.shr(top, 4), magnitude));
+                        let number = simd.mul(simd.bits_to_f32(bits), simd.splat(REBIAS));
+                        out[16 * half + 4 * i + byte] = simd.mul(number, scale);
+                    }
+                }
+            }
+        }
+    }
+
+    fn widen_row(bytes: &[u8], out: &mut [f32]) {
+        for (block, out) in bytes.chunks_exact(Self::BYTES).zip(out.chunks_exact_mut(Self::BLOCK)) {
+            let scale = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+            for (code, out) in block[4..].iter().zip(out) {
+                let bits = u32::from(code & 0x80) << 24 | u32::from(code & 0x7f) << 20;
+                *out = f32::from_bits(bits) * REBIAS * scale;
+            }
+        }
     }
 }
 

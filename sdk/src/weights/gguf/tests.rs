@@ -58,9 +58,10 @@ fn reads_version_2_and_any_valid_alignment() {
 
 #[test]
 fn reads_every_supported_dtype() {
-    let file = Dtype::ALL.into_iter().fold(good(), |file, dtype| file.zeros(dtype.name(), dtype, &[2, 512]));
+    let dtypes = || Dtype::ALL.into_iter().filter(|dtype| dtype.is_in_files());
+    let file = dtypes().fold(good(), |file, dtype| file.zeros(dtype.name(), dtype, &[2, 512]));
     let gguf = Gguf::read(&file.map()).unwrap();
-    for dtype in Dtype::ALL {
+    for dtype in dtypes() {
         let tensor = gguf.tensors.iter().find(|tensor| tensor.name == dtype.name()).unwrap();
         assert_eq!((tensor.dtype, tensor.data.len()), (dtype, 2 * dtype.row_bytes(512).unwrap()));
     }

@@ -1,9 +1,9 @@
-//! Products with weights in `f32`, `f16` and `bf16`.
+//! Products with weights in `f32`, `f16`, `bf16` and eight bits.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::super::float::{BF16, F16, F32, Float, fill};
+use super::super::float::{BF16, Dense, F16, F32, Fp8};
 use super::super::pool::{Disjoint, Pool};
 use super::super::simd::{Kernel, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles, tile};
@@ -18,6 +18,7 @@ pub(super) fn multiply(pool: &Pool, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) 
     match w.dtype {
         Dtype::F16 => pool.level().run(Multiply::<F16> { pool, w, x, out, format: PhantomData }),
         Dtype::BF16 => pool.level().run(Multiply::<BF16> { pool, w, x, out, format: PhantomData }),
+        Dtype::Fp8 => pool.level().run(Multiply::<Fp8> { pool, w, x, out, format: PhantomData }),
         _ => pool.level().run(Multiply::<F32> { pool, w, x, out, format: PhantomData }),
     }
 }
@@ -30,7 +31,7 @@ struct Multiply<'a, F> {
     format: PhantomData<F>,
 }
 
-impl<S: Simd, F: Float> Kernel<S> for Multiply<'_, F> {
+impl<S: Simd, F: Dense> Kernel<S> for Multiply<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         let panels = Panels::new(self.w, S::LANES);
@@ -52,7 +53,7 @@ struct Stretch<'a, F> {
     format: PhantomData<F>,
 }
 
-impl<S: Simd, F: Float> Kernel<S> for Stretch<'_, F> {
+impl<S: Simd, F: Dense> Kernel<S> for Stretch<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         let (n, zero) = (self.x.len() / self.cols, simd.splat(0.0));
@@ -63,9 +64,9 @@ impl<S: Simd, F: Float> Kernel<S> for Stretch<'_, F> {
             for start in (0..self.cols).step_by(SEGMENT) {
                 let values = SEGMENT.min(self.cols - start);
                 for (panel, unpacked) in pair.iter_mut().enumerate() {
-                    self.panels.prefetch(index, start / SEGMENT, panel, SEGMENT * F::BYTES);
-                    let rows = self.panels.rows(index, panel).skip(start * F::BYTES);
-                    fill::<S, F>(simd, rows, &mut unpacked[..values]);
+                    self.panels.prefetch(index, start / SEGMENT, panel, F::bytes(SEGMENT));
+                    let rows = self.panels.rows(index, panel).skip(F::bytes(start));
+                    F::fill(simd, rows, &mut unpacked[..values]);
                 }
                 let x = &self.x[start..];
                 let pair = [&pair[0][..values], &pair[1][..values]];

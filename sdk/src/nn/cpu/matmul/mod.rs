@@ -12,7 +12,7 @@ mod quantized;
 #[cfg(test)]
 mod tests;
 
-use super::float::{BF16, F16, F32, Float};
+use super::float::{BF16, Dense, F16, F32, Fp8};
 use super::pool::Pool;
 use super::quant::{Expanded, Format, Layout, with_format};
 use crate::{
@@ -59,9 +59,10 @@ pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
         dtype,
         F => expand::<F>(bytes, out),
         match dtype {
-            Dtype::F16 => widen::<F16>(bytes, out),
-            Dtype::BF16 => widen::<BF16>(bytes, out),
-            _ => widen::<F32>(bytes, out),
+            Dtype::F16 => F16::widen_row(bytes, out),
+            Dtype::BF16 => BF16::widen_row(bytes, out),
+            Dtype::Fp8 => Fp8::widen_row(bytes, out),
+            _ => F32::widen_row(bytes, out),
         }
     );
 }
@@ -98,11 +99,5 @@ fn expand<F: Format>(bytes: &[u8], out: &mut [f32]) {
                 *out = expanded.scales[group] * (f32::from(*code) - f32::from(F::OFFSET)) - minimum;
             }
         }
-    }
-}
-
-fn widen<F: Float>(bytes: &[u8], out: &mut [f32]) {
-    for (bytes, out) in bytes.chunks_exact(F::BYTES).zip(out) {
-        *out = F::widen(bytes);
     }
 }

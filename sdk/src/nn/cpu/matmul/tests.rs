@@ -28,6 +28,11 @@ impl Random {
                 Dtype::F16 => block.copy_from_slice(&half::f16::from_f32(self.number()).to_le_bytes()),
                 Dtype::BF16 => block.copy_from_slice(&half::bf16::from_f32(self.number()).to_le_bytes()),
                 Dtype::MXFP4 => block[0] = 116 + block[0] % 8,
+                Dtype::Int4 | Dtype::Int8 => block[..4].copy_from_slice(&(self.number() * 0.1).to_le_bytes()),
+                Dtype::Fp8 => {
+                    block[..4].copy_from_slice(&(self.number() * 0.1).to_le_bytes());
+                    block[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
+                }
                 Dtype::IQ1M => set_quarters(block, half::f16::from_f32(self.number() * 0.1)),
                 _ => {
                     for at in halves(dtype) {
@@ -52,6 +57,7 @@ fn halves(dtype: Dtype) -> &'static [usize] {
         Dtype::TQ1_0 => &[52],
         Dtype::TQ2_0 => &[64],
         Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::MXFP4 | Dtype::IQ1M => &[],
+        Dtype::Int4 | Dtype::Int8 | Dtype::Fp8 => &[],
         _ => &[0],
     }
 }
@@ -85,7 +91,7 @@ fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
     let w = Matrix { dtype, data: &bytes[1..], rows, cols };
     let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
     let out = run(level, &w, &x);
-    let rounded: Vec<f64> = match dtype.is_quantized() {
+    let rounded: Vec<f64> = match dtype.is_quantized() && dtype != Dtype::Fp8 {
         true => x.chunks(dtype.block_len()).flat_map(rounded).collect(),
         false => x.iter().map(|x| f64::from(*x)).collect(),
     };
@@ -155,6 +161,7 @@ fn extreme_codes_do_not_overflow() {
                     halves(dtype).iter().for_each(|at| block[*at..at + 2].copy_from_slice(&[0, 0x3c]));
                     match dtype {
                         Dtype::MXFP4 => block[0] = 127,
+                        Dtype::Int4 | Dtype::Int8 | Dtype::Fp8 => block[..4].copy_from_slice(&1.0_f32.to_le_bytes()),
                         Dtype::IQ1M => set_quarters(block, half::f16::ONE),
                         _ => {}
                     }

@@ -28,7 +28,7 @@ fn expand_nibbles(qs: &[u8], qh: u32, out: &mut Expanded) {
 }
 
 #[inline(always)]
-fn unpack_nibbles<S: Simd>(simd: S, qs: [S::U; 4], codes: &mut [S::U]) {
+pub(super) fn unpack_nibbles<S: Simd>(simd: S, qs: [S::U; 4], codes: &mut [S::U]) {
     let mask = simd.splat_bits(NIBBLES);
     for (i, word) in qs.into_iter().enumerate() {
         codes[i] = simd.and(word, mask);

@@ -11,6 +11,7 @@ mod blocks256;
 mod blocks32;
 mod codebooks;
 mod grids;
+mod plain;
 mod points;
 mod ternary;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod tests;
 pub(super) use blocks32::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(super) use blocks256::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(super) use codebooks::{Iq4Nl, Iq4Xs, Mxfp4};
+pub(super) use plain::{Int4, Int8};
 pub(super) use points::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
 pub(super) use ternary::{Tq1, Tq2};
 
@@ -88,11 +90,15 @@ pub(super) struct Unpacked<'a, S: Simd> {
     pub(super) minimums: &'a mut [S::F],
 }
 
-/// `$body` with `$format` standing for the format of a dtype, or `$dense` for dtypes without blocks.
+/// `$body` with `$format` standing for the format of a dtype, or `$dense` for dtypes whose values are numbers by
+/// themselves.
 macro_rules! with_format {
     ($dtype:expr, $format:ident => $body:expr, $dense:expr) => {
         match $dtype {
-            $crate::weights::Dtype::F32 | $crate::weights::Dtype::F16 | $crate::weights::Dtype::BF16 => $dense,
+            $crate::weights::Dtype::F32
+            | $crate::weights::Dtype::F16
+            | $crate::weights::Dtype::BF16
+            | $crate::weights::Dtype::Fp8 => $dense,
             $crate::weights::Dtype::Q4_0 => {
                 type $format = $crate::nn::cpu::quant::Q4_0;
                 $body
@@ -179,6 +185,14 @@ macro_rules! with_format {
             }
             $crate::weights::Dtype::TQ2_0 => {
                 type $format = $crate::nn::cpu::quant::Tq2;
+                $body
+            }
+            $crate::weights::Dtype::Int4 => {
+                type $format = $crate::nn::cpu::quant::Int4;
+                $body
+            }
+            $crate::weights::Dtype::Int8 => {
+                type $format = $crate::nn::cpu::quant::Int8;
                 $body
             }
         }
