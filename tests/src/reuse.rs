@@ -3,7 +3,7 @@
 
 use pensieve_protocol::{
     job::{Event, Job},
-    wire::{DiskTier, Load, Report},
+    wire::{DiskTier, Limits, Load, Report},
 };
 use std::{
     fs,
@@ -95,6 +95,26 @@ fn a_worker_that_is_killed_leaves_its_cache_behind() {
     worker.exit_status();
     let mut worker = Worker::start(with_disk(faults(), folder.path()));
     assert_eq!(worker.run(&job(1, prompt(1, 1_000), 20)).usage().reused, 992);
+}
+
+#[test]
+fn a_cache_is_read_only_under_settings_that_leave_its_numbers_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let reused = |load: Load| {
+        let mut worker = Worker::start(with_disk(load, folder.path()));
+        let reused = worker.run(&job(1, prompt(1, 1_000), 20)).usage().reused;
+        settle(&mut worker);
+        worker.drain();
+        reused
+    };
+    assert_eq!(reused(faults()), 0);
+    // LongRoPE's factors depend on the context that a model is loaded for.
+    assert_eq!(reused(Load { context: 2_048, ..faults() }), 0);
+    assert_eq!(reused(Load { options: r#"{"other": 1}"#.into(), ..faults() }), 0);
+    let limits = Limits { step_tokens_max: 64, ..Limits::default() };
+    for same in [faults(), Load { threads: 1, ..faults() }, Load { limits, ..faults() }] {
+        assert_eq!(reused(same), 992);
+    }
 }
 
 #[test]

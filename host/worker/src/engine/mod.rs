@@ -24,6 +24,7 @@ pub mod step;
 pub mod store;
 pub mod tier;
 
+mod identity;
 mod logits;
 
 #[cfg(test)]

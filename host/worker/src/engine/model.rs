@@ -17,6 +17,7 @@ use super::{
     adapters::AdapterHost,
     failures::{of_adapter, of_plugin, text_of},
     formats::Formats,
+    identity::Identity,
     scheduler::{Plan, Scheduler},
 };
 use crate::plugin::{HostServices, LoadedPlugin};
@@ -87,18 +88,19 @@ impl Model {
         let resident = model.resident();
         check(&card, &resident)?;
         let manifest = plugin.manifest();
-        let identity = [
-            card.fingerprint.as_str(),
-            &manifest.id,
-            &manifest.version,
-            &manifest.sdk,
-            resident.device.as_str(),
-            &load.options,
-        ]
-        .join("\0");
-        let identity = merged.iter().fold(identity, |identity, one| {
-            format!("{identity}\0{}\0{:08x}", one.adapter.fingerprint, one.strength.to_bits())
-        });
+        let identity = Identity {
+            fingerprint: &card.fingerprint,
+            architecture: &card.architecture,
+            plugin: &manifest.id,
+            version: &manifest.version,
+            sdk: &manifest.sdk,
+            library: load.architecture.plugin.file_name().unwrap_or_default(),
+            device: &resident.device,
+            context: [load.context, resident.context],
+            options: &load.options,
+            merged: merged.iter().map(|one| (one.adapter.fingerprint.as_str(), one.strength.to_bits())).collect(),
+        };
+        let identity = identity.to_string();
         let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
         model.block_bytes = model.ask_block_bytes()?;
         Ok(model)

@@ -1,5 +1,8 @@
-//! The secret of a disk tier, which keys hashes and checksums. It is made once, by whichever worker comes first, and lies
-//! beside the blocks: without it they could not be found again after a restart.
+//! The secret of a disk tier, which keys hashes and checksums. It is made once, by the first worker, and lies beside the
+//! blocks: without it they could not be found again after a restart.
+//!
+//! A secret that is not whole (a disk that was full, a crash) is replaced: what was written under it is lost, as its
+//! checksums do not match any more, and the cache works on. Workers that start together agree by a lock.
 
 use std::{
     fs::{self, File},
@@ -9,30 +12,36 @@ use std::{
 };
 
 const FILE: &str = "secret";
+const LOCK: &str = "secret.lock";
 
 /// The folder's secret.
 pub(super) fn read_or_make(folder: &Path) -> io::Result<[u8; 16]> {
-    match read(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        found => return found,
+    if let Some(secret) = read(folder)? {
+        return Ok(secret);
+    }
+    let options = || File::options().write(true).create(true).truncate(true).mode(0o600).clone();
+    let lock = options().open(folder.join(LOCK))?;
+    lock.lock()?;
+    // Another worker may have made it meanwhile.
+    if let Some(secret) = read(folder)? {
+        return Ok(secret);
     }
     let mut secret = [0; 16];
     getrandom::fill(&mut secret).map_err(io::Error::other)?;
-    let own = folder.join(format!("{FILE}.{}", std::process::id()));
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&own)?;
+    let partial = folder.join(format!("{FILE}.partial"));
+    let mut file = options().open(&partial)?;
     file.write_all(&secret)?;
     file.sync_all()?;
-    // A link fails where a file is: of two workers that come at once, the second takes the first one's.
-    let linked = fs::hard_link(&own, folder.join(FILE));
-    fs::remove_file(&own)?;
-    match linked {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => read(folder),
-    }
+    fs::rename(&partial, folder.join(FILE))?;
+    Ok(secret)
 }
 
-fn read(folder: &Path) -> io::Result<[u8; 16]> {
-    let mut secret = [0; 16];
-    File::open(folder.join(FILE))?.read_exact(&mut secret)?;
-    Ok(secret)
+/// The secret that is there; none if there is none, or no whole one.
+fn read(folder: &Path) -> io::Result<Option<[u8; 16]>> {
+    let mut bytes = Vec::new();
+    match File::open(folder.join(FILE)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?.take(17).read_to_end(&mut bytes)?,
+    };
+    Ok(bytes.try_into().ok())
 }

@@ -133,3 +133,35 @@ fn nobody_else_may_look_into_the_folder() {
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(&folder), mode(&store.folder), mode(&folder.join("secret"))), (0o700, 0o700, 0o600));
 }
+
+#[test]
+fn a_secret_that_is_not_whole_is_replaced_and_the_cache_works_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path(), 1 << 20).unwrap();
+    store.write(&record(1), &block(1)).unwrap();
+    let before = *store.secret();
+    drop(store);
+    for damage in [&b""[..], b"short", b"longer than sixteen bytes"] {
+        fs::write(folder.path().join("secret"), damage).unwrap();
+        let mut store = open(folder.path(), 1 << 20).unwrap();
+        assert_ne!(*store.secret(), before);
+        assert_eq!(store.records().unwrap(), [], "blocks of another secret are deleted");
+        store.write(&record(2), &block(2)).unwrap();
+        let secret = *store.secret();
+        drop(store);
+        let store = open(folder.path(), 1 << 20).unwrap();
+        assert_eq!((*store.secret(), store.records().unwrap()), (secret, vec![record(2)]));
+    }
+}
+
+#[test]
+fn workers_that_start_together_have_one_secret() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("secret"), "").unwrap();
+    let read = || secret::read_or_make(folder.path()).unwrap();
+    let secrets: Vec<[u8; 16]> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(read)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(secrets.iter().all(|secret| *secret == secrets[0]), "{secrets:?}");
+}
