@@ -6,6 +6,7 @@ mod check_plugin;
 mod common_args;
 mod doctor;
 mod error;
+mod launch;
 mod laws;
 mod list_plugins;
 mod log;
@@ -34,7 +35,8 @@ use pensieve_server::fleet::Fleet;
 #[command(name = "pensieve", version, arg_required_else_help = true)]
 #[command(after_help = "Examples:
   pensieve serve                                  serve the model that comes with this program
-  pensieve serve --model me=hf:OWNER/REPO         serve one from the hub
+  pensieve serve hf:OWNER/REPO                    serve one from the hub
+  pensieve launch claude                          start Claude Code on a local model
   pensieve run \"list all files\"                   ask once, without a server
   pensieve doctor                                 tell what works here, and what does not
 
@@ -48,6 +50,7 @@ struct Arguments {
 enum Verb {
     Serve(Box<serve::Serve>),
     Run(run::Run),
+    Launch(launch::Launch),
     Pull(pull::Pull),
     /// Look at models.
     #[command(subcommand)]
@@ -73,6 +76,7 @@ pub fn run() -> ExitCode {
     match Arguments::parse().verb {
         Verb::Serve(serve) => end(serve.run()),
         Verb::Run(run) => end(run.run()),
+        Verb::Launch(launch) => launch.run(),
         Verb::Pull(pull) => end(pull.run()),
         Verb::Models(models) => end(models.run()),
         Verb::Plugins(plugins) => plugins.run(),

@@ -22,7 +22,7 @@ use toml::de::DeTable;
 
 pub use file::{LoadedFile, find, home};
 pub use models::{Adapter, Artifact, Model, Variant, check_device, check_id};
-pub use server::{ServerSettings, check_listen};
+pub use server::{ServerSettings, listen_address};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
 

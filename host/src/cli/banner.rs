@@ -20,23 +20,23 @@ use pensieve_server::{
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What the fleet does not know.
-pub(super) struct Facts {
+pub(super) struct BannerInfo {
     file: Option<PathBuf>,
     has_key: bool,
 }
 
-impl Facts {
+impl BannerInfo {
     pub(super) fn of(resolved: &ResolvedConfig) -> Self {
         Self { file: resolved.file.clone(), has_key: !resolved.config.server.keys.is_empty() }
     }
 }
 
 /// Shows it, and tells of every model how far its load is and where it lies then.
-pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, facts: Facts) {
+pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, info: BannerInfo) {
     if !std::io::stderr().is_terminal() {
         return;
     }
-    eprint!("{}", text(&fleet, address, &facts).await);
+    eprint!("{}", text(&fleet, address, &info).await);
     let (mut told, mut loading) = (HashSet::new(), LoadProgress::default());
     loop {
         let models = fleet.stats(false).await.models;
@@ -61,9 +61,9 @@ pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, facts: Facts) {
     }
 }
 
-async fn text(fleet: &Fleet, address: SocketAddr, facts: &Facts) -> String {
+async fn text(fleet: &Fleet, address: SocketAddr, info: &BannerInfo) -> String {
     let mut text = String::from("\n");
-    let file = facts.file.as_ref().map_or_else(|| "none".into(), |file| file.display().to_string());
+    let file = info.file.as_ref().map_or_else(|| "none".into(), |file| file.display().to_string());
     let _ = writeln!(text, "  configuration  {file}");
     for (place, model) in fleet.models().iter().enumerate() {
         let label = if place == 0 { "models" } else { "" };
@@ -77,7 +77,7 @@ async fn text(fleet: &Fleet, address: SocketAddr, facts: &Facts) -> String {
         let _ = writeln!(text, "  {:<13}  {}: another name for '{}'", "", variant.id, variant.base);
     }
     let _ = writeln!(text, "  plugins        {}", plugins(&fleet.plugins().snapshot()));
-    let key = if facts.has_key { "the key that is configured" } else { LOCAL_KEY };
+    let key = if info.has_key { "the key that is configured" } else { LOCAL_KEY };
     let host =
         if address.ip().is_unspecified() { format!("127.0.0.1:{}", address.port()) } else { address.to_string() };
     let _ = writeln!(text, "\n  Claude Code uses it with\n");
@@ -85,7 +85,7 @@ async fn text(fleet: &Fleet, address: SocketAddr, facts: &Facts) -> String {
     let _ = writeln!(
         text,
         "    export ANTHROPIC_API_KEY={}\n",
-        if facts.has_key { format!("…  # {key}") } else { key.to_owned() }
+        if info.has_key { format!("…  # {key}") } else { key.to_owned() }
     );
     text
 }

@@ -3,6 +3,7 @@
 //! Prompts are random tokens, so that nothing is reused, and generations go on past the end of a turn, so that all are equally
 //! long. Every figure is the median of several rounds; the gaps between tokens are those of all rounds.
 
+mod devices;
 mod figures;
 
 use clap::Args;
@@ -14,7 +15,7 @@ use std::{
 use tokio::task::JoinSet;
 
 use super::{
-    common_args::{Adapters, CommonArgs},
+    common_args::{AdapterArgs, CommonArgs},
     error::{CliError, CliResult, Exit},
     progress::LoadProgress,
 };
@@ -35,6 +36,7 @@ const CHUNK_TOKENS_MIN: u32 = 16;
   pensieve bench
   pensieve bench --model ./model.gguf --prompt 512 --generate 128 --concurrency 1,8
   pensieve bench --model ./model.gguf --concurrency 4 --beside 8192
+  pensieve bench --model ./model.gguf --device cpu,cuda:0    (side by side)
   pensieve bench --model starter --json | jq '.rounds[].decode_tokens_per_s'")]
 pub(super) struct Bench {
     /// A configured model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or 'starter' [default: the first that is
@@ -61,7 +63,7 @@ pub(super) struct Bench {
     json: bool,
     /// Streams take turns with the adapters that are given, and run under none where none is.
     #[command(flatten)]
-    adapters: Adapters,
+    adapters: AdapterArgs,
     #[command(flatten)]
     common: CommonArgs,
 }
@@ -118,19 +120,24 @@ struct Beside {
 
 impl Bench {
     pub(super) fn run(self) -> CliResult {
-        let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
+        let reports =
+            self.common.each_device().iter().map(|common| self.measure_on(common)).collect::<Result<Vec<_>, _>>()?;
+        let text = match reports.as_slice() {
+            [report] if self.json => json(report)?,
+            [report] => table(report),
+            reports if self.json => json(reports)?,
+            reports => devices::side_by_side(reports),
+        };
+        super::print(&text)
+    }
+
+    fn measure_on(&self, common: &CommonArgs) -> Result<Report, CliError> {
+        let (mut resolved, model) = common.resolve_one(self.model.as_deref())?;
         self.adapters.add_to(&mut resolved.config, Some(&model))?;
         // What the disk gives back is not computed.
         resolved.config.cache.budget = 0;
         let config = resolved.fleet()?;
-        let report = super::runtime()?.block_on(self.measure(config, &model))?;
-        let text = if self.json {
-            let line = serde_json::to_string(&report).map_err(|error| CliError::system("the report", &error.into()))?;
-            format!("{line}\n")
-        } else {
-            table(&report)
-        };
-        super::print(&text)
+        super::runtime()?.block_on(self.measure(config, &model))
     }
 
     async fn measure(&self, mut config: Config, model: &str) -> Result<Report, CliError> {
@@ -333,6 +340,11 @@ async fn times(fleet: &Fleet) -> (u64, u64) {
 
 async fn loaded(fleet: &Fleet) -> wire::Loaded {
     fleet.stats(false).await.models.into_iter().find_map(|model| model.loaded).unwrap_or_default()
+}
+
+fn json<T: Serialize + ?Sized>(reports: &T) -> Result<String, CliError> {
+    let line = serde_json::to_string(reports).map_err(|error| CliError::system("the report", &error.into()))?;
+    Ok(line + "\n")
 }
 
 fn table(report: &Report) -> String {

@@ -34,7 +34,7 @@ pub(super) struct CommonArgs {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-pub(super) struct Adapters {
+pub(super) struct AdapterArgs {
     /// An adapter of a model: a folder as PEFT saves it, a GGUF file, or hf:OWNER/REPO; may be given again. MODEL may be left
     /// out where there is one.
     #[arg(long = "adapter", value_name = "[MODEL:]NAME=SOURCE", value_parser = adapter)]
@@ -56,6 +56,12 @@ pub(super) struct ResolvedConfig {
 }
 
 impl CommonArgs {
+    /// These flags for each of the devices that `--device A,B` names.
+    pub(super) fn each_device(&self) -> Vec<Self> {
+        let Some(devices) = &self.device else { return vec![self.clone()] };
+        devices.split(',').map(|device| Self { device: Some(device.trim().to_owned()), ..self.clone() }).collect()
+    }
+
     /// Reads the file, then the variables, then these flags and models.
     pub(super) fn resolve(&self, models: &[(String, String)]) -> Result<ResolvedConfig, CliError> {
         let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
@@ -120,7 +126,7 @@ impl CommonArgs {
     }
 }
 
-impl Adapters {
+impl AdapterArgs {
     /// The adapters' names, in the order of the flags.
     pub(super) fn names(&self) -> Vec<String> {
         self.adapters.iter().map(|adapter| adapter.name.clone()).collect()
@@ -243,7 +249,7 @@ mod tests {
         };
         let add = |text: &str, ids: &[&str], usual: Option<&str>| {
             let mut config = models(ids);
-            let added = Adapters { adapters: vec![adapter(text).unwrap()] }.add_to(&mut config, usual);
+            let added = AdapterArgs { adapters: vec![adapter(text).unwrap()] }.add_to(&mut config, usual);
             let with = config.models.iter().find(|model| !model.adapters.is_empty()).map(|model| model.id.clone());
             added.map(|()| with.unwrap()).map_err(|error| error.lines.join(" "))
         };
@@ -252,7 +258,7 @@ mod tests {
         assert_eq!(add("two:poet=x", &["one", "two"], Some("one")), Ok("two".into()));
         assert!(add("poet=x", &["one", "two"], None).unwrap_err().contains("write MODEL:NAME=SOURCE"));
         assert!(add("three:poet=x", &["one"], None).unwrap_err().contains("no model 'three' (there are: one)"));
-        let twice = Adapters { adapters: ["poet=x", "one:poet=y"].map(|text| adapter(text).unwrap()).into() };
+        let twice = AdapterArgs { adapters: ["poet=x", "one:poet=y"].map(|text| adapter(text).unwrap()).into() };
         let refused = twice.add_to(&mut models(&["one"]), None).unwrap_err();
         assert!(refused.lines[0].contains("another --adapter of that name"), "{refused:?}");
         assert!(add("poet=starter", &["one"], None).unwrap_err().contains("'starter' is a model"));

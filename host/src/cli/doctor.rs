@@ -84,7 +84,7 @@ impl Doctor {
             None => found.good("configuration", "none; everything is as it comes"),
         }
         home(found, &config.home);
-        port(found, config);
+        config.server.listen.iter().for_each(|listen| port(found, config, listen));
         caches(found, config);
         super::runtime()?.block_on(models(found, config));
         Ok(())
@@ -123,8 +123,7 @@ fn home(found: &mut Findings, home: &Path) {
     }
 }
 
-fn port(found: &mut Findings, config: &Config) {
-    let listen = &config.server.listen;
+fn port(found: &mut Findings, config: &Config, listen: &str) {
     match TcpListener::bind(listen) {
         Ok(listener) => {
             let open = listener.local_addr().is_ok_and(|address| !address.ip().is_loopback());

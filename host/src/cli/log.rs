@@ -1,7 +1,7 @@
 //! The server's log: to stderr, since stdout says where it listens and nothing else.
 
 use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 /// How a line of the log is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -15,9 +15,12 @@ pub(super) enum LogFormat {
 
 /// Begins the log. `filter` says how much, in the words of `tracing`: a level, or one for each part, as
 /// `warn,pensieve::fleet=debug`.
-pub(super) fn begin(format: LogFormat, filter: &str) -> Result<(), String> {
+pub(super) fn begin<W>(format: LogFormat, filter: &str, writer: W) -> Result<(), String>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     let filter = EnvFilter::builder().parse(filter).map_err(|error| format!("the log cannot begin: {error}"))?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     let begun = match format {
         LogFormat::Text => {
             use std::io::IsTerminal as _;

@@ -12,7 +12,10 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use super::error::{CliError, CliResult, Exit};
+use super::{
+    error::{CliError, CliResult, Exit},
+    shell_integration::word,
+};
 use crate::config;
 
 const NAME_LEN_MAX: usize = 40;
@@ -245,7 +248,7 @@ fn fill(template: &str, name: &Name, sdk: &str) -> String {
 
 fn next_steps(kind: Kind, name: &Name, folder: &Path, plugins: &Path) -> String {
     let (kebab, snake) = (&name.kebab, &name.snake);
-    let [folder, plugins] = [folder, plugins].map(as_a_word);
+    let [folder, plugins] = [folder, plugins].map(|path| word(&path.display().to_string()));
     let suffix = std::env::consts::DLL_SUFFIX;
     let (what, tries) = match kind {
         Kind::Architecture => ("the architecture", "the contract's laws on random weights"),
@@ -263,13 +266,6 @@ fn next_steps(kind: Kind, name: &Name, folder: &Path, plugins: &Path) -> String 
 
 A server that runs sees it at once. README.md goes on from there."
     )
-}
-
-/// A path as a shell takes it for one word.
-fn as_a_word(path: &Path) -> String {
-    let text = path.display().to_string();
-    let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+,:@%".contains(letter);
-    if !text.is_empty() && text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 #[cfg(test)]
@@ -309,18 +305,6 @@ mod tests {
                 let code: String = line.split('"').step_by(2).collect();
                 assert!(!code.contains('@'), "{line}");
             }
-        }
-    }
-
-    #[test]
-    fn paths_are_one_word_to_a_shell() {
-        for (path, word) in [
-            ("src/my-model", "src/my-model"),
-            ("my models/new", "'my models/new'"),
-            ("it's", r"'it'\''s'"),
-            ("$HOME", "'$HOME'"),
-        ] {
-            assert_eq!(as_a_word(Path::new(path)), word);
         }
     }
 

@@ -1,5 +1,7 @@
-//! `pensieve run`: one answer, without a server. The model runs in a worker all the same, so that a plugin that fails ends
-//! with an error and not with this program.
+//! `pensieve run`: one answer, or without a question a chat, and no server. The model runs in a worker all the same, so that a
+//! plugin that fails ends with an error and not with this program.
+
+mod chat;
 
 use clap::Args;
 use serde_json::json;
@@ -10,7 +12,7 @@ use std::{
 };
 
 use super::{
-    common_args::{Adapters, CommonArgs},
+    common_args::{AdapterArgs, CommonArgs},
     error::{CliError, CliResult, Exit},
     progress::LoadProgress,
 };
@@ -23,9 +25,10 @@ use pensieve_server::{
 
 const PROMPT_BYTES_MAX: u64 = 32 << 20;
 
-/// Ask a model something, without a server.
+/// Ask a model something, without a server; without a question, chat with it.
 #[derive(Args)]
 #[command(after_help = "Examples:
+  pensieve run                                    (a chat; /exit ends it)
   pensieve run \"list all files, the newest first\"
   pensieve run --model ./model.gguf --max-tokens 200 \"Why is the sky blue?\"
   pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Completion in French.\" Hello
@@ -56,14 +59,14 @@ pub(super) struct Run {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    adapters: Adapters,
+    adapters: AdapterArgs,
     /// How strongly the first adapter changes the model; 1 is as trained.
     #[arg(long, value_name = "S", requires = "adapters", value_parser = scale, allow_hyphen_values = true)]
     adapter_scale: Option<f32>,
     #[command(flatten)]
     common: CommonArgs,
-    /// The question; '-' reads it from standard input.
-    #[arg(required = true)]
+    /// The question; '-' reads it from standard input. Without one, every line is a turn of a chat.
+    #[arg(required_if_eq_any = [("raw", "true"), ("json", "true")])]
     prompt: Vec<String>,
 }
 
@@ -78,20 +81,32 @@ struct Completion {
 
 impl Run {
     pub(super) fn run(self) -> CliResult {
-        let request = self.request()?;
+        let request = if self.prompt.is_empty() { None } else { Some(self.request()?) };
         let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
         self.adapters.add_to(&mut resolved.config, Some(&model))?;
         // One answer is not worth the disk.
         resolved.config.cache.budget = 0;
         let config = resolved.fleet()?;
         let runtime = super::runtime()?;
-        runtime.block_on(async {
+        let outcome = runtime.block_on(async {
             let fleet = Arc::new(Fleet::start(config).await?);
             let chats = Chats::new(fleet.clone());
-            let outcome = self.answer(&chats, Request { model: model.clone(), ..request }).await;
+            let outcome = match request {
+                Some(request) => self.answer_once(&chats, Request { model, ..request }).await,
+                None => self.chat(&chats, &model).await,
+            };
             fleet.shutdown(Duration::ZERO).await;
-            self.conclude(&model, &outcome?)
-        })
+            outcome
+        });
+        // A chat may still wait for a line of standard input.
+        runtime.shutdown_background();
+        outcome
+    }
+
+    async fn answer_once(&self, chats: &Chats, request: Request) -> CliResult {
+        let model = request.model.clone();
+        let completion = self.answer(chats, request).await?;
+        self.conclude(&model, &completion)
     }
 
     fn request(&self) -> Result<Request, CliError> {
@@ -99,22 +114,31 @@ impl Run {
         if prompt.trim().is_empty() {
             return Err(CliError::new(Exit::Usage, "there is nothing to answer: the question is empty"));
         }
-        let input = if self.raw {
-            Input::Text(prompt)
-        } else {
-            let turn = Turn { role: Role::User, parts: vec![Part::Text(prompt)] };
-            let system = self.system.clone().unwrap_or_default();
-            Input::Chat(Conversation { system, turns: vec![turn], ..Conversation::default() })
-        };
+        let turn = |text| Turn { role: Role::User, parts: vec![Part::Text(text)] };
+        Ok(self.request_for(if self.raw { Input::Text(prompt) } else { self.conversation(vec![turn(prompt)]) }))
+    }
+
+    fn conversation(&self, turns: Vec<Turn>) -> Input {
+        let system = self.system.clone().unwrap_or_default();
+        Input::Chat(Conversation { system, turns, ..Conversation::default() })
+    }
+
+    fn request_for(&self, input: Input) -> Request {
         let sampling = Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::default() };
         let adapter = AdapterWish { name: self.adapters.names().into_iter().next(), scale: self.adapter_scale };
-        Ok(Request { input, max_tokens: self.max_tokens, sampling, adapter, ..Request::default() })
+        Request { input, max_tokens: self.max_tokens, sampling, adapter, ..Request::default() }
     }
 
     async fn answer(&self, chats: &Chats, request: Request) -> Result<Completion, CliError> {
+        let mut completion = Completion::default();
+        self.receive(chats, request, &mut completion).await.map(|()| completion)
+    }
+
+    /// Prints an answer while it is generated, and keeps it.
+    async fn receive(&self, chats: &Chats, request: Request, answer: &mut Completion) -> CliResult {
         let begun = Instant::now();
         let mut generation = chats.prepare(request).await?.start()?;
-        let (mut answer, mut loading) = (Completion::default(), LoadProgress::default());
+        let mut loading = LoadProgress::default();
         while let Some(delta) = generation.next().await {
             match delta {
                 Delta::Loading { done, total, what } => loading.reach(done, total, &what),
@@ -142,7 +166,7 @@ impl Run {
                 }
             }
         }
-        Ok(answer)
+        Ok(())
     }
 
     fn conclude(&self, model: &str, answer: &Completion) -> CliResult {

@@ -4,17 +4,23 @@
 //! else is in the log. The first signal to end drains, the second one does not wait.
 
 use clap::Args;
-use std::{future::Future, io::Write, sync::Arc};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use std::{future::Future, io::IsTerminal, sync::Arc};
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinSet,
+};
 
 use super::{
     banner,
-    common_args::{Adapters, CommonArgs, ResolvedConfig},
+    common_args::{AdapterArgs, CommonArgs, ResolvedConfig},
     error::{CliError, CliResult, Exit},
     log,
 };
 use crate::config;
-use pensieve_protocol::refusal::Refusal;
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    refusal::Refusal,
+};
 use pensieve_server::{
     fleet::{self, Fleet},
     http::Server,
@@ -33,20 +39,25 @@ const CONNECTIONS_MIN: usize = 16;
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve serve
-  pensieve serve --model coder=./qwen2.5-coder-1.5b-q4_k_m.gguf
-  pensieve serve --model me=hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --listen 127.0.0.1:9000
+  pensieve serve ./qwen2.5-coder-1.5b-q4_k_m.gguf
+  pensieve serve hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --listen 8123 --listen 127.0.0.1:11434
+  pensieve serve --model coder=./qwen2.5-coder-1.5b-q4_k_m.gguf --model base=./model.gguf
   pensieve serve --model base=./model.gguf --adapter poet=./poet    (clients ask for base:poet)
   PENSIEVE_API_KEY=secret pensieve serve --config pensieve.toml --listen 0.0.0.0:8000")]
 pub(super) struct Serve {
-    /// Where to listen: an address and a port, 0 for any port that is free [default: 127.0.0.1:8000].
+    /// Models by where they come from: a .gguf file, a folder with safetensors, hf:OWNER/REPO[/FILE] or 'starter'. Clients
+    /// call each by the name of its file, folder or repository.
+    #[arg(value_name = "SOURCE")]
+    sources: Vec<String>,
+    /// Where to listen: an address and a port, or a port of this machine alone, 0 for any port that is free; may be given
+    /// again [default: 127.0.0.1:8000].
     #[arg(long, value_name = "ADDRESS")]
-    listen: Option<String>,
-    /// A model and where it comes from: a .gguf file, a folder with safetensors, hf:OWNER/REPO[/FILE] or 'starter'; may be
-    /// given again.
+    listen: Vec<String>,
+    /// A model under an id of your own, and where it comes from; may be given again.
     #[arg(long = "model", value_name = "ID=SOURCE", value_parser = model)]
     models: Vec<(String, String)>,
     #[command(flatten)]
-    adapters: Adapters,
+    adapters: AdapterArgs,
     /// How lines of the log are written.
     #[arg(long, value_enum)]
     log_format: Option<log::LogFormat>,
@@ -60,23 +71,24 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> CliResult {
-        let mut resolved = self.common.resolve(&self.models)?;
+        let mut resolved = self.common.resolve(&self.all_models()?)?;
         self.adapters.add_to(&mut resolved.config, None)?;
-        if let Some(listen) = &self.listen {
-            config::check_listen(listen).map_err(|what| {
-                CliError::new(Exit::Usage, format!("--listen {listen}: {what}; it takes an address and a port"))
-            })?;
-            resolved.config.server.listen.clone_from(listen);
+        if !self.listen.is_empty() {
+            let address = |listen: &String| {
+                config::listen_address(listen).map_err(|what| {
+                    CliError::new(Exit::Usage, format!("--listen {listen}: {what}; it takes an address and a port"))
+                })
+            };
+            resolved.config.server.listen = self.listen.iter().map(address).collect::<Result<_, _>>()?;
         }
         let server = &resolved.config.server;
         let format = if server.log_format == "json" { log::LogFormat::Json } else { log::LogFormat::Text };
-        log::begin(self.log_format.unwrap_or(format), &server.log).map_err(|what| CliError::new(Exit::Usage, what))?;
-        let mut settings = server.http();
-        settings.limits.connections_max = connections(settings.limits.connections_max);
+        log::begin(self.log_format.unwrap_or(format), &server.log, std::io::stderr)
+            .map_err(|what| CliError::new(Exit::Usage, what))?;
         let runtime = super::runtime()?;
         // A port that is taken is known before anything is downloaded, and a download can be interrupted like any other
         // program: signals are listened to only after it.
-        let server = runtime.block_on(Server::bind(settings))?;
+        let server = runtime.block_on(bind(&resolved))?;
         let mut fleet = resolved.fleet()?;
         if self.in_process {
             tracing::warn!("models run in this process: a plugin that fails takes the server with it");
@@ -87,34 +99,105 @@ impl Serve {
         runtime.shutdown_background();
         served
     }
+
+    /// Models by id: those of `--model`, and the sources without an id under their own names.
+    fn all_models(&self) -> Result<Vec<(String, String)>, CliError> {
+        let mut models = self.models.clone();
+        for source in &self.sources {
+            let id = config::Source::parse(source, std::path::Path::new(""))
+                .map_err(|what| CliError::new(Exit::Usage, what))?
+                .id();
+            if models.iter().any(|(known, _)| *known == id) {
+                let line = format!("there are two models '{id}'; give one another id: --model ID={source}");
+                return Err(CliError::new(Exit::Usage, line));
+            }
+            models.push((id, source.clone()));
+        }
+        Ok(models)
+    }
 }
 
-/// Tells of models that no plugin takes, before somebody asks for them.
-async fn complain(fleet: Arc<Fleet>) {
-    for model in fleet.models() {
-        if let Err(failure) = fleet.card(&model.id).await {
-            tracing::warn!("model '{}' cannot be served: {failure}", model.id);
-        }
-    }
+/// Takes the addresses, with as many connections as the system has descriptors for.
+pub(super) async fn bind(resolved: &ResolvedConfig) -> Result<Server, Refusal> {
+    let mut settings = resolved.config.server.http();
+    settings.limits.connections_max = connections(settings.limits.connections_max);
+    Server::bind(settings).await
 }
 
 async fn serve(server: Server, fleet: fleet::Config, resolved: &ResolvedConfig) -> CliResult {
     let ended = ended()?;
     tokio::pin!(ended);
-    let starting = Fleet::start(fleet);
+    let starting = async {
+        let fleet = Arc::new(Fleet::start(fleet).await?);
+        check_models(&fleet, resolved).await.map(|()| fleet)
+    };
     let fleet = tokio::select! {
-        fleet = starting => Arc::new(fleet?),
+        fleet = starting => fleet?,
         () = &mut ended => return Ok(()),
     };
-    for line in resolved.config.missing_samplers(&super::sampler_names(&fleet)) {
-        tracing::warn!("{line}");
+    for address in server.addresses() {
+        super::say(&format!("pensieve is listening on http://{address}"))?;
+        if server.addresses().count() > 1 {
+            tracing::info!("listening on http://{address}");
+        }
     }
-    announce(&server)?;
-    tokio::spawn(complain(fleet.clone()));
-    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::Facts::of(resolved)));
+    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::BannerInfo::of(resolved)));
     server.run(Arc::new(Chats::new(fleet)), ended).await;
     banner.abort();
     Ok(())
+}
+
+/// Logs what every model is. An error if none of them can ever be served; one that only lacks a plugin can, since plugins may
+/// be dropped in while the server runs. Returns with the first model that works.
+pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) -> CliResult {
+    for line in resolved.config.missing_samplers(&super::sampler_names(fleet)) {
+        tracing::warn!("{line}");
+    }
+    let mut checks = JoinSet::new();
+    for model in fleet.models() {
+        let (fleet, id) = (fleet.clone(), model.id.clone());
+        checks.spawn(async move {
+            let card = fleet.card(&id).await;
+            match &card {
+                Ok(_) if std::io::stderr().is_terminal() => {}
+                Ok(card) => tracing::info!(
+                    "serving model '{id}': {}, {} of weights, context {}, loads on first request",
+                    card.architecture,
+                    config::units::bytes(card.weight_bytes),
+                    card.context
+                ),
+                Err(_) => {}
+            }
+            card.map(drop).map_err(|failure| (id, failure))
+        });
+    }
+    let line = |(id, failure): &(String, Failure)| format!("model '{id}' cannot be served: {failure}");
+    let mut failed = Vec::new();
+    while let Some(checked) = checks.join_next().await {
+        let Ok(checked) = checked else { continue };
+        let can_work = checked.as_ref().err().is_none_or(|(_, failure)| waits_for_a_plugin(failure));
+        failed.extend(checked.err());
+        if can_work {
+            failed.iter().for_each(|failed| tracing::error!("{}", line(failed)));
+            // The others are checked for the log alone.
+            tokio::spawn(async move {
+                while let Some(checked) = checks.join_next().await {
+                    if let Ok(Err(failed)) = checked {
+                        tracing::error!("{}", line(&failed));
+                    }
+                }
+            });
+            return Ok(());
+        }
+    }
+    let Some((_, first)) = failed.first() else { return Ok(()) };
+    let exit = CliError::from(first.clone()).exit;
+    Err(CliError { exit, lines: failed.iter().map(line).collect() })
+}
+
+/// Whether a model may yet be served, once a plugin that takes it is dropped in.
+fn waits_for_a_plugin(failure: &Failure) -> bool {
+    failure.code == FailureCode::Unsupported && failure.help.ends_with("into plugins/")
 }
 
 fn model(argument: &str) -> Result<(String, String), String> {
@@ -125,13 +208,6 @@ fn model(argument: &str) -> Result<(String, String), String> {
         }
         _ => Err("it has to be ID=SOURCE".into()),
     }
-}
-
-fn announce(server: &Server) -> CliResult {
-    let mut stdout = std::io::stdout().lock();
-    let written = writeln!(stdout, "pensieve is listening on http://{}", server.address());
-    let written = written.and_then(|()| stdout.flush());
-    written.map_err(|error| CliError::system("standard output cannot be written to", &error))
 }
 
 /// As many connections as the system has descriptors for, which it is asked to have more of.
@@ -155,6 +231,7 @@ fn ended() -> Result<impl Future<Output = ()>, Refusal> {
     let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     Ok(async move {
         next(&mut interrupt, &mut terminate).await;
+        tracing::info!("told to end: running answers may finish; a second signal (Ctrl-C) ends at once");
         tokio::spawn(async move {
             let number = next(&mut interrupt, &mut terminate).await;
             tracing::warn!("told to end a second time: ending at once");

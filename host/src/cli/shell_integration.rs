@@ -63,3 +63,30 @@ impl Man {
 fn shell(text: &str) -> Result<Shell, String> {
     Shell::from_str(text, true).map_err(|_| "it has to be one of bash, elvish, fish, powershell and zsh".into())
 }
+
+/// A text as a shell takes it for one word.
+pub(super) fn word(text: &str) -> String {
+    let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+,:@%".contains(letter);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text.into()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_one_word_to_a_shell() {
+        for (text, expect) in [
+            ("src/my-model", "src/my-model"),
+            ("my models/new", "'my models/new'"),
+            ("it's", r"'it'\''s'"),
+            ("$HOME", "'$HOME'"),
+        ] {
+            assert_eq!(word(text), expect);
+        }
+    }
+}

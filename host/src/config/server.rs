@@ -15,8 +15,8 @@ use pensieve_server::http;
 /// The server: where it listens, and to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
-    /// An address and a port.
-    pub listen: String,
+    /// Addresses and ports; the first one is the one that is shown.
+    pub listen: Vec<String>,
     /// API keys; without any a loopback server asks for none.
     pub keys: Vec<String>,
     /// Names of this server besides those of the machine.
@@ -54,10 +54,12 @@ pub struct ServerSettings {
 impl ServerSettings {
     /// The server that this describes.
     pub fn http(&self) -> http::Settings {
+        // The server knows the name of its first address; the others are names like those that are configured.
+        let other_hosts = self.listen.iter().skip(1).filter_map(|listen| Some(listen.rsplit_once(':')?.0.to_owned()));
         let mut settings = http::Settings {
             listen: self.listen.clone(),
             keys: self.keys.iter().map(|key| http::Key::new(key)).collect(),
-            hosts: self.hosts.clone(),
+            hosts: self.hosts.iter().cloned().chain(other_hosts).collect(),
             origins: self.origins.clone(),
             limits: http::Limits::default(),
         };
@@ -76,7 +78,7 @@ impl ServerSettings {
 
     pub(super) fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
         let mut folders = Vec::new();
-        section.text("listen", &mut self.listen);
+        section.text_or_texts("listen", &mut self.listen);
         section.text_or_texts("key", &mut self.keys);
         section.texts("hosts", &mut self.hosts);
         section.texts("origins", &mut self.origins);
@@ -110,8 +112,16 @@ impl ServerSettings {
             let what = format!("'origins' in [server] holds \"{origin}\", which is no origin");
             section.note("origins", what, "an origin has a scheme, such as \"http://localhost:3000\"");
         }
-        if let Err(what) = check_listen(&self.listen) {
-            section.note("listen", format!("'listen' in [server] is \"{}\": {what}", self.listen), LISTEN_HELP);
+        if self.listen.is_empty() {
+            section.note("listen", "'listen' in [server] is an empty list", LISTEN_HELP);
+        }
+        for listen in &mut self.listen {
+            match listen_address(listen) {
+                Ok(address) => *listen = address,
+                Err(what) => {
+                    section.note("listen", format!("'listen' in [server] is \"{listen}\": {what}"), LISTEN_HELP);
+                }
+            }
         }
         if let Err(what) = check_log(&self.log) {
             section.note("log", format!("'log' in [server] is \"{}\": {what}", self.log), LOG_HELP);
@@ -148,24 +158,27 @@ impl Default for ServerSettings {
     }
 }
 
-pub(super) const LISTEN_HELP: &str = "it takes an address and a port, such as \"127.0.0.1:8000\"";
+pub(super) const LISTEN_HELP: &str = "it takes an address and a port, such as \"127.0.0.1:8000\", or a port";
 pub(super) const LOG_HELP: &str =
     "it takes a level (error, warn, info, debug, trace), or one per part, such as \"info,pensieve::fleet=debug\"";
 pub(super) const KEY_HELP: &str = "it takes 1 to 512 visible ASCII characters without spaces";
 
-/// What is wrong with an address to listen at.
-pub fn check_listen(text: &str) -> Result<(), String> {
+/// The address to listen at that a text means; a port alone is one of this machine's own. The error tells what is wrong.
+pub fn listen_address(text: &str) -> Result<String, String> {
+    if text.parse::<u16>().is_ok() {
+        return Ok(format!("127.0.0.1:{text}"));
+    }
     let Some((host, port)) = text.rsplit_once(':') else { return Err("it has no port".into()) };
     if port.parse::<u16>().is_err() {
         return Err(format!("'{port}' is no port"));
     }
     if text.parse::<SocketAddr>().is_ok() {
-        return Ok(());
+        return Ok(text.to_owned());
     }
     let name = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
     // A name is looked up when the server starts; here it only has to be one.
     if name && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
-        Ok(())
+        Ok(text.to_owned())
     } else {
         Err(format!("'{host}' is no address"))
     }

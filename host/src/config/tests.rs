@@ -121,7 +121,8 @@ fn names_the_place_of_every_wrong_value() {
 #[test]
 fn checks_addresses_keys_digests_and_levels() {
     for (listen, what) in [
-        ("8000", "has no port"),
+        ("machine", "has no port"),
+        ("80000", "has no port"),
         ("127.0.0.1:99999", "'99999' is no port"),
         (":8000", "'' is no address"),
         ("1.2.3:1", "'1.2.3' is no address"),
@@ -131,6 +132,10 @@ fn checks_addresses_keys_digests_and_levels() {
     for listen in ["0.0.0.0:0", "[::1]:8000", "localhost:8000", "my-machine.example.org:1"] {
         read(&format!("[server]\nlisten = \"{listen}\"")).unwrap();
     }
+    let several = read("[server]\nlisten = [\"8123\", \"[::1]:8000\", \"127.0.0.1:11434\"]").unwrap().server;
+    assert_eq!(several.listen, ["127.0.0.1:8123", "[::1]:8000", "127.0.0.1:11434"]);
+    assert_eq!(several.http().hosts, ["[::1]", "127.0.0.1"]);
+    check_wrong("[server]\nlisten = []", &["'listen' in [server] is an empty list, line 2"]);
     check_wrong("[server]\nkey = \"\"", &["cannot be sent in a header, line 2"]);
     check_wrong("[server]\nkey = [\"a\", \"b c\"]", &["cannot be sent in a header"]);
     check_wrong("[server]\nlog = \"inof\"", &["'inof' is no level"]);
@@ -251,7 +256,7 @@ fn variables_go_before_the_file() {
             .unwrap();
     apply(&mut config, variables).unwrap();
     assert_eq!(
-        (config.server.listen.as_str(), config.server.keys.as_slice()),
+        (config.server.listen.join(" ").as_str(), config.server.keys.as_slice()),
         ("127.0.0.1:9", &["secret".to_owned()][..])
     );
     assert_eq!(config.plugins.folders, [Path::new("/a"), Path::new("/b")]);

@@ -5,7 +5,7 @@ use std::{env, path::PathBuf};
 
 use super::{
     Config, ConfigError,
-    server::{KEY_HELP, LISTEN_HELP, LOG_HELP, check_listen, check_log, is_key},
+    server::{KEY_HELP, LISTEN_HELP, LOG_HELP, check_log, is_key, listen_address},
     units::Amount,
 };
 
@@ -29,10 +29,10 @@ pub const VARIABLES: [Variable; 9] = [
     },
     Variable {
         name: "PENSIEVE_LISTEN",
-        meaning: "address and port, as --listen",
+        meaning: "address and port, as --listen; several with commas between them",
         set: |config, text| {
-            check_listen(text).map_err(|what| format!("{what}; {LISTEN_HELP}"))?;
-            config.server.listen = text.to_owned();
+            let listen = text.split(',').map(|one| listen_address(one.trim()));
+            config.server.listen = listen.collect::<Result<_, _>>().map_err(|what| format!("{what}; {LISTEN_HELP}"))?;
             Ok(())
         },
     },

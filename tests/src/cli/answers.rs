@@ -58,6 +58,27 @@ fn a_script_gets_one_line_of_json() {
 }
 
 #[test]
+fn without_a_question_every_line_is_a_turn_of_a_chat() {
+    let desk = desk();
+    let chat = |lines: &str| {
+        let mut child = desk.command(&["run", "--model", "model"]).stdin(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        said(child.wait_with_output().unwrap())
+    };
+    // The model talks of the weather as soon as it has read the word, so that the third answer shows the history.
+    let spoken = chat("hi\nthe weather?\nhi\n/clear\n\nhi\n/exit\nthe weather?\n");
+    assert_eq!(spoken.stdout, "Hello.\nIt is sunny.\nIt is sunny.\nHello.\n", "{spoken:?}");
+    assert_eq!(spoken.code, Some(0));
+    let spoken = chat("/hlep\nhi");
+    assert_eq!((spoken.code, spoken.stdout.as_str()), (Some(0), "Hello.\n"), "it ends with its input: {spoken:?}");
+    assert!(spoken.stderr.contains("no command '/hlep'") && spoken.stderr.contains("/exit"), "{spoken:?}");
+    for flag in ["--raw", "--json"] {
+        let refused = desk.run(&["run", "--model", "model", flag]);
+        assert_eq!(refused.code, Some(2), "{flag} needs a question: {refused:?}");
+    }
+}
+
+#[test]
 fn a_configured_name_is_a_model() {
     let desk = desk();
     let config = "[[models]]\nid = \"talker\"\nsource = \"model\"\n[[models]]\nid = \"muse\"\nbase = \"talker\"\nsamplers = [\"greedy\"]\n";

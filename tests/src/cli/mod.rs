@@ -3,6 +3,7 @@
 mod answers;
 mod check;
 mod codes;
+mod launch;
 mod measured;
 mod new;
 mod pull;

@@ -2,8 +2,8 @@
 
 use super::Desk;
 
-const VERBS: [&str; 11] =
-    ["serve", "run", "pull", "models", "plugins", "new", "bench", "doctor", "completions", "man", "help"];
+const VERBS: [&str; 12] =
+    ["serve", "run", "launch", "pull", "models", "plugins", "new", "bench", "doctor", "completions", "man", "help"];
 
 #[test]
 fn help_lists_the_verbs_and_none_of_the_inner_ones() {
@@ -16,7 +16,7 @@ fn help_lists_the_verbs_and_none_of_the_inner_ones() {
     for inner in ["probe", "worker"] {
         assert!(!help.stdout.contains(inner), "{}", help.stdout);
     }
-    for verb in ["serve", "run", "pull", "new", "bench", "completions", "man"] {
+    for verb in ["serve", "run", "launch", "pull", "new", "bench", "completions", "man"] {
         let said = desk.run(&[verb, "--help"]);
         assert!(
             said.stdout.contains(&format!("Examples:\n  pensieve {verb}")) || said.stdout.contains("\n  pensieve "),

@@ -32,7 +32,7 @@ pub const LOCAL_KEY: &str = "pensieve-local-key";
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// An address and a port; 0 for any port that is free.
-    pub listen: String,
+    pub listen: Vec<String>,
     /// Who may come in. Without any, everybody on this machine may, and nobody from elsewhere.
     pub keys: Vec<Key>,
     /// Names by which the server is called, besides those of this machine.
@@ -77,7 +77,7 @@ pub struct Key([u8; 32]);
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            listen: "127.0.0.1:8000".into(),
+            listen: vec!["127.0.0.1:8000".into()],
             keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),

@@ -2,13 +2,15 @@
 
 use futures_util::FutureExt;
 use std::{
+    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    task::Poll,
     time::{Duration, Instant},
 };
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
@@ -25,40 +27,65 @@ const REFUSALS_MAX: usize = 32;
 /// A socket that listens, before anybody is served.
 #[derive(Debug)]
 pub struct Server {
-    listener: TcpListener,
-    address: SocketAddr,
+    /// Each with the address that it has; the first one is the server's own.
+    listeners: Vec<(TcpListener, SocketAddr)>,
     settings: Settings,
 }
 
 impl Server {
     /// Takes the address, so that a port that is taken is known before anything is started.
     pub async fn bind(settings: Settings) -> Result<Self, Refusal> {
-        let listen = &settings.listen;
-        let refusal = |error: io::Error| match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                let reason = format!("{listen} is taken by another program, perhaps another pensieve");
-                Refusal::new("taken", reason, "end it, or choose another port with --listen")
+        let mut listeners = Vec::new();
+        for listen in &settings.listen {
+            let refusal = |error: io::Error| match error.kind() {
+                io::ErrorKind::AddrInUse => {
+                    let reason = format!("{listen} is taken by another program, perhaps another pensieve");
+                    Refusal::new("taken", reason, "end it, or choose another port with --listen")
+                }
+                _ => {
+                    Refusal::new("listen", format!("{listen} cannot be listened at: {error}"), "choose another address")
+                }
+            };
+            let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen).await.map_err(refusal)?.collect();
+            if let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
+                check_keys(&settings, open.ip())?;
             }
-            _ => Refusal::new("listen", format!("{listen} cannot be listened at: {error}"), "choose another address"),
-        };
-        let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen).await.map_err(refusal)?.collect();
-        if let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
-            check_keys(&settings, open.ip())?;
+            let listener = TcpListener::bind(addresses.as_slice()).await.map_err(refusal)?;
+            let address = listener.local_addr().map_err(refusal)?;
+            listeners.push((listener, address));
         }
-        let listener = TcpListener::bind(addresses.as_slice()).await.map_err(refusal)?;
-        let address = listener.local_addr().map_err(refusal)?;
-        Ok(Self { listener, address, settings })
+        if listeners.is_empty() {
+            return Err(Refusal::new("listen", "there is no address to listen at", "name one with --listen"));
+        }
+        Ok(Self { listeners, settings })
     }
 
-    /// Where it listens.
+    /// The first of the addresses that it listens at.
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.listeners[0].1
+    }
+
+    /// All addresses that it listens at.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.listeners.iter().map(|(_, address)| *address)
+    }
+
+    /// The next connection at any of the addresses.
+    async fn accept(&self) -> io::Result<TcpStream> {
+        poll_fn(|context| {
+            let accepted = self.listeners.iter().find_map(|(listener, _)| match listener.poll_accept(context) {
+                Poll::Ready(accepted) => Some(accepted),
+                Poll::Pending => None,
+            });
+            accepted.map_or(Poll::Pending, |accepted| Poll::Ready(accepted.map(|(stream, _)| stream)))
+        })
+        .await
     }
 
     /// Serves until `stop`, lets what runs finish for a while, and ends the fleet.
     pub async fn run(self, chats: Arc<Chats>, stop: impl Future<Output = ()>) {
         let limits = self.settings.limits;
-        let front = Front::new(chats.clone(), &self.settings, self.address);
+        let front = Front::new(chats.clone(), &self.settings, self.address());
         let connections = Arc::new(Semaphore::new(limits.connections_max));
         let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
         let (stopping, told) = watch::channel(false);
@@ -66,11 +93,11 @@ impl Server {
         let mut stop = std::pin::pin!(stop.fuse());
         loop {
             let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
+                accepted = self.accept() => accepted,
                 () = &mut stop => break,
             };
             let stream = match accepted {
-                Ok((stream, _)) => stream,
+                Ok(stream) => stream,
                 Err(error) => {
                     // Without descriptors there is nothing to do but to wait for some.
                     tracing::warn!("a connection cannot be accepted: {error}");
@@ -86,7 +113,7 @@ impl Server {
                 tokio::spawn(connection::refuse(stream).map(|()| drop(permit)));
             }
         }
-        drop(self.listener);
+        drop(self.listeners);
         tracing::info!("ending: no more requests are taken");
         let _ = stopping.send(true);
         // What was taken is answered, even if its model is only being loaded; then the rest is told that it is over.

@@ -7,7 +7,6 @@
 use std::{ffi::OsStr, fmt};
 
 /// What a block's numbers depend on.
-#[derive(Clone, Debug)]
 pub(super) struct Identity<'a> {
     /// Equal for equal weights and tokenizer.
     pub(super) fingerprint: &'a str,
@@ -27,10 +26,12 @@ pub(super) struct Identity<'a> {
     pub(super) merged: Vec<(&'a str, u32)>,
 }
 
-/// Debug output quotes every text, so that no field can run into its neighbour.
 impl fmt::Display for Identity<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
+        // No field can be forgotten here, and as debug output quotes texts, none can run into its neighbour.
+        let Self { fingerprint, architecture, plugin, version, sdk, library, device, context, options, merged } = self;
+        let plugin = (architecture, plugin, version, sdk, library);
+        write!(f, "{:?}", (fingerprint, plugin, device, context, options, merged))
     }
 }
 

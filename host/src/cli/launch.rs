@@ -1,0 +1,277 @@
+//! `pensieve launch`: a coding agent on a local model, in one command.
+//!
+//! It finds the server at the configured address, or runs one in this process for as long as the client runs. What the client
+//! has to be told goes into its environment, its flags and a temporary folder; the user's own files stay as they are.
+
+mod clients;
+
+use clap::Args;
+use serde::Deserialize;
+use std::{
+    fs::{self, File},
+    os::unix::{fs::DirBuilderExt, process::ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::{
+    runtime::Runtime,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+    task::JoinHandle,
+};
+
+use super::{
+    common_args::{CommonArgs, ResolvedConfig},
+    error::{CliError, Exit, end},
+    log,
+    serve::bind,
+    shell_integration::word,
+};
+use clients::{Client, Endpoint, Setup};
+use pensieve_server::{fleet::Fleet, http::LOCAL_KEY, prompt::Chats};
+
+/// How long the server at the configured address may take to list its models.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// How long answers that still run have when the client has ended.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Start a coding agent on a local model: Claude Code, Codex, opencode, Qwen Code or aider.
+///
+/// It uses the server that listens at the configured address, or else runs one for as long as the client runs, whose log is
+/// launch.log in $PENSIEVE_HOME. Nothing is written into the client's own configuration.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  pensieve launch claude
+  pensieve launch codex --model hf:Qwen/Qwen2.5-Coder-7B-Instruct-GGUF
+  pensieve launch claude --model coder -- -p \"Explain src/main.rs\"
+  pensieve launch opencode --print")]
+pub(super) struct Launch {
+    /// The client.
+    #[arg(value_enum)]
+    client: Client,
+    /// A model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or 'starter' [default: the server's default model].
+    #[arg(long, value_name = "SOURCE")]
+    model: Option<String>,
+    /// Only print the environment, the files and the command, for a shell.
+    #[arg(long)]
+    print: bool,
+    #[command(flatten)]
+    common: CommonArgs,
+    /// What the client is given; flags of its own go behind '--'.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    arguments: Vec<String>,
+}
+
+/// The answer to `GET /v1/models`, as far as it matters here.
+#[derive(Deserialize)]
+struct ModelList {
+    data: Vec<ListedModel>,
+}
+
+#[derive(Deserialize)]
+struct ListedModel {
+    id: String,
+    #[serde(default)]
+    owned_by: String,
+    #[serde(alias = "max_input_tokens", alias = "context_window")]
+    context_length: Option<u32>,
+}
+
+/// A server in this process.
+struct OwnServer {
+    runtime: Runtime,
+    stop: oneshot::Sender<()>,
+    running: JoinHandle<()>,
+}
+
+/// A folder that goes away with this value.
+struct TemporaryFolder(PathBuf);
+
+impl Launch {
+    pub(super) fn run(self) -> ExitCode {
+        match self.launch() {
+            Ok(code) => code,
+            Err(error) => end(Err(error)),
+        }
+    }
+
+    fn launch(&self) -> Result<ExitCode, CliError> {
+        let resolved = self.common.resolve(&[])?;
+        if self.print {
+            let folder = std::env::temp_dir().join(format!("pensieve-launch-{}", self.client.program()));
+            let endpoint = self.endpoint(&resolved)?.map_or_else(|| self.planned(&resolved), Ok)?;
+            let setup = self.client.setup(&endpoint, &folder);
+            super::print(script(self.client, &setup, &folder, &self.arguments))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let program = find_program(self.client)?;
+        let (endpoint, own) = match self.endpoint(&resolved)? {
+            Some(endpoint) => (endpoint, None),
+            None => self.serve().map(|(endpoint, own)| (endpoint, Some(own)))?,
+        };
+        let folder = TemporaryFolder::new()?;
+        let setup = self.client.setup(&endpoint, &folder.0);
+        for (name, text) in &setup.files {
+            let path = folder.0.join(name);
+            fs::write(&path, text).map_err(|error| CliError::system(path.display(), &error))?;
+        }
+        eprintln!("{} on '{}' at {}", self.client.program(), endpoint.model, endpoint.base);
+        let status = run_client(&program, &setup, &self.arguments);
+        if let Some(own) = own {
+            own.end();
+        }
+        status
+    }
+
+    /// The server at the configured address with the model that is wanted; none if there is no such server.
+    fn endpoint(&self, resolved: &ResolvedConfig) -> Result<Option<Endpoint>, CliError> {
+        let config = &resolved.config;
+        let (base, key) = (base_of(&config.server.listen[0]), key_of(resolved));
+        let Some(models) = ask_models(&base, &key)? else { return Ok(None) };
+        let wanted = self.model.as_deref().or(config.fleet.default_model.as_deref());
+        let found = match wanted {
+            Some(wanted) => models.into_iter().find(|model| model.id == wanted),
+            None => models.into_iter().next(),
+        };
+        Ok(found.map(|model| Endpoint { base, key, model: model.id, context: model.context_length }))
+    }
+
+    /// The server that would be at the configured address.
+    fn planned(&self, resolved: &ResolvedConfig) -> Result<Endpoint, CliError> {
+        let (_, model) = self.common.resolve_one(self.model.as_deref())?;
+        let base = base_of(&resolved.config.server.listen[0]);
+        eprintln!("no server with this model is at {base} yet; 'pensieve serve' starts one");
+        Ok(Endpoint { base, key: key_of(resolved), model, context: None })
+    }
+
+    /// Runs a server in this process, at a port of its own.
+    fn serve(&self) -> Result<(Endpoint, OwnServer), CliError> {
+        let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
+        let server = &mut resolved.config.server;
+        (server.listen, server.drain) = (vec!["127.0.0.1:0".into()], DRAIN);
+        let home = &resolved.config.home;
+        let path = home.join("launch.log");
+        let file = fs::create_dir_all(home).and_then(|()| File::create(&path));
+        let file = file.map_err(|error| CliError::system(path.display(), &error))?;
+        log::begin(log::LogFormat::Text, &resolved.config.server.log, Mutex::new(file))
+            .map_err(|what| CliError::new(Exit::Usage, what))?;
+        let fleet = resolved.fleet()?;
+        let runtime = super::runtime()?;
+        let (server, fleet, known) = runtime.block_on(async {
+            let server = bind(&resolved).await?;
+            let fleet = Arc::new(Fleet::start(fleet).await?);
+            let known = fleet.known(&model).await?;
+            Ok::<_, CliError>((server, fleet, known))
+        })?;
+        let base = format!("http://{}", server.address());
+        let endpoint = Endpoint { base, key: key_of(&resolved), model, context: Some(known.context) };
+        let (stop, stopped) = oneshot::channel();
+        let chats = Arc::new(Chats::new(fleet));
+        let running = runtime.spawn(server.run(chats, async { drop(stopped.await) }));
+        eprintln!("no server is running; this one's log is '{}'", path.display());
+        Ok((endpoint, OwnServer { runtime, stop, running }))
+    }
+}
+
+impl OwnServer {
+    fn end(self) {
+        // It has ended already if nothing receives this.
+        let _ = self.stop.send(());
+        let _ = self.runtime.block_on(self.running);
+        self.runtime.shutdown_background();
+    }
+}
+
+impl TemporaryFolder {
+    fn new() -> Result<Self, CliError> {
+        let path = std::env::temp_dir().join(format!("pensieve-launch-{}", std::process::id()));
+        let made = fs::DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|error| CliError::system(path.display(), &error))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for TemporaryFolder {
+    fn drop(&mut self) {
+        // It lies among temporary files, which the system clears.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The URL of a server that listens there, as a client on this machine reaches it.
+fn base_of(listen: &str) -> String {
+    let (host, port) = listen.rsplit_once(':').unwrap_or((listen, "8000"));
+    let host = if matches!(host, "0.0.0.0" | "[::]") { "127.0.0.1" } else { host };
+    format!("http://{host}:{port}")
+}
+
+fn key_of(resolved: &ResolvedConfig) -> String {
+    resolved.config.server.keys.first().cloned().unwrap_or_else(|| LOCAL_KEY.to_owned())
+}
+
+/// The models of the server there; none if no Pensieve answers.
+fn ask_models(base: &str, key: &str) -> Result<Option<Vec<ListedModel>>, CliError> {
+    let agent = ureq::Agent::config_builder().timeout_global(Some(ANSWER_TIMEOUT)).proxy(None).build().new_agent();
+    let asked = agent.get(format!("{base}/v1/models")).header("authorization", format!("Bearer {key}")).call();
+    let text = match asked {
+        Ok(mut answer) => answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string(),
+        Err(ureq::Error::StatusCode(401)) => {
+            let line =
+                format!("the server at {base} needs its key; set PENSIEVE_API_KEY, or server.key in pensieve.toml");
+            return Err(CliError::new(Exit::Denied, line));
+        }
+        Err(_) => return Ok(None),
+    };
+    let list = text.ok().and_then(|text| serde_json::from_str::<ModelList>(&text).ok());
+    Ok(list.map(|list| list.data).filter(|models| models.iter().any(|model| model.owned_by == "pensieve")))
+}
+
+fn find_program(client: Client) -> Result<PathBuf, CliError> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&folders).map(|folder| folder.join(client.program())).find(|path| path.is_file());
+    found.ok_or_else(|| {
+        let line = format!(
+            "'{}' is not installed, or not in PATH; it comes with: {}",
+            client.program(),
+            client.installation()
+        );
+        CliError::new(Exit::Absent, line)
+    })
+}
+
+/// Runs the client to its end, with this terminal. Ctrl-C is the client's.
+fn run_client(program: &Path, setup: &Setup, arguments: &[String]) -> Result<ExitCode, CliError> {
+    let runtime = super::runtime()?;
+    let guard = runtime.enter();
+    // A signal that is listened to does not end this process, and a program that is started gets its default back.
+    let interrupt = signal(SignalKind::interrupt()).map_err(|error| CliError::system("signals", &error))?;
+    drop(guard);
+    let mut command = Command::new(program);
+    command.args(&setup.arguments).args(arguments).envs(setup.variables.iter().map(|(name, value)| (name, value)));
+    for name in &setup.unset {
+        command.env_remove(name);
+    }
+    let status = command.status().map_err(|error| CliError::system(program.display(), &error))?;
+    drop(interrupt);
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// What a shell would have to do to start the client by hand.
+fn script(client: Client, setup: &Setup, folder: &Path, arguments: &[String]) -> String {
+    let mut lines: Vec<String> = setup.unset.iter().map(|name| format!("unset {name}")).collect();
+    lines.extend(setup.variables.iter().map(|(name, value)| format!("export {name}={}", word(value))));
+    if !setup.files.is_empty() {
+        lines.push(format!("mkdir -p {}", word(&folder.display().to_string())));
+    }
+    for (name, text) in &setup.files {
+        let path = folder.join(name).display().to_string();
+        lines.push(format!("cat > {} <<'END_OF_FILE'\n{}\nEND_OF_FILE", word(&path), text.trim_end()));
+    }
+    let command = std::iter::once(client.program()).chain(setup.arguments.iter().chain(arguments).map(String::as_str));
+    lines.push(command.map(word).collect::<Vec<_>>().join(" "));
+    lines.join("\n") + "\n"
+}
