@@ -46,7 +46,11 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("export ANTHROPIC_BASE_URL=http://127.0.0.1:8000 ANTHROPIC_API_KEY=pensieve-local-key", Test(CLAUDE)),
     (r#"claude -p "Use the Bash tool to run: echo hello" --allowedTools Bash"#, Test(CLAUDE)),
     (r#"./target/release/pensieve run "how do I add a plugin?""#, Prints(&["~/.pensieve/plugins"])),
-    ("./target/release/pensieve serve --model my-model=/path/to/model.gguf", Serves),
+    (
+        "./target/release/pensieve launch claude",
+        Test("a_client_is_started_with_a_server_of_its_own_and_ends_with_its_code"),
+    ),
+    ("./target/release/pensieve serve /path/to/model.gguf", Serves),
     ("./target/release/pensieve serve --adapter pirate=examples/starter/adapters/pirate", Serves),
     ("pensieve pull hf:OWNER/REPO", Prints(&["model-Q8_0.gguf"])),
     ("./target/release/pensieve serve --model my-model=hf:OWNER/REPO", Serves),
