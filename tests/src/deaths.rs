@@ -30,7 +30,7 @@ fn with_fault(worker: &mut Worker, fault: u32) {
 
 fn stalling(deadline: Duration) -> Load {
     let mut load = faults();
-    load.limits.step_deadline = deadline;
+    load.limits.step_timeout = deadline;
     load
 }
 
@@ -129,7 +129,7 @@ fn a_load_that_fails_says_why_and_ends_the_worker() {
         assert!(failure.to_string().contains(words), "{failure}");
         assert_eq!(worker.exit_status().code(), Some(EXIT_NOT_LOADED));
     };
-    check(Load { state_bytes: 10, ..faults() }, "10 bytes hold no block");
+    check(Load { kv_budget: 10, ..faults() }, "10 bytes hold no block");
     let mut load = faults();
     load.architecture.name = "other".into();
     check(load, "has no architecture 'other' (it has: faults)");

@@ -149,7 +149,7 @@ fn the_disk_keeps_to_its_budget_and_memory_overflows_into_it() {
     let file_bytes = 216;
     let disk = Some(DiskTier { folder: folder.path().into(), bytes: 200 * file_bytes });
     // 100 blocks in memory, 200 on disk.
-    let mut worker = Worker::start(Load { disk, state_bytes: 100 * 64, ..faults() });
+    let mut worker = Worker::start(Load { disk, kv_budget: 100 * 64, ..faults() });
     let prompts: Vec<Vec<u32>> = (0..8).map(|n| prompt(n, 600)).collect();
     let first: Vec<_> = prompts.iter().zip(0..).map(|(prompt, id)| worker.run(&job(id, prompt.clone(), 20))).collect();
     settle(&mut worker);

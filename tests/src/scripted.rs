@@ -28,7 +28,7 @@ pub fn checkpoint(folder: &Path, script: &[(&str, &str)]) {
 pub fn model(root: &Path, id: &str, script: &[(&str, &str)]) -> ModelConfig {
     let source = root.join(id);
     checkpoint(&source, script);
-    ModelConfig { id: id.into(), source, state_bytes: Some(4 << 20), threads: 1, ..ModelConfig::default() }
+    ModelConfig { id: id.into(), source, kv_budget: Some(4 << 20), threads: 1, ..ModelConfig::default() }
 }
 
 /// A plugin folder below `root` with the scripted model and the usual samplers.

@@ -17,7 +17,7 @@ const VOCABULARY: u32 = 256;
 fn llama() -> Load {
     let architecture = Provider { plugin: plugin("pensieve-llama"), name: "llama".into() };
     let source = fixture("llama/gqa").join("f32.gguf");
-    Load { architecture, source, device: "cpu".into(), state_bytes: 8 << 20, ..faults() }
+    Load { architecture, source, device: "cpu".into(), kv_budget: 8 << 20, ..faults() }
 }
 
 fn tokens(seed: u32, length: u32) -> Vec<u32> {

@@ -41,7 +41,7 @@ fn twenty_streams_at_once_say_what_each_says_alone() {
 #[test]
 fn streams_that_give_their_blocks_up_say_the_same() {
     // 40 blocks for 12 streams that need 7 each.
-    let mut worker = Worker::start(pensieve_protocol::wire::Load { state_bytes: 40 * 64, ..faults() });
+    let mut worker = Worker::start(pensieve_protocol::wire::Load { kv_budget: 40 * 64, ..faults() });
     let jobs: Vec<Job> = (0..12).map(|n| job(n, prompt(n, 30), 80)).collect();
     let together = all(&mut worker, &jobs);
     assert!(worker.stats().preemptions > 0, "the test has lost its point");

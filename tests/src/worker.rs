@@ -52,13 +52,13 @@ pub fn faults() -> Load {
         samplers: Vec::new(),
         adapter_formats: Vec::new(),
         merged: Vec::new(),
-        adapter_bytes: 64 << 20,
+        adapter_memory: 64 << 20,
         adapter_deadline: Duration::from_secs(60),
         source: "nowhere".into(),
         options: String::new(),
         device: "auto".into(),
         context: 0,
-        state_bytes: 64 << 12,
+        kv_budget: 64 << 12,
         threads: 0,
         disk: None,
         limits: Limits::default(),
@@ -68,7 +68,7 @@ pub fn faults() -> Load {
 /// How to load the `recurrent` test plugin with room for so many states.
 pub fn recurrent(states: u64) -> Load {
     let architecture = Provider { plugin: test_plugin("recurrent"), name: "recurrent".into() };
-    Load { architecture, state_bytes: 8 * states, ..faults() }
+    Load { architecture, kv_budget: 8 * states, ..faults() }
 }
 
 /// The same with a cache on disk.

@@ -212,7 +212,7 @@ impl Bench {
             State::PerSequence { bytes } => (streams + beside) * bytes,
         };
         for model in &mut config.models {
-            model.state_bytes = Some(bytes.max(1 << 20).max(model.state_bytes.unwrap_or(0)));
+            model.kv_budget = Some(bytes.max(1 << 20).max(model.kv_budget.unwrap_or(0)));
             model.limits.sequences_max = model.limits.sequences_max.max(concurrency + 1);
             model.limits.waiting_max = model.limits.waiting_max.max(concurrency + 1);
         }

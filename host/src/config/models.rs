@@ -130,12 +130,12 @@ impl Model {
             },
             device: self.device.clone(),
             context: self.context,
-            state_bytes: self.kv_budget,
+            kv_budget: self.kv_budget,
             threads: self.threads,
             disk,
             limits: self.limits.clone(),
             adapters,
-            adapter_bytes: self.adapter_memory,
+            adapter_memory: self.adapter_memory,
             samplers: self.samplers.clone(),
         })
     }
@@ -197,7 +197,7 @@ fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
     section.integer("waiting_max", 0..=100_000, &mut model.limits.waiting_max);
     section.integer("step_tokens_max", 16..=1 << 20, &mut model.limits.step_tokens_max);
     let range = Duration::from_secs(1)..=Duration::from_secs(3600);
-    section.duration("step_timeout", range, &mut model.limits.step_deadline);
+    section.duration("step_timeout", range, &mut model.limits.step_timeout);
     section.bytes("adapter_memory", 1 << 20..=1 << 50, &mut model.adapter_memory);
     adapters(&section, &mut model, folder);
     if let Err(what) = check_device(&model.device) {

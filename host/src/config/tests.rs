@@ -227,7 +227,7 @@ fn becomes_a_fleet() {
         (model.source.to_str(), model.adapters["p"].location.path.to_str()),
         (Some("/models/2"), Some("/models/1"))
     );
-    assert_eq!((model.state_bytes, model.options.as_str()), (Some(65536), r#"{"kv":"f16","n":[1,2.5]}"#));
+    assert_eq!((model.kv_budget, model.options.as_str()), (Some(65536), r#"{"kv":"f16","n":[1,2.5]}"#));
     let disk = model.disk.as_ref().unwrap();
     assert_eq!((disk.folder.to_str(), disk.bytes), (Some("/etc/blocks"), 1 << 30));
     assert_eq!((fleet.memory_bytes, fleet.idle_timeout), (1 << 30, Some(HOUR)));

@@ -80,8 +80,8 @@ pub fn run(socket: OwnedFd) -> i32 {
                 return EXIT_NOT_LOADED;
             }
         };
-        watchdog::spawn(&clock, &reports, load.limits.step_deadline);
-        let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.adapter_bytes));
+        watchdog::spawn(&clock, &reports, load.limits.step_timeout);
+        let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.adapter_memory));
         Session { engine, formats, reports, clock, inputs, sender, adapter_file_max, draining: false }.run();
         0
     }));

@@ -86,7 +86,7 @@ fn model(root: &Path, id: &str) -> ModelConfig {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("config.json"), r#"{"architectures": ["FaultsForCausalLM"]}"#).unwrap();
     let options = r#"{"step_us": 2000}"#.to_owned();
-    ModelConfig { id: id.into(), source, options, state_bytes: Some(1 << 20), threads: 1, ..ModelConfig::default() }
+    ModelConfig { id: id.into(), source, options, kv_budget: Some(1 << 20), threads: 1, ..ModelConfig::default() }
 }
 
 /// All tokens of a stream that must end in time.

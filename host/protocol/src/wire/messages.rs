@@ -55,7 +55,7 @@ pub struct Load {
     /// Adapters that become part of the weights.
     pub merged: Vec<MergedAdapter>,
     /// Bytes that all other adapters together may take in the model.
-    pub adapter_bytes: u64,
+    pub adapter_memory: u64,
     /// How long jobs wait for an adapter to be read again: beyond that its format hangs.
     pub adapter_deadline: Duration,
     /// The checkpoint.
@@ -67,7 +67,7 @@ pub struct Load {
     /// The longest sequence, in tokens; 0 for the model's own.
     pub context: u32,
     /// Bytes for KV blocks or sequence states.
-    pub state_bytes: u64,
+    pub kv_budget: u64,
     /// CPU threads that compute; 0 for the machine's cores.
     pub threads: u32,
     /// Where cold blocks go; none to forget them.
@@ -131,12 +131,12 @@ pub struct Limits {
     /// Tokens in a step.
     pub step_tokens_max: u32,
     /// The worker ends itself when a step takes longer: the plugin hangs.
-    pub step_deadline: Duration,
+    pub step_timeout: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sequences_max: 64, waiting_max: 1024, step_tokens_max: 1024, step_deadline: Duration::from_secs(60) }
+        Self { sequences_max: 64, waiting_max: 1024, step_tokens_max: 1024, step_timeout: Duration::from_secs(60) }
     }
 }
 
@@ -309,8 +309,8 @@ pub struct AdapterStats {
     pub jobs: u64,
 }
 
-/// The largest file of an adapter, where all adapters of a model may take `adapter_bytes`: what is kept in half precision takes
+/// The largest file of an adapter, where all adapters of a model may take `adapter_memory` bytes: what is kept in half precision takes
 /// twice as much in a file, and a file has headers.
-pub fn adapter_file_bytes_max(adapter_bytes: u64) -> u64 {
-    adapter_bytes.saturating_mul(2).saturating_add(1 << 20)
+pub fn adapter_file_bytes_max(adapter_memory: u64) -> u64 {
+    adapter_memory.saturating_mul(2).saturating_add(1 << 20)
 }

@@ -117,20 +117,20 @@ impl Supervisor {
     fn reserve(&mut self, serial: u64) -> Result<(), Failure> {
         let Some(handle) = self.handles.get(&serial) else { return Ok(()) };
         let model = &self.config.models[handle.model];
-        if handle.adapter_bytes > 0 || model.adapter_bytes == 0 {
+        if handle.adapter_bytes > 0 || model.adapter_memory == 0 {
             return Ok(());
         }
         let residents: Vec<Resident> = self.handles.iter().map(|(serial, handle)| handle.resident(*serial)).collect();
-        if memory::admit(self.config.memory_bytes, &residents, model.adapter_bytes) != MemoryVerdict::Fits {
-            let (id, bytes) = (&model.id, model.adapter_bytes);
+        if memory::admit(self.config.memory_bytes, &residents, model.adapter_memory) != MemoryVerdict::Fits {
+            let (id, bytes) = (&model.id, model.adapter_memory);
             let message = format!("there is no memory left for adapters of model '{id}', which may take {bytes} bytes");
             let help =
                 "lower the model's adapter_memory, or name an adapter in its [models.adapters]: then room is kept";
             return Err(Failure::new(FailureCode::Busy, message).with_help(help));
         }
         if let Some(handle) = self.handles.get_mut(&serial) {
-            handle.adapter_bytes = model.adapter_bytes;
-            handle.bytes = handle.bytes.saturating_add(model.adapter_bytes);
+            handle.adapter_bytes = model.adapter_memory;
+            handle.bytes = handle.bytes.saturating_add(model.adapter_memory);
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ pub struct ModelConfig {
     /// The longest sequence; 0 for the model's own.
     pub context: u32,
     /// Bytes for the states of sequences; none for what fits.
-    pub state_bytes: Option<u64>,
+    pub kv_budget: Option<u64>,
     /// CPU threads; 0 for the machine's cores.
     pub threads: u32,
     /// Where cold blocks go.
@@ -72,7 +72,7 @@ pub struct ModelConfig {
     /// Adapters by name.
     pub adapters: BTreeMap<String, Adapter>,
     /// Bytes that those which requests choose may take together; who is not used makes room for others.
-    pub adapter_bytes: u64,
+    pub adapter_memory: u64,
     /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
 }
@@ -147,7 +147,7 @@ impl Config {
     pub fn run_in_process(&mut self, worker: WorkerMain) {
         self.in_process = Some(worker);
         (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);
-        self.models.iter_mut().for_each(|model| model.limits.step_deadline = FOR_EVER);
+        self.models.iter_mut().for_each(|model| model.limits.step_timeout = FOR_EVER);
     }
 
     pub(super) fn placement(&self) -> Placement<'_> {
@@ -164,12 +164,12 @@ impl Default for ModelConfig {
             options: String::new(),
             device: String::new(),
             context: 0,
-            state_bytes: None,
+            kv_budget: None,
             threads: 0,
             disk: None,
             limits: Limits::default(),
             adapters: BTreeMap::new(),
-            adapter_bytes: ADAPTER_BYTES,
+            adapter_memory: ADAPTER_BYTES,
             samplers: None,
         }
     }

@@ -87,7 +87,7 @@ pub(super) struct MemoryPlan {
 /// Plans a model's memory by its card. MemoryVerdict for adapters is kept where there are some.
 pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
-    let adapter_bytes = if adapters { model.adapter_bytes } else { 0 };
+    let adapter_bytes = if adapters { model.adapter_memory } else { 0 };
     let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
     let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
     let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
@@ -98,7 +98,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
         State::PerSequence { bytes } => (bytes.min(STATE_BYTES_MIN), bytes.saturating_mul(STATES)),
     };
     let left = budget.saturating_sub(fixed);
-    let state_bytes = model.state_bytes.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
+    let state_bytes = model.kv_budget.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
     let bytes = fixed.saturating_add(state_bytes);
     if bytes > budget {
         let message = format!(
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(need.state_bytes, 36 << 20);
         let failure = plan(1 << 30, &model, false, &card(1 << 30, paged)).unwrap_err();
         assert!(failure.message.starts_with("model 'm' takes 1092 MiB: weights 1024 MiB, states 4 MiB"), "{failure}");
-        let told = ModelConfig { state_bytes: Some(5), adapter_bytes: 1 << 20, ..model };
+        let told = ModelConfig { kv_budget: Some(5), adapter_memory: 1 << 20, ..model };
         assert_eq!(plan(2 << 30, &told, false, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
         let alone = plan(2 << 30, &told, false, &card(0, State::PerSequence { bytes: 9 })).unwrap();
         assert_eq!((alone.state_bytes, alone.adapter_bytes), (5, 0));
@@ -228,8 +228,8 @@ mod tests {
     #[test]
     fn a_sequence_is_as_long_as_card_configuration_and_memory_allow() {
         let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
-        let check = |context, state_bytes, state, expect| {
-            let model = ModelConfig { context, state_bytes, ..ModelConfig::default() };
+        let check = |context, kv_budget, state, expect| {
+            let model = ModelConfig { context, kv_budget, ..ModelConfig::default() };
             assert_eq!(super::context(4 << 30, &model, false, &card(1 << 30, state)), expect);
         };
         check(0, None, paged, 8192);

@@ -211,13 +211,13 @@ impl Supervisor {
             samplers: paths(&samplers),
             adapter_formats: paths(&formats),
             merged: self.registry.merged(index),
-            adapter_bytes: config.adapter_bytes,
+            adapter_memory: config.adapter_memory,
             adapter_deadline: self.config.deadlines.load,
             source: config.source.clone(),
             options: config.options.clone(),
             device: if config.device.is_empty() { "auto".into() } else { config.device.clone() },
             context: config.context,
-            state_bytes: need.state_bytes,
+            kv_budget: need.state_bytes,
             threads: config.threads,
             disk: config.disk.clone(),
             limits: config.limits.clone(),
@@ -228,7 +228,7 @@ impl Supervisor {
         let notify = move |signal| {
             messages.upgrade().is_some_and(|messages| messages.send(Message::Worker { serial, signal }).is_ok())
         };
-        let deadlines = WorkerDeadlines { silence: self.config.deadlines.silence, step: config.limits.step_deadline };
+        let deadlines = WorkerDeadlines { silence: self.config.deadlines.silence, step: config.limits.step_timeout };
         let worker = match Worker::start(self.config.placement(), &config.id, deadlines, notify) {
             Ok(worker) => worker,
             Err(error) => {

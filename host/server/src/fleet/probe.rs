@@ -232,9 +232,5 @@ fn key(parts: &[&str]) -> String {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }
-    let mut text = String::with_capacity(64);
-    for byte in digest.finalize() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text + ".json"
+    format!("{:x}.json", digest.finalize())
 }

@@ -304,10 +304,9 @@ impl Sum {
     }
 
     fn finish(self) -> String {
-        let bytes = match self {
-            Self::Sha256(sum) => sum.finalize().to_vec(),
-            Self::Git(sum) => sum.finalize().to_vec(),
-        };
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        match self {
+            Self::Sha256(sum) => format!("{:x}", sum.finalize()),
+            Self::Git(sum) => format!("{:x}", sum.finalize()),
+        }
     }
 }

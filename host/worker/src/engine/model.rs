@@ -68,7 +68,7 @@ impl Model {
             source,
             device: load.device.as_str().into(),
             context: load.context,
-            state_bytes: load.state_bytes,
+            state_bytes: load.kv_budget,
             threads: load.threads,
         };
         let merged = read_merged(&load.merged, formats)?;

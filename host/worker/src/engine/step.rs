@@ -73,7 +73,7 @@ impl Engine {
             tier,
             text,
             samplers,
-            adapters: Adapters::new(load.adapter_bytes, load.adapter_deadline),
+            adapters: Adapters::new(load.adapter_memory, load.adapter_deadline),
             grammars: Grammars::default(),
             sequences: HashMap::new(),
             room: Room::default(),

@@ -6,7 +6,6 @@
 
 use sha2::{Digest, Sha256};
 use std::{
-    fmt::Write as _,
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, Read, Seek, SeekFrom, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
@@ -232,11 +231,7 @@ fn copy_and_hash(from: &mut File, mut to: Option<&mut File>, bytes: u64) -> io::
         }
         rest = rest.saturating_sub(read as u64);
     }
-    let mut text = String::with_capacity(64);
-    for byte in digest.finalize() {
-        let _ = write!(text, "{byte:02x}");
-    }
-    Ok(text)
+    Ok(format!("{:x}", digest.finalize()))
 }
 
 /// Removes a copy if no other process, and no other user in this one, holds its lock.
