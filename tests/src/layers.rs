@@ -32,7 +32,6 @@ const TANGLED: &[&str] = &[
     "host/server/src/http",
     "host/server/src/prompt",
     "host/worker/src/engine/blocks",
-    "host/worker/src/grammar",
     "sdk/src/nn",
     "sdk/src/weights",
 ];

@@ -14,7 +14,7 @@ use llguidance::{
     toktrie::{TokTrie, TrieNode},
 };
 
-use super::rules::Rules;
+use super::token_trie::TokenTrie;
 use crate::patterns::{At, Patterns, ROOT};
 
 /// What is barred by state, as far as it has been asked for.
@@ -25,10 +25,12 @@ pub(super) struct Barred {
 }
 
 impl Barred {
-    /// The mask of all tokens but the barred ones; none if none is. `targets` are the rules by pattern.
+    /// The mask of all tokens but the barred ones; none if none is. `targets` are the rules by pattern, and `start` begins
+    /// the grammar of a rule.
     pub(super) fn mask(
         &self,
-        rules: &Rules,
+        vocabulary: &TokenTrie,
+        start: &dyn Fn(usize) -> Matcher,
         patterns: &Patterns,
         targets: &[Option<usize>],
         at: At,
@@ -39,16 +41,16 @@ impl Barred {
         if let Some(mask) = self.masks.lock().unwrap_or_else(PoisonError::into_inner).get(&at) {
             return mask.clone();
         }
-        let mut search = Search { rules, patterns, targets, matchers: HashMap::new(), found: Vec::new() };
+        let mut search = Search { vocabulary, start, patterns, targets, matchers: HashMap::new(), found: Vec::new() };
         let anywhere = self.anywhere.get_or_init(|| search.within_tokens()).clone();
         search.found = anywhere;
-        if let Ok(env) = rules.vocabulary.env() {
+        if let Ok(env) = vocabulary.env() {
             let trie = env.tok_trie();
             search.across_tokens(trie, trie.root(), at, 0);
         }
         let mask = (!search.found.is_empty()).then(|| {
-            let mut bits = vec![u32::MAX; rules.words()];
-            for token in search.found.iter().filter(|token| **token < rules.vocabulary.size()) {
+            let mut bits = vec![u32::MAX; vocabulary.mask_words()];
+            for token in search.found.iter().filter(|token| **token < vocabulary.size()) {
                 bits[(token / u32::BITS) as usize] &= !(1 << (token % u32::BITS));
             }
             bits.into()
@@ -59,7 +61,8 @@ impl Barred {
 }
 
 struct Search<'a> {
-    rules: &'a Rules,
+    vocabulary: &'a TokenTrie,
+    start: &'a dyn Fn(usize) -> Matcher,
     patterns: &'a Patterns,
     targets: &'a [Option<usize>],
     matchers: HashMap<usize, Matcher>,
@@ -70,7 +73,7 @@ impl Search<'_> {
     /// The tokens with a whole marker in them.
     fn within_tokens(&mut self) -> Vec<u32> {
         let shortest = (0..self.targets.len()).map(|pattern| self.patterns.length(pattern)).min().unwrap_or_default();
-        let vocabulary = self.rules.vocabulary.clone();
+        let vocabulary = self.vocabulary;
         let candidates = (0..vocabulary.size())
             .filter(|token| vocabulary.bytes(*token).len() > shortest && !vocabulary.is_special(*token));
         candidates
@@ -116,8 +119,8 @@ impl Search<'_> {
 
     fn is_allowed(&mut self, pattern: usize, tail: &[u8]) -> bool {
         let Some(rule) = self.targets[pattern] else { return true };
-        let matcher = self.matchers.entry(rule).or_insert_with(|| self.rules.rules[rule].template.start());
-        let bytes: Option<Vec<u32>> = tail.iter().map(|byte| self.rules.vocabulary.byte_token(*byte)).collect();
+        let matcher = self.matchers.entry(rule).or_insert_with(|| (self.start)(rule));
+        let bytes: Option<Vec<u32>> = tail.iter().map(|byte| self.vocabulary.byte_token(*byte)).collect();
         bytes.is_some_and(|bytes| matcher.validate_tokens(&bytes).is_ok_and(|valid| valid == bytes.len()))
     }
 }

@@ -5,7 +5,6 @@
 //! tree knows them; where they do not, their bytes are fed one by one.
 
 use std::{
-    fmt,
     panic::{self, AssertUnwindSafe},
     sync::Arc,
 };
@@ -13,11 +12,7 @@ use std::{
 use llguidance::Matcher;
 
 use super::token_trie::TokenTrie;
-use super::{
-    error::GrammarError,
-    rules::Rules,
-    source::{NO_TEXT, explain},
-};
+use super::{constraint_error::ConstraintError, rules::Rules};
 use crate::patterns::{At, ROOT};
 
 /// A grammar in force, or a trigger waited for, in one sequence.
@@ -26,14 +21,6 @@ pub struct Constraint {
     rules: Arc<Rules>,
     phase: Phase,
     mask: Mask,
-}
-
-/// A sequence that cannot go on under its grammar.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConstraintError {
-    message: String,
-    /// The field of the request whose grammar held.
-    field: String,
 }
 
 #[derive(Clone)]
@@ -139,7 +126,7 @@ impl Constraint {
             Phase::Opening { answer, written, .. } => {
                 let mut bits = match answer {
                     Some(matcher) => rules.compute(matcher)?,
-                    None => vec![0; rules.words()],
+                    None => vec![0; rules.vocabulary.mask_words()],
                 };
                 rules.allow_openers(*written, &mut bits);
                 Ok(Some(bits.into()))
@@ -291,7 +278,7 @@ impl Constraint {
 impl Rules {
     /// A mask less the tokens that end a turn: an answer that must come is not thought away.
     fn without_end(&self, mask: Option<&[u32]>) -> Arc<[u32]> {
-        let mut bits = mask.map_or_else(|| vec![u32::MAX; self.words()], <[u32]>::to_vec);
+        let mut bits = mask.map_or_else(|| vec![u32::MAX; self.vocabulary.mask_words()], <[u32]>::to_vec);
         for token in self.vocabulary.end_of_turn() {
             if let Some(word) = bits.get_mut((token / u32::BITS) as usize) {
                 *word &= !(1 << (token % u32::BITS));
@@ -316,32 +303,6 @@ impl Rules {
         if self.resumes(rule) { Phase::Free { at: ROOT } } else { Phase::Complete }
     }
 }
-
-impl ConstraintError {
-    pub(super) fn new(message: &str) -> Self {
-        Self { message: message.to_owned(), field: String::new() }
-    }
-
-    /// What is wrong with the grammar itself, if that is it: some faults show only while a text is written.
-    pub fn fault(&self) -> Option<GrammarError> {
-        let fault = explain(&self.message);
-        let is_known = matches!(fault, GrammarError::TooLarge(_)) || self.message.starts_with(NO_TEXT);
-        is_known.then(|| fault.at(&self.field))
-    }
-
-    pub(super) fn failed(error: &impl fmt::Display) -> Self {
-        let error = error.to_string();
-        Self::new(error.split("\n<").next().unwrap_or_default())
-    }
-}
-
-impl fmt::Display for ConstraintError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the grammar cannot go on: {}", self.message)
-    }
-}
-
-impl std::error::Error for ConstraintError {}
 
 /// Whether the text may end here.
 fn accepts(matcher: &mut Matcher) -> Result<bool, ConstraintError> {

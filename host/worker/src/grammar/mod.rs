@@ -13,6 +13,7 @@ mod barred;
 mod cache;
 mod compiler;
 mod constraint;
+mod constraint_error;
 mod error;
 mod limits;
 mod masks;
@@ -24,6 +25,7 @@ mod token_trie;
 mod tests;
 
 pub use compiler::{Compiler, Compiling};
-pub use constraint::{Constraint, ConstraintError};
+pub use constraint::Constraint;
+pub use constraint_error::ConstraintError;
 pub use error::GrammarError;
 pub use masks::{Masks, is_allowed, keep_allowed};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use llguidance::Matcher;
 
 use super::token_trie::TokenTrie;
-use super::{barred::Barred, cache::Template, constraint::ConstraintError, error::GrammarError};
+use super::{barred::Barred, cache::Template, constraint_error::ConstraintError, error::GrammarError};
 use crate::patterns::{At, Patterns};
 use pensieve_protocol::grammar::{Marker, Spec, Then, Trigger};
 
@@ -56,11 +56,6 @@ impl Rules {
         Ok(Arc::new(Self { vocabulary, rules, start, begin, end, free }))
     }
 
-    /// How many words a mask has.
-    pub(super) fn words(&self) -> usize {
-        self.vocabulary.size().div_ceil(u32::BITS) as usize
-    }
-
     /// Whether the output is free again after a rule.
     pub(super) fn resumes(&self, rule: usize) -> bool {
         self.rules[rule].then == Then::Resume
@@ -70,7 +65,7 @@ impl Rules {
     pub(super) fn compute(&self, matcher: &mut Matcher) -> Result<Vec<u32>, ConstraintError> {
         let mask = matcher.compute_mask().map_err(|error| ConstraintError::failed(&error))?;
         let mut bits = mask.as_slice().to_vec();
-        bits.resize(self.words(), 0);
+        bits.resize(self.vocabulary.mask_words(), 0);
         // The tree has tokens that the model lacks.
         if let (Some(last), used @ 1..) = (bits.last_mut(), self.vocabulary.size() % u32::BITS) {
             *last &= (1 << used) - 1;
@@ -99,7 +94,8 @@ impl Rules {
 
     /// All tokens but those that complete a marker wrongly; none if that is all tokens.
     pub(super) fn barred(&self, watch: &Watch, at: At) -> Option<Arc<[u32]>> {
-        watch.barred.mask(self, &watch.patterns, &watch.targets, at)
+        let start = |rule: usize| self.rules[rule].template.start();
+        watch.barred.mask(&self.vocabulary, &start, &watch.patterns, &watch.targets, at)
     }
 }
 

@@ -41,6 +41,11 @@ impl TokenTrie {
         self.env.get_or_init(|| build(self)).as_ref().map_err(Clone::clone)
     }
 
+    /// How many words a mask over the vocabulary has, a bit for each token.
+    pub(super) fn mask_words(&self) -> usize {
+        self.vocabulary.size().div_ceil(u32::BITS) as usize
+    }
+
     /// A token of the tree that is this one byte; none for the byte that no UTF-8 has and that marks special tokens here.
     pub(super) fn byte_token(&self, byte: u8) -> Option<u32> {
         (byte != MARK).then(|| self.byte_tokens[usize::from(byte)])
