@@ -42,7 +42,7 @@ impl CheckpointName {
             }
             return class(&path).map_err(|what| format!("'{}': {what}", path.display()));
         }
-        let gguf = File::open(source).map_err(|error| error.to_string()).and_then(|file| {
+        let gguf = open(source).and_then(|file| {
             architecture(&mut BufReader::new(file.take(HEADER_BYTES_MAX))).map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => "it ends before it names its architecture".into(),
                 _ => error.to_string(),
@@ -59,6 +59,16 @@ impl CheckpointName {
     }
 }
 
+/// Opens a regular file. A FIFO or a device would block its reader.
+fn open(path: &Path) -> Result<File, String> {
+    let metadata = path.metadata().map_err(|error| error.to_string())?;
+    if metadata.is_file() {
+        File::open(path).map_err(|error| error.to_string())
+    } else {
+        Err("it is no regular file".into())
+    }
+}
+
 /// The first GGUF file in a folder, by name.
 fn gguf_in(folder: &Path) -> Option<PathBuf> {
     let files = folder.read_dir().ok()?.flatten().map(|entry| entry.path());
@@ -71,7 +81,7 @@ fn class(path: &Path) -> Result<CheckpointName, String> {
         #[serde(default)]
         architectures: Vec<String>,
     }
-    let file = File::open(path).map_err(|error| error.to_string())?;
+    let file = open(path)?;
     let config: Config = serde_json::from_reader(BufReader::new(file.take(CONFIG_BYTES_MAX)))
         .map_err(|error| format!("it is not what a config.json is: {error}"))?;
     let name = config.architectures.into_iter().next().ok_or("it names no architecture in 'architectures'")?;
@@ -249,6 +259,17 @@ mod tests {
         assert!(wrong().ends_with("/m-Q4_K_M.gguf'"), "{}", wrong());
         std::fs::write(folder.path().join("config.json"), r#"{"architectures": ["A"]}"#).unwrap();
         assert_eq!(CheckpointName::read(folder.path()).unwrap(), CheckpointName::Class("A".into()));
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("config.json");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        for source in [folder.path(), &fifo, Path::new("/dev/zero")] {
+            let refused = CheckpointName::read(source).unwrap_err();
+            assert!(refused.ends_with("it is no regular file"), "{refused}");
+        }
     }
 
     #[test]

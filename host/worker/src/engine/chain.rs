@@ -1,5 +1,5 @@
-//! How a sequence picks its next token: a chain of stages out of sampler plugins, each of which sees what the ones before
-//! left over. A stage is foreign code, so what it leaves is checked before the next one sees it: a chain that grows, that
+//! How a sequence picks its next token: a chain of samplers, each a stage with sampling parameters of its own that sees what the
+//! ones before left over. A stage is foreign code, so what it leaves is checked before the next one sees it: a chain that grows, that
 //! leaves nothing or picks what does not exist fails its own sequence and no other.
 
 use std::{collections::BTreeMap, path::PathBuf};

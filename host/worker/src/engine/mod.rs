@@ -1,11 +1,13 @@
-//! What a worker does with its one model. Two state machines decide everything that can be decided without touching the
-//! model: [`blocks`] says which tokens' keys and values lie where and may be used again ([`states`] for models that keep a
-//! state per sequence instead), [`scheduler`] says which tokens the next step computes. None of them does I/O, reads a clock or calls a plugin: time and results come in as arguments, so
-//! that a test can run a million steps in seconds and replay any of them from its seed. What a sequence may say and where
-//! it ends is a matter of bytes: [`stops`], and the grammars beside this module.
+//! The inference engine of a worker: continuous batching over a paged KV cache. Two state machines decide everything that can be
+//! decided without touching the model: [`blocks`] is the block table that paged attention reads by and the prefix cache
+//! ([`states`] for models that keep a state per sequence instead), [`scheduler`] says which tokens the next step computes.
+//! None of them does I/O, reads a clock or calls a plugin: time and results come in as arguments, so that a test can run a
+//! million steps in seconds and replay any of them from its seed. What a sequence may say and where it ends is a matter of
+//! bytes: [`stops`], and the grammars beside this module.
 //!
 //! Around them lies what does touch the world: [`step`] is one turn of the loop, [`model`] and [`chain`] call plugins,
-//! and [`store`] keeps blocks on disk.
+//! [`adapters`] decides which LoRA adapters are in memory, [`store`] is the prefix cache's tier on disk, and `identity`
+//! names it.
 
 pub mod blocks;
 pub mod scheduler;

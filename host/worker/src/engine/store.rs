@@ -1,4 +1,4 @@
-//! The disk tier: blocks of keys and values that outlive memory and the process. One file per block, named by the block's
+//! The prefix cache on disk: blocks of the KV cache that outlive memory and the process. One file per block, named by the block's
 //! key, written beside its place and renamed into it, so that a crash leaves whole files or none. There is no index to keep in
 //! step with them: each file opens with the record that the block table needs, and its time of modification is its last use.
 //!

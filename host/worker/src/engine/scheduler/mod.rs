@@ -1,4 +1,4 @@
-//! Which tokens of which sequences the next step computes. Streams come first: every sequence that waits for its next
+//! The scheduler of continuous batching: which tokens of which sequences the next step computes. Streams come first: every sequence that waits for its next
 //! token gets it in every step. What time that leaves (`pace`) goes to prompts: half of it to the oldest, the other
 //! half to the one with the least left, so that a short question is answered while a long document is read, and the
 //! document is never held up by more than its double.
