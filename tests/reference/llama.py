@@ -107,6 +107,41 @@ VARIANTS = [
             "lm_head.weight": "Q2_K",
         },
     ),
+    # The same for the formats with tables.
+    Variant(
+        "iquant",
+        14,
+        config(256, 512, heads=4, kv_heads=2, vocab=128) | {"num_hidden_layers": 1},
+        gguf=("mixed",),
+        blocks={
+            "embed_tokens.weight": "IQ4_XS",
+            "q_proj.weight": "IQ3_S",
+            "k_proj.weight": "MXFP4",
+            "v_proj.weight": "IQ4_NL",
+            "o_proj.weight": "IQ3_XXS",
+            "gate_proj.weight": "IQ2_S",
+            "up_proj.weight": "IQ2_XS",
+            "down_proj.weight": "IQ2_XXS",
+            "lm_head.weight": "IQ4_XS",
+        },
+    ),
+    Variant(
+        "ternary",
+        15,
+        config(256, 512, heads=4, kv_heads=2, vocab=128) | {"num_hidden_layers": 1},
+        gguf=("mixed",),
+        blocks={
+            "embed_tokens.weight": "TQ2_0",
+            "q_proj.weight": "IQ1_S",
+            "k_proj.weight": "IQ1_M",
+            "v_proj.weight": "TQ1_0",
+            "o_proj.weight": "TQ2_0",
+            "gate_proj.weight": "IQ1_M",
+            "up_proj.weight": "IQ1_S",
+            "down_proj.weight": "TQ1_0",
+            "lm_head.weight": "TQ2_0",
+        },
+    ),
 ]
 
 

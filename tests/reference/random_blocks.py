@@ -20,6 +20,16 @@ _SCALES = {
     Type.Q4_K: (0, 2, 7.5),
     Type.Q5_K: (0, 2, 15.5),
     Type.Q6_K: (208, None, None),
+    Type.IQ4_NL: (0, None, None),
+    Type.IQ4_XS: (0, None, None),
+    Type.IQ3_XXS: (0, None, None),
+    Type.IQ3_S: (0, None, None),
+    Type.IQ2_XXS: (0, None, None),
+    Type.IQ2_XS: (0, None, None),
+    Type.IQ2_S: (0, None, None),
+    Type.IQ1_S: (0, None, None),
+    Type.TQ1_0: (52, None, None),
+    Type.TQ2_0: (64, None, None),
 }
 
 
@@ -34,6 +44,17 @@ def random_blocks(kind, rows, cols, std, rng):
 
 
 def _set_scales(blocks, kind, scales):
+    if kind == Type.MXFP4:
+        # A power of two, without a sign.
+        blocks[:, 0] = np.round(np.log2(np.abs(scales))) + 127
+        return
+    if kind == Type.IQ1_M:
+        # A quarter of the scale on top of each of the last four words.
+        half = scales.astype("<f2").view("<u2")
+        for part in range(4):
+            nibble = (half >> (4 * part) & 15).astype(np.uint8)
+            blocks[:, 49 + 2 * part] = blocks[:, 49 + 2 * part] & 15 | nibble << 4
+        return
     scale_at, min_at, ratio = _SCALES[kind]
     blocks[:, scale_at : scale_at + 2] = _f16_bytes(scales)
     if min_at is not None:

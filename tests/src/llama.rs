@@ -55,6 +55,8 @@ references! {
     bf16_folder: "llama/bf16" "" => "logits" within EXACT;
     f16_folder: "llama/f16" "" => "logits" within EXACT;
     every_block_format: "llama/kquant" "mixed.gguf" => "logits" within ROUNDED;
+    formats_with_tables: "llama/iquant" "mixed.gguf" => "logits" within ROUNDED;
+    ternary_formats: "llama/ternary" "mixed.gguf" => "logits" within ROUNDED;
 }
 
 #[test]
