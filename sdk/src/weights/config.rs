@@ -58,6 +58,24 @@ impl Config {
         }
     }
 
+    /// How many experts a mixture has, for which configurations have three names; `None` where there are none.
+    pub fn experts(&self) -> Result<Option<usize>> {
+        for key in ["num_experts", "num_local_experts", "n_routed_experts"] {
+            if let Some(count) = self.find_usize(key)?.filter(|count| *count > 0) {
+                return Ok(Some(count));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The integers of this key; none where it is absent or null.
+    pub fn usizes(&self, key: &str) -> Result<Vec<usize>> {
+        let Some(value) = self.find(key) else { return Ok(vec![]) };
+        let integer = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+        let list = value.as_array().and_then(|list| list.iter().map(integer).collect::<Option<Vec<_>>>());
+        list.ok_or_else(|| is_not(key, value, "a list of unsigned integers"))
+    }
+
     pub fn f64(&self, key: &str) -> Result<f64> {
         self.find_f64(key)?.ok_or_else(|| missing(key))
     }
@@ -104,6 +122,18 @@ impl Config {
         }
     }
 
+    /// The configuration with values for keys that it leaves out, as a family's class in transformers has them. Files of models
+    /// that also see often say little more of their text model than what differs from those.
+    pub fn with_defaults<'a>(&self, defaults: impl IntoIterator<Item = (&'a str, Value)>) -> Result<Self> {
+        let mut object = self.value.as_object().cloned().unwrap_or_default();
+        for (key, value) in defaults {
+            if !object.contains_key(key) {
+                object.insert(key.to_owned(), value);
+            }
+        }
+        Ok(Self { eos: self.eos.clone(), ..Self::new(object)? })
+    }
+
     /// The object in the style of transformers 4, for readers that know no other: what `rope_parameters` says stands
     /// beside the rest, and what is null is left out.
     pub fn classic(&self) -> Map<String, Value> {
@@ -121,6 +151,18 @@ impl Config {
     /// How positions are rotated in the layers of a type that `layer_types` names.
     pub fn rope_for(&self, layer_type: &str) -> Result<RopeConfig> {
         RopeConfig::read(&self.value, Some(layer_type))
+    }
+
+    /// The rotations of layers that see everything and of those with a window, which are never stretched where a configuration
+    /// has one set of parameters for both.
+    pub fn ropes(&self) -> Result<(RopeConfig, RopeConfig)> {
+        let is_nested = |layer_type: &str| self.value["rope_parameters"].get(layer_type).is_some();
+        let full = if is_nested("full_attention") { self.rope_for("full_attention")? } else { self.rope()? };
+        if is_nested("sliding_attention") {
+            return Ok((full, self.rope_for("sliding_attention")?));
+        }
+        let theta = self.find_f64("rope_local_base_freq")?.unwrap_or(full.theta);
+        Ok((full.clone(), RopeConfig { theta, scaling: RopeScaling::None, ..full }))
     }
 
     /// How far back a token attends; `None` where that is not bounded, or the bound is switched off.
@@ -222,7 +264,11 @@ const LIMITS: &[Limit] = &[
     limit("original_max_position_embeddings", 1.0, CONTEXT_MAX),
     limit("sliding_window", 0.0, CONTEXT_MAX),
     limit("num_local_experts", 0.0, 65_536.0),
+    limit("num_experts", 0.0, 65_536.0),
+    limit("n_routed_experts", 0.0, 65_536.0),
     limit("num_experts_per_tok", 0.0, 65_536.0),
+    limit("moe_intermediate_size", 1.0, SIZE_MAX),
+    limit("shared_expert_intermediate_size", 0.0, SIZE_MAX),
     limit("rms_norm_eps", 0.0, 1.0),
     limit("layer_norm_eps", 0.0, 1.0),
     limit("layer_norm_epsilon", 0.0, 1.0),

@@ -21,12 +21,77 @@ pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file that holds one JSON object.
+/// A file that holds one JSON object. `Infinity` and `NaN`, which Python writes though JSON has neither, are read: bare, or as
+/// the `{"__float__": "Infinity"}` of newer configurations. An infinity becomes the largest number, and what is not a number
+/// becomes null.
 pub(super) fn object(path: &Path, bytes_max: u64) -> Result<Map<String, Value>> {
     let invalid = |what: String| Error::corrupt(format!("{}: {what}", path.display())).help("download it again");
-    match serde_json::from_slice(&read(path, bytes_max)?) {
-        Ok(Value::Object(object)) => Ok(object),
+    let text = read(path, bytes_max)?;
+    match serde_json::from_slice(&text).or_else(|error| serde_json::from_slice(&in_json(&text)).map_err(|_| error)) {
+        Ok(Value::Object(mut object)) => {
+            object.values_mut().for_each(untag);
+            Ok(object)
+        }
         Ok(_) => Err(invalid("is not a JSON object".to_owned())),
         Err(error) => Err(invalid(format!("is not JSON: {error}"))),
+    }
+}
+
+/// The text with Python's numbers in JSON's terms; what stands in strings is left alone.
+fn in_json(text: &[u8]) -> Vec<u8> {
+    const NUMBERS: [(&[u8], f64); 3] = [(b"-Infinity", f64::MIN), (b"Infinity", f64::MAX), (b"NaN", f64::NAN)];
+    let (mut out, mut rest, mut in_string) = (Vec::with_capacity(text.len()), text, false);
+    while let Some((&byte, after)) = rest.split_first() {
+        if let Some((name, number)) = NUMBERS.iter().find(|(name, _)| !in_string && rest.starts_with(name)) {
+            out.extend_from_slice(Value::from(*number).to_string().as_bytes());
+            rest = &rest[name.len()..];
+            continue;
+        }
+        let escaped = if in_string && byte == b'\\' { after.first() } else { None };
+        in_string ^= byte == b'"';
+        out.push(byte);
+        out.extend(escaped);
+        rest = &after[usize::from(escaped.is_some())..];
+    }
+    out
+}
+
+/// Replaces tagged numbers at any depth.
+fn untag(value: &mut Value) {
+    let tagged = value.as_object().filter(|object| object.len() == 1).and_then(|object| object.get("__float__"));
+    match tagged.and_then(Value::as_str) {
+        Some("Infinity") => *value = f64::MAX.into(),
+        Some("-Infinity") => *value = f64::MIN.into(),
+        Some("NaN") => *value = Value::Null,
+        _ => match value {
+            Value::Object(object) => object.values_mut().for_each(untag),
+            Value::Array(items) => items.iter_mut().for_each(untag),
+            _ => (),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn numbers_of_python_are_read_as_numbers() {
+        let path = tempfile::tempdir().unwrap().keep().join("config.json");
+        let text = r#"{"limit": [0.0, Infinity], "low": -Infinity, "none": NaN, "name": "NaN \" Infinity",
+            "tagged": {"__float__": "-Infinity"}, "deep": [{"x": {"__float__": "NaN"}}]}"#;
+        std::fs::write(&path, text).unwrap();
+        let expected = json!({ "limit": [0.0, f64::MAX], "low": f64::MIN, "none": null, "name": "NaN \" Infinity",
+            "tagged": f64::MIN, "deep": [{ "x": null }] });
+        assert_eq!(Value::Object(object(&path, 1000).unwrap()), expected);
+    }
+
+    #[test]
+    fn what_is_no_json_is_refused_in_the_words_of_its_first_mistake() {
+        let path = tempfile::tempdir().unwrap().keep().join("config.json");
+        std::fs::write(&path, r#"{"a": Infinitely}"#).unwrap();
+        assert!(object(&path, 1000).unwrap_err().message.contains("line 1 column 7"));
     }
 }

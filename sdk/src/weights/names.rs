@@ -45,6 +45,15 @@ const LAYER: Names = &[
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_gate_up_exps", "mlp.experts.gate_up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
 /// Where a family differs, by the names of its architectures in GGUF.
@@ -59,6 +68,18 @@ const EXCEPTIONS: &[(&[&str], Names)] = &[
         ],
     ),
     (&["phi3"], &[("ffn_up", "mlp.gate_up_proj")]),
+    (
+        &["glm4"],
+        &[
+            ("ffn_up", "mlp.gate_up_proj"),
+            ("post_attention_norm", "post_self_attn_layernorm"),
+            ("post_ffw_norm", "post_mlp_layernorm"),
+        ],
+    ),
+    (
+        &["olmo2"],
+        &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")],
+    ),
     (
         &["gemma2", "gemma3"],
         &[

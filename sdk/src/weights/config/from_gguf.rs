@@ -4,6 +4,8 @@
 //! (the activation, which values RoPE pairs) or stores as a tensor (RoPE's divisors) or not at all (whether embeddings
 //! are tied, which layers have biases), told here from what the file has.
 
+mod families;
+
 use serde_json::{Map, Value, json};
 
 use super::rope::magnitude;
@@ -30,6 +32,12 @@ const INTEGERS: &[(&str, &str)] = &[
     ("attention.sliding_window", "sliding_window"),
     ("expert_count", "num_local_experts"),
     ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+    ("expert_shared_count", "n_shared_experts"),
+    ("expert_group_count", "n_group"),
+    ("expert_group_used_count", "topk_group"),
+    ("leading_dense_block_count", "first_k_dense_replace"),
 ];
 
 const NUMBERS: &[(&str, &str)] = &[
@@ -37,6 +45,12 @@ const NUMBERS: &[(&str, &str)] = &[
     ("attention.layer_norm_epsilon", "layer_norm_eps"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
+    ("attention.clamp_kqv", "clip_qkv"),
+    ("attention.scale", "attention_multiplier"),
+    ("embedding_scale", "embedding_multiplier"),
+    ("residual_scale", "residual_multiplier"),
+    ("logit_scale", "logits_scaling"),
+    ("expert_weights_scale", "routed_scaling_factor"),
 ];
 
 /// Architectures whose activation is not SiLU.
@@ -110,6 +124,7 @@ pub(super) fn translate(architecture: &str, metadata: &Metadata, weights: &Weigh
     }
     let rope = source.rope(&config)?;
     config.insert("rope_parameters".to_owned(), Value::Object(rope));
+    families::complete(&source, &mut config)?;
     Ok(config)
 }
 

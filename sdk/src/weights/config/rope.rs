@@ -211,7 +211,8 @@ impl<'a> Parameters<'a> {
     fn scaling(&self) -> Result<RopeScaling> {
         let rope_type = self.object.get("rope_type").and_then(Value::as_str);
         match rope_type.ok_or_else(|| self.is_not("rope_type", "a string"))? {
-            "default" | "none" => Ok(RopeScaling::None),
+            // With sections for time, height and width, which are one for text.
+            "default" | "none" | "mrope" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: self.factor()? }),
             "llama3" => self.llama3(),
             "yarn" => self.yarn(),

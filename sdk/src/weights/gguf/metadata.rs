@@ -96,6 +96,12 @@ impl Metadata {
         self.scalar(key, "a boolean", |value| (value.kind == Kind::Bool).then(|| value.data.first() != Some(&0)))
     }
 
+    pub fn bools(&self, key: &str) -> Result<Option<Vec<bool>>> {
+        self.array(key, "an array of booleans", |value| {
+            (value.kind == Kind::Bool).then(|| value.data.iter().map(|byte| *byte != 0).collect())
+        })
+    }
+
     /// An array of strings, borrowed from the map.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>> {
         self.array(key, "an array of UTF-8 strings", Value::texts)
