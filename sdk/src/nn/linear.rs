@@ -6,7 +6,7 @@
 use candle_core::Tensor;
 use std::sync::Arc;
 
-use super::{Loader, Step, loader::LayerId, ops::Matrix};
+use super::{Loader, Rows, Step, loader::LayerId, ops::Matrix};
 use crate::{Result, weights::RawTensor};
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
@@ -26,13 +26,28 @@ impl Linear {
         self.id
     }
 
-    /// Applies the layer to each row of `x`, of shape `[rows, inputs]`.
+    /// Applies the layer to each of the step's rows: `x` has the shape `[rows, inputs]`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let mut out = step.ops().linear(x, &self.weight)?;
-        if let Some(bias) = &self.bias {
-            out = out.broadcast_add(bias)?;
-        }
-        step.adapt(self.id, x, out)
+        step.adapt(self.id, x, self.plain(x, step)?)
+    }
+
+    /// Applies the layer to rows that were gathered from the step's.
+    pub fn forward_rows(&self, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
+        step.adapt_rows(self.id, x, self.plain(x, step)?, rows)
+    }
+
+    /// The layer with another bias, or with none.
+    #[must_use]
+    pub fn with_bias(self, bias: Option<Tensor>) -> Self {
+        Self { bias, ..self }
+    }
+
+    fn plain(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let out = step.ops().linear(x, &self.weight)?;
+        Ok(match &self.bias {
+            Some(bias) => out.broadcast_add(bias)?,
+            None => out,
+        })
     }
 }
 
@@ -48,6 +63,16 @@ pub struct Embedding {
 impl Embedding {
     pub(super) fn new(weight: Arc<Matrix>, raw: RawTensor, id: LayerId) -> Self {
         Self { weight, raw, id }
+    }
+
+    /// How many vectors there are.
+    pub fn rows(&self) -> usize {
+        self.weight.outputs()
+    }
+
+    /// The values of each.
+    pub fn width(&self) -> usize {
+        self.weight.inputs()
     }
 
     /// The vectors of the step's tokens, of shape `[tokens, width]`.

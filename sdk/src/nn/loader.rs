@@ -6,7 +6,7 @@
 use candle_core::Tensor;
 use std::{
     cell::{Cell, RefCell},
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fmt::Display,
     sync::Arc,
 };
@@ -23,7 +23,7 @@ use crate::{
 
 /// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
 /// which rotate together are neighbours. Others that rotate neighbours do so in Hugging Face too.
-const REORDERED: [&str; 5] = ["llama", "mistral3", "granite", "granitemoe", "minicpm"];
+const REORDERED: [&str; 6] = ["llama", "mistral3", "smollm3", "granite", "granitemoe", "minicpm"];
 
 /// Tensors that hold nothing which a configuration does not say: RoPE's frequencies, which [`Config::rope`] has read from
 /// GGUF files and older folders repeat in every layer.
@@ -31,6 +31,9 @@ const REORDERED: [&str; 5] = ["llama", "mistral3", "granite", "granitemoe", "min
 /// [`Config::rope`]: crate::weights::Config::rope
 const DERIVED: [&str; 4] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "rotary_emb.inv_freq"];
+
+/// Where a text model lies: by itself, or within a model that also sees or hears.
+const TEXT_MODELS: [&str; 4] = ["model", "language_model.model", "model.language_model", "language_model"];
 
 /// How many unused tensors are named.
 const NAMED_MAX: usize = 4;
@@ -46,6 +49,7 @@ pub(super) struct Registry {
     family: &'static str,
     names: Names,
     layers: Vec<Registered>,
+    by_name: HashMap<String, LayerId>,
     /// Names under which several layers stand one above the other.
     stacks: Vec<(String, Vec<LayerId>)>,
 }
@@ -97,8 +101,8 @@ impl Registry {
 
     fn find_named(&self, name: &str) -> Vec<(LayerId, &Registered)> {
         let of = |id: &LayerId| Some((*id, self.layers.get(id.0)?));
-        if let Some(index) = self.layers.iter().position(|layer| layer.name == name) {
-            return of(&LayerId(index)).into_iter().collect();
+        if let Some(id) = self.by_name.get(name) {
+            return of(id).into_iter().collect();
         }
         let stack = self.stacks.iter().find(|(stack, _)| stack == name);
         stack.into_iter().flat_map(|(_, parts)| parts.iter().filter_map(of)).collect()
@@ -137,7 +141,7 @@ impl<'a> Shared<'a> {
     ) -> Self {
         let called = gguf.iter().find(|name| **name == checkpoint.architecture());
         let family = called.or(gguf.first()).copied().unwrap_or_default();
-        let registry = Registry { family, names, layers: Vec::new(), stacks: Vec::new() };
+        let registry = Registry { family, names, layers: Vec::new(), by_name: HashMap::new(), stacks: Vec::new() };
         let (registry, used) = (RefCell::new(registry), RefCell::default());
         let merges = Merges::new(merged, family, names);
         Self { checkpoint, services, ops, context, family, merges, registry, used, loaded_bytes: Cell::new(0) }
@@ -158,6 +162,13 @@ impl<'a> Shared<'a> {
     }
 }
 
+/// The part `index` of a tensor along its first dimension: one expert's weight out of a stack.
+pub(super) fn part_of(stack: &RawTensor, index: usize) -> Result<RawTensor> {
+    let mut part = stack.rows(index..index + 1)?;
+    part.shape.remove(0);
+    Ok(part)
+}
+
 /// Tensors of a checkpoint that nothing asked for, for a person: a part of the model that the plugin does not know, or a
 /// name that it missed.
 pub(crate) fn unused(weights: &Weights, used: &HashSet<String>) -> Option<String> {
@@ -175,6 +186,28 @@ impl Loader<'_> {
     #[must_use]
     pub fn at(&self, part: impl Display) -> Self {
         Self { shared: self.shared, prefix: self.name(part) }
+    }
+
+    /// The place of the text model: `model`, or where a checkpoint that also sees or hears keeps it.
+    #[must_use]
+    pub fn text_model(&self) -> Self {
+        let is_there = |place: &&&str| self.at(place).has("embed_tokens.weight");
+        self.at(TEXT_MODELS.iter().find(is_there).unwrap_or(&TEXT_MODELS[0]))
+    }
+
+    /// The layers `layers.0`, `layers.1` … below this place, each loaded by `load`.
+    pub fn layers<L>(&self, count: usize, load: impl Fn(&Self, usize) -> Result<L>) -> Result<Vec<L>> {
+        (0..count).map(|index| load(&self.at("layers").at(index), index)).collect()
+    }
+
+    /// The output layer `lm_head`: the embedding's table, if `tied` and the checkpoint has no other.
+    pub fn lm_head(&self, embedding: &Embedding, tied: bool) -> Result<Linear> {
+        let nested = "language_model.lm_head";
+        let name = if self.at(nested).has("weight") { nested } else { "lm_head" };
+        if tied && !self.at(name).has("weight") {
+            return Ok(embedding.tied(self, name));
+        }
+        self.linear(name, embedding.width(), embedding.rows())
     }
 
     /// The name of this place.
@@ -200,6 +233,13 @@ impl Loader<'_> {
     /// The linear layer `name.weight`, of shape `[outputs, inputs]`, with `name.bias` where the checkpoint has one.
     pub fn linear(&self, name: &str, inputs: usize, outputs: usize) -> Result<Linear> {
         self.storey(name, inputs, outputs, None)
+    }
+
+    /// The linear layer of a weight `[outputs, inputs]` that an author has taken out of the checkpoint: a part of a tensor, or one
+    /// that was transposed. Adapters find it under `name`.
+    pub fn linear_of(&self, name: &str, weight: &RawTensor) -> Result<Linear> {
+        let (weight, id) = self.at(name).weight(weight, Part::Linear, None)?;
+        Ok(Linear::new(weight, None, id))
     }
 
     fn storey(&self, name: &str, inputs: usize, outputs: usize, storey: Option<Storey<'_>>) -> Result<Linear> {
@@ -279,8 +319,8 @@ impl Loader<'_> {
         Ok(values)
     }
 
-    /// A tensor as it lies in the checkpoint.
-    fn raw(&self, name: &str, shape: &[usize]) -> Result<RawTensor> {
+    /// A tensor as it lies in the checkpoint, if it has this shape.
+    pub fn raw(&self, name: &str, shape: &[usize]) -> Result<RawTensor> {
         let raw = self.shared.checkpoint.weights().get(&self.name(name))?.expect_shape(shape)?;
         self.count(&raw.name, raw.data.len())?;
         self.shared.used.borrow_mut().insert(raw.name.clone());
@@ -309,8 +349,10 @@ impl Loader<'_> {
 
     fn register(&self, layer: Registered) -> LayerId {
         let mut registry = self.shared.registry.borrow_mut();
+        let id = LayerId(registry.layers.len());
+        registry.by_name.entry(layer.name.clone()).or_insert(id);
         registry.layers.push(layer);
-        LayerId(registry.layers.len() - 1)
+        id
     }
 
     /// The size of the heads, where the rows of a layer are those of queries or keys whose rotating pairs are neighbours in

@@ -10,6 +10,7 @@ mod adapters;
 mod attention;
 mod cpu;
 pub mod device;
+mod experts;
 mod kv;
 mod linear;
 mod loader;
@@ -19,12 +20,14 @@ mod norm;
 mod ops;
 mod paged;
 mod rope;
+mod sizes;
 mod step;
 mod view;
 
 pub use attention::Attention;
 pub use candle_core::{self as candle, Tensor};
 pub use cpu::Activation;
+pub use experts::{Expert, ExpertNames, Experts, Glu, Groups, Router, Routes, Scoring, weighed};
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;
@@ -33,7 +36,8 @@ pub use norm::{LayerNorm, RmsNorm};
 pub use ops::{Ops, activation};
 pub use paged::{Decoder, Paged, Shape};
 pub use rope::{Angles, Rope};
-pub use step::Step;
+pub use sizes::Sizes;
+pub use step::{Rows, Step};
 
 use kv::KvCache;
 #[cfg(feature = "bridge")]

@@ -18,6 +18,11 @@ impl RmsNorm {
         Ok(Self { weight: loader.at(name).vector("weight", width)?, eps: eps as f32 })
     }
 
+    /// The norm with more than its weights, as of models whose weights begin at zero.
+    pub fn plus(self, offset: f64) -> Result<Self> {
+        Ok(Self { weight: (self.weight + offset)?, ..self })
+    }
+
     /// Normalises each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().rms_norm(x, &self.weight, self.eps)

@@ -23,6 +23,12 @@ pub struct Step<'a> {
     pub(super) prepared: RefCell<Prepared>,
 }
 
+/// Rows that were gathered from those of a step, which may not be its own: adapters follow them.
+#[derive(Clone, Debug, Default)]
+pub struct Rows {
+    adapted: Vec<AdaptedRows>,
+}
+
 /// Index tensors of the generic attention that all layers of a step share.
 #[derive(Default)]
 pub(super) struct Prepared {
@@ -71,13 +77,17 @@ impl<'a> Step<'a> {
         Ok(x.narrow(1, start, len)?.force_contiguous()?)
     }
 
+    /// Rows that are those of these indices among the step's, from the first to the last. An index may come more than once.
+    pub fn rows(&self, indices: &[u32]) -> Rows {
+        let place = |row: usize| indices.partition_point(|&index| (index as usize) < row);
+        let of =
+            |group: &AdaptedRows| AdaptedRows { rows: place(group.rows.start)..place(group.rows.end), ..group.clone() };
+        Rows { adapted: self.adapted.iter().map(of).filter(|group| !group.rows.is_empty()).collect() }
+    }
+
     /// The rows of `x` whose logits are wanted. What follows works on them alone.
     pub(super) fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
-        let place = |row: usize| rows.partition_point(|&wanted| (wanted as usize) < row);
-        for group in &mut self.adapted {
-            group.rows = place(group.rows.start)..place(group.rows.end);
-        }
-        self.adapted.retain(|group| !group.rows.is_empty());
+        self.adapted = self.rows(rows).adapted;
         if rows.len() == x.dim(0)? { Ok(x.clone()) } else { self.ops.select_rows(x, rows) }
     }
 
@@ -85,6 +95,12 @@ impl<'a> Step<'a> {
     pub(super) fn adapt(&self, layer: LayerId, x: &Tensor, out: Tensor) -> Result<Tensor> {
         if self.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &self.adapted) }
     }
+
+    /// The same for rows that were gathered.
+    pub(super) fn adapt_rows(&self, layer: LayerId, x: &Tensor, out: Tensor, rows: &Rows) -> Result<Tensor> {
+        if rows.adapted.is_empty() { Ok(out) } else { self.adapters.apply(self.ops, layer, x, out, &rows.adapted) }
+    }
+
     /// The vectors of the step's tokens with the adapters' changes.
     pub(super) fn adapt_table(&self, table: LayerId, out: Tensor) -> Result<Tensor> {
         if self.adapted.is_empty() {

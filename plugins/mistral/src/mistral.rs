@@ -1,0 +1,190 @@
+//! Mistral 7B (arXiv 2310.06825), NeMo, Small, Ministral and the text model of Mistral 3: Llama with windows over the past,
+//! heads whose size does not follow from the width, and from Ministral 3 on queries that grow with their position.
+//!
+//! Reference: `modeling_mistral.py`, `modeling_ministral.py` and `modeling_ministral3.py` in Hugging Face transformers. GGUF
+//! files call the older models `llama`, which that plugin serves, and the newer ones `mistral3`.
+
+use pensieve_sdk::{
+    Error, Result,
+    nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
+    weights::{Checkpoint, Config as Settings, Format, RopeConfig, RopeScaling},
+};
+
+/// The window of a `MistralForCausalLM` whose configuration does not speak of one; 'null' is no window.
+const WINDOW_DEFAULT: usize = 4096;
+
+/// What a checkpoint says about its model.
+pub struct Config {
+    sizes: Sizes,
+    /// How far back each layer sees.
+    windows: Vec<Option<usize>>,
+    rope: RopeConfig,
+    growth: Option<Growth>,
+}
+
+/// Queries are multiplied by `1 + beta · ln(1 + ⌊position / original⌋)`, so that attention over a long past stays sharp.
+#[derive(Clone, Copy)]
+struct Growth {
+    beta: f64,
+    original: usize,
+}
+
+impl Growth {
+    fn at(self, position: u32) -> f32 {
+        (1.0 + self.beta * f64::from(1 + position / self.original as u32).ln()) as f32
+    }
+}
+
+/// Grouped-query attention with rotated queries and keys, within the layer's window.
+struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    attention: Attention,
+}
+
+impl SelfAttention {
+    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
+        let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
+            config.sizes;
+        Ok(Self {
+            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
+            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
+            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
+            attention: Attention { window: config.windows[layer], ..Attention::new(layer, heads, kv_heads, head_dim)? },
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: (&Angles, &Angles), step: &mut Step<'_>) -> Result<Tensor> {
+        let q = angles.0.rotate(&self.q_proj.forward(x, step)?, step)?;
+        let k = angles.1.rotate(&self.k_proj.forward(x, step)?, step)?;
+        let v = self.v_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    }
+}
+
+/// One decoder layer.
+struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: SelfAttention,
+    post_attention_layernorm: RmsNorm,
+    mlp: GatedMlp,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        let Sizes { hidden_size, intermediate_size, hidden_act, rms_norm_eps, .. } = config.sizes;
+        Ok(Self {
+            input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
+            self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
+            post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
+            mlp: GatedMlp::load(&loader.at("mlp"), hidden_size, intermediate_size, hidden_act)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: (&Angles, &Angles), step: &mut Step<'_>) -> Result<Tensor> {
+        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
+        let x = (x + attended)?;
+        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
+        Ok((x + transformed)?)
+    }
+}
+
+/// The model.
+pub struct Mistral {
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    lm_head: Linear,
+    rope: Rope,
+    growth: Option<Growth>,
+}
+
+impl Decoder for Mistral {
+    const NAME: &'static str = "mistral";
+    const GGUF: &'static [&'static str] = &["mistral3"];
+    const CLASSES: &'static [&'static str] =
+        &["MistralForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let config = checkpoint.config();
+        let kind = config.str_or("model_type", "mistral")?;
+        if kind == "mistral4" || config.experts()?.is_some() {
+            return Err(Error::declined("a mixture of experts is not a model that mistral knows"));
+        }
+        let sizes = Sizes {
+            num_key_value_heads: config.usize_or("num_key_value_heads", 8)?,
+            max_position_embeddings: config.usize_or("max_position_embeddings", 131_072)?,
+            ..Sizes::read(config)?
+        };
+        Ok(Config {
+            windows: windows(checkpoint, sizes.num_hidden_layers)?,
+            rope: config.rope()?,
+            growth: growth(config)?,
+            sizes,
+        })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        config.sizes.shape()
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
+        let model = loader.text_model();
+        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        Ok(Self {
+            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            growth: config.growth,
+            embed_tokens,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let keys = self.rope.angles(step)?;
+        let queries = match self.growth {
+            Some(growth) => self.rope.angles_scaled(step, |position| growth.at(position))?,
+            None => keys.clone(),
+        };
+        let mut x = self.embed_tokens.forward(step)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, (&queries, &keys), step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+    }
+}
+
+/// How queries grow, where the configuration says so beside RoPE's parameters.
+fn growth(config: &Settings) -> Result<Option<Growth>> {
+    #[allow(
+        clippy::redundant_closure_for_method_calls,
+        reason = "the method's type is of a crate that is not named here"
+    )]
+    let beta = config.value().pointer("/rope_parameters/llama_4_scaling_beta").and_then(|beta| beta.as_f64());
+    match (beta.filter(|beta| *beta != 0.0), config.rope()?.scaling) {
+        (None, _) => Ok(None),
+        (Some(beta), RopeScaling::Yarn { original_context: original, .. }) => Ok(Some(Growth { beta, original })),
+        (Some(_), _) => Err(Error::unsupported("'llama_4_scaling_beta' without the original context of YaRN")),
+    }
+}
+
+/// How far back each layer sees.
+fn windows(checkpoint: &Checkpoint, layers: usize) -> Result<Vec<Option<usize>>> {
+    let config = checkpoint.config();
+    let is_silent = checkpoint.format() == Format::Safetensors && config.value().get("sliding_window").is_none();
+    if is_silent && checkpoint.architecture() == "MistralForCausalLM" {
+        return Ok(vec![Some(WINDOW_DEFAULT); layers]);
+    }
+    config.sliding_windows(layers)
+}

@@ -1,0 +1,329 @@
+//! Mixtures of experts (arXiv 1701.06538): a router that chooses a few feed-forward blocks for each row, and those blocks.
+//!
+//! Rows are sorted by expert, so that each expert's weights pass once over all rows that want it, however many sequences they
+//! belong to. What the experts make of a row is summed in the order of its own choice, so a row's result does not depend on its
+//! company. Checkpoints keep experts apart or stacked in one tensor; either way each is a layer of its own, with a name by
+//! which adapters find it.
+
+use candle_core::Tensor;
+use std::cmp::Ordering;
+
+use super::{Activation, Linear, Loader, Step, loader::part_of};
+use crate::{Error, Result, weights::RawTensor};
+
+/// What makes scores of a router's logits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scoring {
+    /// Softmax over all experts.
+    Softmax,
+    /// Each logit's own sigmoid.
+    Sigmoid,
+    /// Phi-MoE's (arXiv 2409.12136): a softmax for each choice, over those logits that come within this share of the largest.
+    SparseMixer {
+        /// Twice the noise that training added.
+        margin: f32,
+    },
+}
+
+/// Experts in groups, of which only the best count (arXiv 2405.04434, 2412.19437).
+#[derive(Clone, Copy, Debug)]
+pub struct Groups {
+    /// How many there are.
+    pub count: usize,
+    /// How many count.
+    pub kept: usize,
+    /// How many of a group's scores are summed to compare it: 1 or 2.
+    pub compared: usize,
+}
+
+/// Chooses experts for rows.
+#[derive(Clone, Debug)]
+pub struct Router {
+    /// Makes a logit for each expert.
+    pub gate: Linear,
+    /// How many experts a row has.
+    pub top_k: usize,
+    /// What makes scores of logits.
+    pub scoring: Scoring,
+    /// Whether the weights of a row's experts are made to add up to one.
+    pub renormalize: bool,
+    /// What the weights are multiplied by.
+    pub scale: f32,
+    /// What is added to scores for the choice, and to nothing else.
+    pub correction: Option<Vec<f32>>,
+    /// Experts in groups.
+    pub groups: Option<Groups>,
+}
+
+/// The experts of some rows.
+#[derive(Clone, Debug)]
+pub struct Routes {
+    /// For each row its experts, the best first.
+    experts: Vec<usize>,
+    /// What each is multiplied by.
+    weights: Vec<f32>,
+    top_k: usize,
+}
+
+impl Router {
+    /// The router whose logits are those of the layer `name`, which chooses `top_k` of `count` experts by softmax.
+    pub fn load(loader: &Loader<'_>, name: &str, width: usize, count: usize, top_k: usize) -> Result<Self> {
+        if top_k == 0 || top_k > count {
+            return Err(Error::corrupt(format!("the configuration asks for {top_k} of {count} experts")));
+        }
+        let gate = loader.linear(name, width, count)?;
+        let (scoring, renormalize, scale) = (Scoring::Softmax, false, 1.0);
+        Ok(Self { gate, top_k, scoring, renormalize, scale, correction: None, groups: None })
+    }
+
+    /// Chooses for each row of `x`.
+    pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Routes> {
+        let logits = self.gate.forward(x, step)?;
+        let count = logits.dim(1)?;
+        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
+        let mut routes = Routes { experts: Vec::new(), weights: Vec::new(), top_k: self.top_k };
+        for row in logits.chunks_exact(count) {
+            let start = routes.weights.len();
+            match self.scoring {
+                Scoring::SparseMixer { margin } => mix_sparsely(row, self.top_k, margin, &mut routes),
+                Scoring::Softmax => self.choose(&softmax(row), &mut routes),
+                Scoring::Sigmoid => {
+                    self.choose(&row.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect::<Vec<_>>(), &mut routes);
+                }
+            }
+            let weights = &mut routes.weights[start..];
+            let sum: f32 = if self.renormalize { weights.iter().sum() } else { 1.0 };
+            weights.iter_mut().for_each(|weight| *weight *= self.scale / sum);
+        }
+        Ok(routes)
+    }
+
+    fn choose(&self, scores: &[f32], routes: &mut Routes) {
+        let mut ranks = scores.to_vec();
+        if let Some(correction) = &self.correction {
+            ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
+        }
+        if let Some(groups) = self.groups {
+            leave_out(&mut ranks, groups);
+        }
+        let best = best(&ranks, self.top_k);
+        routes.weights.extend(best.iter().map(|&expert| scores[expert]));
+        routes.experts.extend(best);
+    }
+}
+
+/// The indices of the `count` largest values, the largest first and of equals the first.
+fn best(values: &[f32], count: usize) -> Vec<usize> {
+    let mut indices: Vec<usize> = (0..values.len()).collect();
+    let larger = |a: &usize, b: &usize| values[*b].partial_cmp(&values[*a]).unwrap_or(Ordering::Equal).then(a.cmp(b));
+    if count < indices.len() {
+        indices.select_nth_unstable_by(count, larger);
+    }
+    indices.truncate(count);
+    indices.sort_unstable_by(larger);
+    indices
+}
+
+/// Makes the experts of all but the best groups impossible.
+fn leave_out(ranks: &mut [f32], groups: Groups) {
+    let size = ranks.len() / groups.count.max(1);
+    let sum = |group: &[f32]| best(group, groups.compared).iter().map(|&expert| group[expert]).sum::<f32>();
+    let sums: Vec<f32> = ranks.chunks(size.max(1)).map(sum).collect();
+    let kept = best(&sums, groups.kept);
+    for (index, group) in ranks.chunks_mut(size.max(1)).enumerate() {
+        if !kept.contains(&index) {
+            group.fill(f32::NEG_INFINITY);
+        }
+    }
+}
+
+fn softmax(logits: &[f32]) -> Vec<f32> {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut weights: Vec<f32> = logits.iter().map(|logit| (logit - max).exp()).collect();
+    let sum: f32 = weights.iter().sum();
+    weights.iter_mut().for_each(|weight| *weight /= sum);
+    weights
+}
+
+fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Routes) {
+    let mut left = logits.to_vec();
+    for _ in 0..top_k {
+        let Some(&expert) = best(&left, 1).first() else { return };
+        let max = left[expert];
+        let is_near = |(left, logit): (&f32, &f32)| (max - logit) / logit.abs().max(max) <= margin && left.is_finite();
+        let near = left.iter().zip(logits).map(|pair| if is_near(pair) { *pair.0 } else { f32::NEG_INFINITY });
+        routes.weights.push(softmax(&near.collect::<Vec<_>>())[expert]);
+        routes.experts.push(expert);
+        left[expert] = f32::NEG_INFINITY;
+    }
+}
+
+/// What stands between an expert's first layers and its last.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Glu {
+    /// `act(gate) · up`.
+    Plain(Activation),
+    /// gpt-oss's: `(up + 1) · gate · sigmoid(alpha · gate)` of values that are held within a limit.
+    Clamped {
+        /// The slope of the sigmoid.
+        alpha: f64,
+        /// The largest gate, and the largest size of `up`.
+        limit: f64,
+    },
+}
+
+/// The names of an expert's layers in a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertNames {
+    /// Of the gate.
+    pub gate: &'static str,
+    /// Of the layer that is gated.
+    pub up: &'static str,
+    /// Of the two, where they are stacked one above the other.
+    pub gate_up: &'static str,
+    /// Of the layer back to the width.
+    pub down: &'static str,
+}
+
+impl Default for ExpertNames {
+    fn default() -> Self {
+        Self { gate: "gate_proj", up: "up_proj", gate_up: "gate_up_proj", down: "down_proj" }
+    }
+}
+
+/// One expert's layers.
+#[derive(Clone, Debug)]
+pub struct Expert {
+    /// The gate.
+    pub gate: Linear,
+    /// What is gated.
+    pub up: Linear,
+    /// Back to the width.
+    pub down: Linear,
+}
+
+/// Feed-forward blocks of which each row uses a few.
+#[derive(Clone, Debug)]
+pub struct Experts {
+    experts: Vec<Expert>,
+    glu: Glu,
+}
+
+impl Experts {
+    /// Loads `count` experts of inner width `inner`: `0.gate_proj.weight` and so on, or stacked as `gate_proj.weight` or
+    /// `gate_up_proj`, whose first dimension is the expert.
+    pub fn load(
+        loader: &Loader<'_>,
+        names: ExpertNames,
+        (count, width, inner): (usize, usize, usize),
+        glu: Glu,
+    ) -> Result<Self> {
+        let stack = |name: &str, rows: usize, columns: usize| -> Result<Option<RawTensor>> {
+            let weight = format!("{name}.weight");
+            let found = [weight.as_str(), name].into_iter().find(|name| loader.has(name));
+            found.map(|name| loader.raw(name, &[count, rows, columns])).transpose()
+        };
+        let fused = stack(names.gate_up, 2 * inner, width)?;
+        let apart = (stack(names.gate, inner, width)?, stack(names.up, inner, width)?);
+        let down = stack(names.down, width, inner)?;
+        let expert = |index: usize| -> Result<Expert> {
+            let here = loader.at(index);
+            let linear = |name: &str, stack: &Option<RawTensor>, rows: usize, columns: usize| match stack {
+                Some(stack) => here.linear_of(name, &part_of(stack, index)?),
+                None => here.linear(name, columns, rows),
+            };
+            let (gate, up) = match &fused {
+                Some(fused) => {
+                    let both = part_of(fused, index)?;
+                    let (gate, up) = (both.rows(0..inner)?, both.rows(inner..2 * inner)?);
+                    (here.linear_of(names.gate, &gate)?, here.linear_of(names.up, &up)?)
+                }
+                None => (linear(names.gate, &apart.0, inner, width)?, linear(names.up, &apart.1, inner, width)?),
+            };
+            Ok(Expert { gate, up, down: linear(names.down, &down, width, inner)? })
+        };
+        Ok(Self { experts: (0..count).map(expert).collect::<Result<_>>()?, glu })
+    }
+
+    /// The experts that an author has loaded in another way.
+    pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
+        Self { experts, glu }
+    }
+
+    /// What each row's experts make of it, summed by their weights.
+    pub fn forward(&self, x: &Tensor, routes: &Routes, step: &Step<'_>) -> Result<Tensor> {
+        let (ops, top_k, (rows, width)) = (step.ops(), routes.top_k, x.dims2()?);
+        // The choices sorted by expert; those of one expert stay in the order of their rows.
+        let mut order: Vec<usize> = (0..routes.experts.len()).collect();
+        order.sort_by_key(|&choice| routes.experts[choice]);
+        let sources: Vec<u32> = order.iter().map(|choice| (choice / top_k) as u32).collect();
+        let gathered = ops.select_rows(x, &sources)?;
+        let mut outs = Vec::new();
+        let mut start = 0;
+        for group in order.chunk_by(|a, b| routes.experts[*a] == routes.experts[*b]) {
+            let expert = &self.experts[routes.experts[group[0]]];
+            let range = start..start + group.len();
+            start = range.end;
+            let of = step.rows(&sources[range.clone()]);
+            let x = ops.rows(&gathered, range.start, range.len())?;
+            let gate = expert.gate.forward_rows(&x, &of, step)?;
+            let up = expert.up.forward_rows(&x, &of, step)?;
+            outs.push(expert.down.forward_rows(&self.glu.forward(&gate, &up, step)?, &of, step)?);
+        }
+        let outs = Tensor::cat(&outs, 0)?;
+        let mut places = vec![0; order.len()];
+        for (place, choice) in order.into_iter().enumerate() {
+            places[choice] = place as u32;
+        }
+        let outs = ops.select_rows(&outs, &places)?.reshape((rows, top_k, width))?;
+        let weights = Tensor::from_slice(&routes.weights, (rows, top_k, 1), ops.device())?;
+        Ok(outs.broadcast_mul(&weights)?.sum(1)?)
+    }
+}
+
+impl Glu {
+    fn forward(self, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        match self {
+            Self::Plain(act) => step.ops().gate(gate, up, act),
+            Self::Clamped { alpha, limit } => {
+                let gate = gate.minimum(limit)?;
+                let swish = (&gate * ((&gate * -alpha)?.exp()? + 1.0)?.recip()?)?;
+                Ok((swish * (up.clamp(-limit, limit)? + 1.0)?)?)
+            }
+        }
+    }
+}
+
+/// `x` with each row multiplied by the sigmoid of its value in `gate`, of shape `[rows, 1]`: how a shared expert is weighed.
+pub fn weighed(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
+    Ok(x.broadcast_mul(&(gate.neg()?.exp()? + 1.0)?.recip()?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_are_found_in_order_and_of_equals_the_first() {
+        assert_eq!(best(&[0.1, 0.7, 0.3, 0.7, 0.2], 3), [1, 3, 2]);
+        assert_eq!(best(&[0.1, 0.2], 2), [1, 0]);
+        assert_eq!(best(&[f32::NAN, 0.2], 1).len(), 1);
+    }
+
+    #[test]
+    fn all_but_the_best_groups_are_left_out() {
+        let mut ranks = [0.5, 0.1, 0.4, 0.3, 0.0, 0.9];
+        leave_out(&mut ranks, Groups { count: 3, kept: 2, compared: 2 });
+        assert_eq!(ranks[0..2], [f32::NEG_INFINITY; 2]);
+        assert_eq!(ranks[2..], [0.4, 0.3, 0.0, 0.9]);
+    }
+
+    #[test]
+    fn a_sparse_mixture_weighs_only_what_comes_near_the_best() {
+        let mut routes = Routes { experts: vec![], weights: vec![], top_k: 2 };
+        mix_sparsely(&[1.0, 0.99, -5.0], 2, 0.02, &mut routes);
+        assert_eq!(routes.experts, [0, 1]);
+        assert!((routes.weights[0] - 1.0 / (1.0 + (-0.01_f32).exp())).abs() < 1e-6);
+        assert_eq!(routes.weights[1], 1.0);
+    }
+}

@@ -1,0 +1,66 @@
+//! The sizes that nearly every decoder's configuration names, read once and under the names that they have there.
+//!
+//! A family overrides what it defaults otherwise by struct update: `Sizes { rms_norm_eps: …, ..Sizes::read(config)? }`.
+//! Defaults are Llama's in transformers, for keys that a `config.json` may leave out.
+
+use super::{Activation, KvShape, Shape, activation};
+use crate::{Result, weights::Config};
+
+/// The sizes of a decoder.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// The length of a row of logits.
+    pub vocab_size: usize,
+    /// The width of the stream that layers read and write.
+    pub hidden_size: usize,
+    /// The inner width of a feed-forward block.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Heads of queries.
+    pub num_attention_heads: usize,
+    /// Heads of keys and values.
+    pub num_key_value_heads: usize,
+    /// Values in a head.
+    pub head_dim: usize,
+    /// The longest sequence that the checkpoint was made for.
+    pub max_position_embeddings: usize,
+    /// What norms add to a variance.
+    pub rms_norm_eps: f64,
+    /// The activation of feed-forward blocks.
+    pub hidden_act: Activation,
+    /// Whether the output layer is the embedding, where a checkpoint has no other.
+    pub tie_word_embeddings: bool,
+}
+
+impl Sizes {
+    /// Reads them.
+    pub fn read(config: &Config) -> Result<Self> {
+        let hidden_size = config.usize("hidden_size")?;
+        let num_attention_heads = config.usize("num_attention_heads")?;
+        Ok(Self {
+            vocab_size: config.usize("vocab_size")?,
+            hidden_size,
+            // A mixture of experts may have no dense block.
+            intermediate_size: config.usize_or("intermediate_size", hidden_size)?,
+            num_hidden_layers: config.usize("num_hidden_layers")?,
+            num_attention_heads,
+            num_key_value_heads: config.usize_or("num_key_value_heads", num_attention_heads)?,
+            head_dim: config.usize_or("head_dim", hidden_size / num_attention_heads)?,
+            max_position_embeddings: config.usize_or("max_position_embeddings", 2048)?,
+            rms_norm_eps: config.f64_or("rms_norm_eps", 1e-6)?,
+            hidden_act: activation(config.str_or("hidden_act", "silu")?)?,
+            tie_word_embeddings: config.bool_or("tie_word_embeddings", true)?,
+        })
+    }
+
+    /// What memory is planned by, where all layers remember alike.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            vocabulary: self.vocab_size,
+            context: self.max_position_embeddings,
+            widest: self.intermediate_size.max(self.num_attention_heads * self.head_dim),
+            kv: KvShape { layers: self.num_hidden_layers, kv_heads: self.num_key_value_heads, head_dim: self.head_dim },
+        }
+    }
+}
