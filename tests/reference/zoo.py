@@ -279,10 +279,14 @@ def _values(name, shape, config, rng):
         return rng.uniform(-3.0, 0.0, shape)
     if "conv1d" in name:
         return 0.5 * normal
+    if name.endswith("sinks"):
+        return normal
     if name.endswith("bias"):
         return (0.1 if into_stream else 0.5) * normal
     gain = 0.5 if into_stream else 1.5 if "lm_head" in name else 1.2
-    return gain * normal / math.sqrt(shape[1])
+    # Experts stand one behind the other; gpt-oss has theirs transposed.
+    inputs = shape[-1] if len(shape) < 3 or config.model_type != "gpt_oss" else shape[1]
+    return gain * normal / math.sqrt(inputs)
 
 
 @torch.no_grad()
@@ -316,7 +320,7 @@ def _check_power(variant, weights, tokens, expected):
             setattr(mistaken, key, value)
         found[mistake] = distance(logits_of(mistaken, weights, tokens), expected)
     for kind in ("bias", "q_norm.weight", "k_norm.weight"):
-        for part in sorted({name.split(".")[-2] for name in weights if name.endswith(kind)}):
+        for part in sorted({name.split(".")[-2] for name in weights if name.endswith("." + kind)}):
             plain = {name: np.full_like(value, kind != "bias") for name, value in weights.items()}
             taken = {name: plain[name] if name.endswith(f"{part}.{kind.split('.')[-1]}") else weights[name] for name in weights}
             found[f"no {kind.split('.')[-1]} of {part}"] = distance(logits_of(variant.config, taken, tokens), expected)

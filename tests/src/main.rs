@@ -29,6 +29,7 @@ mod deaths;
 mod docs;
 mod dropped;
 mod extensions;
+mod families;
 mod fleet;
 mod grammars;
 mod http;

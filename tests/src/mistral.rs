@@ -82,16 +82,15 @@ fn greedy_generation_is_that_of_transformers() {
     }
 }
 
-/// The checkpoint as the text part of one that also sees: its settings and its tensors one level down, and tensors of eyes.
-fn with_eyes(model: &str, head: &str) -> tempfile::TempDir {
-    let (source, folder) = (fixture("mistral/head_dim"), tempfile::tempdir().unwrap());
+/// A checkpoint as the text part of one that also sees: its settings and its tensors one level down, and tensors of eyes.
+pub fn within(name: &str, (class, kind): (&str, &str), model: &str, head: &str) -> tempfile::TempDir {
+    let (source, folder) = (fixture(name), tempfile::tempdir().unwrap());
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(source.join(name), folder.path().join(name)).unwrap();
     }
     let mut text: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
     text.as_object_mut().unwrap().remove("architectures");
-    let class = ["Mistral3ForConditionalGeneration"];
-    let config = json!({ "architectures": class, "model_type": "mistral3", "text_config": text });
+    let config = json!({ "architectures": [class], "model_type": kind, "text_config": text });
     fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     let bytes = fs::read(source.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -114,7 +113,8 @@ fn eye(bytes: &[u8]) -> TensorView<'_> {
 fn the_text_of_a_model_that_also_sees_and_a_word_on_what_is_not_used() {
     let reference = Reference::of("mistral/head_dim");
     for (model, head) in [("language_model.model", "language_model.lm_head"), ("model.language_model", "lm_head")] {
-        let folder = with_eyes(model, head);
+        let class = ("Mistral3ForConditionalGeneration", "mistral3");
+        let folder = within("mistral/head_dim", class, model, head);
         let lines = Arc::new(Mutex::new(Vec::new()));
         let heard = Arc::clone(&lines);
         let services = HostServices::new().on_log(move |_, line| heard.lock().unwrap().push(line.to_owned()));

@@ -82,7 +82,9 @@ fn host_and_plugins_meet_in_the_contract_alone() {
         }
     }
     // An optional dependency of the SDK, which its own feature turns on and nobody else.
-    for plugin in ["pensieve-llama", "pensieve-mistral", "pensieve-phi"] {
+    for plugin in
+        ["pensieve-llama", "pensieve-mistral", "pensieve-phi", "pensieve-qwen", "pensieve-gemma", "pensieve-olmo"]
+    {
         let linked = linked(plugin);
         assert!(linked.contains("candle-core"), "{linked:?}");
         assert!(!linked.contains("candle-transformers"), "{plugin} links candle-transformers");
@@ -151,9 +153,17 @@ fn the_cpu_kernels_know_no_candle() {
 fn an_architecture_reads_like_its_paper() {
     for file in [
         "plugins/llama/src/lib.rs",
-        "plugins/mistral/src/lib.rs",
+        "plugins/mistral/src/mistral.rs",
+        "plugins/mistral/src/mixtral.rs",
         "plugins/phi/src/phi.rs",
         "plugins/phi/src/phi3.rs",
+        "plugins/qwen/src/lib.rs",
+        "plugins/gemma/src/lib.rs",
+        "plugins/glm/src/lib.rs",
+        "plugins/granite/src/lib.rs",
+        "plugins/olmo/src/olmo2.rs",
+        "plugins/olmo/src/olmoe.rs",
+        "plugins/phi/src/phimoe.rs",
         "examples/qwen2-plugin/src/lib.rs",
     ] {
         let lines = fs::read_to_string(root().join(file)).unwrap().lines().count();

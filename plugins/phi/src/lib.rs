@@ -1,8 +1,9 @@
-//! Microsoft's Phi, which are two architectures: `phi` computes attention and MLP side by side, as GPT-J did; `phi3`, from
-//! Phi-3 to Phi-4, is Llama with fused projections and LongRoPE.
+//! Microsoft's Phi, which are three architectures: `phi` computes attention and MLP side by side, as GPT-J did; `phi3`, from
+//! Phi-3 to Phi-4, is Llama with fused projections and LongRoPE; `phimoe` is a mixture of experts.
 
 mod phi;
 mod phi3;
+mod phimoe;
 
 use pensieve_sdk::{Plugin, export, nn::Paged};
 
@@ -10,4 +11,5 @@ export!(
     Plugin::new("phi", "Phi-1 to Phi-4")
         .architecture(Paged::<phi::Phi>::architecture())
         .architecture(Paged::<phi3::Phi3>::architecture())
+        .architecture(Paged::<phimoe::PhiMoe>::architecture())
 );

@@ -1,0 +1,436 @@
+"""Fixtures of the families that have plugins besides Llama, Mistral and Phi: one small checkpoint for each way in which they
+differ, as a folder and as GGUF files.
+
+They are made and held to the same as the zoo's: transformers in double precision says how far f32 is from the truth, and a
+mistake is a configuration that says something else. GGUF files have the keys, names and row orders that llama.cpp's converter
+gives each architecture. Run it with no arguments to write tests/fixtures/families again; it prints what each fixture can
+catch, and leaves that in report.txt.
+"""
+
+import argparse
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Type
+from safetensors.numpy import save_file
+from transformers.utils.logging import disable_progress_bar
+
+import zoo
+from byte_tokenizer import Vocabulary
+from fixture import check_folder, distance, logits_of, tokens_with_clear_continuation, write_folder
+from gguf_file import Layout, _tokenizer
+from zoo import EPS, NORM, rope, sizes
+
+WINDOW = 24  # Shorter than the text.
+
+
+@dataclass(frozen=True)
+class Gguf:
+    """How an architecture is written. Keys whose names begin with a dot belong to the architecture."""
+
+    arch: int
+    keys: dict = field(default_factory=dict)
+    permuted: bool = False  # llama.cpp turns neighbours in queries and keys.
+    rename: dict = field(default_factory=dict)  # Parts of names in llama.cpp that gguf's map does not know.
+    norm_offset: float = 0.0
+    dense: tuple = ("ffn_gate_inp", "conv1d")  # Matrices that stay f32.
+
+
+@dataclass(frozen=True)
+class Variant(zoo.Variant):
+    gguf: Gguf | None = None
+
+
+def moe(experts=6, used=2, inner=32):
+    return {".expert_count": experts, ".expert_used_count": used, ".expert_feed_forward_length": inner}
+
+
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": WINDOW, "rms_norm_eps": EPS}
+WINDOWS = {
+    "no window": {"sliding_window": 200},
+    "a window one token wider": {"sliding_window": WINDOW + 1},
+    "a window one token narrower": {"sliding_window": WINDOW - 1},
+}
+THETA = {"rope_parameters": rope(10_000.0)}
+HEADS = {".attention.key_length": 16, ".attention.value_length": 16}
+
+VARIANTS = [
+    Variant(
+        "gemma2",
+        81,
+        transformers.Gemma2Config(
+            **sizes(**GEMMA), final_logit_softcapping=8.0, attn_logit_softcapping=6.0, rope_parameters=rope(1_000.0)
+        ),
+        {
+            "rope theta": THETA,
+            "norm epsilon": NORM,
+            "final softcap": {"final_logit_softcapping": None},
+            "attention softcap": {"attn_logit_softcapping": None},
+            "attention scale": {"query_pre_attn_scalar": 16},
+            **WINDOWS,
+        },
+        distinct=2,
+    ),
+    # As published: the scale of scores follows from the heads.
+    Variant(
+        "gemma2_plain",
+        82,
+        transformers.Gemma2Config(**sizes(**GEMMA | {"query_pre_attn_scalar": 16}), rope_parameters=rope(1_000.0)),
+        WINDOWS,
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GEMMA2,
+            HEADS
+            | {
+                ".attention.sliding_window": WINDOW,
+                ".attn_logit_softcapping": 50.0,
+                ".final_logit_softcapping": 30.0,
+            },
+            norm_offset=1.0,
+        ),
+    ),
+    # The rotation of the whole context is stretched, that of windows is not.
+    Variant(
+        "gemma3",
+        83,
+        transformers.Gemma3TextConfig(
+            **sizes(layers=3, **GEMMA | {"query_pre_attn_scalar": 16}),
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            rope_parameters={
+                "sliding_attention": rope(1_000.0),
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100_000.0},
+            },
+        ),
+        WINDOWS,
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GEMMA3,
+            HEADS
+            | {
+                ".attention.sliding_window": WINDOW,
+                ".attention.sliding_window_pattern": [True, True, False],
+                ".rope.freq_base_swa": 1_000.0,
+                ".rope.scaling.type": "linear",
+                ".rope.scaling.factor": 8.0,
+            },
+            norm_offset=1.0,
+        ),
+    ),
+    Variant(
+        "qwen3",
+        84,
+        transformers.Qwen3Config(**sizes(head_dim=16, rms_norm_eps=EPS), rope_parameters=rope(1_000.0)),
+        {"rope theta": THETA, "norm epsilon": NORM},
+        gguf=Gguf(gguf.MODEL_ARCH.QWEN3, HEADS),
+    ),
+    # Shared experts behind a gate of their own, weights that do not add up to one, and a dense layer.
+    Variant(
+        "qwen2_moe",
+        85,
+        transformers.Qwen2MoeConfig(
+            **sizes(rms_norm_eps=EPS, moe_intermediate_size=32, shared_expert_intermediate_size=64),
+            num_experts=6,
+            num_experts_per_tok=2,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"renormalised": {"norm_topk_prob": True}, "three experts": {"num_experts_per_tok": 3}},
+        gguf=Gguf(gguf.MODEL_ARCH.QWEN2MOE, moe() | {".expert_shared_feed_forward_length": 64}),
+    ),
+    Variant(
+        "qwen2_moe_mixed",
+        86,
+        transformers.Qwen2MoeConfig(
+            **sizes(rms_norm_eps=EPS, moe_intermediate_size=32, shared_expert_intermediate_size=32, layers=3),
+            num_experts=4,
+            num_experts_per_tok=2,
+            mlp_only_layers=[1],
+            rope_parameters=rope(1_000.0),
+        ),
+        {"renormalised": {"norm_topk_prob": True}},
+    ),
+    Variant(
+        "qwen3_moe",
+        87,
+        transformers.Qwen3MoeConfig(
+            **sizes(rms_norm_eps=EPS, moe_intermediate_size=32, head_dim=16),
+            num_experts=6,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"not renormalised": {"norm_topk_prob": False}, "three experts": {"num_experts_per_tok": 3}},
+        gguf=Gguf(gguf.MODEL_ARCH.QWEN3MOE, moe() | HEADS),
+    ),
+    # llama.cpp calls it `llama`.
+    Variant(
+        "mixtral",
+        88,
+        transformers.MixtralConfig(
+            **sizes(rms_norm_eps=EPS, head_dim=8, sliding_window=None),
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"three experts": {"num_experts_per_tok": 3}},
+        gguf=Gguf(gguf.MODEL_ARCH.LLAMA, {".expert_count": 4, ".expert_used_count": 2}, permuted=True),
+    ),
+    Variant(
+        "olmoe",
+        89,
+        transformers.OlmoeConfig(
+            **sizes(rms_norm_eps=EPS) | {"intermediate_size": 32},
+            num_experts=6,
+            num_experts_per_tok=2,
+            clip_qkv=1.5,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"renormalised": {"norm_topk_prob": True}, "unclipped": {"clip_qkv": None}},
+        gguf=Gguf(gguf.MODEL_ARCH.OLMOE, moe() | {".attention.clamp_kqv": 1.5}),
+    ),
+    Variant(
+        "phimoe",
+        90,
+        transformers.PhimoeConfig(
+            **sizes(rms_norm_eps=EPS) | {"intermediate_size": 32},
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            router_jitter_noise=0.3,
+            sliding_window=None,
+            attention_bias=True,
+            lm_head_bias=True,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"jitter": {"router_jitter_noise": 0.01}},
+    ),
+    # Sinks, windows in every other layer, biases, a clamped gate.
+    Variant(
+        "gpt_oss",
+        91,
+        transformers.GptOssConfig(
+            **sizes(rms_norm_eps=EPS, head_dim=16, sliding_window=WINDOW) | {"intermediate_size": 32},
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            swiglu_limit=1.0,
+            rope_parameters=rope(
+                10_000.0,
+                rope_type="yarn",
+                factor=8.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=32,
+            ),
+        ),
+        WINDOWS | {"another limit": {"swiglu_limit": 7.0}},
+    ),
+    # A quarter of each head rotated in neighbouring pairs, norms before and after.
+    Variant(
+        "glm4",
+        92,
+        transformers.Glm4Config(
+            **sizes(head_dim=16, rms_norm_eps=EPS),
+            attention_bias=True,
+            rope_parameters=rope(1_000.0, partial_rotary_factor=0.5),
+        ),
+        {"the whole head rotated": {"rope_parameters": rope(1_000.0, partial_rotary_factor=1.0)}, "norm epsilon": NORM},
+        gguf=Gguf(gguf.MODEL_ARCH.GLM4, HEADS | {".rope.dimension_count": 8}),
+    ),
+    Variant(
+        "granite",
+        93,
+        transformers.GraniteConfig(
+            **sizes(rms_norm_eps=EPS),
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.3,
+            logits_scaling=0.5,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"rope theta": THETA},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GRANITE,
+            {".embedding_scale": 12.0, ".residual_scale": 0.22, ".attention.scale": 0.3, ".logit_scale": 0.5},
+            permuted=True,
+        ),
+    ),
+    Variant(
+        "granitemoe",
+        94,
+        transformers.GraniteMoeConfig(
+            **sizes(rms_norm_eps=EPS) | {"intermediate_size": 32},
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            embedding_multiplier=12.0,
+            residual_multiplier=0.22,
+            attention_multiplier=0.3,
+            logits_scaling=0.5,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"rope theta": THETA},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GRANITE_MOE,
+            {".embedding_scale": 12.0, ".residual_scale": 0.22, ".attention.scale": 0.3, ".logit_scale": 0.5}
+            | {".expert_count": 6, ".expert_used_count": 2},
+            permuted=True,
+            rename={"block_sparse_moe.experts": "mlp.experts", "block_sparse_moe.router": "mlp.gate"},
+        ),
+    ),
+    # Every second layer knows no positions.
+    Variant(
+        "smollm3",
+        95,
+        transformers.SmolLM3Config(
+            **sizes(rms_norm_eps=EPS, layers=3), no_rope_layer_interval=2, rope_parameters=rope(1_000.0)
+        ),
+        {"rope theta": THETA},
+    ),
+    Variant(
+        "olmo2",
+        96,
+        transformers.Olmo2Config(**sizes(rms_norm_eps=EPS), rope_parameters=rope(1_000.0)),
+        {"rope theta": THETA, "norm epsilon": NORM},
+        gguf=Gguf(gguf.MODEL_ARCH.OLMO2),
+    ),
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    default = Path(__file__).resolve().parent.parent / "fixtures" / "families"
+    parser.add_argument("--out", type=Path, default=default, help="folder to write the variants to")
+    parser.add_argument("--only", help="make these variants alone, with commas between")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    disable_progress_bar()
+    lines = []
+    for variant in VARIANTS:
+        if args.only is None or variant.name in args.only.split(","):
+            found = [variant.name, *("    " + line for line in make(variant, args.out))]
+            print("\n".join(found), flush=True)
+            lines += found
+    if args.only is None:
+        (args.out / "report.txt").write_text("\n".join(lines) + "\n")
+
+
+def make(variant, root):
+    """Writes the fixture's folder and returns its report, one line per finding."""
+    folder, config = root / variant.name, variant.config
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(variant.seed)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    weights = zoo._draw(config, rng)
+    tokens, greedy, margin = tokens_with_clear_continuation(config, weights, variant.distinct, rng)
+    expected = logits_of(config, weights, tokens)
+    reference = {"tokens": tokens.astype(np.uint32), "greedy": greedy.astype(np.uint32), "logits": expected}
+    report = [f"logits std {expected.std():.2f}, greedy margin {margin:.3f}, {len(set(greedy.tolist()))} distinct"]
+    vocabulary = Vocabulary.of_size(config.vocab_size)
+    write_folder(folder, config, weights, variant, vocabulary)
+    check_folder(folder, tokens, expected)
+    if variant.gguf is not None:
+        for name, kind in (("f32", Type.F32), ("q8_0", Type.Q8_0)):
+            stored = write_gguf(folder / f"{name}.gguf", variant, weights, kind, vocabulary)
+            if kind is Type.Q8_0:
+                reference["logits_q8_0"] = logits_of(config, stored, tokens)
+                moved = distance(reference["logits_q8_0"], expected)
+                more = distance(zoo._logits_of_rounded(config, stored, tokens), reference["logits_q8_0"])
+                report.append(
+                    f"q8_0.gguf: its rounding moves the logits by {moved:.1e}, "
+                    f"rounding the inputs of dense layers to q8_0 too by {more:.1e} more"
+                )
+    report += zoo._check_power(variant, weights, tokens, expected)
+    save_file(reference, folder / "reference.safetensors")
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    return report
+
+
+def write_gguf(path, variant, weights, kind, vocabulary):
+    """Writes the file, and returns the weights as it stores them, in transformers' terms."""
+    how, config = variant.gguf, variant.config
+    layout = Layout(how.arch, config, how.permuted)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[how.arch])
+    writer.add_type("model")
+    for key, value in (_common(config) | how.keys).items():
+        _add(writer, key, value)
+    _tokenizer(writer, vocabulary)
+    stored = {}
+    for name, value in weights.items():
+        parts = _parts(name, value)
+        written = []
+        for part_name, part in parts:
+            to = _gguf_name(layout, how, part_name)
+            dense = part.ndim == 1 or any(word in to for word in how.dense)
+            part_kind = Type.F32 if dense else kind
+            shift = how.norm_offset if part_name.endswith("norm.weight") else 0.0
+            data = gguf.quants.quantize(layout.to_gguf(part_name, part + np.float32(shift)), part_kind)
+            writer.add_tensor(to, np.ascontiguousarray(data), raw_dtype=part_kind)
+            back = layout.to_hf(part_name, gguf.quants.dequantize(data, part_kind)).astype(np.float32)
+            written.append(back.reshape(part.shape) - np.float32(shift))
+        stored[name] = _whole(name, written)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return stored
+
+
+def _common(config):
+    parameters = config.rope_parameters
+    parameters = parameters.get("full_attention", parameters)
+    return {
+        ".context_length": config.max_position_embeddings,
+        ".embedding_length": config.hidden_size,
+        ".block_count": config.num_hidden_layers,
+        ".feed_forward_length": config.intermediate_size,
+        ".attention.head_count": config.num_attention_heads,
+        ".attention.head_count_kv": config.num_key_value_heads,
+        ".attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        ".rope.freq_base": parameters["rope_theta"],
+    }
+
+
+def _add(writer, key, value):
+    key = writer.arch + key if key.startswith(".") else key
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case _:
+            writer.add_array(key, value)
+
+
+def _parts(name, value):
+    """The tensors of llama.cpp that one of transformers' in memory is written as."""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(value, 2, axis=1)
+        return [(name.replace("gate_up_proj", "gate_proj"), gate), (name.replace("gate_up_proj", "up_proj"), up)]
+    return [(name, value)]
+
+
+def _whole(name, parts):
+    return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+
+
+def _gguf_name(layout, how, name):
+    for part, other in how.rename.items():
+        name = name.replace(part, other)
+    found = layout.name(name) or layout.name(name + ".weight")
+    assert found, f"{name} has no name in llama.cpp"
+    return found if found.endswith((".weight", ".bias")) else found + ".weight"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+//! The families that have plugins besides Llama, Mistral and Phi: folders and GGUF files against the numbers of transformers,
+//! whole and in chunks, by our kernels and by formulas, and the laws on one checkpoint for each way in which they differ.
+
+use std::path::PathBuf;
+
+use crate::{
+    artifacts::plugin,
+    conformance,
+    driver::{Driver, Options},
+    mistral::within,
+    reference::{Comparison, EXACT, Reference, distance, fixture},
+};
+
+/// A fixture of `families/`, the plugin that serves it, and its GGUF files.
+struct Case {
+    name: &'static str,
+    plugin: &'static str,
+    files: Files,
+}
+
+/// Which GGUF files a fixture has, and how its quantized one is held to the reference.
+enum Files {
+    None,
+    /// Within so much at every position: about twice what rounding the inputs moves, by `report.txt`.
+    Within(f32),
+    /// Within so much at more than half of the positions, as rounded inputs make some rows choose other experts.
+    Mostly(f32),
+}
+
+const CASES: &[Case] = &[
+    Case { name: "gemma2", plugin: "pensieve-gemma", files: Files::None },
+    Case { name: "gemma2_plain", plugin: "pensieve-gemma", files: Files::Within(0.4) },
+    Case { name: "gemma3", plugin: "pensieve-gemma", files: Files::Within(0.5) },
+    Case { name: "qwen3", plugin: "pensieve-qwen", files: Files::Within(0.4) },
+    Case { name: "qwen2_moe", plugin: "pensieve-qwen", files: Files::Mostly(0.4) },
+    Case { name: "qwen2_moe_mixed", plugin: "pensieve-qwen", files: Files::None },
+    Case { name: "qwen3_moe", plugin: "pensieve-qwen", files: Files::Mostly(0.4) },
+    Case { name: "mixtral", plugin: "pensieve-mistral", files: Files::Mostly(0.4) },
+    Case { name: "olmoe", plugin: "pensieve-olmo", files: Files::Mostly(0.4) },
+    Case { name: "phimoe", plugin: "pensieve-phi", files: Files::None },
+    Case { name: "glm4", plugin: "pensieve-glm", files: Files::Within(0.35) },
+    Case { name: "granite", plugin: "pensieve-granite", files: Files::Within(0.2) },
+    Case { name: "granitemoe", plugin: "pensieve-granite", files: Files::Mostly(0.2) },
+    Case { name: "smollm3", plugin: "pensieve-llama", files: Files::None },
+    Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
+];
+
+/// Fixtures of other folders that these plugins serve, too.
+const OTHERS: &[(&str, &str)] =
+    &[("pensieve-qwen", "qwen2/biases"), ("pensieve-qwen", "qwen2/tied"), ("pensieve-qwen", "qwen2/windows")];
+
+impl Case {
+    fn fixture(&self) -> String {
+        format!("families/{}", self.name)
+    }
+
+    fn plugin(&self) -> PathBuf {
+        plugin(self.plugin)
+    }
+
+    /// The share of positions whose quantized logits are within a tolerance of the reference.
+    fn near(&self, tolerance: f32) -> f32 {
+        let reference = Reference::of(&self.fixture());
+        let (tokens, expected) = (reference.tokens("tokens"), reference.logits("logits_q8_0"));
+        let file = fixture(&self.fixture()).join("q8_0.gguf");
+        let mut driver = Driver::load(&self.plugin(), &file, &Options::default()).unwrap();
+        let found = driver.logits(&tokens).unwrap();
+        let is_near = |row: &usize| distance(&found[*row..=*row], &expected[*row..=*row]) <= tolerance;
+        (0..expected.len()).filter(is_near).count() as f32 / expected.len() as f32
+    }
+}
+
+#[test]
+fn folders_give_the_logits_of_transformers() {
+    for case in CASES {
+        Comparison::of(&case.plugin(), &case.fixture(), "").check_both();
+    }
+    for (package, name) in OTHERS {
+        Comparison::of(&plugin(package), name, "").check_both();
+    }
+}
+
+#[test]
+fn gguf_files_give_them_too() {
+    for case in CASES.iter().filter(|case| !matches!(case.files, Files::None)) {
+        let (plugin, name) = (case.plugin(), case.fixture());
+        Comparison::of(&plugin, &name, "f32.gguf").check_both();
+        let quantized = Comparison::of(&plugin, &name, "q8_0.gguf");
+        match case.files {
+            Files::Within(tolerance) => Comparison { logits: "logits_q8_0", tolerance, ..quantized }.check_both(),
+            Files::Mostly(tolerance) => {
+                let share = case.near(tolerance);
+                assert!(share > 0.5, "{name}: {share} of the positions are within {tolerance}");
+            }
+            Files::None => (),
+        }
+    }
+}
+
+#[test]
+fn greedy_generation_is_that_of_transformers() {
+    for case in CASES {
+        let reference = Reference::of(&case.fixture());
+        let (prompt, expected) = (reference.tokens("tokens"), reference.tokens("greedy"));
+        let mut driver = Driver::load(&case.plugin(), &fixture(&case.fixture()), &Options::default()).unwrap();
+        assert_eq!(driver.generate(&prompt[..8], expected.len()).unwrap(), expected, "{}", case.name);
+    }
+}
+
+#[test]
+fn families_obey_the_laws() {
+    for case in CASES {
+        for kernels in ["auto", "generic"] {
+            conformance::check(&case.plugin(), &case.fixture(), kernels);
+        }
+        if !matches!(case.files, Files::None) {
+            conformance::check(&case.plugin(), &format!("{}/q8_0.gguf", case.fixture()), "auto");
+        }
+    }
+}
+
+#[test]
+fn the_text_models_of_checkpoints_that_also_see() {
+    for (package, name, class, kind, model) in [
+        ("pensieve-gemma", "gemma3", "Gemma3ForConditionalGeneration", "gemma3", "language_model.model"),
+        ("pensieve-gemma", "gemma3", "Gemma3ForConditionalGeneration", "gemma3", "model.language_model"),
+        ("pensieve-qwen", "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl", "model.language_model"),
+    ] {
+        let name = format!("families/{name}");
+        let reference = Reference::of(&name);
+        let folder = within(&name, (class, kind), model, "lm_head");
+        let options = Options::with_settings(r#"{"kv": "f32"}"#);
+        let mut driver = Driver::load(&plugin(package), folder.path(), &options).unwrap();
+        let logits = driver.logits(&reference.tokens("tokens")).unwrap();
+        assert!(distance(&logits, &reference.logits("logits")) <= EXACT, "{class}, {model}");
+    }
+}
