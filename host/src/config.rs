@@ -50,18 +50,14 @@ pub struct Config {
 }
 
 /// Where plugins come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginSettings {
     /// Folders before the usual ones.
     pub folders: Vec<PathBuf>,
     /// The only files that may be plugins; none for any.
     pub allow: Option<Vec<String>>,
-    /// How long a file must have stayed as it is.
-    pub settle: Duration,
-    /// How long looking at one may take.
-    pub inspection_timeout: Duration,
-    /// How long a plugin's file may be.
-    pub file_max: u64,
+    /// What is looked at, and for how long.
+    pub limits: fleet::plugins::Limits,
 }
 
 /// All models together.
@@ -75,26 +71,10 @@ pub struct FleetSettings {
     pub default_model: Option<String>,
     /// Whether unknown names are the default model's.
     pub unknown_models: &'static str,
-    /// How long finding out about a checkpoint may take.
-    pub probe_timeout: Duration,
-    /// How long a load may go without progress.
-    pub load_timeout: Duration,
-    /// How long a worker may be silent.
-    pub silence_timeout: Duration,
-    /// How long a worker may take to end.
-    pub farewell_timeout: Duration,
-    /// How long a request waits for memory.
-    pub memory_timeout: Duration,
-    /// The pause before a worker that died is started again.
-    pub restart_pause: Duration,
-    /// The longest such pause.
-    pub restart_pause_max: Duration,
-    /// How many deaths within `deaths_window` put a model into quarantine.
-    pub deaths_max: usize,
-    /// How long a death counts.
-    pub deaths_window: Duration,
-    /// How long a model rests after too many.
-    pub quarantine: Duration,
+    /// How long things may take.
+    pub deadlines: fleet::Deadlines,
+    /// What happens after a worker's death.
+    pub restart: fleet::Restart,
 }
 
 /// Where texts that were computed are kept.
@@ -186,33 +166,19 @@ impl Config {
     ) -> Result<fleet::Config, E> {
         let mut config = fleet::Config::new(&self.plugins.folders, &self.home);
         config.plugins.allow.clone_from(&self.plugins.allow);
-        config.plugins.limits.settle = self.plugins.settle;
-        config.plugins.limits.inspection = self.plugins.inspection_timeout;
-        config.plugins.limits.file_bytes_max = self.plugins.file_max;
+        config.plugins.limits = self.plugins.limits.clone();
         if let Some(bytes) = self.fleet.memory {
             config.memory_bytes = bytes;
         }
         config.idle_timeout = self.fleet.idle_timeout;
-        config.deadlines = fleet::Deadlines {
-            probe: self.fleet.probe_timeout,
-            load: self.fleet.load_timeout,
-            silence: self.fleet.silence_timeout,
-            drain: self.fleet.farewell_timeout,
-            memory: self.fleet.memory_timeout,
-        };
-        config.restart = fleet::Restart {
-            pause: self.fleet.restart_pause,
-            pause_max: self.fleet.restart_pause_max,
-            deaths_max: self.fleet.deaths_max,
-            window: self.fleet.deaths_window,
-            quarantine: self.fleet.quarantine,
-        };
+        config.deadlines = self.fleet.deadlines;
+        config.restart = self.fleet.restart;
         let folder = self.cache.folder.clone().unwrap_or_else(|| self.home.join("cache/blocks"));
         let disk = (self.cache.budget > 0).then_some(wire::DiskTier { folder, bytes: self.cache.budget });
         for model in &self.models {
             config.models.push(model.fleet(disk.clone(), &mut locate)?);
         }
-        config.variants = self.variants.iter().map(Variant::fleet).collect();
+        config.variants.clone_from(&self.variants);
         let (folders, downloads) = (self.server.adapter_folders.clone(), self.server.adapter_downloads == "allow");
         config.sources = fleet::Sources { folders, downloads };
         let first = self.models.first().map(|model| model.id.clone());
@@ -227,9 +193,9 @@ impl PluginSettings {
         let (mut folders, mut allow) = (Vec::new(), Vec::new());
         section.texts("folders", &mut folders);
         section.texts("allow", &mut allow);
-        section.duration("settle", Duration::ZERO..=MINUTE, &mut self.settle);
-        section.duration("inspection_timeout", 100 * MS..=10 * MINUTE, &mut self.inspection_timeout);
-        section.bytes("file_max", 1024..=1 << 40, &mut self.file_max);
+        section.duration("settle", Duration::ZERO..=MINUTE, &mut self.limits.settle);
+        section.duration("inspection_timeout", 100 * MS..=10 * MINUTE, &mut self.limits.inspection);
+        section.bytes("file_max", 1024..=1 << 40, &mut self.limits.file_bytes_max);
         let home = file::user_home();
         self.folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
         let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -250,17 +216,17 @@ impl FleetSettings {
         section.limit("idle_timeout", SECOND..=1000 * HOUR, &mut self.idle_timeout);
         section.some_text("default_model", &mut self.default_model);
         section.word("unknown_models", &["default", "refuse"], &mut self.unknown_models);
-        section.duration("probe_timeout", SECOND..=HOUR, &mut self.probe_timeout);
-        section.duration("load_timeout", SECOND..=24 * HOUR, &mut self.load_timeout);
-        section.duration("silence_timeout", 2 * SECOND..=HOUR, &mut self.silence_timeout);
-        section.duration("farewell_timeout", 100 * MS..=HOUR, &mut self.farewell_timeout);
-        section.duration("memory_timeout", Duration::ZERO..=HOUR, &mut self.memory_timeout);
-        section.duration("restart_pause", MS..=HOUR, &mut self.restart_pause);
-        section.duration("restart_pause_max", MS..=24 * HOUR, &mut self.restart_pause_max);
-        section.integer("deaths_max", 1..=1000, &mut self.deaths_max);
-        section.duration("deaths_window", SECOND..=24 * HOUR, &mut self.deaths_window);
-        section.duration("quarantine", SECOND..=1000 * HOUR, &mut self.quarantine);
-        if self.restart_pause > self.restart_pause_max {
+        section.duration("probe_timeout", SECOND..=HOUR, &mut self.deadlines.probe);
+        section.duration("load_timeout", SECOND..=24 * HOUR, &mut self.deadlines.load);
+        section.duration("silence_timeout", 2 * SECOND..=HOUR, &mut self.deadlines.silence);
+        section.duration("farewell_timeout", 100 * MS..=HOUR, &mut self.deadlines.drain);
+        section.duration("memory_timeout", Duration::ZERO..=HOUR, &mut self.deadlines.memory);
+        section.duration("restart_pause", MS..=HOUR, &mut self.restart.pause);
+        section.duration("restart_pause_max", MS..=24 * HOUR, &mut self.restart.pause_max);
+        section.integer("deaths_max", 1..=1000, &mut self.restart.deaths_max);
+        section.duration("deaths_window", SECOND..=24 * HOUR, &mut self.restart.window);
+        section.duration("quarantine", SECOND..=1000 * HOUR, &mut self.restart.quarantine);
+        if self.restart.pause > self.restart.pause_max {
             let what = "'restart_pause' in [fleet] is longer than 'restart_pause_max'";
             section.note("restart_pause", what, "the pause grows from the one to the other");
         }
@@ -278,37 +244,15 @@ impl CacheSettings {
     }
 }
 
-impl Default for PluginSettings {
-    fn default() -> Self {
-        let limits = fleet::plugins::Limits::default();
-        Self {
-            folders: Vec::new(),
-            allow: None,
-            settle: limits.settle,
-            inspection_timeout: limits.inspection,
-            file_max: limits.file_bytes_max,
-        }
-    }
-}
-
 impl Default for FleetSettings {
     fn default() -> Self {
-        let (restart, deadlines) = (fleet::Restart::default(), fleet::Deadlines::default());
         Self {
             memory: None,
             idle_timeout: None,
             default_model: None,
             unknown_models: "default",
-            probe_timeout: deadlines.probe,
-            load_timeout: deadlines.load,
-            silence_timeout: deadlines.silence,
-            farewell_timeout: deadlines.drain,
-            memory_timeout: deadlines.memory,
-            restart_pause: restart.pause,
-            restart_pause_max: restart.pause_max,
-            deaths_max: restart.deaths_max,
-            deaths_window: restart.window,
-            quarantine: restart.quarantine,
+            deadlines: fleet::Deadlines::default(),
+            restart: fleet::Restart::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     error::{CliError, CliResult},
 };
 use pensieve_protocol::manifest::Manifest;
-use pensieve_server::fleet::plugins::{PluginFolder, PluginState, Settings, Status};
+use pensieve_server::fleet::plugins::{Limits, PluginFolder, PluginState, Settings, Status};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -28,8 +28,8 @@ impl List {
         let config = self.common.resolve(&[])?.config;
         let mut settings = Settings::new(&config.plugins.folders, &config.home);
         settings.allow = config.plugins.allow;
-        settings.limits.inspection = config.plugins.inspection_timeout;
-        settings.limits.file_bytes_max = config.plugins.file_max;
+        // Files that are being copied right now are not waited for longer than usual.
+        settings.limits = Limits { settle: settings.limits.settle, ..config.plugins.limits };
         let folders: Vec<String> = settings.folders.iter().map(|folder| format!("'{}'", folder.display())).collect();
         let states =
             super::runtime()?.block_on(async { PluginFolder::open(settings).await.map(|folder| folder.snapshot()) })?;

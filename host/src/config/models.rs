@@ -16,6 +16,7 @@ use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
     wire::{self, Location},
 };
+pub use pensieve_server::fleet::Variant;
 use pensieve_server::fleet::{self, check_adapter_name};
 
 const ID_LEN_MAX: usize = 128;
@@ -73,21 +74,6 @@ pub enum Artifact<'a> {
     },
 }
 
-/// Another name for a model, with an adapter or samplers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Variant {
-    /// What clients call it.
-    pub id: String,
-    /// The model's id.
-    pub base: String,
-    /// What else clients may call it.
-    pub aliases: Vec<String>,
-    /// The model's adapter that it runs under.
-    pub adapter: Option<AdapterUse>,
-    /// How its tokens are picked where clients say nothing else.
-    pub samplers: Option<Vec<StageSpec>>,
-}
-
 impl Model {
     /// A model with nothing set.
     pub fn new(id: impl Into<String>, source: Source) -> Self {
@@ -138,18 +124,6 @@ impl Model {
             adapter_memory: self.adapter_memory,
             samplers: self.samplers.clone(),
         })
-    }
-}
-
-impl Variant {
-    pub(super) fn fleet(&self) -> fleet::Variant {
-        fleet::Variant {
-            id: self.id.clone(),
-            base: self.base.clone(),
-            aliases: self.aliases.clone(),
-            adapter: self.adapter.clone(),
-            samplers: self.samplers.clone(),
-        }
     }
 }
 

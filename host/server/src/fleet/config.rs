@@ -93,7 +93,7 @@ pub struct Variant {
 }
 
 /// What happens after a worker's death.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restart {
     /// The pause before the first restart; every death within the window doubles it.
     pub pause: Duration,
@@ -108,7 +108,7 @@ pub struct Restart {
 }
 
 /// How long things may take.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// A child that answers a question about a checkpoint.
     pub probe: Duration,

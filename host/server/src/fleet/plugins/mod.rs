@@ -42,7 +42,7 @@ pub struct Settings {
 }
 
 /// How long and how much.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// How long a file must have stayed as it is before it is looked at.
     pub settle: Duration,
