@@ -16,6 +16,8 @@ pub(super) struct Document {
     #[serde(default)]
     pub added_tokens: Vec<Added>,
     #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
@@ -46,6 +48,13 @@ pub(super) enum Decoding {
     ByteLevel,
     /// The text is meant as it stands, after some replacements; `<0x0A>` may be a byte.
     Text { replace: Vec<(String, String)>, byte_fallback: bool },
+}
+
+impl Document {
+    /// Whether a text is rewritten before it becomes tokens, which may make it shorter.
+    pub fn has_normalizer(&self) -> bool {
+        !self.normalizer.is_null()
+    }
 }
 
 impl Decoding {

@@ -21,6 +21,11 @@ use document::{Decoding, Document};
 pub const TOKENS_MAX: u32 = 1 << 22;
 /// How long the text of a `tokenizer.json` may be.
 pub const DOCUMENT_BYTES_MAX: usize = 256 << 20;
+/// A text of so many bytes is never held to be too long by its bytes alone: some tokenizers make one token of a whole run
+/// of characters that they do not know.
+const TEXT_BYTES_MIN: usize = 256 << 10;
+/// How much shorter a normalizer may make a text.
+const NORMALIZED_FACTOR: usize = 4;
 
 /// The bytes of every token, which tokens are special, and which end a turn.
 pub struct Vocabulary {
@@ -29,6 +34,8 @@ pub struct Vocabulary {
     ends: Vec<u32>,
     special: Vec<bool>,
     end_of_turn: Vec<u32>,
+    /// The most bytes of a text that one token may stand for.
+    token_bytes_max: usize,
 }
 
 /// A tokenizer whose tokens' bytes cannot be told.
@@ -75,7 +82,9 @@ impl Vocabulary {
         for id in end_of_turn {
             special[*id as usize] = true;
         }
-        Self::from_tokens(&tokens, special, end_of_turn.to_vec())
+        let longest = tokens.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let token_bytes_max = if document.has_normalizer() { longest * NORMALIZED_FACTOR } else { longest };
+        Self::from_tokens(&tokens, special, end_of_turn.to_vec(), token_bytes_max)
     }
 
     /// How many tokens the model has.
@@ -105,7 +114,17 @@ impl Vocabulary {
         &self.end_of_turn
     }
 
-    fn from_tokens(tokens: &[Vec<u8>], special: Vec<bool>, end_of_turn: Vec<u32>) -> Result<Self, VocabularyError> {
+    /// At least how many tokens a text of so many bytes has.
+    pub fn tokens_min(&self, text_bytes: usize) -> usize {
+        if text_bytes <= TEXT_BYTES_MIN { 0 } else { text_bytes.div_ceil(self.token_bytes_max) }
+    }
+
+    fn from_tokens(
+        tokens: &[Vec<u8>],
+        special: Vec<bool>,
+        end_of_turn: Vec<u32>,
+        token_bytes_max: usize,
+    ) -> Result<Self, VocabularyError> {
         let mut bytes = Vec::new();
         let mut ends = Vec::with_capacity(tokens.len());
         for token in tokens {
@@ -113,7 +132,7 @@ impl Vocabulary {
             let end = u32::try_from(bytes.len()).map_err(|_| VocabularyError::new("has more than 4 GiB of tokens"))?;
             ends.push(end);
         }
-        Ok(Self { bytes, ends, special, end_of_turn })
+        Ok(Self { bytes, ends, special, end_of_turn, token_bytes_max })
     }
 }
 

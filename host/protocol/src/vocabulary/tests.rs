@@ -114,6 +114,19 @@ fn tells_special_tokens_and_the_ends_of_turns_apart_from_text() {
 }
 
 #[test]
+fn a_text_has_at_least_as_many_tokens_as_its_bytes_over_the_longest_one() {
+    let vocabulary = read(&byte_level(), 260, &[258]).unwrap();
+    let longest = (0..260).map(|token| vocabulary.bytes(token).len()).max().unwrap();
+    assert_eq!(longest, "<tool_call>".len());
+    assert_eq!(vocabulary.tokens_min(TEXT_BYTES_MIN), 0, "a short text is counted by its tokens alone");
+    assert_eq!(vocabulary.tokens_min(longest << 20), 1 << 20);
+    let mut document = byte_level();
+    document["normalizer"] = json!({ "type": "NFC" });
+    let vocabulary = read(&document, 260, &[258]).unwrap();
+    assert_eq!(vocabulary.tokens_min(longest << 20), (1 << 20) / NORMALIZED_FACTOR, "it may become shorter");
+}
+
+#[test]
 fn refuses_documents_that_say_nothing_of_bytes() {
     let cases = [
         ("{", "is no tokenizer.json"),

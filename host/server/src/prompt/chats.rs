@@ -6,7 +6,7 @@ use super::{
     convention::{Convention, Conventions, Dialect},
     formats::{Format as CallFormat, Parser, Rules, Thoughts},
     generation::{Generation, Reader},
-    sampling,
+    sampling, size,
 };
 use crate::{
     chat::{Conversation, Format, Input, Request, Role, Tool, ToolChoice},
@@ -75,12 +75,14 @@ impl Chats {
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
         let known = self.fleet.known(&request.model).await?;
         let convention = self.conventions.of(&known.card).await?;
+        let maximum = known.context.saturating_sub(1);
+        size::check(&request.input, &convention.vocabulary, maximum)?;
         let answer = match request.format {
             Format::Free => None,
             Format::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
         let prompt = write(&convention, &known, request.input, answer).await?;
-        let (count, maximum) = (prompt.tokens.len(), known.context.saturating_sub(1));
+        let count = prompt.tokens.len();
         let input_tokens = u32::try_from(count).unwrap_or(u32::MAX);
         if input_tokens > maximum {
             let message = format!("prompt is too long: {count} tokens > {maximum} maximum");
@@ -119,10 +121,11 @@ impl Chats {
         Ok(self.fleet.known(model).await?.card.vocabulary)
     }
 
-    /// Tokens of a request's prompt, exactly; one that does not fit is counted all the same.
+    /// Tokens of a request's prompt, exactly. One that does not fit is counted all the same, unless its bytes alone tell.
     pub async fn count(&self, request: Request) -> Result<u32, Failure> {
         let known = self.fleet.known(&request.model).await?;
         let convention = self.conventions.of(&known.card).await?;
+        size::check(&request.input, &convention.vocabulary, known.context.saturating_sub(1))?;
         let prompt = write(&convention, &known, request.input, None).await?;
         Ok(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
     }

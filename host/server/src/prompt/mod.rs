@@ -9,6 +9,7 @@ mod generation;
 pub mod measures;
 mod sampling;
 mod script;
+mod size;
 mod template;
 mod tokens;
 

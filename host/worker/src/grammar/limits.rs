@@ -3,6 +3,13 @@
 //! The compiler counts its work and gives up, but not everywhere: it recurses along chains of references, which ends the
 //! process when the stack is full, and it walks through all remainders of a `multipleOf`, which ends the memory. So texts,
 //! nodes and depths are limited here such that its recursion fits [`STACK_BYTES`], and divisors such that it ends.
+//!
+//! A schema is also limited by what it expands to. Where several schemas hold for one value (`allOf`, `$ref` beside other
+//! keywords), the compiler follows references and merges copies of what they lead to, and a merged pattern is as long as
+//! both together: 26 definitions, each of them twice the one before, are 2^26 patterns. That size is the sum of the parts'
+//! sizes, so it is computed from the graph of references without expanding anything.
+
+use std::collections::HashMap;
 
 use llguidance::api::ParserLimits;
 use serde_json::Value;
@@ -20,6 +27,8 @@ const SCHEMA_BYTES_MAX: usize = 512 << 10;
 const SCHEMA_DEPTH_MAX: usize = 64;
 const SCHEMA_NODES_MAX: usize = 10_000;
 const SCHEMA_VALUES_MAX: usize = 50_000;
+/// Schemas that hold for one value, references followed.
+const SCHEMA_EXPANDED_MAX: u64 = 10_000;
 /// The compiler's time grows with the square of these.
 const SCHEMA_FIELDS_MAX: usize = 2_000;
 const LARK_BYTES_MAX: usize = 64 << 10;
@@ -87,6 +96,7 @@ pub(super) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
     length_of("objects and lists of schema", count.nodes, SCHEMA_NODES_MAX)?;
     length_of("values of schema", count.values, SCHEMA_VALUES_MAX)?;
     length_of("fields of an object of schema", count.fields, SCHEMA_FIELDS_MAX)?;
+    Expansion { root: &schema, known: HashMap::new() }.check(&schema)?;
     if count.divisor.is_none_or(|divisor| divisor > DIVISOR_MAX) {
         if !lenient {
             return Err(GrammarError::Unsupported(format!(
@@ -113,6 +123,52 @@ pub(super) fn lark(text: &str) -> Result<(), GrammarError> {
         return unsupported("allow_invalid_utf8");
     }
     Ok(())
+}
+
+/// How many schemas hold for one value once references are followed.
+struct Expansion<'schema> {
+    root: &'schema Value,
+    /// By place in memory; none while a schema's parts are being added up, so that a reference back to it is recursion,
+    /// which the compiler does not expand.
+    known: HashMap<*const Value, Option<u64>>,
+}
+
+impl<'schema> Expansion<'schema> {
+    /// Refuses a document in which any schema expands to too much. Recurses as deep as the document and its references.
+    fn check(&mut self, value: &'schema Value) -> Result<(), GrammarError> {
+        let size = self.size(value);
+        if size > SCHEMA_EXPANDED_MAX {
+            let what = "parts of schema for one value, references followed,";
+            return Err(GrammarError::TooLarge(format!("{size} {what} are more than {SCHEMA_EXPANDED_MAX}")));
+        }
+        match value {
+            Value::Object(fields) => fields.values().try_for_each(|value| self.check(value)),
+            Value::Array(values) => values.iter().try_for_each(|value| self.check(value)),
+            _ => Ok(()),
+        }
+    }
+
+    fn size(&mut self, schema: &'schema Value) -> u64 {
+        let Value::Object(fields) = schema else { return 1 };
+        let place = std::ptr::from_ref(schema);
+        if let Some(known) = self.known.get(&place) {
+            return known.unwrap_or(1);
+        }
+        self.known.insert(place, None);
+        let mut size: u64 = 1;
+        for keyword in ["allOf", "anyOf", "oneOf"] {
+            for part in fields.get(keyword).and_then(Value::as_array).into_iter().flatten() {
+                size = size.saturating_add(self.size(part));
+            }
+        }
+        // References are pointers into the document; the compiler refuses any other.
+        let reference = fields.get("$ref").and_then(Value::as_str).and_then(|reference| reference.strip_prefix('#'));
+        if let Some(target) = reference.and_then(|pointer| self.root.pointer(pointer.trim_end_matches('/'))) {
+            size = size.saturating_add(self.size(target));
+        }
+        self.known.insert(place, Some(size));
+        size
+    }
 }
 
 #[derive(Default)]

@@ -23,6 +23,12 @@ fn listed(count: usize, item: impl Fn(usize) -> String) -> String {
     (0..count).map(item).collect::<Vec<_>>().join(",")
 }
 
+/// Definitions that are each twice the one before, down to a string with a pattern.
+fn doubling(levels: usize) -> String {
+    definitions(levels, |d| format!(r##"{{"allOf":[{d},{d}]}}"##))
+        .replace(r#""d0":{"type":"integer"}"#, r#""d0":{"type":"string","pattern":"^a[bc]d$"}"#)
+}
+
 fn schemas() -> Vec<(&'static str, String)> {
     let nested = |open: &str, close: &str, depth: usize| format!("{}{{}}{}", open.repeat(depth), close.repeat(depth));
     vec![
@@ -183,6 +189,23 @@ fn every_hostile_grammar_is_answered_in_time_and_leaves_steps_short() {
         );
         assert!(slowest < Duration::from_millis(500), "a step of {name} took {slowest:?}");
     }
+}
+
+#[test]
+fn what_a_schema_expands_to_is_counted_before_it_is_expanded() {
+    let compiler = compiler(&vocabulary(true));
+    let compile = |schema: String| compiler.compile(&from_start(Grammar::json_schema(schema, false))).map(drop);
+    for levels in [15, 26, 60, 900] {
+        let began = Instant::now();
+        let error = compile(doubling(levels)).unwrap_err().to_string();
+        assert!(error.contains("parts of schema for one value"), "{levels} levels: {error}");
+        assert!(began.elapsed() < Duration::from_secs(1), "{levels} levels were counted in {:?}", began.elapsed());
+    }
+    assert_eq!(compile(doubling(8)), Ok(()));
+    let tree = r##"{"anyOf":[{"type":"null"},{"$ref":"#/$defs/node"}],"$defs":{"node":{"type":"object","required":["l"],
+        "additionalProperties":false,"properties":{"l":{"$ref":"#"},"r":{"$ref":"#"}}}}}"##;
+    assert_eq!(compile(tree.to_owned()), Ok(()), "recursion is not expanded");
+    assert_eq!(compile(definitions(300, |d| format!(r##"{{"properties":{{"x":{d},"y":{d}}}}}"##))), Ok(()));
 }
 
 #[test]
