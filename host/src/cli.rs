@@ -15,6 +15,7 @@ mod new;
 mod plugins;
 mod probe;
 mod progress;
+mod prompt;
 mod pull;
 mod reply;
 mod run;
@@ -66,6 +67,9 @@ enum Verb {
     /// Answer a server's question about a checkpoint.
     #[command(subcommand, hide = true)]
     Probe(probe::Probe),
+    /// Make tokens of one model's prompts for the server that started this process.
+    #[command(hide = true)]
+    Prompt(prompt::Prompt),
     /// Run one model for the server that started this process.
     #[command(hide = true)]
     Worker(worker::Worker),
@@ -86,6 +90,7 @@ pub fn run() -> ExitCode {
         Verb::Completions(completions) => end(completions.run()),
         Verb::Man(man) => end(man.run()),
         Verb::Probe(probe) => probe.run(),
+        Verb::Prompt(prompt) => prompt.run(),
         Verb::Worker(worker) => worker.run(),
     }
 }

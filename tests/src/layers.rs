@@ -15,13 +15,14 @@ use std::{
 const LAYERS: &[(&str, &[&[&str]])] = &[
     ("host", &[&["main"], &["cli"], &["config", "starter"]]),
     ("host/server", &[&["http"], &["dialects"], &["prompt"], &["chat"], &["fleet"], &["hub"]]),
+    ("host/prompt", &[&["process"], &["model"], &["template"], &["tokens"], &["rendered"]]),
     ("host/worker", &[&["process"], &["engine"], &["grammar"], &["patterns", "plugin"]]),
     (
         "host/protocol",
         &[
-            &["path_policy", "questions", "wire"],
+            &["path_policy", "prompt", "questions", "wire"],
             &["job"],
-            &["card", "checkpoint", "grammar", "manifest", "refusal", "vocabulary"],
+            &["card", "checkpoint", "conversation", "grammar", "manifest", "refusal", "vocabulary"],
         ],
     ),
 ];

@@ -62,10 +62,18 @@ fn host_and_plugins_meet_in_the_contract_alone() {
     for foreign in ["pensieve-sdk", "candle-core", "candle-nn", "candle-transformers"] {
         assert!(!host.contains(foreign), "the host links {foreign}");
     }
-    // The server never runs plugin code: it cannot even name what opens a plugin or runs a model.
+    // The server never runs plugin code: it cannot even name what opens a plugin or runs a model. Nor does it interpret what
+    // comes out of a checkpoint: it cannot name what renders templates and tokenizes.
     let server = reach(&dependencies, "pensieve-server");
     for foreign in ["pensieve", "pensieve-worker", "pensieve-plugin-api", "abi_stable", "libloading", "llguidance"] {
         assert!(!server.contains(foreign), "the server links {foreign}");
+    }
+    for foreign in ["pensieve-prompt", "minijinja", "minijinja-contrib", "tokenizers"] {
+        assert!(!server.contains(foreign), "the server links {foreign}");
+    }
+    let prompt = reach(&dependencies, "pensieve-prompt");
+    for foreign in ["pensieve", "pensieve-server", "pensieve-worker", "abi_stable", "hyper", "warp", "tokio"] {
+        assert!(!prompt.contains(foreign), "a prompt process links {foreign}");
     }
     let worker = reach(&dependencies, "pensieve-worker");
     for foreign in ["pensieve", "pensieve-server", "hyper", "warp", "tokenizers", "minijinja", "tokio"] {

@@ -6,10 +6,12 @@
 
 pub mod card;
 pub mod checkpoint;
+pub mod conversation;
 pub mod grammar;
 pub mod job;
 pub mod manifest;
 pub mod path_policy;
+pub mod prompt;
 pub mod questions;
 pub mod refusal;
 pub mod vocabulary;

@@ -2,7 +2,7 @@
 //! [`Request`], and [`Delta`]s into theirs; `prompt` stands between them and the fleet. Texts here are for people; only
 //! below `prompt` are they tokens.
 
-use serde_json::{Map, Value};
+pub use pensieve_protocol::conversation::{Conversation, Part, Role, Tool, ToolChoice, Turn};
 
 use pensieve_protocol::{
     grammar::Grammar,
@@ -74,102 +74,6 @@ pub enum Input {
     Text(String),
     /// Tokens, as they are.
     Tokens(Vec<u32>),
-}
-
-/// Turns, and what the model may do in its own.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Conversation {
-    /// What stands before the first turn; empty for nothing.
-    pub system: String,
-    /// The turns, oldest first. If the last one is the assistant's, the model continues it.
-    pub turns: Vec<Turn>,
-    /// Tools that the model may know of.
-    pub tools: Vec<Tool>,
-    /// Which of them it may or must call.
-    pub tool_choice: ToolChoice,
-    /// At most one call in the answer.
-    pub single_call: bool,
-    /// Whether the model thinks before it answers; none for the template's own way.
-    pub thinking: Option<bool>,
-    /// More variables for the template.
-    pub variables: Map<String, Value>,
-}
-
-/// One turn.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Turn {
-    /// Whose.
-    pub role: Role,
-    /// What it consists of, in order.
-    pub parts: Vec<Part>,
-}
-
-/// Whose turn it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Instructions in the middle of a conversation. They stay where they are.
-    System,
-    /// The client's, tool results included.
-    User,
-    /// The model's.
-    Assistant,
-}
-
-/// A part of a turn.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Part {
-    /// Text.
-    Text(String),
-    /// What the model thought.
-    Thinking(String),
-    /// A tool that the model called.
-    ToolCall {
-        /// Names the call.
-        id: String,
-        /// The tool.
-        name: String,
-        /// Its arguments, a JSON object as a rule.
-        arguments: Value,
-    },
-    /// What came of a call.
-    ToolResult {
-        /// The call.
-        id: String,
-        /// What the tool answered.
-        text: String,
-        /// Whether that is an error.
-        is_error: bool,
-    },
-}
-
-/// A tool.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tool {
-    /// Its name.
-    pub name: String,
-    /// What it is for; may be empty.
-    pub description: String,
-    /// The JSON schema of its arguments, properties in the client's order.
-    pub schema: Value,
-    /// Whether arguments must fit the schema in every point, so that a schema that cannot be enforced is an error. The
-    /// others are enforced as far as that goes.
-    pub strict: bool,
-    /// The field of the request that has the schema, for errors.
-    pub field: String,
-}
-
-/// Which tools the model may call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum ToolChoice {
-    /// Any or none.
-    #[default]
-    Auto,
-    /// None.
-    None,
-    /// At least one.
-    Any,
-    /// This one and no other.
-    Named(String),
 }
 
 /// How tokens are picked. None is the model's own default, or else the neutral value.

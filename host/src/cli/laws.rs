@@ -24,12 +24,12 @@ use super::{
     reply::Reply,
 };
 use crate::config;
+use pensieve_prompt::Model;
 use pensieve_protocol::{
     card::Card,
     checkpoint::CheckpointName,
     manifest::{Claim, Manifest},
 };
-use pensieve_server::prompt::Scripts;
 use pensieve_worker::plugin::{self, HostServices, LoadedPlugin};
 
 /// Blocks that the laws have use for, with some to spare.
@@ -235,8 +235,8 @@ fn tokenizer(card: Card) -> Result<Verdict, CliError> {
     let outcome = if card.tokenizer.is_empty() {
         LawOutcome::Noted { what: "the card has no tokenizer: the model can be loaded, and not served".into() }
     } else {
-        match super::runtime()?.block_on(Scripts::default().of(&Arc::new(card))) {
-            Ok(_) => LawOutcome::Exact,
+        match Model::try_card(card) {
+            Ok(()) => LawOutcome::Exact,
             Err(failure) => LawOutcome::Broken {
                 what: failure.message,
                 hint: "the card's tokenizer is the text of a tokenizer.json, and its chat template is Jinja".into(),

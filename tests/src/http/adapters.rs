@@ -208,7 +208,9 @@ fn worker_kib(server: &Server) -> u64 {
     let of_server = |entry: &fs::DirEntry| {
         let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
         let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
-        parent == Some(server.pid())
+        let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let verb = arguments.split(|byte| *byte == 0).nth(1);
+        parent == Some(server.pid()) && verb == Some(b"worker")
     };
     let mut workers = fs::read_dir("/proc").unwrap().flatten().filter(of_server);
     let status = fs::read_to_string(workers.next().unwrap().path().join("status")).unwrap();

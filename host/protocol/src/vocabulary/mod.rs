@@ -15,6 +15,8 @@ mod tests;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use document::{Decoding, Document};
 
 /// How many tokens a vocabulary may have.
@@ -28,6 +30,8 @@ const TEXT_BYTES_MIN: usize = 256 << 10;
 const NORMALIZED_FACTOR: usize = 4;
 
 /// The bytes of every token, which tokens are special, and which end a turn.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(try_from = "Table")]
 pub struct Vocabulary {
     bytes: Vec<u8>,
     /// Where each token's bytes end in `bytes`; they begin where those of the token before end.
@@ -35,6 +39,16 @@ pub struct Vocabulary {
     special: Vec<bool>,
     end_of_turn: Vec<u32>,
     /// The most bytes of a text that one token may stand for.
+    token_bytes_max: usize,
+}
+
+/// A vocabulary as it comes from another process.
+#[derive(Deserialize)]
+struct Table {
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+    special: Vec<bool>,
+    end_of_turn: Vec<u32>,
     token_bytes_max: usize,
 }
 
@@ -114,6 +128,28 @@ impl Vocabulary {
         &self.end_of_turn
     }
 
+    /// The text of these tokens, special ones by name.
+    pub fn text_of(&self, tokens: &[u32]) -> String {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| self.bytes(*token)).copied().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The same ids with the texts of special tokens, single bytes and these tokens only, which is all that a grammar needs
+    /// in order to be compiled.
+    #[must_use]
+    pub fn thinned(&self, kept: &[u32]) -> Self {
+        let keep = |token: u32| {
+            let bytes = self.bytes(token);
+            if bytes.len() == 1 || self.is_special(token) || kept.contains(&token) { bytes } else { &[] }
+        };
+        let mut thin = Self { bytes: Vec::new(), ends: Vec::with_capacity(self.ends.len()), ..self.clone() };
+        for token in 0..self.size() {
+            thin.bytes.extend_from_slice(keep(token));
+            thin.ends.push(thin.bytes.len() as u32);
+        }
+        thin
+    }
+
     /// At least how many tokens a text of so many bytes has.
     pub fn tokens_min(&self, text_bytes: usize) -> usize {
         if text_bytes <= TEXT_BYTES_MIN { 0 } else { text_bytes.div_ceil(self.token_bytes_max) }
@@ -133,6 +169,22 @@ impl Vocabulary {
             ends.push(end);
         }
         Ok(Self { bytes, ends, special, end_of_turn, token_bytes_max })
+    }
+}
+
+impl TryFrom<Table> for Vocabulary {
+    type Error = VocabularyError;
+
+    fn try_from(table: Table) -> Result<Self, VocabularyError> {
+        let Table { bytes, ends, special, end_of_turn, token_bytes_max } = table;
+        let in_order = ends.is_sorted() && ends.last().is_some_and(|end| *end as usize == bytes.len());
+        let size = ends.len();
+        let known = end_of_turn.iter().all(|token| (*token as usize) < size);
+        if in_order && known && special.len() == size && size <= TOKENS_MAX as usize && token_bytes_max > 0 {
+            Ok(Self { bytes, ends, special, end_of_turn, token_bytes_max })
+        } else {
+            Err(VocabularyError::new("is not told as a table of tokens"))
+        }
     }
 }
 

@@ -32,7 +32,7 @@ pub use stream::{EventStream, Update};
 
 use std::{
     collections::HashMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -98,7 +98,12 @@ pub struct Listed {
 }
 
 impl Fleet {
-    /// Opens the plugin folders and waits for requests; no model is loaded before it is stats_request for.
+    /// This program, which runs in children under other verbs.
+    pub fn program(&self) -> &Path {
+        &self.config.plugins.program
+    }
+
+    /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
     pub async fn start(config: Config) -> Result<Self, Refusal> {
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
         let prober = Prober {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    convention::{Convention, Conventions, Dialect},
-    formats::{Format as CallFormat, Parser, Rules, Thoughts},
-    generation::{Generation, Reader},
+    convention::{Convention, Conventions, ToolDialect},
+    formats::{OutputFormat, Rules, Thoughts, ToolParser},
+    generation::{AnswerReader, Generation},
+    pool::Pool,
     sampling, size,
 };
 use crate::{
@@ -62,7 +63,8 @@ struct Prompt {
 impl Chats {
     /// Serves this fleet.
     pub fn new(fleet: Arc<Fleet>) -> Self {
-        Self { fleet, conventions: Conventions::default() }
+        let pool = Pool::new(fleet.program().to_path_buf());
+        Self { fleet, conventions: Conventions::new(pool) }
     }
 
     /// The fleet behind it.
@@ -74,7 +76,7 @@ impl Chats {
     /// [`FailureCode::TooLong`] with the message `prompt is too long: N tokens > M maximum`.
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
         let known = self.fleet.known(&request.model).await?;
-        let convention = self.conventions.of(&known.card).await?;
+        let convention = self.conventions.of(&known).await?;
         let maximum = known.context.saturating_sub(1);
         size::check(&request.input, &convention.vocabulary, maximum)?;
         let answer = match request.format {
@@ -87,6 +89,9 @@ impl Chats {
         if input_tokens > maximum {
             let message = format!("prompt is too long: {count} tokens > {maximum} maximum");
             return Err(Failure::new(FailureCode::TooLong, message));
+        }
+        if let Some(spec) = &prompt.spec {
+            convention.prompter.try_grammar(request.client.id, spec).await?;
         }
         let room = known.context - input_tokens;
         let job = Job {
@@ -124,7 +129,7 @@ impl Chats {
     /// Tokens of a request's prompt, exactly. One that does not fit is counted all the same, unless its bytes alone tell.
     pub async fn count(&self, request: Request) -> Result<u32, Failure> {
         let known = self.fleet.known(&request.model).await?;
-        let convention = self.conventions.of(&known.card).await?;
+        let convention = self.conventions.of(&known).await?;
         size::check(&request.input, &convention.vocabulary, known.context.saturating_sub(1))?;
         let prompt = write(&convention, &known, request.input, None).await?;
         Ok(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
@@ -158,13 +163,13 @@ impl Prepared {
     /// Queues it.
     pub fn start(self) -> Result<Generation, Failure> {
         let Reading { is_taught, tools, thoughts } = self.reading;
-        let Dialect { format, markers } = if is_taught { &self.convention.taught } else { &self.convention.own };
-        let format = CallFormat {
+        let ToolDialect { format, markers } = if is_taught { &self.convention.taught } else { &self.convention.own };
+        let format = OutputFormat {
             calls: format.calls.clone().filter(|_| !tools.is_empty()),
             reasoning: format.reasoning.clone().filter(|_| thoughts != Thoughts::Never),
         };
-        let reader = Reader {
-            parser: Parser::new(&format, tools, thoughts),
+        let reader = AnswerReader {
+            parser: ToolParser::new(&format, tools, thoughts),
             markers: markers.within(&format),
             vocabulary: self.convention.vocabulary.clone(),
             logprobs: self.job.logprobs.is_some(),
@@ -185,7 +190,7 @@ async fn write(
 ) -> Result<Prompt, Failure> {
     let tokens = match input {
         Input::Chat(conversation) => return converse(convention, conversation, answer).await,
-        Input::Text(text) => convention.script.write_text(text).await?,
+        Input::Text(text) => convention.prompter.text(text).await?,
         Input::Tokens(tokens) => tokens,
     };
     let size = known.card.vocabulary;
@@ -213,8 +218,8 @@ async fn converse(
     let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant);
     let (dialect, in_words) = convention.dialect(&mut conversation);
     let is_taught = in_words.is_some();
-    let tokens = convention.script.write(&Arc::new(conversation), in_words).await?;
-    let tail = convention.script.tokens.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
+    let tokens = convention.prompter.conversation(conversation, in_words).await?;
+    let tail = convention.vocabulary.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
     let thoughts = match dialect.format.thoughts(&tail) {
         // An answer that has begun thinks no more.
         Thoughts::Possible if continues => Thoughts::Never,

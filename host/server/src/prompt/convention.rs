@@ -1,16 +1,18 @@
-//! What is known of a model before a request: its script (template and tokenizer), what its tokens stand for, and how it
-//! writes what is not text. Made once per card and kept for the models used lately.
+//! What is known of a model before a request: where its prompts become tokens, what its tokens stand for, and how it writes
+//! what is not text. Made once per card and kept for the models that were used last.
 
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use tokio::sync::OnceCell;
+
 use super::{
-    formats::{Format, Markers, instruction},
-    script::{Script, Scripts},
+    formats::{Markers, OutputFormat, instruction},
+    pool::{Model, Pool, Prompter},
 };
-use crate::chat::Conversation;
+use crate::{chat::Conversation, fleet::Known};
 use pensieve_protocol::{
     card::Card,
     job::{Failure, FailureCode},
@@ -27,12 +29,12 @@ const END_OF_TURN: [&str; 7] =
 /// A model's convention.
 #[derive(Debug)]
 pub(super) struct Convention {
-    pub script: Arc<Script>,
+    pub prompter: Arc<Prompter>,
     pub vocabulary: Arc<Vocabulary>,
     /// How it writes calls if its template tells it of tools.
-    pub own: Dialect,
+    pub own: ToolDialect,
     /// How it writes them if it is told in words.
-    pub taught: Dialect,
+    pub taught: ToolDialect,
     /// Whether its template tells it of tools in a way that is known.
     pub knows_tools: bool,
     /// Tokens that end its turn, besides those that the card names.
@@ -41,81 +43,84 @@ pub(super) struct Convention {
 
 /// A format, and the special tokens in it.
 #[derive(Debug)]
-pub(super) struct Dialect {
-    pub format: Format,
+pub(super) struct ToolDialect {
+    pub format: OutputFormat,
     pub markers: Markers,
 }
 
-/// The conventions of the models used lately.
-#[derive(Debug, Default)]
+/// The conventions of the models that were used last.
+#[derive(Debug)]
 pub(super) struct Conventions {
-    scripts: Scripts,
-    kept: Mutex<VecDeque<(Arc<Card>, Arc<Convention>)>>,
+    pool: Arc<Pool>,
+    kept: Mutex<VecDeque<(Arc<Card>, Arc<Entry>)>>,
+}
+
+/// A model's place, in which several requests find the one convention that the first of them waits for.
+#[derive(Debug)]
+struct Entry {
+    prompter: Arc<Prompter>,
+    convention: OnceCell<Arc<Convention>>,
 }
 
 impl Conventions {
-    /// The convention of a card.
-    pub async fn of(&self, card: &Arc<Card>) -> Result<Arc<Convention>, Failure> {
-        if let Some(found) = self.find(card) {
-            return Ok(found);
-        }
-        let script = self.scripts.of(card).await?;
-        let of = card.clone();
-        let made = tokio::task::spawn_blocking(move || Convention::new(&of, script)).await;
-        let made = made.map_err(|_| Failure::new(FailureCode::Plugin, "the model's tokenizer cannot be read"))??;
-        let made = Arc::new(made);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push_front((card.clone(), made.clone()));
-        kept.truncate(KEPT_MAX);
-        Ok(made)
+    /// Conventions of models whose prompts become tokens in these processes.
+    pub fn new(pool: Arc<Pool>) -> Self {
+        Self { pool, kept: Mutex::default() }
     }
 
-    fn find(&self, card: &Arc<Card>) -> Option<Arc<Convention>> {
+    /// The convention of a model.
+    pub async fn of(&self, known: &Known) -> Result<Arc<Convention>, Failure> {
+        let entry = self.entry(known);
+        let make = || async {
+            let model = entry.prompter.model().await?;
+            Convention::new(&known.card, model, entry.prompter.clone()).map(Arc::new)
+        };
+        entry.convention.get_or_try_init(make).await.cloned()
+    }
+
+    fn entry(&self, known: &Known) -> Arc<Entry> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = kept.iter().position(|(known, _)| Arc::ptr_eq(known, card) || known == card)?;
-        let found = kept.remove(place)?;
-        let convention = found.1.clone();
-        kept.push_front(found);
-        Some(convention)
+        let is_it = |(card, _): &(Arc<Card>, _)| Arc::ptr_eq(card, &known.card) || *card == known.card;
+        let found = kept.iter().position(is_it).and_then(|place| kept.remove(place));
+        let entry = found.map_or_else(
+            || {
+                let prompter = self.pool.prompter(&known.id, &known.card);
+                Arc::new(Entry { prompter, convention: OnceCell::new() })
+            },
+            |(_, entry)| entry,
+        );
+        kept.push_front((known.card.clone(), entry.clone()));
+        kept.truncate(KEPT_MAX);
+        entry
     }
 }
 
 impl Convention {
-    fn new(card: &Card, script: Arc<Script>) -> Result<Self, Failure> {
-        let vocabulary = Vocabulary::new(&card.tokenizer, card.vocabulary, &known(&card.eos, card.vocabulary));
-        let vocabulary = vocabulary.map_err(|error| {
-            Failure::new(FailureCode::Unsupported, format!("this model's texts cannot be read: {error}"))
-        })?;
-        let special = |name: &str| {
-            (0..vocabulary.size())
-                .find(|token| vocabulary.is_special(*token) && vocabulary.bytes(*token) == name.as_bytes())
-        };
-        let added = &script.tokens.specials().added;
-        let has_token = |name: &str| added.iter().any(|(text, _)| text == name);
-        let format = Format::of(&card.formats, Some(script.template.source()), has_token);
+    fn new(card: &Card, model: &Model, prompter: Arc<Prompter>) -> Result<Self, Failure> {
+        let vocabulary = model.vocabulary.clone();
+        let named = |token: &u32, name: &str| vocabulary.bytes(*token) == name.as_bytes();
+        let special =
+            |name: &str| (0..vocabulary.size()).find(|token| vocabulary.is_special(*token) && named(token, name));
+        let has_token = |name: &str| (0..vocabulary.size()).any(|token| named(&token, name));
+        let format = OutputFormat::of(&card.formats, card.chat_template.as_deref(), has_token);
         let format = format.map_err(|error| Failure::new(FailureCode::Plugin, format!("the model's card: {error}")))?;
         let taught = instruction::format(format.reasoning.clone());
         Ok(Self {
-            knows_tools: format.calls.is_some() && script.template.takes_tools(),
+            knows_tools: format.calls.is_some() && model.takes_tools,
             end_of_turn: END_OF_TURN.iter().filter_map(|name| special(name)).collect(),
-            own: Dialect { markers: Markers::of(&format, &vocabulary), format },
-            taught: Dialect { markers: Markers::of(&taught, &vocabulary), format: taught },
-            vocabulary: Arc::new(vocabulary),
-            script,
+            own: ToolDialect { markers: Markers::of(&format, &vocabulary), format },
+            taught: ToolDialect { markers: Markers::of(&taught, &vocabulary), format: taught },
+            vocabulary,
+            prompter,
         })
     }
 
     /// How calls are written in a conversation, and the words that its tools are put into, if they need to be.
-    pub fn dialect(&self, conversation: &mut Conversation) -> (&Dialect, Option<String>) {
+    pub fn dialect(&self, conversation: &mut Conversation) -> (&ToolDialect, Option<String>) {
         if self.knows_tools || conversation.tools.is_empty() {
             return (&self.own, None);
         }
         let tools = std::mem::take(&mut conversation.tools);
         (&self.taught, Some(instruction::words(&tools)))
     }
-}
-
-/// Ids beyond the vocabulary can never come.
-fn known(eos: &[u32], size: u32) -> Vec<u32> {
-    eos.iter().copied().filter(|token| *token < size).collect()
 }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    formats::{Markers, Parser, Weave},
+    formats::{MarkerWeaver, Markers, ToolParser},
     measures::Measures,
 };
 use crate::{
@@ -20,8 +20,8 @@ use pensieve_protocol::{
 #[derive(Debug)]
 pub struct Generation {
     stream: EventStream,
-    reader: Reader,
-    weave: Weave,
+    reader: AnswerReader,
+    weave: MarkerWeaver,
     measures: Measures,
     /// Log-probabilities of tokens of which it is open whether they are text.
     likelihoods: Vec<TokenLikelihood>,
@@ -30,8 +30,8 @@ pub struct Generation {
 
 /// What it takes to read an answer.
 #[derive(Debug)]
-pub(super) struct Reader {
-    pub parser: Parser,
+pub(super) struct AnswerReader {
+    pub parser: ToolParser,
     pub markers: Markers,
     pub vocabulary: Arc<Vocabulary>,
     pub logprobs: bool,
@@ -40,11 +40,11 @@ pub(super) struct Reader {
 }
 
 impl Generation {
-    pub(super) fn new(stream: EventStream, model: &str, reader: Reader) -> Self {
+    pub(super) fn new(stream: EventStream, model: &str, reader: AnswerReader) -> Self {
         Self {
             stream,
             reader,
-            weave: Weave::default(),
+            weave: MarkerWeaver::default(),
             measures: Measures::begin(model),
             likelihoods: Vec::new(),
             ready: VecDeque::new(),

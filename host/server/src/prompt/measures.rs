@@ -18,7 +18,7 @@ use tracing::Span;
 
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 
-/// Tells whoever reads the figures what they are.
+/// Describes the figures for the metrics page.
 pub fn describe() {
     describe_counter!("pensieve_requests_total", "Answers that have ended, by model and outcome.");
     describe_gauge!("pensieve_requests_active", "Answers that wait or are being written.");

@@ -28,7 +28,7 @@ const ORDER: [&str; 12] = [
     "seeded",
     "greedy",
 ];
-/// How likely a token must be beside the best one where nobody says anything.
+/// How likely a token must be beside the best one where neither the client nor the configuration says anything.
 const MIN_P: f64 = 0.05;
 
 /// The chain for one request to a model with this chain of its own.

@@ -1,8 +1,7 @@
-//! What went wrong in a plugin, an adapter or a grammar, as the failure that a job ends with.
+//! What went wrong in a plugin or an adapter, as the failure that a job ends with.
 
 use std::path::Path;
 
-use crate::grammar::GrammarError;
 use pensieve_plugin_api as api;
 use pensieve_protocol::job::{Failure, FailureCode};
 
@@ -33,15 +32,4 @@ pub fn text_of(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", path.display())).with_help("rename it")
     })
-}
-
-/// What is said of a grammar that is not enforced.
-pub fn of_grammar(error: &GrammarError) -> Failure {
-    let code = match error {
-        GrammarError::At(field, error) => return of_grammar(error).at(field),
-        GrammarError::Busy => FailureCode::Busy,
-        GrammarError::Unsupported(_) => FailureCode::Unsupported,
-        GrammarError::Invalid(_) | GrammarError::TooLarge(_) | GrammarError::Deadline { .. } => FailureCode::Invalid,
-    };
-    Failure::new(code, error.to_string())
 }

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{failures, sequence::Text};
+use super::sequence::Text;
 use crate::grammar::{Compiler, Compiling, Constraint, Masks};
 use pensieve_protocol::grammar::Spec;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
@@ -44,7 +44,7 @@ pub struct Ready {
 impl Grammars {
     /// Begins to compile a job's grammar; the job waits here meanwhile.
     pub fn begin(&mut self, job: Job, spec: &Spec, text: &Text) -> Result<(), Failure> {
-        let compiling = self.compiler(text)?.begin(spec).map_err(|error| failures::of_grammar(&error))?;
+        let compiling = self.compiler(text)?.begin(spec).map_err(|error| error.failure())?;
         self.waiting.push(Waiting { job, since: Instant::now(), compiling });
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Grammars {
             match waiting.compiling.poll() {
                 None if !overdue => place += 1,
                 result => {
-                    let constraint = result.transpose().map_err(|error| failures::of_grammar(&error));
+                    let constraint = result.transpose().map_err(|error| error.failure());
                     ready.push(Ready { job: self.waiting.remove(place).job, waited, constraint });
                 }
             }

@@ -201,7 +201,7 @@ impl Sequence {
 /// A sequence that left its grammar, or whose grammar allows nothing.
 fn astray(error: &ConstraintError) -> Failure {
     if let Some(fault) = error.fault() {
-        return super::failures::of_grammar(&fault);
+        return fault.failure();
     }
     Failure::new(FailureCode::Internal, format!("the grammar cannot be kept to: {error}"))
 }

@@ -21,7 +21,8 @@ use super::{
     rules::Rules,
     source::{self, Source},
 };
-use pensieve_protocol::grammar::Spec;
+use pensieve_protocol::grammar::{Marker, Spec};
+use pensieve_protocol::job::Failure;
 use pensieve_protocol::vocabulary::Vocabulary;
 
 /// How many threads compile at a time.
@@ -64,6 +65,25 @@ struct Job {
     source: Source,
     slot: Arc<Slot>,
     deadline: Instant,
+}
+
+/// Compiles a grammar on this thread and forgets it: a process that is limited finds out in the worker's place whether it can
+/// be compiled at all. The worker's own tokens make no difference to that, so only a few of them are taken. Needs a stack
+/// of some hundred megabytes.
+pub fn try_compile(vocabulary: &Arc<Vocabulary>, spec: &Spec) -> Result<(), Failure> {
+    let compile = || {
+        limits::check(spec)?;
+        let markers = spec.rules.iter().flat_map(|rule| rule.open.iter().chain(&rule.close));
+        let kept: Vec<u32> =
+            markers.filter_map(|marker| if let Marker::Token(token) = marker { Some(*token) } else { None }).collect();
+        let vocabulary = Arc::new(TokenTrie::new(Arc::new(vocabulary.thinned(&kept))));
+        let shared = Shared { vocabulary, factory: OnceLock::new(), limit: Duration::MAX, state: Mutex::default() };
+        spec.rules.iter().try_for_each(|rule| {
+            let compiled = shared.compile_or_relax(&Source::of(rule));
+            compiled.map(drop).map_err(|error| error.at(&rule.field))
+        })
+    };
+    compile().map_err(|error| error.failure())
 }
 
 impl Compiler {
@@ -167,17 +187,20 @@ impl Shared {
     fn help(&self, id: u64) {
         while let Some(job) = self.next(id) {
             if Instant::now() >= job.deadline {
-                // Nobody waits any more, and the next request deserves a try.
+                // No request waits any more, and the next one deserves a try.
                 self.state().cache.remove(&job.source);
                 job.slot.fill(Err(GrammarError::Busy));
                 continue;
             }
-            let compiled = self.compile(&job.source).or_else(|error| {
-                let relaxed = job.source.relaxed(error, |part| self.compile(part).map(drop))?;
-                self.compile(&relaxed)
-            });
-            job.slot.fill(compiled);
+            job.slot.fill(self.compile_or_relax(&job.source));
         }
+    }
+
+    fn compile_or_relax(&self, source: &Source) -> Result<Template, GrammarError> {
+        self.compile(source).or_else(|error| {
+            let relaxed = source.relaxed(error, |part| self.compile(part).map(drop))?;
+            self.compile(&relaxed)
+        })
     }
 
     fn next(&self, id: u64) -> Option<Job> {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use pensieve_protocol::job::{Failure, FailureCode};
+
 /// Why there is no constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrammarError {
@@ -26,6 +28,17 @@ impl GrammarError {
     /// Whether the fault lies with the grammar, so that a simpler one may do.
     pub fn is_of_the_grammar(&self) -> bool {
         !matches!(self, Self::Busy)
+    }
+
+    /// What the client is told.
+    pub fn failure(&self) -> Failure {
+        let code = match self {
+            Self::At(field, error) => return error.failure().at(field),
+            Self::Busy => FailureCode::Busy,
+            Self::Unsupported(_) => FailureCode::Unsupported,
+            Self::Invalid(_) | Self::TooLarge(_) | Self::Deadline { .. } => FailureCode::Invalid,
+        };
+        Failure::new(code, self.to_string())
     }
 
     /// The same about a field of the request; what is known to be about a part of it stays there.

@@ -24,7 +24,7 @@ mod token_trie;
 #[cfg(test)]
 mod tests;
 
-pub use compiler::{Compiler, Compiling};
+pub use compiler::{Compiler, Compiling, try_compile};
 pub use constraint::Constraint;
 pub use constraint_error::ConstraintError;
 pub use error::GrammarError;

@@ -11,7 +11,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Body, Calls, Format, Markers, Thoughts};
+use super::{Body, Calls, Markers, OutputFormat, Thoughts};
 use crate::chat::{Tool, ToolChoice};
 use pensieve_protocol::grammar::{Grammar, Part, Reasoning, Rule, Spec, Then, Trigger};
 
@@ -29,7 +29,7 @@ const SCHEMAS_BYTES_MAX: usize = 2 << 20;
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     /// The convention.
-    pub format: &'a Format,
+    pub format: &'a OutputFormat,
     /// The special tokens in it.
     pub markers: &'a Markers,
     /// The tools that the prompt tells of.

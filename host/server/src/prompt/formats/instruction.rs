@@ -2,12 +2,12 @@
 //! them and of how to call them. Such models write Hermes' convention, for want of one of their own; calls and results of
 //! earlier turns stand in the prompt likewise.
 
-use super::{Format, Reasoning, known};
+use super::{OutputFormat, Reasoning, known};
 use crate::chat::Tool;
 
 /// The convention that is taught.
-pub fn format(reasoning: Option<Reasoning>) -> Format {
-    Format { calls: known::hermes(), reasoning }
+pub fn format(reasoning: Option<Reasoning>) -> OutputFormat {
+    OutputFormat { calls: known::hermes(), reasoning }
 }
 
 /// What the system's text tells of tools. It does not depend on whether one must be called, so that the prompt stays the

@@ -3,9 +3,9 @@
 //! Templates write the calls of earlier turns as the model wrote them, so the markers stand in their source. Exceptions are
 //! noted. The order counts, as some conventions share a marker.
 
-use super::{Body, Calls, Format, Keys, Reasoning};
+use super::{Body, Calls, Keys, OutputFormat, Reasoning};
 
-impl Format {
+impl OutputFormat {
     /// The convention of a template. `has_token` tells whether the vocabulary has a token of that name.
     pub fn find(template: &str, has_token: impl Fn(&str) -> bool) -> Self {
         Self { calls: calls(template, has_token), reasoning: reasoning(template) }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::Format;
+use super::OutputFormat;
 use pensieve_protocol::{grammar::Marker, job::Tokens, vocabulary::Vocabulary};
 
 /// A vocabulary's special tokens that a format's markers consist of.
@@ -14,7 +14,7 @@ pub struct Markers {
 
 /// Puts markers back where they stood in the bytes of one answer, which may arrive later than the tokens.
 #[derive(Debug, Default)]
-pub struct Weave {
+pub struct MarkerWeaver {
     /// Bytes of all tokens so far, and those of them that have arrived.
     generated: u64,
     arrived: u64,
@@ -23,7 +23,7 @@ pub struct Weave {
 
 impl Markers {
     /// Finds them.
-    pub fn of(format: &Format, vocabulary: &Vocabulary) -> Self {
+    pub fn of(format: &OutputFormat, vocabulary: &Vocabulary) -> Self {
         let texts: Vec<&str> = format.markers().map(|(text, _)| text).collect();
         let named = |token: u32| {
             let name = std::str::from_utf8(vocabulary.bytes(token)).ok().filter(|name| !name.is_empty())?;
@@ -35,7 +35,7 @@ impl Markers {
 
     /// Those of them that stand in this format, which has less than the one that they were found for.
     #[must_use]
-    pub fn within(&self, format: &Format) -> Self {
+    pub fn within(&self, format: &OutputFormat) -> Self {
         let stands = |(_, name): &(&u32, &String)| format.markers().any(|(text, _)| text.contains(name.as_str()));
         let tokens = self.tokens.iter().filter(stands);
         Self { tokens: tokens.map(|(token, name)| (*token, name.clone())).collect() }
@@ -69,7 +69,7 @@ impl Markers {
     }
 }
 
-impl Weave {
+impl MarkerWeaver {
     /// The bytes of an event with the markers in their places.
     pub fn push(&mut self, tokens: &Tokens, markers: &Markers, vocabulary: &Vocabulary) -> Vec<u8> {
         for token in &tokens.ids {
@@ -109,10 +109,10 @@ mod tests {
             "model": {"vocab": {"x": 0, "yy": 1, "zzz": 2}}}"#;
         let vocabulary = Vocabulary::new(tokenizer, 5, &[]).unwrap();
         let format = r#"{"calls": {"open": "[A]", "body": {"object": {}}}}"#;
-        let format = Format::of(format, None, |_| false).unwrap();
+        let format = OutputFormat::of(format, None, |_| false).unwrap();
         let markers = Markers::of(&format, &vocabulary);
         let check = |events: &[(&[u32], &str)], expect: &str| {
-            let mut weave = Weave::default();
+            let mut weave = MarkerWeaver::default();
             let mut woven = Vec::new();
             for (ids, bytes) in events {
                 let tokens = Tokens { ids: ids.to_vec(), bytes: bytes.as_bytes().to_vec(), ..Tokens::default() };
@@ -125,6 +125,6 @@ mod tests {
         check(&[(&[0], ""), (&[3], ""), (&[1], "x"), (&[2], "yyzzz")], "x[A]yyzzz");
         check(&[(&[0, 3, 3, 1], "xy"), (&[3], "y")], "x[A][A]yy[A]");
         check(&[(&[0], ""), (&[3], ""), (&[], "")], "");
-        assert!(markers.within(&Format::default()).tokens.is_empty());
+        assert!(markers.within(&OutputFormat::default()).tokens.is_empty());
     }
 }

@@ -1,9 +1,9 @@
 //! How models write tool calls and what they think, as data.
 //!
 //! There are a handful of conventions, and each is a few words of data: what opens a call, what a call looks like, what
-//! closes it ([`Format`]). A plugin's card may give them; otherwise they are found in the chat template's source
-//! ([`Format::find`]), and where a template knows no tools a convention is taught in words ([`instruction`]). One parser
-//! ([`Parser`]) and one maker of grammars ([`Rules`]) serve all of them.
+//! closes it ([`OutputFormat`]). A plugin's card may give them; otherwise they are found in the chat template's source
+//! ([`OutputFormat::find`]), and where a template knows no tools a convention is taught in words ([`instruction`]). One parser
+//! ([`ToolParser`]) and one maker of grammars ([`Rules`]) serve all of them.
 //!
 //! As JSON, in the card's `formats`, Qwen's convention is
 //! `{"calls": {"open": "<tool_call>", "close": "</tool_call>", "body": {"object": {}}},
@@ -21,8 +21,8 @@ mod parser;
 mod tests;
 
 pub use grammar::Rules;
-pub use markers::{Markers, Weave};
-pub use parser::Parser;
+pub use markers::{MarkerWeaver, Markers};
+pub use parser::ToolParser;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -30,7 +30,7 @@ use serde_json::{Map, Value};
 /// How a model writes what is not its answer's text.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Format {
+pub struct OutputFormat {
     /// Tool calls; none if it knows no way.
     pub calls: Option<Calls>,
     /// What it thinks before it answers; none if it does not.
@@ -108,7 +108,7 @@ impl Default for Keys {
     }
 }
 
-impl Format {
+impl OutputFormat {
     /// Reads a card's `formats`; what it leaves out is found in the template.
     pub fn of(card: &str, template: Option<&str>, has_token: impl Fn(&str) -> bool) -> Result<Self, String> {
         let given: Self = if card.trim().is_empty() {

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use super::{
-    Calls, Format, Reasoning, Thoughts,
+    Calls, OutputFormat, Reasoning, Thoughts,
     body::{Body, Fed, find},
 };
 use crate::chat::Delta;
@@ -22,7 +22,7 @@ const UNDECIDED_BYTES_MAX: usize = 256 << 10;
 
 /// Reads one answer.
 #[derive(Debug)]
-pub struct Parser {
+pub struct ToolParser {
     calls: Option<Calls>,
     reasoning: Option<Reasoning>,
     tools: Arc<[String]>,
@@ -47,14 +47,14 @@ enum State {
 
 /// Whether something was done, or more bytes are needed for that.
 #[derive(PartialEq, Eq)]
-enum Progress {
+enum Step {
     Some,
     None,
 }
 
-impl Parser {
+impl ToolParser {
     /// A parser for an answer in which these tools may be called.
-    pub fn new(format: &Format, tools: Arc<[String]>, thoughts: Thoughts) -> Self {
+    pub fn new(format: &OutputFormat, tools: Arc<[String]>, thoughts: Thoughts) -> Self {
         let calls = format.calls.clone().filter(|_| !tools.is_empty());
         let reasoning = format.reasoning.clone();
         let state = match thoughts {
@@ -69,7 +69,7 @@ impl Parser {
     pub fn push(&mut self, bytes: &[u8]) -> Vec<Delta> {
         self.pending.extend_from_slice(bytes);
         let mut out = Vec::new();
-        while self.step(&mut out) == Progress::Some {}
+        while self.step(&mut out) == Step::Some {}
         if let State::Call { body, .. } = &mut self.state {
             body.flush(&mut out, false);
         }
@@ -114,7 +114,7 @@ impl Parser {
         out
     }
 
-    fn step(&mut self, out: &mut Vec<Delta>) -> Progress {
+    fn step(&mut self, out: &mut Vec<Delta>) -> Step {
         match self.state {
             State::Opening => self.open(),
             State::Thinking { begun } => self.think(begun, out),
@@ -124,25 +124,25 @@ impl Parser {
         }
     }
 
-    fn begin_text(&mut self, margin: bool) -> Progress {
+    fn begin_text(&mut self, margin: bool) -> Step {
         let start = self.calls.as_ref().is_some_and(|calls| calls.bare);
         self.state = State::Text { start, margin };
-        Progress::Some
+        Step::Some
     }
 
-    fn open(&mut self) -> Progress {
+    fn open(&mut self) -> Step {
         let Some(reasoning) = &self.reasoning else { return self.begin_text(false) };
         let (space, open) = (leading(&self.pending, u8::is_ascii_whitespace), reasoning.open.as_bytes());
         let rest = &self.pending[space..];
         if rest.starts_with(open) {
             self.pending.drain(..space + open.len());
             self.state = State::Thinking { begun: false };
-            return Progress::Some;
+            return Step::Some;
         }
-        if open.starts_with(rest) { Progress::None } else { self.begin_text(false) }
+        if open.starts_with(rest) { Step::None } else { self.begin_text(false) }
     }
 
-    fn think(&mut self, begun: bool, out: &mut Vec<Delta>) -> Progress {
+    fn think(&mut self, begun: bool, out: &mut Vec<Delta>) -> Step {
         let close = self.reasoning.as_ref().map(|reasoning| reasoning.close.as_bytes()).unwrap_or_default();
         let end = find(&self.pending, close);
         let mut upto = end.unwrap_or_else(|| self.pending.len() - overlap(&self.pending, close));
@@ -162,23 +162,23 @@ impl Parser {
             None => {
                 // White space goes if nothing was shown yet, and stays if more may follow what was.
                 self.pending.drain(..if shown > skipped { shown } else { skipped });
-                Progress::None
+                Step::None
             }
         }
     }
 
-    fn text(&mut self, start: bool, margin: bool, out: &mut Vec<Delta>) -> Progress {
+    fn text(&mut self, start: bool, margin: bool, out: &mut Vec<Delta>) -> Step {
         let Some(calls) = &self.calls else {
             let skipped = if margin { leading(&self.pending, u8::is_ascii_whitespace) } else { 0 };
             self.pending.drain(..skipped);
             self.release(whole(&self.pending), margin, out);
-            return Progress::None;
+            return Step::None;
         };
         if start {
             let between = |byte: &u8| byte.is_ascii_whitespace() || (margin && *byte == b';');
             let skipped = leading(&self.pending, between);
             match self.pending.get(skipped) {
-                None => return Progress::None,
+                None => return Step::None,
                 Some(b'{' | b'[') => {
                     let body = Box::new(Body::new(&calls.body, self.tools.clone(), true));
                     let raw = self.pending.drain(..skipped).collect();
@@ -186,7 +186,7 @@ impl Parser {
                 }
                 Some(_) => self.state = State::Text { start: false, margin },
             }
-            return Progress::Some;
+            return Step::Some;
         }
         let open = calls.open.as_bytes();
         let found = find(&self.pending, open);
@@ -199,11 +199,11 @@ impl Parser {
                 self.release(text, margin, out);
                 let raw = self.pending.drain(..lead).collect();
                 self.state = State::Call { body, raw, lead, bare: false };
-                Progress::Some
+                Step::Some
             }
             None => {
                 self.release(whole(&self.pending[..text]), margin, out);
-                Progress::None
+                Step::None
             }
         }
     }
@@ -218,8 +218,8 @@ impl Parser {
         }
     }
 
-    fn call(&mut self, out: &mut Vec<Delta>) -> Progress {
-        let State::Call { body, raw, lead, .. } = &mut self.state else { return Progress::None };
+    fn call(&mut self, out: &mut Vec<Delta>) -> Step {
+        let State::Call { body, raw, lead, .. } = &mut self.state else { return Step::None };
         for index in 0..self.pending.len() {
             let byte = self.pending[index];
             let fed = if raw.len() > UNDECIDED_BYTES_MAX { Fed::Broken } else { body.feed(byte, out) };
@@ -232,7 +232,7 @@ impl Parser {
                 Fed::Done => {
                     self.pending.drain(..=index);
                     self.state = State::Closing;
-                    return Progress::Some;
+                    return Step::Some;
                 }
                 Fed::Broken => {
                     // What was no call is looked at again, behind what made it look like one.
@@ -248,22 +248,22 @@ impl Parser {
                         show(out, &shown);
                         self.state = State::Text { start: false, margin: false };
                     }
-                    return Progress::Some;
+                    return Step::Some;
                 }
             }
         }
         self.pending.clear();
-        Progress::None
+        Step::None
     }
 
-    fn close(&mut self) -> Progress {
+    fn close(&mut self) -> Step {
         let close = self.calls.as_ref().map(|calls| calls.close.as_bytes()).unwrap_or_default();
         let space = leading(&self.pending, u8::is_ascii_whitespace);
         let rest = &self.pending[space..];
         if !close.is_empty() && rest.starts_with(close) {
             self.pending.drain(..space + close.len());
         } else if close.starts_with(rest) && !close.is_empty() {
-            return Progress::None;
+            return Step::None;
         }
         self.begin_text(true)
     }

@@ -41,7 +41,13 @@ struct Case {
 }
 
 impl Case {
-    fn new(format: &Format, choice: &ToolChoice, single: bool, answer: Option<Grammar>, thoughts: Thoughts) -> Self {
+    fn new(
+        format: &OutputFormat,
+        choice: &ToolChoice,
+        single: bool,
+        answer: Option<Grammar>,
+        thoughts: Thoughts,
+    ) -> Self {
         let vocabulary = vocabulary();
         let markers = Markers::of(format, &vocabulary);
         let answer = answer.map(|grammar| Part::new("answer", grammar));
@@ -52,7 +58,7 @@ impl Case {
         Self { vocabulary, spec, compiler }
     }
 
-    fn of(format: &Format, choice: &ToolChoice) -> Self {
+    fn of(format: &OutputFormat, choice: &ToolChoice) -> Self {
         Self::new(format, choice, false, None, Thoughts::Never)
     }
 

@@ -2,13 +2,13 @@
 
 use super::*;
 
-fn check(template: &str, expect: &Format) {
-    assert_eq!(Format::find(template, |_| false), *expect, "{template}");
+fn check(template: &str, expect: &OutputFormat) {
+    assert_eq!(OutputFormat::find(template, |_| false), *expect, "{template}");
 }
 
 #[test]
 fn templates_give_their_convention_away() {
-    check("{{ messages }}", &Format::default());
+    check("{{ messages }}", &OutputFormat::default());
     check("{{ '<tool_call>\\n' + tojson }}{{ content.split('</think>') }}", &thinking(hermes()));
     check("{{ '[TOOL_CALLS] [' }}", &mistral());
     check("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}", &new_mistral());
@@ -16,21 +16,21 @@ fn templates_give_their_convention_away() {
     check("{{ '<|start_header_id|>' }}{{ '{\"name\": ' }}{{ '\"parameters\": ' }}", &llama());
     check("{{ '<function=' + name + '>' }}", &functionary());
     let phi_template = "{{ '<|' + role + '|>' + content + '<|tool|>' + tools + '<|/tool|>' }}";
-    assert_eq!(Format::find(phi_template, |token| token == "<|/tool_call|>"), phi());
+    assert_eq!(OutputFormat::find(phi_template, |token| token == "<|/tool_call|>"), phi());
     // Tags around parameters are no JSON, and nothing that is read here.
-    assert_eq!(Format::find("<tool_call><function=x><parameter=y>", |_| true).calls, None);
+    assert_eq!(OutputFormat::find("<tool_call><function=x><parameter=y>", |_| true).calls, None);
 }
 
 #[test]
 fn a_cards_word_counts_more_than_what_is_found() {
     let template = Some("<tool_call> </think>");
-    assert_eq!(Format::of("", template, |_| false).unwrap(), thinking(hermes()));
+    assert_eq!(OutputFormat::of("", template, |_| false).unwrap(), thinking(hermes()));
     let card = r#"{"calls": {"open": "[TOOL_CALLS]", "body": {"named": {"arguments": "[ARGS]", "id": "[CALL_ID]"}}}}"#;
-    assert_eq!(Format::of(card, template, |_| false).unwrap(), thinking(new_mistral()));
+    assert_eq!(OutputFormat::of(card, template, |_| false).unwrap(), thinking(new_mistral()));
     let card = r#"{"calls": {"open": "<tool_call>", "close": "</tool_call>", "body": {"object": {}}}}"#;
-    assert_eq!(Format::of(card, None, |_| false).unwrap(), hermes());
+    assert_eq!(OutputFormat::of(card, None, |_| false).unwrap(), hermes());
     for wrong in ["[]", r#"{"calls": {"open": "", "body": {"object": {}}}}"#, r#"{"call": {}}"#, "{"] {
-        assert!(Format::of(wrong, None, |_| false).unwrap_err().starts_with("its formats"), "{wrong}");
+        assert!(OutputFormat::of(wrong, None, |_| false).unwrap_err().starts_with("its formats"), "{wrong}");
     }
 }
 

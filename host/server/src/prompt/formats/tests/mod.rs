@@ -6,39 +6,39 @@ mod parsing;
 
 use super::*;
 
-fn format(open: &str, close: &str, body: Body) -> Format {
+fn format(open: &str, close: &str, body: Body) -> OutputFormat {
     let calls = Calls { open: open.into(), close: close.into(), bare: false, body };
-    Format { calls: Some(calls), reasoning: None }
+    OutputFormat { calls: Some(calls), reasoning: None }
 }
 
-fn hermes() -> Format {
+fn hermes() -> OutputFormat {
     format("<tool_call>", "</tool_call>", Body::Object(Keys::default()))
 }
 
-fn thinking(format: Format) -> Format {
+fn thinking(format: OutputFormat) -> OutputFormat {
     let reasoning = Reasoning { open: "<think>".into(), close: "</think>".into() };
-    Format { reasoning: Some(reasoning), ..format }
+    OutputFormat { reasoning: Some(reasoning), ..format }
 }
 
-fn llama() -> Format {
+fn llama() -> OutputFormat {
     let keys = Keys { name: "name".into(), arguments: "parameters".into() };
     let mut format = format("<|python_tag|>", "", Body::Object(keys));
     format.calls.as_mut().unwrap().bare = true;
     format
 }
 
-fn mistral() -> Format {
+fn mistral() -> OutputFormat {
     format("[TOOL_CALLS]", "", Body::List(Keys::default()))
 }
 
-fn new_mistral() -> Format {
+fn new_mistral() -> OutputFormat {
     format("[TOOL_CALLS]", "", Body::Named { arguments: "[ARGS]".into(), id: "[CALL_ID]".into() })
 }
 
-fn phi() -> Format {
+fn phi() -> OutputFormat {
     format("<|tool_call|>", "<|/tool_call|>", Body::List(Keys::default()))
 }
 
-fn functionary() -> Format {
+fn functionary() -> OutputFormat {
     format("<function=", "</function>", Body::Named { arguments: ">".into(), id: String::new() })
 }

@@ -26,9 +26,9 @@ fn joined(deltas: &[Delta]) -> Vec<String> {
     joined
 }
 
-fn read(format: &Format, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec<String> {
+fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec<String> {
     let tools: Vec<String> = vec!["Bash".into(), "read_file".into()];
-    let mut parser = Parser::new(format, tools.into(), thoughts);
+    let mut parser = ToolParser::new(format, tools.into(), thoughts);
     let mut deltas = Vec::new();
     for piece in pieces {
         deltas.extend(parser.push(piece));
@@ -38,7 +38,7 @@ fn read(format: &Format, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec
 }
 
 /// Whole, byte by byte, in two at every place, and in random pieces: always the same.
-fn check_from(format: &Format, thoughts: Thoughts, answer: &[u8], cut: bool, expect: &[&str]) {
+fn check_from(format: &OutputFormat, thoughts: Thoughts, answer: &[u8], cut: bool, expect: &[&str]) {
     let shown = String::from_utf8_lossy(answer);
     assert_eq!(read(format, thoughts, &[answer], cut), expect, "{shown}");
     let single: Vec<&[u8]> = answer.chunks(1).collect();
@@ -59,7 +59,7 @@ fn check_from(format: &Format, thoughts: Thoughts, answer: &[u8], cut: bool, exp
     }
 }
 
-fn check(format: &Format, answer: &str, expect: &[&str]) {
+fn check(format: &OutputFormat, answer: &str, expect: &[&str]) {
     let thoughts = if format.reasoning.is_some() { Thoughts::Possible } else { Thoughts::Never };
     check_from(format, thoughts, answer.as_bytes(), false, expect);
 }
@@ -68,7 +68,7 @@ fn check(format: &Format, answer: &str, expect: &[&str]) {
 fn text_is_text() {
     check(&hermes(), "", &[]);
     check(&hermes(), " Größe: 日本 < 3 <tool\n\n", &["T: Größe: 日本 < 3 <tool\n\n"]);
-    check(&Format::default(), "<tool_call> \n", &["T:<tool_call> \n"]);
+    check(&OutputFormat::default(), "<tool_call> \n", &["T:<tool_call> \n"]);
     check_from(&hermes(), Thoughts::Never, b"a \xff\xe6\x97 b\xe6\x97", false, &["T:a \u{fffd}\u{fffd} b\u{fffd}"]);
 }
 
@@ -124,10 +124,11 @@ fn an_answer_that_is_cut_short_shows_no_half_markers() {
     cut("so <tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"a\": \"é", &["T:so", "C:Bash {\"a\": \"é"]);
     cut("1 <", &["T:1 <"]);
     // Nor half characters.
-    let half =
-        |format: &Format, thoughts, text: &[u8], expect: &[&str]| check_from(format, thoughts, text, true, expect);
+    let half = |format: &OutputFormat, thoughts, text: &[u8], expect: &[&str]| {
+        check_from(format, thoughts, text, true, expect)
+    };
     half(&hermes(), Thoughts::Never, b"so \xe6\x97", &["T:so "]);
-    half(&Format::default(), Thoughts::Never, b"\xf0\x9f\xab", &[]);
+    half(&OutputFormat::default(), Thoughts::Never, b"\xf0\x9f\xab", &[]);
     half(&thinking(hermes()), Thoughts::Begun, b"so\xe6", &["R:so"]);
     half(
         &hermes(),
@@ -250,7 +251,7 @@ fn random_answers_come_out_the_same_however_they_are_cut() {
 
 #[test]
 fn arguments_leave_as_they_come() {
-    let mut parser = Parser::new(&hermes(), vec!["Bash".into()].into(), Thoughts::Never);
+    let mut parser = ToolParser::new(&hermes(), vec!["Bash".into()].into(), Thoughts::Never);
     assert_eq!(parser.push(b"<tool_call>{\"name\": \"Bash\", \"arguments\":"), []);
     let begun = parser.push(b" {\"comm");
     assert!(

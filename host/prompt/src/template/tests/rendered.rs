@@ -2,7 +2,7 @@
 //! conversations that they would refuse.
 
 use super::*;
-use crate::prompt::template::habits::Calls;
+use crate::template::traits::Calls;
 
 /// A template of the fixtures, and what transformers made of it.
 struct Case {
@@ -80,7 +80,7 @@ fn trials_find_out_what_a_template_takes() {
     for Case { name, template, facts, .. } in cases() {
         let is = |value: &Json, key: &str| value[key].as_bool().unwrap();
         let calls = &facts["calls"];
-        let expect = Habits {
+        let expect = TemplateTraits {
             takes_system: is(&facts, "system"),
             content_parts: is(&facts, "parts"),
             alternates: is(&facts, "alternates"),
@@ -94,7 +94,7 @@ fn trials_find_out_what_a_template_takes() {
                 user_after_result: is(calls, "user_after_result"),
             }),
         };
-        assert_eq!(template.habits, expect, "{name}");
+        assert_eq!(template.traits, expect, "{name}");
     }
 }
 

@@ -5,8 +5,11 @@
 
 use serde_json::{Value, json};
 
-use super::messages;
-use crate::chat::Tool;
+use super::{
+    messages,
+    traits::{Calls, TemplateTraits},
+};
+use pensieve_protocol::conversation::Tool;
 
 const SYSTEM: &str = "zqsystem";
 const ASKED: &str = "zqasked";
@@ -22,48 +25,16 @@ const BACK: &str = "zqback";
 const LONG_IDS: [&str; 2] = ["call_zq0123456789", "call_zq9876543210"];
 const SHORT_IDS: [&str; 2] = ["zq0123456", "zq6543210"];
 
-/// What a template takes as it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Habits {
-    /// A system message, which it shows in the same place however the conversation goes on.
-    pub takes_system: bool,
-    /// It wants texts as lists of parts.
-    pub content_parts: bool,
-    /// It wants users and assistants to take turns.
-    pub alternates: bool,
-    /// It wants the user to begin.
-    pub user_first: bool,
-    /// It tells the model of tools.
-    pub takes_tools: bool,
-    /// How it takes calls and their results; none if it does not.
-    pub calls: Option<Calls>,
-}
-
-/// How a template takes calls.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Calls {
-    /// With ids of nine letters and digits.
-    pub short_ids: bool,
-    /// With arguments as JSON text rather than an object.
-    pub arguments_as_text: bool,
-    /// Several in one answer.
-    pub parallel: bool,
-    /// With text before them.
-    pub beside_text: bool,
-    /// With words of the user right after the results.
-    pub user_after_result: bool,
-}
-
 /// Tries templates out: messages and tools to a text, or nothing where it raises.
 pub(super) trait Trial: Fn(&[Value], &Value) -> Option<String> {}
 
 impl<T: Fn(&[Value], &Value) -> Option<String>> Trial for T {}
 
-impl Habits {
+impl TemplateTraits {
     /// Finds out.
     pub fn of(render: impl Trial) -> Self {
         let none = Value::Null;
-        let mut habits = Self {
+        let mut traits = Self {
             takes_system: false,
             content_parts: false,
             alternates: false,
@@ -72,11 +43,11 @@ impl Habits {
             calls: None,
         };
         let shows = |messages: &[Value], words: &[&str]| has_all(&render(messages, &none), words);
-        if !shows(&[habits.user(ASKED)], &[ASKED]) {
-            habits.content_parts = true;
-            habits.content_parts = shows(&[habits.user(ASKED)], &[ASKED]);
+        if !shows(&[traits.user(ASKED)], &[ASKED]) {
+            traits.content_parts = true;
+            traits.content_parts = shows(&[traits.user(ASKED)], &[ASKED]);
         }
-        let say = |role: &str, text: &str| json!({ "role": role, "content": messages::content(text, &habits) });
+        let say = |role: &str, text: &str| json!({ "role": role, "content": messages::content(text, &traits) });
         let (asked, again, said) = (say("user", ASKED), say("user", AGAIN), say("assistant", SAID));
         let system = say("system", SYSTEM);
         let is_fine = |messages: &[Value], words: &[&str]| shows(messages, words);
@@ -116,7 +87,7 @@ impl Habits {
             ]);
         }
         let takes_system = opening.is_some() && longer.iter().all(|messages| before(messages) == opening);
-        Self { takes_system, alternates, user_first, takes_tools, calls, ..habits }
+        Self { takes_system, alternates, user_first, takes_tools, calls, ..traits }
     }
 
     fn user(&self, text: &str) -> Value {

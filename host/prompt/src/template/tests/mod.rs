@@ -8,10 +8,8 @@ mod words;
 use std::{fs, path::Path};
 
 use super::*;
-use crate::{
-    chat::{Part, Tool, Turn},
-    prompt::tokens::Specials,
-};
+use crate::tokens::Specials;
+use pensieve_protocol::conversation::{Part, Tool, Turn};
 
 /// A file of `tests/fixtures/templates`.
 fn file(name: &str) -> String {

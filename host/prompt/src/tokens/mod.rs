@@ -14,7 +14,7 @@ mod cache;
 #[cfg(test)]
 mod tests;
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use tokenizers::{
     Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer, Token, Tokenizer,
@@ -22,10 +22,10 @@ use tokenizers::{
 };
 
 use self::{added::Added, cache::Cache};
-use super::template::Rendered;
+use crate::rendered::Rendered;
 use pensieve_protocol::{
-    card::Card,
     job::{Failure, FailureCode},
+    prompt::Tokenizer as Document,
 };
 
 /// Stands before a stretch that does not open the text, so that no tokenizer takes it for the beginning.
@@ -55,14 +55,14 @@ pub(crate) struct Specials {
 }
 
 impl Tokens {
-    /// Reads the tokenizer of this card.
-    pub fn of(card: &Card) -> Result<Arc<Self>, Failure> {
-        let tokenizer = Tokenizer::from_bytes(card.tokenizer.as_bytes()).map_err(|error| unusable(&error))?;
+    /// Reads a tokenizer.
+    pub fn of(document: &Document) -> Result<Self, Failure> {
+        let tokenizer = Tokenizer::from_bytes(document.json.as_bytes()).map_err(|error| unusable(&error))?;
         let all = tokenizer.get_added_tokens_decoder();
         let mut added: Vec<_> = all.values().map(|token| (token.content.clone(), token.special)).collect();
         added.sort();
         let text = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).unwrap_or_default();
-        let specials = Specials { bos: text(card.bos), eos: text(card.eos.first().copied()), added };
+        let specials = Specials { bos: text(document.bos), eos: text(document.eos.first().copied()), added };
 
         let (literal, normalized) = all.into_iter().partition::<Vec<_>, _>(|(_, token)| !token.normalized);
         let as_found = |(id, token): (u32, tokenizers::AddedToken)| {
@@ -75,15 +75,15 @@ impl Tokens {
         let normalized =
             normalized.into_iter().map(as_found).collect::<Result<_, _>>().map_err(|error| unusable(&error))?;
         let literal = literal.into_iter().map(|(id, token)| (id, token.clone(), token.content)).collect();
-        Ok(Arc::new(Self {
+        Ok(Self {
             literal: Added::new(literal).map_err(|error| unusable(&error))?,
             normalized: Added::new(normalized).map_err(|error| unusable(&error))?,
             specials,
-            bos: card.bos.filter(|_| card.add_bos),
-            vocabulary: card.vocabulary,
+            bos: document.bos.filter(|_| document.add_bos),
+            vocabulary: document.vocabulary,
             cache: Cache::default(),
             tokenizer,
-        }))
+        })
     }
 
     /// What templates need to know.
@@ -110,11 +110,6 @@ impl Tokens {
             ids.remove(0);
         }
         self.checked(ids)
-    }
-
-    /// The text of these tokens, special ones by name.
-    pub fn text_of(&self, ids: &[u32]) -> String {
-        self.tokenizer.decode(ids, false).unwrap_or_default()
     }
 
     fn append(&self, text: &str, plain: &[Range<usize>], ids: &mut Vec<u32>) -> Result<(), tokenizers::Error> {

@@ -1,6 +1,6 @@
 //! Telling a client's words from a template's.
 //!
-//! A template writes its special tokens as text, and so can a client: whoever writes `<|im_end|>` into a message would
+//! A template writes its special tokens as text, and so can a client: one that writes `<|im_end|>` into a message would
 //! end it. Escaping is no way out, as the text would no longer be what the model was trained on. So, where a string of
 //! the client holds the text of such a token, the conversation is rendered twice: as it is, which gives the text, byte
 //! for byte what transformers gives; and with each such place between two characters that the client does not use,
@@ -19,7 +19,7 @@ use std::ops::Range;
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
 
-use super::{super::tokens::Specials, Rendered};
+use crate::{rendered::Rendered, tokens::Specials};
 
 /// Characters that stand for nothing in any text.
 const NONCHARACTERS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';

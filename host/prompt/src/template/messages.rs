@@ -8,8 +8,8 @@
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use super::habits::{Calls, Habits};
-use crate::chat::{Conversation, Part, Role, Tool};
+use super::traits::{Calls, TemplateTraits};
+use pensieve_protocol::conversation::{Conversation, Part, Role, Tool};
 
 /// Between texts that become one.
 const GAP: &str = "\n\n";
@@ -31,32 +31,36 @@ struct Call {
     arguments: Value,
 }
 
-/// The messages of a conversation, for a template with these habits.
-pub(super) fn messages(conversation: &Conversation, tools_in_words: Option<&str>, habits: &Habits) -> Vec<Value> {
+/// The messages of a conversation, for a template with these traits.
+pub(super) fn messages(
+    conversation: &Conversation,
+    tools_in_words: Option<&str>,
+    traits: &TemplateTraits,
+) -> Vec<Value> {
     let (leading, steps) = steps(conversation);
     let system: Vec<_> = [conversation.system.as_str(), &leading, tools_in_words.unwrap_or_default()]
         .into_iter()
         .filter(|text| !text.is_empty())
         .collect();
     let system = system.join(GAP);
-    let mut steps = match &habits.calls {
-        Some(calls) => with_calls(steps, calls, habits),
+    let mut steps = match &traits.calls {
+        Some(calls) => with_calls(steps, calls, traits),
         None => in_words(steps),
     };
-    if !system.is_empty() && !habits.takes_system {
+    if !system.is_empty() && !traits.takes_system {
         match steps.first_mut() {
             Some(Step::User(text)) => *text = joined(&system, text),
             _ => steps.insert(0, Step::User(system.clone())),
         }
     }
-    if habits.alternates {
+    if traits.alternates {
         steps = alternating(steps);
     }
-    if habits.user_first && !matches!(steps.first(), Some(Step::User(_))) {
+    if traits.user_first && !matches!(steps.first(), Some(Step::User(_))) {
         steps.insert(0, Step::User(String::new()));
     }
-    let system = (!system.is_empty() && habits.takes_system).then(|| message("system", &system, habits));
-    system.into_iter().chain(steps.into_iter().map(|step| step.into_message(habits))).collect()
+    let system = (!system.is_empty() && traits.takes_system).then(|| message("system", &system, traits));
+    system.into_iter().chain(steps.into_iter().map(|step| step.into_message(traits))).collect()
 }
 
 /// The tools as OpenAI's API describes them, which is what templates were written for.
@@ -75,8 +79,8 @@ pub(super) fn tools(tools: &[Tool]) -> Value {
 }
 
 /// A text in the form that a template wants.
-pub(super) fn content(text: &str, habits: &Habits) -> Value {
-    if habits.content_parts { json!([{ "type": "text", "text": text }]) } else { json!(text) }
+pub(super) fn content(text: &str, traits: &TemplateTraits) -> Value {
+    if traits.content_parts { json!([{ "type": "text", "text": text }]) } else { json!(text) }
 }
 
 /// The system text that opens the turns, and the steps that follow.
@@ -156,7 +160,7 @@ fn outcome(text: &str, is_error: bool) -> String {
 }
 
 /// Calls and results in a template's own form.
-fn with_calls(steps: Vec<Step>, form: &Calls, habits: &Habits) -> Vec<Step> {
+fn with_calls(steps: Vec<Step>, form: &Calls, traits: &TemplateTraits) -> Vec<Step> {
     let mut made: Vec<Step> = Vec::new();
     let mut steps = steps.into_iter().peekable();
     while let Some(step) = steps.next() {
@@ -165,7 +169,7 @@ fn with_calls(steps: Vec<Step>, form: &Calls, habits: &Habits) -> Vec<Step> {
                 let mut before = text;
                 if !form.beside_text && !before.is_empty() {
                     // Where an answer of its own is refused, the call is what matters.
-                    if !habits.alternates {
+                    if !traits.alternates {
                         let text = std::mem::take(&mut before);
                         made.push(Step::Answer { text, thinking: thinking.clone(), calls: Vec::new() });
                     }
@@ -255,24 +259,24 @@ fn alternating(steps: Vec<Step>) -> Vec<Step> {
 }
 
 impl Step {
-    fn into_message(self, habits: &Habits) -> Value {
+    fn into_message(self, traits: &TemplateTraits) -> Value {
         match self {
-            Self::User(text) => message("user", &text, habits),
+            Self::User(text) => message("user", &text, traits),
             Self::Result { id, name, text } => {
-                let mut message = message("tool", &text, habits);
-                message["tool_call_id"] = json!(habits.id(&id));
+                let mut message = message("tool", &text, traits);
+                message["tool_call_id"] = json!(traits.id(&id));
                 message["name"] = json!(name);
                 message
             }
             Self::Answer { text, thinking, calls } => {
-                let mut message = message("assistant", &text, habits);
+                let mut message = message("assistant", &text, traits);
                 if !thinking.is_empty() {
                     // As transformers does: some templates read the one, some the other.
                     message["thinking"] = json!(thinking);
                     message["reasoning_content"] = json!(thinking);
                 }
                 if !calls.is_empty() {
-                    message["tool_calls"] = calls.into_iter().map(|call| call.into_message(habits)).collect();
+                    message["tool_calls"] = calls.into_iter().map(|call| call.into_message(traits)).collect();
                 }
                 message
             }
@@ -281,21 +285,21 @@ impl Step {
 }
 
 impl Call {
-    fn into_message(self, habits: &Habits) -> Value {
-        let as_text = habits.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
+    fn into_message(self, traits: &TemplateTraits) -> Value {
+        let as_text = traits.calls.as_ref().is_some_and(|calls| calls.arguments_as_text);
         let arguments = match self.arguments {
             Value::Null => Value::Object(Map::new()),
             arguments => arguments,
         };
         let arguments = if as_text { json!(python_json(&arguments)) } else { arguments };
         json!({
-            "id": habits.id(&self.id), "type": "function",
+            "id": traits.id(&self.id), "type": "function",
             "function": { "name": self.name, "arguments": arguments },
         })
     }
 }
 
-impl Habits {
+impl TemplateTraits {
     /// A call's id in a form that the template accepts, the same for the same.
     fn id(&self, id: &str) -> String {
         let is_short = id.len() == SHORT_ID_CHARS && id.chars().all(|char| char.is_ascii_alphanumeric());
@@ -308,8 +312,8 @@ impl Habits {
     }
 }
 
-fn message(role: &str, text: &str, habits: &Habits) -> Value {
-    json!({ "role": role, "content": content(text, habits) })
+fn message(role: &str, text: &str, traits: &TemplateTraits) -> Value {
+    json!({ "role": role, "content": content(text, traits) })
 }
 
 /// JSON with Python's spaces, which models saw most.

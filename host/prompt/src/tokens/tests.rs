@@ -4,28 +4,13 @@ use serde_json::{Value, json};
 use std::{fs, path::Path};
 
 use super::*;
-use pensieve_protocol::card::State;
 
 const TOKENIZERS: [&str; 2] = ["llama/gqa", "scripted"];
 
-fn card(fixture: &str) -> Card {
+fn document(fixture: &str) -> Document {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture).join("tokenizer.json");
-    Card {
-        architecture: "test".to_owned(),
-        vocabulary: 1 << 20,
-        context: 4096,
-        state: State::PerSequence { bytes: 1 },
-        token_bytes: 0,
-        weight_bytes: 0,
-        tokenizer: fs::read_to_string(path).unwrap(),
-        chat_template: None,
-        bos: None,
-        add_bos: false,
-        eos: Vec::new(),
-        formats: String::new(),
-        facts: String::new(),
-        fingerprint: String::new(),
-    }
+    let json = fs::read_to_string(path).unwrap();
+    Document { json, vocabulary: 1 << 20, bos: None, add_bos: false, eos: Vec::new() }
 }
 
 /// Texts with and without the tokenizer's own special ones, each twice, as the second comes out of the cache.
@@ -44,9 +29,9 @@ fn texts(tokens: &Tokens) -> Vec<String> {
 #[test]
 fn texts_become_the_tokens_that_the_crate_makes_of_them() {
     for fixture in TOKENIZERS {
-        let card = card(fixture);
-        let whole = Tokenizer::from_bytes(card.tokenizer.as_bytes()).unwrap();
-        let tokens = Tokens::of(&card).unwrap();
+        let document = self::document(fixture);
+        let whole = Tokenizer::from_bytes(document.json.as_bytes()).unwrap();
+        let tokens = Tokens::of(&document).unwrap();
         assert!(!tokens.specials().added.is_empty(), "{fixture}");
         for text in texts(&tokens) {
             let expected = whole.encode_fast(text.as_str(), false).unwrap();
@@ -58,7 +43,7 @@ fn texts_become_the_tokens_that_the_crate_makes_of_them() {
 #[test]
 fn words_that_look_like_special_tokens_are_words() {
     for fixture in TOKENIZERS {
-        let tokens = Tokens::of(&card(fixture)).unwrap();
+        let tokens = Tokens::of(&document(fixture)).unwrap();
         for (added, special) in tokens.specials().added.clone() {
             let text = format!("say {added} twice: {added}");
             let places = text.match_indices(&added).map(|(start, found)| start..start + found.len()).collect();
@@ -66,14 +51,14 @@ fn words_that_look_like_special_tokens_are_words() {
             let ids = tokens.encode(&rendered).unwrap();
             let id = tokens.tokenizer.token_to_id(&added).unwrap();
             assert!(!ids.contains(&id), "{fixture}: {added}, special: {special}");
-            assert_eq!(tokens.text_of(&ids), text, "{fixture}");
+            assert_eq!(tokens.tokenizer.decode(&ids, false).unwrap(), text, "{fixture}");
             assert!(tokens.encode_text(&text).unwrap().contains(&id));
         }
     }
 }
 
 /// A tokenizer as SentencePiece's are converted: bytes for what has no token, `▁` for spaces, and added tokens of all kinds.
-fn sentencepiece(normalizer: Value, pre_tokenizer: Value, normalized: bool) -> Card {
+fn sentencepiece(normalizer: Value, pre_tokenizer: Value, normalized: bool) -> Document {
     let letters = "▁helowrd,.<>|_sxt".chars().map(String::from);
     let merged = ["▁h", "he", "ll", "hell", "hello", "▁hello", "▁w", "or", "▁wor", "▁▁", "t>"];
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));
@@ -113,7 +98,7 @@ fn sentencepiece(normalizer: Value, pre_tokenizer: Value, normalized: bool) -> C
             "vocab": vocabulary, "merges": merges,
         },
     });
-    Card { tokenizer: tokenizer.to_string(), ..card("scripted") }
+    Document { json: tokenizer.to_string(), ..document("scripted") }
 }
 
 #[test]
@@ -138,9 +123,9 @@ fn every_kind_of_normalizer_and_added_token_gives_the_crates_tokens() {
     let mut random = fastrand::Rng::with_seed(3);
     for (normalizer, pre_tokenizer) in kinds {
         for normalized in [false, true] {
-            let card = sentencepiece(normalizer.clone(), pre_tokenizer.clone(), normalized);
-            let whole = Tokenizer::from_bytes(card.tokenizer.as_bytes()).unwrap();
-            let tokens = Tokens::of(&card).unwrap();
+            let document = sentencepiece(normalizer.clone(), pre_tokenizer.clone(), normalized);
+            let whole = Tokenizer::from_bytes(document.json.as_bytes()).unwrap();
+            let tokens = Tokens::of(&document).unwrap();
             for _ in 0..400 {
                 let count = random.usize(..8);
                 let text: String = (0..count).map(|_| pieces[random.usize(..pieces.len())]).collect();
@@ -154,8 +139,8 @@ fn every_kind_of_normalizer_and_added_token_gives_the_crates_tokens() {
 
 #[test]
 fn a_plain_text_is_opened_once() {
-    let bos = |add_bos| Card { bos: Some(1), add_bos, ..sentencepiece(Value::Null, Value::Null, false) };
-    let ids = |card: &Card, text: &str| Tokens::of(card).unwrap().encode_text(text).unwrap();
+    let bos = |add_bos| Document { bos: Some(1), add_bos, ..sentencepiece(Value::Null, Value::Null, false) };
+    let ids = |document: &Document, text: &str| Tokens::of(document).unwrap().encode_text(text).unwrap();
     let hello = ids(&bos(false), "hello");
     assert_eq!(ids(&bos(true), "hello"), [&[1], &hello[..]].concat());
     assert_eq!(ids(&bos(true), "<s>hello"), [&[1], &hello[..]].concat());
@@ -164,10 +149,10 @@ fn a_plain_text_is_opened_once() {
 
 #[test]
 fn tokens_that_the_model_has_no_row_for_are_told() {
-    let card = Card { vocabulary: 100, ..card("scripted") };
-    let failure = Tokens::of(&card).unwrap().encode_text("<|im_start|>").unwrap_err();
+    let document = Document { vocabulary: 100, ..document("scripted") };
+    let failure = Tokens::of(&document).unwrap().encode_text("<|im_start|>").unwrap_err();
     assert_eq!(failure.code, FailureCode::Unsupported);
     assert!(failure.message.contains("'<|im_start|>'") && failure.message.contains("100 tokens"), "{failure}");
-    let broken = Card { tokenizer: "{".to_owned(), ..card };
+    let broken = Document { json: "{".to_owned(), ..document };
     assert!(Tokens::of(&broken).unwrap_err().message.starts_with("the model's tokenizer cannot be used"));
 }

@@ -2,10 +2,9 @@
 //!
 //! A template is a program out of a checkpoint: it is bounded in every way that it could run away (`meter`), and what
 //! it makes of a conversation is what the model was trained on, byte for byte. Templates differ in what they accept;
-//! what one does not is given to it in a form that it does (`messages`), by what trial renderings told (`habits`). A
+//! what one does not is given to it in a form that it does (`messages`), by what trial renderings told (`trials`). A
 //! client's words never become special tokens (`marks`).
 
-mod habits;
 mod json;
 mod machine;
 mod marks;
@@ -13,24 +12,25 @@ mod messages;
 mod meter;
 mod methods;
 mod python;
+mod traits;
+mod trials;
 
 #[cfg(test)]
 mod tests;
 
-use std::{cell::Cell, ops::Range};
+use std::cell::Cell;
 
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json, json};
 
 use self::{
-    habits::Habits,
     machine::Machine,
     marks::{Controls, Marks},
+    traits::TemplateTraits,
 };
-use super::tokens::Specials;
-use crate::chat::{Conversation, Role};
+use crate::{rendered::Rendered, tokens::Specials};
 use pensieve_protocol::{
-    card::Card,
+    conversation::{Conversation, Role},
     job::{Failure, FailureCode},
 };
 
@@ -53,27 +53,17 @@ const PLAIN: &str = r"{{ bos_token }}
 /// A model's chat template, and what trial renderings told of it.
 #[derive(Debug)]
 pub(crate) struct Template {
-    source: String,
     machine: Machine,
-    habits: Habits,
+    traits: TemplateTraits,
     controls: Controls,
     bos: String,
     eos: String,
 }
 
-/// A prompt as text.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rendered {
-    /// The text, as transformers would render it.
-    pub text: String,
-    /// Where a client's words look like special tokens and are not; in order, apart.
-    pub plain: Vec<Range<usize>>,
-}
-
 impl Template {
-    /// The template of this card, or one with names and colons where the checkpoint has none.
-    pub fn of(card: &Card, specials: &Specials) -> Result<Self, Failure> {
-        Self::read(card.chat_template.as_deref().unwrap_or(PLAIN), specials)
+    /// Reads a template, or one with names and colons where the checkpoint has none.
+    pub fn of(source: Option<&str>, specials: &Specials) -> Result<Self, Failure> {
+        Self::read(source.unwrap_or(PLAIN), specials)
     }
 
     fn read(source: &str, specials: &Specials) -> Result<Self, Failure> {
@@ -98,25 +88,20 @@ impl Template {
             is_spent.set(made.as_ref().is_err_and(|error| error.kind() == ErrorKind::OutOfFuel));
             made.ok()
         };
-        let habits = Habits::of(trial);
-        Ok(Self { source: source.to_owned(), machine, habits, controls, bos, eos })
-    }
-
-    /// The template's source, for finding formats.
-    pub fn source(&self) -> &str {
-        &self.source
+        let traits = TemplateTraits::of(trial);
+        Ok(Self { machine, traits, controls, bos, eos })
     }
 
     /// Whether it tells the model of tools by itself.
     pub fn takes_tools(&self) -> bool {
-        self.habits.takes_tools
+        self.traits.takes_tools
     }
 
     /// Renders up to where the model goes on: the beginning of its turn, or, if the last turn is the model's and has no
     /// calls, the end of that turn's text. `tools_in_words` becomes a part of the system text.
     pub fn render(&self, conversation: &Conversation, tools_in_words: Option<&str>) -> Result<Rendered, Failure> {
-        let mut messages = messages::messages(conversation, tools_in_words, &self.habits);
-        let tools = if self.habits.takes_tools { messages::tools(&conversation.tools) } else { Json::Null };
+        let mut messages = messages::messages(conversation, tools_in_words, &self.traits);
+        let tools = if self.traits.takes_tools { messages::tools(&conversation.tools) } else { Json::Null };
         let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant)
             && messages.last().is_some_and(|last| last["role"] == "assistant" && last["tool_calls"].is_null());
         let variables = variables(conversation);

@@ -1,0 +1,17 @@
+//! A prompt process: it makes tokens of conversations with one model's chat template and tokenizer.
+//!
+//! Both come out of a checkpoint and are programs in all but name: a template can loop and allocate, and so can a tokenizer
+//! whose normalizer replaces each letter by a thousand. The server therefore never runs them. It starts this program again
+//! under a hidden verb, gives it a limit of memory and each question a deadline, and a process that breaks either costs the
+//! one request that asked.
+//!
+//! [`serve`] is the process; [`Model`] is what it runs, for `plugins check` and tests as well.
+
+mod model;
+mod process;
+mod rendered;
+mod template;
+mod tokens;
+
+pub use model::Model;
+pub use process::{Limits, serve};

@@ -1,0 +1,75 @@
+//! One model's tokenizer and template together.
+
+use std::{sync::Arc, thread};
+
+use pensieve_protocol::{
+    card::Card,
+    conversation::Conversation,
+    job::{Failure, FailureCode},
+    prompt::Tokenizer,
+    vocabulary::Vocabulary,
+};
+
+use crate::{template::Template, tokens::Tokens};
+
+/// The stack of a thread that reads or runs a model: address space, most of which is never touched.
+pub(crate) const STACK_BYTES: usize = 256 << 20;
+
+/// A model's tokenizer, and its template once that is read.
+#[derive(Debug)]
+pub struct Model {
+    tokens: Tokens,
+    vocabulary: Arc<Vocabulary>,
+    template: Option<Template>,
+}
+
+impl Model {
+    /// Reads a tokenizer.
+    pub fn new(tokenizer: &Tokenizer) -> Result<Self, Failure> {
+        // Ids beyond the vocabulary can never come.
+        let eos: Vec<u32> = tokenizer.eos.iter().copied().filter(|token| *token < tokenizer.vocabulary).collect();
+        let vocabulary = Vocabulary::new(&tokenizer.json, tokenizer.vocabulary, &eos).map_err(|error| {
+            Failure::new(FailureCode::Unsupported, format!("this model's texts cannot be read: {error}"))
+        })?;
+        Ok(Self { tokens: Tokens::of(tokenizer)?, vocabulary: Arc::new(vocabulary), template: None })
+    }
+
+    /// Reads all that a card has of both, on a stack as deep as that of a prompt process, and tells what is wrong with it.
+    pub fn try_card(card: Card) -> Result<(), Failure> {
+        let read = move || -> Result<(), Failure> {
+            let mut model = Self::new(&Tokenizer::of(&card))?;
+            model.read_template(card.chat_template.as_deref()).map(drop)
+        };
+        let failed = |what: &str| {
+            let message = format!("reading the model's chat template and tokenizer failed: {what}");
+            Failure::new(FailureCode::Unsupported, message)
+        };
+        let reading = thread::Builder::new().stack_size(STACK_BYTES).spawn(read);
+        let reading = reading.map_err(|error| failed(&error.to_string()))?;
+        reading.join().unwrap_or_else(|_| Err(failed("it panicked")))
+    }
+
+    /// The bytes of its tokens.
+    pub fn vocabulary(&self) -> &Arc<Vocabulary> {
+        &self.vocabulary
+    }
+
+    /// Reads a template, and tells whether it tells the model of tools by itself.
+    pub fn read_template(&mut self, source: Option<&str>) -> Result<bool, Failure> {
+        let template = Template::of(source, self.tokens.specials())?;
+        Ok(self.template.insert(template).takes_tools())
+    }
+
+    /// The tokens of a conversation up to where the model goes on.
+    pub fn conversation(&self, conversation: &Conversation, tools_in_words: Option<&str>) -> Result<Vec<u32>, Failure> {
+        let Some(template) = &self.template else {
+            return Err(Failure::new(FailureCode::Internal, "a prompt process has no template yet"));
+        };
+        self.tokens.encode(&template.render(conversation, tools_in_words)?)
+    }
+
+    /// The tokens of a plain text.
+    pub fn text(&self, text: &str) -> Result<Vec<u32>, Failure> {
+        self.tokens.encode_text(text)
+    }
+}

@@ -1,0 +1,78 @@
+//! What the server asks of a prompt process, and what it answers. Both are frames of `wire`, one answer for each question,
+//! in order.
+//!
+//! A prompt process serves one model, as it is of one mind with the checkpoint that it interprets: the first question brings
+//! the model's tokenizer and template, and whatever these do to the process, no other model is in it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{card::Card, conversation::Conversation, grammar::Spec, job::Failure, vocabulary::Vocabulary};
+
+/// The status that a prompt process ends with after a panic.
+pub const PANICKED: i32 = 101;
+
+/// What the server asks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Question {
+    /// Read this tokenizer. The first question of all.
+    Tokenizer(Tokenizer),
+    /// Read this chat template; none for a checkpoint without one.
+    Template(Option<String>),
+    /// Make tokens of a conversation, up to where the model goes on.
+    Conversation {
+        /// The conversation.
+        conversation: Box<Conversation>,
+        /// Tools as words of the system text, for a template that does not know of tools.
+        tools_in_words: Option<String>,
+    },
+    /// Make tokens of a plain text.
+    Text(String),
+    /// Find out whether a grammar can be compiled within a process's memory.
+    Grammar(Spec),
+}
+
+/// What a prompt process answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// The tokenizer is read; these are its tokens.
+    Vocabulary(Box<Vocabulary>),
+    /// The template is read.
+    Template {
+        /// Whether it tells the model of tools by itself.
+        takes_tools: bool,
+    },
+    /// The tokens of a prompt.
+    Tokens(Vec<u32>),
+    /// The grammar compiles.
+    Compiles,
+    /// It cannot be done.
+    Failed(Failure),
+}
+
+/// All of a card that making tokens depends on, but for the template.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Tokenizer {
+    /// The text of a `tokenizer.json`.
+    pub json: String,
+    /// Tokens in the model's vocabulary.
+    pub vocabulary: u32,
+    /// The token that opens a text.
+    pub bos: Option<u32>,
+    /// Whether a text must be opened with it.
+    pub add_bos: bool,
+    /// The tokens that end a turn.
+    pub eos: Vec<u32>,
+}
+
+impl Tokenizer {
+    /// The tokenizer of a card.
+    pub fn of(card: &Card) -> Self {
+        Self {
+            json: card.tokenizer.clone(),
+            vocabulary: card.vocabulary,
+            bos: card.bos,
+            add_bos: card.add_bos,
+            eos: card.eos.clone(),
+        }
+    }
+}

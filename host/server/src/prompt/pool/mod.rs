@@ -1,0 +1,374 @@
+//! The prompt processes: whatever a checkpoint brings that is a program (its chat template, its tokenizer), and grammars
+//! that clients bring, run in there and nowhere else in the server.
+//!
+//! A process serves one model and answers one question at a time, under a limit of memory and a deadline. So a question that
+//! ends it costs no other one anything: those that wait are asked of the next process. A model has few of them. Grammars
+//! never hold all of those, and one client's grammars never all that grammars may hold. Processes of models that are not
+//! asked for give way to those of others.
+
+mod process;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use sha2::{Digest, Sha256};
+use tokio::{
+    sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use self::process::{Death, Process};
+use pensieve_protocol::{
+    card::Card,
+    conversation::Conversation,
+    grammar::Spec,
+    job::{Failure, FailureCode},
+    prompt::{Answer, Question, Tokenizer},
+    vocabulary::Vocabulary,
+    wire,
+};
+
+/// How many processes there are, for all models together.
+const PROCESSES_MAX: usize = 8;
+/// How many there are for one model. More than one are only started while others are busy.
+const MODEL_PROCESSES_MAX: usize = 4;
+/// How many of those try grammars at a time, and how many of them for one client.
+const MODEL_GRAMMARS_MAX: usize = 3;
+const CLIENT_GRAMMARS_MAX: usize = 2;
+/// Memory of a process, beside what its tokenizer is known to take.
+const MEMORY_BYTES: u64 = 1 << 30;
+/// What a tokenizer takes for each byte of its `tokenizer.json`, with much to spare.
+const MEMORY_PER_TOKENIZER_BYTE: u64 = 24;
+/// How long a request waits for a process.
+const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long it waits for one that has the model already, before another one reads the model.
+const REUSE_TIME: Duration = Duration::from_millis(100);
+/// How long reading a tokenizer may take.
+const TOKENIZER_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long reading a template may take, which renders it some two dozen times.
+const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long making the tokens of a prompt may take.
+const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
+/// How long trying a grammar may take.
+const GRAMMAR_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long a checkpoint that cannot be read is not read again.
+const REFUSED_TIME: Duration = Duration::from_secs(60);
+/// How many grammars are remembered that have compiled once.
+const GRAMMARS_MAX: usize = 256;
+
+/// All prompt processes of a server.
+#[derive(Debug)]
+pub struct Pool {
+    program: PathBuf,
+    places: Arc<Semaphore>,
+    /// The models that may have processes; the last one used comes last.
+    models: Mutex<Vec<Weak<Prompter>>>,
+}
+
+/// Makes tokens of one model's prompts.
+#[derive(Debug)]
+pub struct Prompter {
+    pool: Arc<Pool>,
+    name: String,
+    card: Arc<Card>,
+    /// What was told of the model when it was first read.
+    model: OnceCell<Model>,
+    turns: Arc<Semaphore>,
+    grammars: Arc<Semaphore>,
+    /// The shares of clients that have grammars tried or wait for that.
+    clients: Mutex<HashMap<u64, Arc<Semaphore>>>,
+    /// Shared with each of its processes.
+    alive: Arc<()>,
+    state: Mutex<State>,
+    freed: Notify,
+}
+
+/// What the server knows of a model's tokenizer and template.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// The bytes of its tokens.
+    pub vocabulary: Arc<Vocabulary>,
+    /// Whether its template tells the model of tools by itself.
+    pub takes_tools: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: Vec<LoadedProcess>,
+    refused: Option<(Instant, Failure)>,
+    /// Digests of grammars that have compiled; the last one used comes last.
+    compiled: VecDeque<[u8; 32]>,
+}
+
+/// A process that has read the model, or is about to.
+#[derive(Debug)]
+struct LoadedProcess {
+    process: Process,
+    _place: OwnedSemaphorePermit,
+    _alive: Arc<()>,
+}
+
+/// The right to ask one process of a model; of a grammar, the client's share and that of all grammars as well.
+type Turn = Vec<OwnedSemaphorePermit>;
+
+impl Pool {
+    /// Processes that run this program.
+    pub fn new(program: PathBuf) -> Arc<Self> {
+        Arc::new(Self { program, places: Arc::new(Semaphore::new(PROCESSES_MAX)), models: Mutex::default() })
+    }
+
+    /// What makes tokens of prompts for the model of this name.
+    pub fn prompter(self: &Arc<Self>, name: &str, card: &Arc<Card>) -> Arc<Prompter> {
+        let prompter = Arc::new(Prompter {
+            pool: self.clone(),
+            name: name.to_owned(),
+            card: card.clone(),
+            model: OnceCell::new(),
+            turns: Arc::new(Semaphore::new(MODEL_PROCESSES_MAX)),
+            grammars: Arc::new(Semaphore::new(MODEL_GRAMMARS_MAX)),
+            clients: Mutex::default(),
+            alive: Arc::new(()),
+            state: Mutex::default(),
+            freed: Notify::new(),
+        });
+        lock(&self.models).push(Arc::downgrade(&prompter));
+        prompter
+    }
+
+    /// A place for one more process, for which an idle one of the model that was not asked for longest gives way.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = self.places.clone().try_acquire_owned() {
+            return Some(place);
+        }
+        let models: Vec<_> = {
+            let mut models = lock(&self.models);
+            models.retain(|model| model.strong_count() > 0);
+            models.iter().filter_map(Weak::upgrade).collect()
+        };
+        drop(models.iter().find_map(|model| lock(&model.state).idle.pop()));
+        self.places.clone().acquire_owned().await.ok()
+    }
+
+    fn used(&self, prompter: &Arc<Prompter>) {
+        let mut models = lock(&self.models);
+        let is_it = |model: &Weak<Prompter>| std::ptr::eq(model.as_ptr(), Arc::as_ptr(prompter));
+        if let Some(place) = models.iter().position(is_it) {
+            let model = models.remove(place);
+            models.push(model);
+        }
+    }
+}
+
+impl Prompter {
+    /// What is known of the model once it is read.
+    pub async fn model(self: &Arc<Self>) -> Result<&Model, Failure> {
+        if self.model.get().is_none() {
+            // A process that has read it stays for the question to come.
+            let turn = self.turn(&[]).await?;
+            let loaded = self.process().await?;
+            self.give_back(loaded);
+            drop(turn);
+        }
+        self.model
+            .get()
+            .ok_or_else(|| self.failure(FailureCode::Internal, "reading the model", "has told nothing of it"))
+    }
+
+    /// The tokens of a conversation up to where the model goes on.
+    pub async fn conversation(
+        self: &Arc<Self>,
+        conversation: Conversation,
+        tools_in_words: Option<String>,
+    ) -> Result<Vec<u32>, Failure> {
+        self.tokens(Question::Conversation { conversation: Box::new(conversation), tools_in_words }).await
+    }
+
+    /// The tokens of a plain text.
+    pub async fn text(self: &Arc<Self>, text: String) -> Result<Vec<u32>, Failure> {
+        self.tokens(Question::Text(text)).await
+    }
+
+    /// Fails if a grammar cannot be compiled with the memory of a process and in time.
+    pub async fn try_grammar(self: &Arc<Self>, client: u64, spec: &Spec) -> Result<(), Failure> {
+        let encoded = wire::encode(spec).map_err(|error| Failure::new(FailureCode::Invalid, error.to_string()))?;
+        let digest: [u8; 32] = Sha256::digest(&encoded).into();
+        if lock(&self.state).remembers(&digest) {
+            return Ok(());
+        }
+        let shares = [self.share(client), self.grammars.clone()];
+        match self.ask(&shares, Question::Grammar(spec.clone()), GRAMMAR_TIME_MAX).await? {
+            Ok(Answer::Compiles) => {
+                lock(&self.state).remember(digest);
+                Ok(())
+            }
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => {
+                Err(self.failure(FailureCode::Internal, "compiling a grammar", "was answered with something else"))
+            }
+            Err(death) => {
+                let field = spec.rules.iter().map(|rule| rule.field.as_str()).find(|field| !field.is_empty());
+                let failure = Failure::new(FailureCode::Invalid, format!("compiling the grammar {death}"));
+                Err(failure.at(field.unwrap_or_default()).with_help("simplify it"))
+            }
+        }
+    }
+
+    async fn tokens(self: &Arc<Self>, question: Question) -> Result<Vec<u32>, Failure> {
+        const WORK: &str = "writing the prompt";
+        match self.ask(&[], question, PROMPT_TIME_MAX).await? {
+            Ok(Answer::Tokens(tokens)) => Ok(tokens),
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => Err(self.failure(FailureCode::Internal, WORK, "was answered with something else")),
+            Err(death) => Err(self.died(WORK, &death)),
+        }
+    }
+
+    /// Asks a process of this model. It is asked to the end, whether or not the caller waits that long, so that a client
+    /// that goes away does not cost the process.
+    async fn ask(
+        self: &Arc<Self>,
+        shares: &[Arc<Semaphore>],
+        question: Question,
+        deadline: Duration,
+    ) -> Result<Result<Answer, Death>, Failure> {
+        let turn = self.turn(shares).await?;
+        let mut loaded = self.process().await?;
+        let prompter = self.clone();
+        let asked = tokio::spawn(async move {
+            let answer = loaded.process.ask(&question, deadline).await;
+            if answer.is_ok() {
+                prompter.give_back(loaded);
+            }
+            drop(turn);
+            answer
+        });
+        asked.await.map_err(|_| self.failure(FailureCode::Internal, "asking a prompt process", "was broken off"))
+    }
+
+    /// Waits until all of these, and the model, allow one more.
+    async fn turn(self: &Arc<Self>, shares: &[Arc<Semaphore>]) -> Result<Turn, Failure> {
+        self.pool.used(self);
+        let turn = async {
+            let mut turn = Turn::new();
+            for share in shares.iter().chain([&self.turns]) {
+                turn.push(share.clone().acquire_owned().await.ok()?);
+            }
+            Some(turn)
+        };
+        timeout(WAIT_TIME_MAX, turn).await.ok().flatten().ok_or_else(|| self.busy())
+    }
+
+    /// What one client's grammars share. Those that wait for a place wait in the order in which they came.
+    fn share(&self, client: u64) -> Arc<Semaphore> {
+        let mut clients = lock(&self.clients);
+        clients.retain(|_, share| Arc::strong_count(share) > 1);
+        clients.entry(client).or_insert_with(|| Arc::new(Semaphore::new(CLIENT_GRAMMARS_MAX))).clone()
+    }
+
+    /// A process that has read the model. The caller has a turn.
+    async fn process(self: &Arc<Self>) -> Result<LoadedProcess, Failure> {
+        let reuse = Instant::now() + REUSE_TIME;
+        loop {
+            let idle = lock(&self.state).idle.pop();
+            if let Some(mut loaded) = idle {
+                if loaded.process.is_alive() {
+                    return Ok(loaded);
+                }
+                // It ended while it had nothing to do, which no request has caused.
+                continue;
+            }
+            let others = Arc::strong_count(&self.alive) > 1;
+            let left = reuse.saturating_duration_since(Instant::now());
+            if !others || left.is_zero() || timeout(left, self.freed.notified()).await.is_err() {
+                break;
+            }
+        }
+        if let Some((since, failure)) = &lock(&self.state).refused
+            && since.elapsed() < REFUSED_TIME
+        {
+            return Err(failure.clone());
+        }
+        let place = timeout(WAIT_TIME_MAX, self.pool.place()).await.ok().flatten().ok_or_else(|| self.busy())?;
+        let (prompter, alive) = (self.clone(), self.alive.clone());
+        let read = tokio::spawn(async move { prompter.read(place, alive).await });
+        let read = read.await;
+        read.map_err(|_| self.failure(FailureCode::Internal, "reading the model", "was broken off"))?
+    }
+
+    /// Starts a process and has it read the model.
+    async fn read(&self, place: OwnedSemaphorePermit, alive: Arc<()>) -> Result<LoadedProcess, Failure> {
+        let memory = MEMORY_BYTES + self.card.tokenizer.len() as u64 * MEMORY_PER_TOKENIZER_BYTE;
+        let started = Process::start(&self.pool.program, memory);
+        let process = started.map_err(|death| self.died("reading the model", &death))?;
+        let mut loaded = LoadedProcess { process, _place: place, _alive: alive };
+        let model = self.introduce(&mut loaded.process).await;
+        let refused = model.as_ref().err().filter(|failure| failure.code != FailureCode::Internal);
+        lock(&self.state).refused = refused.map(|failure| (Instant::now(), failure.clone()));
+        let model = model?;
+        let _known = self.model.set(model);
+        Ok(loaded)
+    }
+
+    async fn introduce(&self, process: &mut Process) -> Result<Model, Failure> {
+        let work = "reading the tokenizer";
+        let question = Question::Tokenizer(Tokenizer::of(&self.card));
+        let vocabulary = match process.ask(&question, TOKENIZER_TIME_MAX).await {
+            Ok(Answer::Vocabulary(vocabulary)) if vocabulary.size() == self.card.vocabulary => vocabulary,
+            Ok(Answer::Failed(failure)) => return Err(failure),
+            Ok(_) => return Err(self.failure(FailureCode::Internal, work, "was answered with something else")),
+            Err(death) => return Err(self.died(work, &death)),
+        };
+        let work = "reading the chat template";
+        match process.ask(&Question::Template(self.card.chat_template.clone()), TEMPLATE_TIME_MAX).await {
+            Ok(Answer::Template { takes_tools }) => Ok(Model { vocabulary: Arc::new(*vocabulary), takes_tools }),
+            Ok(Answer::Failed(failure)) => Err(failure),
+            Ok(_) => Err(self.failure(FailureCode::Internal, work, "was answered with something else")),
+            Err(death) => Err(self.died(work, &death)),
+        }
+    }
+
+    fn give_back(&self, loaded: LoadedProcess) {
+        lock(&self.state).idle.push(loaded);
+        self.freed.notify_one();
+    }
+
+    fn busy(&self) -> Failure {
+        let name = &self.name;
+        let message = format!("other requests keep all prompt processes of model '{name}' busy");
+        Failure::new(FailureCode::Busy, message).with_help("try again later")
+    }
+
+    fn died(&self, work: &str, death: &Death) -> Failure {
+        let code = if death.is_of_the_question() { FailureCode::Unsupported } else { FailureCode::Internal };
+        let failure = self.failure(code, work, &death.to_string());
+        failure.with_help("its chat template or its tokenizer may be damaged, or the request is too large for them")
+    }
+
+    fn failure(&self, code: FailureCode, work: &str, what: &str) -> Failure {
+        Failure::new(code, format!("{work} of model '{}' {what}", self.name))
+    }
+}
+
+impl State {
+    fn remembers(&mut self, digest: &[u8; 32]) -> bool {
+        let Some(place) = self.compiled.iter().position(|known| known == digest) else { return false };
+        let found = self.compiled.remove(place);
+        self.compiled.extend(found);
+        true
+    }
+
+    fn remember(&mut self, digest: [u8; 32]) {
+        self.compiled.push_back(digest);
+        if self.compiled.len() > GRAMMARS_MAX {
+            self.compiled.pop_front();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,125 @@
+//! One prompt process: questions to its standard input, answers from its standard output.
+
+use std::{
+    fmt, io,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    time::timeout,
+};
+
+use crate::fleet::child::signal_name;
+use pensieve_protocol::{
+    prompt::{Answer, PANICKED, Question},
+    wire,
+};
+
+/// What it sees of this process's variables: where libraries lie that the program itself needs, and the time zone.
+const VARIABLES: [&str; 4] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TZ"];
+/// How long an ended process may take until its status is known.
+const REAP_TIME: Duration = Duration::from_secs(1);
+
+/// A process that answers. It is killed when this is dropped.
+#[derive(Debug)]
+pub(super) struct Process {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+}
+
+/// Why there is no answer. The process is not asked again.
+#[derive(Debug)]
+pub(super) enum Death {
+    /// It cannot be started.
+    Spawn(io::Error),
+    /// The question cannot be put into a frame.
+    TooLong(wire::WireError),
+    /// It took longer than this.
+    Overdue(Duration),
+    /// It ended; none if that is not known.
+    Ended(Option<ExitStatus>),
+    /// It answered something that is not an answer.
+    Garbled,
+}
+
+impl Process {
+    /// Starts one that may take so much memory.
+    pub fn start(program: &Path, memory_bytes: u64) -> Result<Self, Death> {
+        let mut command = Command::new(program);
+        command.arg("prompt").arg("--memory").arg(memory_bytes.to_string());
+        command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        // What it says is the allocator's last word at most, and the status tells as much.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(Death::Spawn)?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(stdin), Some(stdout)) => Ok(Self { child, stdin, stdout }),
+            _ => Err(Death::Garbled),
+        }
+    }
+
+    /// Whether it has not ended while it had nothing to do.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Asks, and waits for the answer until the deadline.
+    pub async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
+        let frame = wire::encode(question).map_err(Death::TooLong)?;
+        match timeout(deadline, self.exchange(&frame)).await {
+            Err(_) => Err(Death::Overdue(deadline)),
+            Ok(Ok(body)) => wire::decode(&body).map_err(|_| Death::Garbled),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(Death::Garbled),
+            Ok(Err(_)) => {
+                let status = timeout(REAP_TIME, self.child.wait()).await;
+                Err(Death::Ended(status.ok().and_then(Result::ok)))
+            }
+        }
+    }
+
+    async fn exchange(&mut self, frame: &[u8]) -> io::Result<Vec<u8>> {
+        self.stdin.write_all(frame).await?;
+        self.stdin.flush().await?;
+        let mut header = [0; wire::HEADER_BYTES];
+        self.stdout.read_exact(&mut header).await?;
+        let length = wire::frame_len(header).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let mut body = Vec::new();
+        (&mut self.stdout).take(length as u64).read_to_end(&mut body).await?;
+        if body.len() < length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(body)
+    }
+}
+
+impl Death {
+    /// Whether it was the question that ended the process, so that it would end the next one as well.
+    pub fn is_of_the_question(&self) -> bool {
+        !matches!(self, Self::Spawn(_))
+    }
+}
+
+/// What a sentence about the work goes on with.
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Spawn(error) => write!(f, "failed: its process does not start: {error}"),
+            Self::TooLong(error) => write!(f, "failed: {error}"),
+            Self::Overdue(limit) => write!(f, "takes longer than {} seconds", limit.as_secs_f32()),
+            Self::Garbled => f.write_str("failed: its process answered nonsense"),
+            Self::Ended(None) => f.write_str("failed: its process ended"),
+            Self::Ended(Some(status)) => match status.signal() {
+                Some(signal) => {
+                    write!(f, "ended its process by {}, most likely at its limit of memory", signal_name(signal))
+                }
+                None if status.code() == Some(PANICKED) => f.write_str("failed: it panicked"),
+                None => write!(f, "failed: its process ended with {status}"),
+            },
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! `pensieve prompt`: makes tokens of one model's prompts, for the server that started it. Not for people: it speaks frames
+//! over its standard streams, and ends with the server.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use pensieve_prompt::{Limits, serve};
+use pensieve_worker::grammar;
+
+#[derive(Args)]
+pub(super) struct Prompt {
+    /// How much memory it may take.
+    #[arg(long, value_name = "BYTES")]
+    memory: u64,
+}
+
+impl Prompt {
+    pub(super) fn run(self) -> ExitCode {
+        match serve(Limits { memory_bytes: self.memory }, grammar::try_compile) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("pensieve prompt: {error}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
