@@ -12,7 +12,8 @@ pub trait AdapterFormat: Send + Sync + 'static {
     /// Whether the file or folder looks like this format; looks at names and headers only.
     fn claims(&self, path: &Path) -> bool;
 
-    /// Reads it. What pairs cannot express is refused with the reason.
+    /// Reads it. What pairs cannot express is refused with the reason; [`crate::Error::declined`] leaves what is another
+    /// format after all to the next one that claims it.
     fn open(&self, path: &Path) -> Result<AdapterData>;
 }
 

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use pensieve_plugin_api::{AdapterBox, AdapterData};
+use pensieve_plugin_api::{AdapterBox, AdapterData, ErrorCode};
 
 use super::failures::{of_adapter, of_plugin, text_of};
 use crate::plugin::LoadedPlugin;
@@ -45,7 +45,8 @@ impl Formats {
         Ok(Self { formats: Arc::new(formats) })
     }
 
-    /// Reads an adapter in the first format that claims it, unless it leads out of where it has to lie: what it consists of
+    /// Reads an adapter in the first format that claims it and does not decline it once it has looked closer, in the order of
+    /// the plugins and of each one's manifest; unless it leads out of where it has to lie: what it consists of
     /// may have changed since it was last looked at. One with a file of more than `bytes_max` is not even opened. May take long.
     pub fn read(&self, location: &Location, bytes_max: u64) -> Result<ReadAdapter, Failure> {
         let path = location.path.as_path();
@@ -59,14 +60,21 @@ impl Formats {
             return Err(Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory"));
         }
         let text = text_of(path)?;
-        let Some((name, format)) = self.formats.iter().find(|(_, format)| format.claims(text.into())) else {
-            let known: Vec<&str> = self.formats.iter().map(|(name, _)| name.as_str()).collect();
-            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            let message = format!("no plugin knows the adapter format of '{}' (installed: {known})", path.display());
-            return Err(Failure::new(FailureCode::NotFound, message).with_help("drop its plugin into plugins/"));
-        };
-        let data = format.open(text.into()).into_result().map_err(of_adapter)?;
-        Ok(ReadAdapter { format: name.clone(), data })
+        let mut declined = String::new();
+        for (name, format) in self.formats.iter().filter(|(_, format)| format.claims(text.into())) {
+            match format.open(text.into()).into_result() {
+                Ok(data) => return Ok(ReadAdapter { format: name.clone(), data }),
+                Err(error) if error.code == ErrorCode::DECLINED => {
+                    declined.push_str(&format!("; '{name}' declined it: {}", error.message));
+                }
+                Err(error) => return Err(of_adapter(error)),
+            }
+        }
+        let known: Vec<&str> = self.formats.iter().map(|(name, _)| name.as_str()).collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        let path = path.display();
+        let message = format!("no plugin knows the adapter format of '{path}' (installed: {known}){declined}");
+        Err(Failure::new(FailureCode::NotFound, message).with_help("drop its plugin into plugins/"))
     }
 }
 
@@ -77,4 +85,61 @@ fn weight_bytes(path: &Path) -> u64 {
     let entries = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let files = entries.chain([path.to_path_buf()]).filter(|path| has_weights(path));
     files.filter_map(|file| file.metadata().ok()).map(|about| about.len()).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pensieve_plugin_api::{
+        AdapterFormat, AdapterFormat_TO, Extension, PluginError,
+        abi_stable::{
+            sabi_trait::TD_Opaque,
+            std_types::{ROption, RResult, RStr, RVec},
+        },
+    };
+
+    /// A format that claims everything, and fails with this code where there is one.
+    struct Fake(Option<ErrorCode>);
+
+    impl AdapterFormat for Fake {
+        fn claims(&self, _: RStr<'_>) -> bool {
+            true
+        }
+
+        fn open(&self, _: RStr<'_>) -> RResult<AdapterData, PluginError> {
+            let read = AdapterData { base: "".into(), fingerprint: "read".into(), pairs: RVec::new() };
+            self.0.map_or(RResult::ROk(read), |code| RResult::RErr(PluginError::new(code, "not one of mine")))
+        }
+
+        fn extension(&self, _: RStr<'_>) -> ROption<Extension> {
+            ROption::RNone
+        }
+    }
+
+    fn read(formats: &[(&str, Option<ErrorCode>)]) -> Result<ReadAdapter, Failure> {
+        let boxed = |(name, code): &(&str, Option<ErrorCode>)| -> (String, AdapterBox) {
+            ((*name).to_owned(), AdapterFormat_TO::from_value(Fake(*code), TD_Opaque))
+        };
+        let formats = Formats { formats: Arc::new(formats.iter().map(boxed).collect()) };
+        formats.read(&Location::trusted("an/adapter"), u64::MAX)
+    }
+
+    #[test]
+    fn a_format_that_declines_leaves_the_adapter_to_the_next_claimant() {
+        let declines = ("first", Some(ErrorCode::DECLINED));
+        assert_eq!(
+            read(&[declines, ("second", None), ("third", None)]).map(|read| read.format).ok(),
+            Some("second".into())
+        );
+        let failure = read(&[declines, ("second", Some(ErrorCode::DECLINED))]).err().unwrap();
+        assert_eq!(failure.code, FailureCode::NotFound);
+        let expected = "(installed: first, second); 'first' declined it: not one of mine; 'second' declined it";
+        assert!(failure.message.contains(expected), "{failure}");
+    }
+
+    #[test]
+    fn a_format_that_fails_is_believed() {
+        let failure = read(&[("first", Some(ErrorCode::CORRUPT)), ("second", None)]).err().unwrap();
+        assert_eq!((failure.code, failure.message.as_str()), (FailureCode::Invalid, "not one of mine"));
+    }
 }
