@@ -7,6 +7,8 @@
 //!
 //! [`serve`] is the process; [`Model`] is what it runs, for `plugins check` and tests as well.
 
+#![cfg_attr(test, allow(clippy::needless_pass_by_value, reason = "tests hand over what they write down"))]
+
 mod model;
 mod process;
 mod rendered;
