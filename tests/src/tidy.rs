@@ -72,7 +72,7 @@ fn host_and_plugins_meet_in_the_contract_alone() {
         assert!(!server.contains(foreign), "the server links {foreign}");
     }
     let prompt = reach(&dependencies, "pensieve-prompt");
-    for foreign in ["pensieve", "pensieve-server", "pensieve-worker", "abi_stable", "hyper", "warp", "tokio"] {
+    for foreign in ["pensieve", "pensieve-server", "pensieve-worker", "abi_stable", "llguidance", "warp"] {
         assert!(!prompt.contains(foreign), "a prompt process links {foreign}");
     }
     let worker = reach(&dependencies, "pensieve-worker");
