@@ -145,9 +145,11 @@ async fn a_request_waits_for_the_load_and_hears_of_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_loaded_fails_with_the_reason() {
-    let home = Home::open(&["one", "two"], |config| {
+    let home = Home::open(&["one", "two", "three"], |config| {
         config.models[0].source = PathBuf::from("/nowhere/model.gguf");
         fs::write(config.models[1].source.join("config.json"), r#"{"architectures": ["Qwen9"]}"#).unwrap();
+        let like = r#"{"architectures": ["FaultsForEveryOtherUse"]}"#;
+        fs::write(config.models[2].source.join("config.json"), like).unwrap();
     });
     let home = home.await;
     let failure = home.ask("one", &[1], 1).await.unwrap_err();
@@ -158,7 +160,10 @@ async fn what_cannot_be_loaded_fails_with_the_reason() {
     let failure = home.ask("two", &[1], 1).await.unwrap_err();
     let expected = "model 'two': no plugin claims architecture 'Qwen9' (installed: faults); drop one into plugins/";
     assert_eq!(failure.to_string(), expected);
-    assert_eq!(home.fleet.submit("three", Job::default()).unwrap_err().code, FailureCode::NotFound);
+    let failure = home.ask("three", &[1], 1).await.unwrap_err();
+    let expected = "plugin 'faults' comes closest, which claims 'FaultsForCausalLM' in safetensors";
+    assert!(failure.message.contains(expected), "{failure}");
+    assert_eq!(home.fleet.submit("four", Job::default()).unwrap_err().code, FailureCode::NotFound);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -186,7 +186,40 @@ fn unclaimed(name: &CheckpointName, catalogue: &Catalogue) -> Failure {
         let _ = write!(message, "; rejected: {}", rejected.join(", "));
     }
     message.push(')');
+    if let Some(closest) = closest(name, catalogue) {
+        let _ = write!(message, "; {closest}");
+    }
     failure(FailureCode::Unsupported, &message, "drop one into plugins/")
+}
+
+/// The plugin whose claim is most like the name that none claims: one of the same family in the other format, or of another
+/// generation.
+fn closest(name: &CheckpointName, catalogue: &Catalogue) -> Option<String> {
+    /// Fewer letters in common are chance.
+    const ALIKE_MIN: usize = 4;
+    let wanted = stem(name.as_str());
+    let mut best = (ALIKE_MIN - 1, None);
+    for plugin in catalogue.plugins() {
+        for claim in &plugin.manifest.architectures {
+            let gguf = claim.gguf.iter().map(|name| (name, "in GGUF"));
+            for (claimed, format) in gguf.chain(claim.classes.iter().map(|name| (name, "in safetensors"))) {
+                let pairs = wanted.bytes().zip(stem(claimed).into_bytes());
+                let alike = pairs.take_while(|(a, b)| a == b).count();
+                if alike > best.0 {
+                    best = (alike, Some((&plugin.manifest.id, claimed, format)));
+                }
+            }
+        }
+    }
+    let (plugin, claimed, format) = best.1?;
+    Some(format!("plugin '{plugin}' comes closest, which claims '{claimed}' {format}"))
+}
+
+/// What is left of a name when formats and generations of tools are taken out: `gemma3` of `Gemma3ForCausalLM`.
+fn stem(name: &str) -> String {
+    let letters = name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase());
+    let plain: String = letters.collect();
+    plain.split("for").next().unwrap_or_default().to_owned()
 }
 
 fn failure(code: FailureCode, message: &str, help: &str) -> Failure {
@@ -233,4 +266,22 @@ fn key(parts: &[&str]) -> String {
         digest.update(part);
     }
     format!("{:x}.json", digest.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_both_formats_come_to_one() {
+        for (name, expected) in [
+            ("gemma3", "gemma3"),
+            ("Gemma3ForCausalLM", "gemma3"),
+            ("Gemma3ForConditionalGeneration", "gemma3"),
+            ("gpt-oss", "gptoss"),
+            ("GptOssForCausalLM", "gptoss"),
+        ] {
+            assert_eq!(stem(name), expected);
+        }
+    }
 }
