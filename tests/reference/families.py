@@ -228,6 +228,40 @@ VARIANTS = [
         ),
         WINDOWS | {"another limit": {"swiglu_limit": 7.0}},
     ),
+    # The values of published models, as GGUF files do not say them.
+    Variant(
+        "gpt_oss_plain",
+        97,
+        transformers.GptOssConfig(
+            **sizes(rms_norm_eps=EPS, head_dim=32, sliding_window=WINDOW) | {"intermediate_size": 32},
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters=rope(
+                10_000.0,
+                rope_type="yarn",
+                factor=8.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
+                original_max_position_embeddings=64,
+            ),
+        ),
+        WINDOWS,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GPT_OSS,
+            moe(4)
+            | {
+                ".attention.key_length": 32,
+                ".attention.value_length": 32,
+                ".attention.sliding_window": WINDOW,
+                ".rope.scaling.type": "yarn",
+                ".rope.scaling.factor": 8.0,
+                ".rope.scaling.original_context_length": 64,
+            },
+            rename={"mlp.experts.gate_proj_bias": "mlp.experts.gate_proj.bias", "mlp.experts.up_proj_bias": "mlp.experts.up_proj.bias"}
+            | {"mlp.experts.down_proj_bias": "mlp.experts.down_proj.bias"},
+        ),
+    ),
     # A quarter of each head rotated in neighbouring pairs, norms before and after.
     Variant(
         "glm4",
@@ -239,6 +273,43 @@ VARIANTS = [
         ),
         {"the whole head rotated": {"rope_parameters": rope(1_000.0, partial_rotary_factor=1.0)}, "norm epsilon": NORM},
         gguf=Gguf(gguf.MODEL_ARCH.GLM4, HEADS | {".rope.dimension_count": 8}),
+    ),
+    # Sigmoid scores that are corrected for the choice, two of three groups of experts, a shared expert, one dense layer.
+    Variant(
+        "glm4_moe",
+        198,
+        transformers.Glm4MoeConfig(
+            **sizes(rms_norm_eps=EPS, head_dim=16, moe_intermediate_size=32, layers=3),
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=1.5,
+            use_qk_norm=True,
+            attention_bias=True,
+            rope_parameters=rope(1_000.0, partial_rotary_factor=0.5),
+        ),
+        {
+            "not renormalised": {"norm_topk_prob": False},
+            "all groups": {"topk_group": 3},
+            "no factor": {"routed_scaling_factor": 1.0},
+            "the whole head rotated": {"rope_parameters": rope(1_000.0, partial_rotary_factor=1.0)},
+        },
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GLM4_MOE,
+            HEADS
+            | moe()
+            | {
+                ".rope.dimension_count": 8,
+                ".expert_shared_count": 1,
+                ".expert_group_count": 3,
+                ".expert_group_used_count": 2,
+                ".expert_weights_scale": 1.5,
+                ".expert_weights_norm": True,
+                ".leading_dense_block_count": 1,
+            },
+            rename={"e_score_correction_bias": "e_score_correction.bias"},
+        ),
     ),
     Variant(
         "granite",
@@ -363,18 +434,19 @@ def write_gguf(path, variant, weights, kind, vocabulary):
     _tokenizer(writer, vocabulary)
     stored = {}
     for name, value in weights.items():
-        parts = _parts(name, value)
+        turned = how.arch == gguf.MODEL_ARCH.GPT_OSS
+        parts = _parts(name, value, turned)
         written = []
         for part_name, part in parts:
             to = _gguf_name(layout, how, part_name)
-            dense = part.ndim == 1 or any(word in to for word in how.dense)
+            dense = part.ndim == 1 or to.endswith(".bias") or any(word in to for word in how.dense)
             part_kind = Type.F32 if dense else kind
             shift = how.norm_offset if part_name.endswith("norm.weight") else 0.0
             data = gguf.quants.quantize(layout.to_gguf(part_name, part + np.float32(shift)), part_kind)
             writer.add_tensor(to, np.ascontiguousarray(data), raw_dtype=part_kind)
             back = layout.to_hf(part_name, gguf.quants.dequantize(data, part_kind)).astype(np.float32)
             written.append(back.reshape(part.shape) - np.float32(shift))
-        stored[name] = _whole(name, written)
+        stored[name] = _whole(name, written, turned)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -412,15 +484,30 @@ def _add(writer, key, value):
             writer.add_array(key, value)
 
 
-def _parts(name, value):
+def _parts(name, value, layout_is_transposed):
     """The tensors of llama.cpp that one of transformers' in memory is written as."""
+    if layout_is_transposed:
+        return _parts_of_gpt_oss(name, value)
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(value, 2, axis=1)
         return [(name.replace("gate_up_proj", "gate_proj"), gate), (name.replace("gate_up_proj", "up_proj"), up)]
     return [(name, value)]
 
 
-def _whole(name, parts):
+def _parts_of_gpt_oss(name, value):
+    """Its weights multiply from the other side, and gates and values take turns."""
+    if "experts" not in name:
+        return [(name, value)]
+    value = value.swapaxes(1, 2) if value.ndim == 3 else value
+    if "gate_up_proj" not in name:
+        return [(name, value)]
+    return [(name.replace("gate_up", part), value[:, start::2]) for start, part in enumerate(("gate", "up"))]
+
+
+def _whole(name, parts, layout_is_transposed):
+    if layout_is_transposed and "experts" in name:
+        whole = np.stack(parts, axis=2).reshape(parts[0].shape[0], -1, *parts[0].shape[2:]) if len(parts) > 1 else parts[0]
+        return np.ascontiguousarray(whole.swapaxes(1, 2)) if whole.ndim == 3 else whole
     return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
 
 

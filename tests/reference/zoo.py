@@ -256,7 +256,10 @@ def make(variant, root):
 
 def _draw(config, rng):
     with torch.device("meta"):
-        shapes = {name: tuple(p.shape) for name, p in empty_model(config).named_parameters()}
+        model = empty_model(config)
+        kept = model.state_dict().keys()
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        shapes |= {name: tuple(p.shape) for name, p in model.named_buffers() if name in kept}
     return {name: _values(name, shape, config, rng).astype(np.float32) for name, shape in sorted(shapes.items())}
 
 

@@ -39,8 +39,11 @@ const CASES: &[Case] = &[
     Case { name: "olmoe", plugin: "pensieve-olmo", files: Files::Mostly(0.4) },
     Case { name: "phimoe", plugin: "pensieve-phi", files: Files::None },
     Case { name: "glm4", plugin: "pensieve-glm", files: Files::Within(0.35) },
+    Case { name: "glm4_moe", plugin: "pensieve-glm", files: Files::Mostly(0.4) },
     Case { name: "granite", plugin: "pensieve-granite", files: Files::Within(0.2) },
     Case { name: "granitemoe", plugin: "pensieve-granite", files: Files::Mostly(0.2) },
+    Case { name: "gpt_oss", plugin: "pensieve-gpt-oss", files: Files::None },
+    Case { name: "gpt_oss_plain", plugin: "pensieve-gpt-oss", files: Files::Mostly(0.4) },
     Case { name: "smollm3", plugin: "pensieve-llama", files: Files::None },
     Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
 ];

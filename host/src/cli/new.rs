@@ -26,8 +26,8 @@ const RESERVED: &str = "abstract alloc as async await become box break build con
     true try type typeof union unsafe unsized use virtual where while yield";
 
 /// Plugins, samplers and formats of adapters that come with this program.
-const SHIPPED: &str = "bias dry gguf greedy llama lora min-p mirostat mistral peft penalties phi samplers seeded temperature \
-    top-k top-p typical xtc zoo";
+const SHIPPED: &str = "bias dry gemma gguf glm gpt-oss granite greedy llama lora min-p mirostat mistral olmo peft penalties phi \
+    qwen samplers seeded temperature top-k top-p typical xtc zoo";
 
 /// Write a plugin of your own: a Cargo project that builds and passes its tests.
 #[derive(Args)]

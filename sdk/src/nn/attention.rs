@@ -37,6 +37,9 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Bounds scores to `± cap` by `cap · tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// A score for each head that stands beside those of tokens and takes its share of the weights, but has no value: where
+    /// nothing in the past is worth looking at, attention sinks into it (gpt-oss).
+    pub sinks: Option<Tensor>,
 }
 
 impl Attention {
@@ -47,7 +50,7 @@ impl Attention {
             return Err(Error::corrupt(message).help("the model's configuration is inconsistent"));
         }
         let scale = 1.0 / (head_dim as f32).sqrt();
-        Ok(Self { layer, heads, kv_heads, head_dim, scale, window: None, softcap: None })
+        Ok(Self { layer, heads, kv_heads, head_dim, scale, window: None, softcap: None, sinks: None })
     }
 
     /// Remembers the new tokens' `k` and `v` (`[tokens, kv_heads · head_dim]`), and has each token of `q`
@@ -88,7 +91,9 @@ impl Attention {
         let [keys, values] = step.kv.layer(self.layer)?;
         cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
         cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);
-        let scores = cpu::Scores { scale: self.scale, window: self.window, softcap: self.softcap };
+        let sinks = self.sinks.as_ref().map(view).transpose()?;
+        let (scale, window, softcap) = (self.scale, self.window, self.softcap);
+        let scores = cpu::Scores { scale, window, softcap, sinks: sinks.as_deref() };
         let q_values = view(q)?;
         let mut out = vec![0.0; q_values.len()];
         let (keys, values) = (keys.mapped(kind)?, values.mapped(kind)?);
@@ -175,7 +180,15 @@ impl Attention {
             let mask = mask.broadcast_as((group, len, all))?.contiguous()?;
             scores = scores.broadcast_add(&mask.reshape((1, group * len, all))?)?;
         }
-        let out = ops.matmul(&ops.softmax(&scores)?, values)?;
+        let weights = match &self.sinks {
+            Some(sinks) => {
+                let sinks = sinks.reshape((self.kv_heads, group, 1))?.broadcast_as((self.kv_heads, group, len))?;
+                let sinks = sinks.contiguous()?.reshape((self.kv_heads, group * len, 1))?;
+                ops.softmax(&Tensor::cat(&[&scores, &sinks], 2)?)?.narrow(2, 0, all)?.force_contiguous()?
+            }
+            None => ops.softmax(&scores)?,
+        };
+        let out = ops.matmul(&weights, values)?;
         let out = out.reshape((self.heads, len, self.head_dim))?.transpose(0, 1)?.contiguous()?;
         Ok(out.reshape((len, self.heads * self.head_dim))?)
     }

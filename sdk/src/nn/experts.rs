@@ -6,9 +6,12 @@
 //! which adapters find it.
 
 use candle_core::Tensor;
-use std::cmp::Ordering;
+use std::{cmp::Ordering, ops::Range};
 
-use super::{Activation, Linear, Loader, Step, loader::part_of};
+use super::{
+    Glu, Linear, Loader, Step,
+    ops::{ExpertRows, Ops},
+};
 use crate::{Error, Result, weights::RawTensor};
 
 /// What makes scores of a router's logits.
@@ -158,20 +161,6 @@ fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Routes) 
     }
 }
 
-/// What stands between an expert's first layers and its last.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Glu {
-    /// `act(gate) · up`.
-    Plain(Activation),
-    /// gpt-oss's: `(up + 1) · gate · sigmoid(alpha · gate)` of values that are held within a limit.
-    Clamped {
-        /// The slope of the sigmoid.
-        alpha: f64,
-        /// The largest gate, and the largest size of `up`.
-        limit: f64,
-    },
-}
-
 /// The names of an expert's layers in a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertNames {
@@ -223,24 +212,31 @@ impl Experts {
             let found = [weight.as_str(), name].into_iter().find(|name| loader.has(name));
             found.map(|name| loader.raw(name, &[count, rows, columns])).transpose()
         };
+        let biases = |name: &str, rows: usize| -> Result<Option<RawTensor>> {
+            let name = format!("{name}.bias");
+            if loader.has(&name) { loader.raw(&name, &[count, rows]).map(Some) } else { Ok(None) }
+        };
         let fused = stack(names.gate_up, 2 * inner, width)?;
-        let apart = (stack(names.gate, inner, width)?, stack(names.up, inner, width)?);
-        let down = stack(names.down, width, inner)?;
+        let layers = [(names.gate, inner, width), (names.up, inner, width), (names.down, width, inner)];
+        let of = |(name, rows, columns)| -> Result<_> { Ok((stack(name, rows, columns)?, biases(name, rows)?)) };
+        let stacks = [of(layers[0])?, of(layers[1])?, of(layers[2])?];
         let expert = |index: usize| -> Result<Expert> {
             let here = loader.at(index);
-            let linear = |name: &str, stack: &Option<RawTensor>, rows: usize, columns: usize| match stack {
-                Some(stack) => here.linear_of(name, &part_of(stack, index)?),
-                None => here.linear(name, columns, rows),
-            };
-            let (gate, up) = match &fused {
-                Some(fused) => {
-                    let both = part_of(fused, index)?;
-                    let (gate, up) = (both.rows(0..inner)?, both.rows(inner..2 * inner)?);
-                    (here.linear_of(names.gate, &gate)?, here.linear_of(names.up, &up)?)
+            let layer = |layer: usize| -> Result<Linear> {
+                let ((name, rows, columns), (weights, biases)) = (layers[layer], &stacks[layer]);
+                let linear = match (&fused, weights) {
+                    (Some(fused), _) if layer < 2 => {
+                        here.linear_of(name, &fused.part(index)?.rows(layer * inner..(layer + 1) * inner)?)?
+                    }
+                    (_, Some(weights)) => here.linear_of(name, &weights.part(index)?)?,
+                    _ => here.linear(name, columns, rows)?,
+                };
+                match biases {
+                    Some(biases) => Ok(linear.with_bias(Some(here.vector_of(&biases.part(index)?)?))),
+                    None => Ok(linear),
                 }
-                None => (linear(names.gate, &apart.0, inner, width)?, linear(names.up, &apart.1, inner, width)?),
             };
-            Ok(Expert { gate, up, down: linear(names.down, &down, width, inner)? })
+            Ok(Expert { gate: layer(0)?, up: layer(1)?, down: layer(2)? })
         };
         Ok(Self { experts: (0..count).map(expert).collect::<Result<_>>()?, glu })
     }
@@ -258,19 +254,20 @@ impl Experts {
         order.sort_by_key(|&choice| routes.experts[choice]);
         let sources: Vec<u32> = order.iter().map(|choice| (choice / top_k) as u32).collect();
         let gathered = ops.select_rows(x, &sources)?;
-        let mut outs = Vec::new();
         let mut start = 0;
-        for group in order.chunk_by(|a, b| routes.experts[*a] == routes.experts[*b]) {
-            let expert = &self.experts[routes.experts[group[0]]];
-            let range = start..start + group.len();
-            start = range.end;
-            let of = step.rows(&sources[range.clone()]);
-            let x = ops.rows(&gathered, range.start, range.len())?;
-            let gate = expert.gate.forward_rows(&x, &of, step)?;
-            let up = expert.up.forward_rows(&x, &of, step)?;
-            outs.push(expert.down.forward_rows(&self.glu.forward(&gate, &up, step)?, &of, step)?);
-        }
-        let outs = Tensor::cat(&outs, 0)?;
+        let groups: Vec<_> = order
+            .chunk_by(|a, b| routes.experts[*a] == routes.experts[*b])
+            .map(|group| {
+                let rows = start..start + group.len();
+                start = rows.end;
+                (&self.experts[routes.experts[group[0]]], rows)
+            })
+            .collect();
+        let together = if step.is_adapted() { None } else { self.forward_together(&gathered, &groups, ops)? };
+        let outs = match together {
+            Some(outs) => outs,
+            None => self.forward_one_by_one(&gathered, &sources, &groups, step)?,
+        };
         let mut places = vec![0; order.len()];
         for (place, choice) in order.into_iter().enumerate() {
             places[choice] = place as u32;
@@ -279,7 +276,31 @@ impl Experts {
         let weights = Tensor::from_slice(&routes.weights, (rows, top_k, 1), ops.device())?;
         Ok(outs.broadcast_mul(&weights)?.sum(1)?)
     }
+
+    /// All experts in one go, where there is a kernel for that.
+    fn forward_together(&self, x: &Tensor, groups: &[Group<'_>], ops: &Ops) -> Result<Option<Tensor>> {
+        let mut rows = Vec::with_capacity(groups.len());
+        for (expert, range) in groups {
+            let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
+            rows.push(ExpertRows { layers, rows: range.clone() });
+        }
+        ops.experts(x, &rows, self.glu)
+    }
+
+    /// Expert by expert, with what adapters change.
+    fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
+        let forward = |(expert, rows): &Group<'_>| {
+            let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
+            let gate = expert.gate.forward_rows(&x, &of, step)?;
+            let up = expert.up.forward_rows(&x, &of, step)?;
+            expert.down.forward_rows(&self.glu.forward(&gate, &up, step)?, &of, step)
+        };
+        Ok(Tensor::cat(&groups.iter().map(forward).collect::<Result<Vec<_>>>()?, 0)?)
+    }
 }
+
+/// An expert, and the rows that want it among those that were gathered.
+type Group<'a> = (&'a Expert, Range<usize>);
 
 impl Glu {
     fn forward(self, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Tensor> {

@@ -26,6 +26,11 @@ impl Linear {
         self.id
     }
 
+    /// The layer without what adapters change.
+    pub(super) fn parts(&self) -> (&Matrix, Option<&Tensor>) {
+        (&self.weight, self.bias.as_ref())
+    }
+
     /// Applies the layer to each of the step's rows: `x` has the shape `[rows, inputs]`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.adapt(self.id, x, self.plain(x, step)?)

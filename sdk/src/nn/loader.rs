@@ -162,13 +162,6 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// The part `index` of a tensor along its first dimension: one expert's weight out of a stack.
-pub(super) fn part_of(stack: &RawTensor, index: usize) -> Result<RawTensor> {
-    let mut part = stack.rows(index..index + 1)?;
-    part.shape.remove(0);
-    Ok(part)
-}
-
 /// Tensors of a checkpoint that nothing asked for, for a person: a part of the model that the plugin does not know, or a
 /// name that it missed.
 pub(crate) fn unused(weights: &Weights, used: &HashSet<String>) -> Option<String> {
@@ -308,6 +301,11 @@ impl Loader<'_> {
     /// A small dense tensor of one dimension, as `f32`.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
         self.shared.ops.vector(&self.raw(name, &[len])?)
+    }
+
+    /// The values of a small dense tensor that an author has taken out of the checkpoint, such as a bias, as `f32`.
+    pub fn vector_of(&self, raw: &RawTensor) -> Result<Tensor> {
+        self.shared.ops.vector(raw)
     }
 
     /// The values of a small dense tensor of one dimension, where the checkpoint has it.

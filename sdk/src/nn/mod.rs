@@ -26,8 +26,8 @@ mod view;
 
 pub use attention::Attention;
 pub use candle_core::{self as candle, Tensor};
-pub use cpu::Activation;
-pub use experts::{Expert, ExpertNames, Experts, Glu, Groups, Router, Routes, Scoring, weighed};
+pub use cpu::{Activation, Glu};
+pub use experts::{Expert, ExpertNames, Experts, Groups, Router, Routes, Scoring, weighed};
 pub use kv::{BLOCK_TOKENS, KvShape, KvType};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;

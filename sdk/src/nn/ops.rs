@@ -73,6 +73,12 @@ impl LowRank {
     }
 }
 
+/// An expert's layers (gate, up and down) with their biases, and the rows that want it.
+pub(super) struct ExpertRows<'a> {
+    pub(super) layers: [(&'a Matrix, Option<&'a Tensor>); 3],
+    pub(super) rows: Range<usize>,
+}
+
 /// Rows of an activation, what changes them, and how much.
 type Changed<'a> = (Range<usize>, &'a LowRank, f32);
 
@@ -249,6 +255,32 @@ impl Ops {
             Form::Dense(w) => Ok(x.to_dtype(w.dtype())?.matmul(&w.t()?)?.to_dtype(DType::F32)?),
             Form::Quantized(_, w) => Ok(w.forward(x)?),
         }
+    }
+
+    /// What experts make of their rows, which tile `x`, where there is a kernel for it.
+    pub(super) fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: cpu::Glu) -> Result<Option<Tensor>> {
+        self.check(x, 2)?;
+        let (Some(pool), Some(first)) = (&self.pool, experts.first()) else { return Ok(None) };
+        let (rows, outputs) = (x.dim(0)?, first.layers[2].0.outputs);
+        let views = experts.iter().flat_map(|expert| &expert.layers).map(|(_, bias)| bias.map(view).transpose());
+        let views = views.collect::<Result<Vec<_>>>()?;
+        let mut found = Vec::with_capacity(experts.len());
+        for (expert, views) in experts.iter().zip(views.chunks_exact(3)) {
+            let mut layers = Vec::with_capacity(3);
+            for ((weight, _), bias) in expert.layers.iter().zip(views) {
+                let Form::InPlace(raw) = &weight.form else {
+                    return Err(Error::invalid("an expert was loaded for other kernels"));
+                };
+                layers.push(cpu::Layer { weight: cpu_matrix(raw, weight), bias: bias.as_deref() });
+            }
+            let rows = expert.rows.clone();
+            if let [gate, up, down] = layers[..] {
+                found.push(cpu::Expert { gate, up, down, rows });
+            }
+        }
+        let mut out = vec![0.0; rows * outputs];
+        cpu::experts(pool, &found, glu, &view(x)?, &mut out);
+        tensor(out, (rows, outputs)).map(Some)
     }
 
     /// The rows `ids` of a weight. The ids are below its outputs, as the batch was checked against the vocabulary.

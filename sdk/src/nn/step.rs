@@ -85,6 +85,11 @@ impl<'a> Step<'a> {
         Rows { adapted: self.adapted.iter().map(of).filter(|group| !group.rows.is_empty()).collect() }
     }
 
+    /// Whether adapters change any of the step's rows.
+    pub(super) fn is_adapted(&self) -> bool {
+        !self.adapted.is_empty()
+    }
+
     /// The rows of `x` whose logits are wanted. What follows works on them alone.
     pub(super) fn wanted(&mut self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.adapted = self.rows(rows).adapted;

@@ -15,6 +15,7 @@ pub mod gguf;
 mod json;
 pub(crate) mod names;
 mod packed;
+mod parts;
 mod safetensors;
 mod tensor;
 mod tokenizer;

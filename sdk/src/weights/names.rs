@@ -77,8 +77,21 @@ const EXCEPTIONS: &[(&[&str], Names)] = &[
         ],
     ),
     (
+        &["gpt-oss"],
+        &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("attn_sinks", "self_attn.sinks"),
+            ("ffn_gate_inp", "mlp.router"),
+        ],
+    ),
+    (
         &["olmo2"],
-        &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")],
+        &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("ffn_norm", "pre_feedforward_layernorm"),
+            ("post_ffw_norm", "post_feedforward_layernorm"),
+        ],
     ),
     (
         &["gemma2", "gemma3"],

@@ -11,6 +11,7 @@
 
 mod activation;
 mod attention;
+mod experts;
 mod float;
 mod kv;
 mod low_rank;
@@ -24,6 +25,7 @@ mod tile;
 
 pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Scores, attention};
+pub use experts::{Expert, Glu, Layer, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};
 pub use matmul::{Matrix, dequantize, dequantize_row, matmul};

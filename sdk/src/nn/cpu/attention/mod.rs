@@ -25,12 +25,14 @@ const ROWS: usize = 64;
 
 /// How scores are made out of products of queries and keys.
 #[derive(Clone, Copy, Debug)]
-pub struct Scores {
+pub struct Scores<'a> {
     pub scale: f32,
     /// A row sees that many positions at most, its own counted.
     pub window: Option<usize>,
     /// Scores are bent to stay within ± this.
     pub softcap: Option<f32>,
+    /// For each head of queries a score of nothing: it takes its share of the weights.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Attention of the rows of some spans, `q[n, heads, head_dim]`, to the positions of their sequences up to their own,
@@ -43,7 +45,7 @@ pub fn attention(
     keys: Kv<'_>,
     values: Kv<'_>,
     spans: &[Span<'_>],
-    scores: Scores,
+    scores: Scores<'_>,
     heads: usize,
     q: &[f32],
     out: &mut [f32],
@@ -53,6 +55,7 @@ pub fn attention(
     assert!(q.len() == out.len() && q.len().is_multiple_of(width), "{} queries, {} outputs", q.len(), out.len());
     assert!(layout.holds(keys) && layout.holds(values), "caches of {layout:?}");
     assert!(scores.window != Some(0), "a window of no positions");
+    assert!(scores.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each of {heads} heads");
     let half = matches!(keys, Kv::F16(_));
     assert_eq!(half, matches!(values, Kv::F16(_)), "keys and values are of one kind");
     layout.check(q.len() / width, spans);
@@ -113,7 +116,7 @@ struct Attend<'a, F> {
     layout: KvLayout,
     keys: &'a [u8],
     values: &'a [u8],
-    scores: Scores,
+    scores: Scores<'a>,
     heads: usize,
     q: &'a [f32],
     out: &'a Disjoint<'a, f32>,
@@ -318,7 +321,10 @@ impl<S: Simd> Work<S> {
             let offset = of.offset(row);
             // SAFETY: a row and a head belong to one part of one span, as spans do not overlap.
             let out = unsafe { of.out.range(offset..offset + dim) };
-            let total = simd.splat(self.state[row].1);
+            let (top, sum) = self.state[row];
+            let head = offset / dim % of.heads;
+            let sunk = of.scores.sinks.map_or(0.0, |sinks| (sinks[head] - top).exp());
+            let total = simd.splat(sum + sunk);
             let panels = self.sums.chunks_exact(self.rows).flat_map(|sums| sums[row]);
             for (out, sum) in out.chunks_mut(S::LANES).zip(panels) {
                 let mut lanes = [0.0; 64];

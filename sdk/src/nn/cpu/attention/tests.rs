@@ -12,11 +12,11 @@ struct Case {
     kv_heads: usize,
     dim: usize,
     block_len: usize,
-    scores: Scores,
+    scores: Scores<'static>,
     half: bool,
 }
 
-const PLAIN: Scores = Scores { scale: 0.3, window: None, softcap: None };
+const PLAIN: Scores<'static> = Scores { scale: 0.3, window: None, softcap: None, sinks: None };
 const CASE: Case = Case { heads: 6, kv_heads: 2, dim: 64, block_len: 16, scores: PLAIN, half: false };
 
 /// A sequence: its keys, values and queries, and the blocks that it has been given.
@@ -77,7 +77,7 @@ impl Case {
     }
 
     fn expected(&self, sequence: &Sequence, position: usize, head: usize) -> Vec<f64> {
-        let Scores { scale, window, softcap } = self.scores;
+        let Scores { scale, window, softcap, sinks } = self.scores;
         let kv_head = head / (self.heads / self.kv_heads);
         let row = |of: &[f32], position: usize, heads: usize, head: usize| -> Vec<f64> {
             of[(position * heads + head) * self.dim..][..self.dim].iter().map(|x| f64::from(*x)).collect()
@@ -92,7 +92,8 @@ impl Case {
                 bent.exp()
             })
             .collect();
-        let total: f64 = weights.iter().sum();
+        let sunk = sinks.map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+        let total = weights.iter().sum::<f64>() + sunk;
         let mut out = vec![0.0; self.dim];
         for (at, weight) in seen.zip(weights) {
             for (out, v) in out.iter_mut().zip(row(&sequence.v, at, self.kv_heads, kv_head)) {
@@ -153,6 +154,12 @@ fn a_window_hides_what_lies_before_it() {
 #[test]
 fn a_soft_cap_bends_scores() {
     Case { scores: Scores { softcap: Some(2.0), ..PLAIN }, ..CASE }.check(70);
+}
+
+#[test]
+fn a_sink_takes_its_share() {
+    let sinks = Some(&[0.5, -3.0, 4.0, 0.0, 1.5, -0.5][..]);
+    Case { scores: Scores { sinks, window: Some(20), ..PLAIN }, ..CASE }.check(140);
 }
 
 #[test]

@@ -28,8 +28,17 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
             }
             scores(source, config);
         }
-        "gpt-oss" => windows(source, config, 2)?,
+        "gpt-oss" => {
+            windows(source, config, 2)?;
+            // Files do not say it, and the model was trained so.
+            if let Some(Value::Object(rope)) = config.get_mut("rope_parameters") {
+                rope.insert("truncate".to_owned(), json!(false));
+            }
+        }
         _ => (),
+    }
+    if !config.contains_key("num_local_experts") {
+        return Ok(());
     }
     let given = source.metadata.bool(&source.key("expert_weights_norm"))?;
     let norms = given.unwrap_or(RENORMALISED.contains(&source.architecture));

@@ -1,0 +1,139 @@
+//! GLM-4-0414 and GLM-Z1 (arXiv 2406.12793): Llama with norms before and after each block, biases on queries, keys and values,
+//! and half of each head rotated, in neighbouring pairs.
+//!
+//! Reference: `modeling_glm4.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+
+use pensieve_sdk::{
+    Result,
+    nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
+    weights::{Checkpoint, RopeConfig, RopeStyle},
+};
+
+/// What a checkpoint says about its model.
+pub struct Config {
+    sizes: Sizes,
+    rope: RopeConfig,
+}
+
+/// Grouped-query attention with rotated queries and keys.
+struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    attention: Attention,
+}
+
+impl SelfAttention {
+    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
+        let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
+            config.sizes;
+        Ok(Self {
+            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
+            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
+            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
+            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let q = angles.rotate(&self.q_proj.forward(x, step)?, step)?;
+        let k = angles.rotate(&self.k_proj.forward(x, step)?, step)?;
+        let v = self.v_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    }
+}
+
+/// One decoder layer.
+struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: SelfAttention,
+    post_self_attn_layernorm: RmsNorm,
+    post_attention_layernorm: RmsNorm,
+    mlp: GatedMlp,
+    post_mlp_layernorm: RmsNorm,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        let Sizes { hidden_size, intermediate_size, hidden_act, rms_norm_eps, .. } = config.sizes;
+        let norm = |name| RmsNorm::load(loader, name, hidden_size, rms_norm_eps);
+        Ok(Self {
+            input_layernorm: norm("input_layernorm")?,
+            self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
+            post_self_attn_layernorm: norm("post_self_attn_layernorm")?,
+            post_attention_layernorm: norm("post_attention_layernorm")?,
+            mlp: GatedMlp::load(&loader.at("mlp"), hidden_size, intermediate_size, hidden_act)?,
+            post_mlp_layernorm: norm("post_mlp_layernorm")?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
+        let x = (x + self.post_self_attn_layernorm.forward(&attended, step)?)?;
+        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
+        Ok((x + self.post_mlp_layernorm.forward(&transformed, step)?)?)
+    }
+}
+
+/// The model.
+pub struct Glm4 {
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    lm_head: Linear,
+    rope: Rope,
+}
+
+impl Decoder for Glm4 {
+    const NAME: &'static str = "glm4";
+    const GGUF: &'static [&'static str] = &["glm4"];
+    const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM"];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let config =
+            checkpoint.config().with_defaults([("head_dim", 128.into()), ("num_key_value_heads", 2.into())])?;
+        let sizes = Sizes {
+            max_position_embeddings: config.usize_or("max_position_embeddings", 131_072)?,
+            ..Sizes::read(&config)?
+        };
+        let rope = RopeConfig { style: RopeStyle::Interleaved, ..config.rope()? };
+        // Checkpoints of the class rotate half of a head, said or not.
+        let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
+        let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };
+        Ok(Config { sizes, rope: RopeConfig { partial_rotary_factor, ..rope } })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        config.sizes.shape()
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
+        let model = loader.text_model();
+        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        Ok(Self {
+            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            embed_tokens,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = self.rope.angles(step)?;
+        let mut x = self.embed_tokens.forward(step)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &angles, step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+    }
+}

@@ -1,0 +1,230 @@
+//! GLM-4.5 to GLM-4.7 and their Airs (arXiv 2508.06471): half of each head rotated, and from the second layer or so on many experts
+//! whose sigmoid scores are corrected for the choice, beside one that all tokens share.
+//!
+//! Reference: `modeling_glm4_moe.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Layers
+//! that foretell several tokens come last, and are left out.
+
+use pensieve_sdk::{
+    Result,
+    nn::{
+        Angles, Attention, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Groups, Linear, Loader, RmsNorm,
+        Rope, Router, Scoring, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, Names, RopeConfig},
+};
+
+/// What a checkpoint says about its model.
+pub struct Config {
+    sizes: Sizes,
+    /// Layers before the first that has experts.
+    first_k_dense_replace: usize,
+    n_routed_experts: usize,
+    n_shared_experts: usize,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    routed_scaling_factor: f64,
+    norm_topk_prob: bool,
+    groups: Groups,
+    rope: RopeConfig,
+}
+
+/// Grouped-query attention with rotated queries and keys.
+struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    /// Over each head, of some models.
+    norms: Option<(RmsNorm, RmsNorm)>,
+    attention: Attention,
+}
+
+impl SelfAttention {
+    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
+        let Sizes {
+            hidden_size,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim,
+            rms_norm_eps,
+            ..
+        } = config.sizes;
+        let norm = |name| RmsNorm::load(loader, name, head_dim, rms_norm_eps);
+        Ok(Self {
+            // The biases come with the layers.
+            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
+            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
+            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
+            norms: if loader.has("q_norm.weight") { Some((norm("q_norm")?, norm("k_norm")?)) } else { None },
+            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let (mut q, mut k) = (self.q_proj.forward(x, step)?, self.k_proj.forward(x, step)?);
+        if let Some((q_norm, k_norm)) = &self.norms {
+            (q, k) = (q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
+        }
+        let (q, k, v) = (angles.rotate(&q, step)?, angles.rotate(&k, step)?, self.v_proj.forward(x, step)?);
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    }
+}
+
+/// The experts that a router chooses, and one that all tokens share.
+struct SparseMlp {
+    gate: Router,
+    experts: Experts,
+    shared_experts: GatedMlp,
+}
+
+/// The feed-forward block of a layer.
+enum Mlp {
+    Dense(GatedMlp),
+    Sparse(SparseMlp),
+}
+
+impl Mlp {
+    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
+        let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
+        if layer < config.first_k_dense_replace {
+            return Ok(Self::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
+        }
+        let (count, inner) = (config.n_routed_experts, config.moe_intermediate_size);
+        let router = Router::load(loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
+        // GGUF files have it as a bias.
+        let correction = match loader.values("gate.e_score_correction_bias")? {
+            Some(correction) => Some(correction),
+            None => loader.values("gate.e_score_correction.bias")?,
+        };
+        let gate = Router {
+            scoring: Scoring::Sigmoid,
+            renormalize: config.norm_topk_prob,
+            scale: config.routed_scaling_factor as f32,
+            correction,
+            groups: Some(config.groups),
+            ..router
+        };
+        let (sizes, names) = ((count, hidden_size, inner), ExpertNames::default());
+        let shared = inner * config.n_shared_experts;
+        Ok(Self::Sparse(SparseMlp {
+            gate,
+            experts: Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?,
+            shared_experts: GatedMlp::load(&loader.at("shared_experts"), hidden_size, shared, hidden_act)?,
+        }))
+    }
+
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(x, step),
+            Self::Sparse(SparseMlp { gate, experts, shared_experts }) => {
+                let routed = experts.forward(x, &gate.forward(x, step)?, step)?;
+                Ok((routed + shared_experts.forward(x, step)?)?)
+            }
+        }
+    }
+}
+
+/// One decoder layer.
+struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: SelfAttention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        let Sizes { hidden_size, rms_norm_eps, .. } = config.sizes;
+        Ok(Self {
+            input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
+            self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
+            post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
+            mlp: Mlp::load(&loader.at("mlp"), config, index)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
+        let x = (x + attended)?;
+        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
+        Ok((x + transformed)?)
+    }
+}
+
+/// The model.
+pub struct Glm4Moe {
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    lm_head: Linear,
+    rope: Rope,
+}
+
+impl Decoder for Glm4Moe {
+    const NAME: &'static str = "glm4_moe";
+    const GGUF: &'static [&'static str] = &["glm4moe"];
+    const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM"];
+    const GGUF_NAMES: Names = &[
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+        ("exp_probs_b", "mlp.gate.e_score_correction"),
+    ];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let defaults = [("max_position_embeddings", 131_072.into()), ("rms_norm_eps", 1e-5.into())];
+        let config = checkpoint.config().with_defaults(defaults)?;
+        let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
+        let rope = config.rope()?;
+        let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
+        let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };
+        let mut sizes = Sizes::read(&config)?;
+        sizes.num_hidden_layers -= config.usize_or("nextn_predict_layers", 0)?.min(sizes.num_hidden_layers);
+        Ok(Config {
+            first_k_dense_replace: config.usize_or("first_k_dense_replace", 1)?,
+            n_routed_experts: config.experts()?.unwrap_or(128),
+            n_shared_experts: config.usize_or("n_shared_experts", 1)?,
+            num_experts_per_tok: config.usize_or("num_experts_per_tok", 8)?,
+            moe_intermediate_size: config.usize_or("moe_intermediate_size", 1408)?,
+            routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
+            norm_topk_prob: config.bool_or("norm_topk_prob", true)?,
+            groups: Groups { count, kept, compared: 2 },
+            rope: RopeConfig { partial_rotary_factor, ..rope },
+            sizes,
+        })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        config.sizes.shape()
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
+        let model = loader.text_model();
+        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        Ok(Self {
+            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            embed_tokens,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = self.rope.angles(step)?;
+        let mut x = self.embed_tokens.forward(step)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &angles, step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+    }
+}

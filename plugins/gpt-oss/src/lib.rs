@@ -1,0 +1,198 @@
+//! gpt-oss 20B and 120B (arXiv 2508.10925): experts with biases behind a clamped gate, windows in every other layer, and heads
+//! that may look at nothing, which is a score of its own beside those of tokens.
+//!
+//! Reference: `modeling_gpt_oss.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. GGUF
+//! files have the experts in MXFP4, as they were trained.
+
+use pensieve_sdk::{
+    Plugin, Result, export,
+    nn::{
+        Angles, Attention, Decoder, Embedding, Expert, ExpertNames, Experts, Glu, Linear, Loader, Paged, RmsNorm, Rope,
+        Router, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, RawTensor, RopeConfig},
+};
+
+export!(Plugin::new("gpt-oss", "gpt-oss").architecture(Paged::<GptOss>::architecture()));
+
+/// What a checkpoint says about its model.
+struct Config {
+    sizes: Sizes,
+    num_local_experts: usize,
+    num_experts_per_tok: usize,
+    glu: Glu,
+    /// How far back each layer sees.
+    windows: Vec<Option<usize>>,
+    rope: RopeConfig,
+}
+
+/// Grouped-query attention with rotated queries and keys, biases, and a sink for each head.
+struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    attention: Attention,
+}
+
+impl SelfAttention {
+    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
+        let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
+            config.sizes;
+        let sinks = loader.vector(if loader.has("sinks") { "sinks" } else { "sinks.weight" }, heads)?;
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        Ok(Self {
+            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
+            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
+            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
+            attention: Attention { window: config.windows[layer], sinks: Some(sinks), ..attention },
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let q = angles.rotate(&self.q_proj.forward(x, step)?, step)?;
+        let k = angles.rotate(&self.k_proj.forward(x, step)?, step)?;
+        let v = self.v_proj.forward(x, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    }
+}
+
+/// The experts that a router chooses, whose weights add up to one.
+struct Mlp {
+    router: Router,
+    experts: Experts,
+}
+
+impl Mlp {
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { hidden_size, intermediate_size, .. } = config.sizes;
+        let count = config.num_local_experts;
+        let router = Router::load(loader, "router", hidden_size, count, config.num_experts_per_tok)?;
+        let (loader, sizes) = (loader.at("experts"), (count, hidden_size, intermediate_size));
+        let experts = if loader.has("gate_up_proj_bias") {
+            experts_of_folder(&loader, sizes, config.glu)?
+        } else {
+            Experts::load(&loader, ExpertNames::default(), sizes, config.glu)?
+        };
+        Ok(Self { router: Router { renormalize: true, ..router }, experts })
+    }
+
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.experts.forward(x, &self.router.forward(x, step)?, step)
+    }
+}
+
+/// The experts of a folder, where gates and values take turns, and dense weights multiply from the other side.
+fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, usize), glu: Glu) -> Result<Experts> {
+    let is_packed = loader.has("gate_up_proj.weight");
+    let stack = |name: &str, outputs: usize, inputs: usize| match is_packed {
+        true => loader.raw(&format!("{name}.weight"), &[count, outputs, inputs]),
+        false => loader.raw(name, &[count, inputs, outputs]),
+    };
+    let (gate_ups, downs) = (stack("gate_up_proj", 2 * inner, width)?, stack("down_proj", width, inner)?);
+    let gate_up_biases = loader.raw("gate_up_proj_bias", &[count, 2 * inner])?;
+    let down_biases = loader.raw("down_proj_bias", &[count, width])?;
+    let part = |stack: &RawTensor, index| if is_packed { stack.part(index) } else { stack.part(index)?.transposed() };
+    let expert = |index: usize| -> Result<Expert> {
+        let linear = |name: &str, weight: &RawTensor, bias: &RawTensor| -> Result<Linear> {
+            Ok(loader.at(index).linear_of(name, weight)?.with_bias(Some(loader.vector_of(bias)?)))
+        };
+        let (both, biases) = (part(&gate_ups, index)?, gate_up_biases.part(index)?);
+        Ok(Expert {
+            gate: linear("gate_proj", &both.every(0, 2)?, &biases.every(0, 2)?)?,
+            up: linear("up_proj", &both.every(1, 2)?, &biases.every(1, 2)?)?,
+            down: linear("down_proj", &part(&downs, index)?, &down_biases.part(index)?)?,
+        })
+    };
+    Ok(Experts::new((0..count).map(expert).collect::<Result<_>>()?, glu))
+}
+
+/// One decoder layer.
+struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: SelfAttention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        let Sizes { hidden_size, rms_norm_eps, .. } = config.sizes;
+        Ok(Self {
+            input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
+            self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
+            post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
+            mlp: Mlp::load(&loader.at("mlp"), config)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
+        let x = (x + attended)?;
+        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
+        Ok((x + transformed)?)
+    }
+}
+
+/// The model.
+struct GptOss {
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    lm_head: Linear,
+    rope: Rope,
+}
+
+impl Decoder for GptOss {
+    const NAME: &'static str = "gpt-oss";
+    const GGUF: &'static [&'static str] = &["gpt-oss"];
+    const CLASSES: &'static [&'static str] = &["GptOssForCausalLM"];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let config = checkpoint.config();
+        let mut sizes = Sizes { rms_norm_eps: config.f64_or("rms_norm_eps", 1e-5)?, ..Sizes::read(config)? };
+        sizes.intermediate_size = config.usize_or("moe_intermediate_size", sizes.intermediate_size)?;
+        let (alpha, limit) = (config.f64_or("swiglu_alpha", 1.702)?, config.f64_or("swiglu_limit", 7.0)?);
+        Ok(Config {
+            num_local_experts: config.experts()?.unwrap_or(128),
+            num_experts_per_tok: config.usize_or("num_experts_per_tok", 4)?,
+            glu: Glu::Clamped { alpha, limit },
+            windows: config.sliding_windows(sizes.num_hidden_layers)?,
+            rope: config.rope()?,
+            sizes,
+        })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        config.sizes.shape()
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
+        let model = loader.text_model();
+        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        Ok(Self {
+            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
+            embed_tokens,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = self.rope.angles(step)?;
+        let mut x = self.embed_tokens.forward(step)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &angles, step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+    }
+}
