@@ -30,27 +30,27 @@ pub struct Request {
     /// How many tokens to generate at most; none for as many as fit. More than fit is as many as fit.
     pub max_tokens: Option<u32>,
     /// How tokens are picked.
-    pub sampling: Sampling,
+    pub sampling: SamplingParams,
     /// Strings that end the generation and are not shown.
     pub stops: Vec<String>,
     /// Report log-probabilities, and of so many of the most likely tokens in each place.
     pub logprobs: Option<u8>,
     /// What the answer must look like. Tool calls have rules of their own.
-    pub format: Format,
+    pub format: ResponseFormat,
     /// The adapter, as far as the client says more of it than the model's id does.
-    pub adapter: AdapterWish,
+    pub adapter: AdapterSelection,
 }
 
 /// What a client says of an adapter beside the model's id.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct AdapterWish {
+pub struct AdapterSelection {
     /// Which; none for the one in the model's id.
     pub name: Option<String>,
     /// How strongly; none for as strongly as the model's id says, which is as trained for most.
     pub scale: Option<f32>,
 }
 
-impl AdapterWish {
+impl AdapterSelection {
     /// The adapter that is meant where the model's id stands for this one; an error if there is a strength of nothing.
     pub fn beside(self, own: Option<AdapterUse>) -> Result<Option<AdapterUse>, Failure> {
         match (self.name, self.scale, own) {
@@ -78,7 +78,7 @@ pub enum Input {
 
 /// How tokens are picked. None is the model's own default, or else the neutral value.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sampling {
+pub struct SamplingParams {
     /// 0 takes the most likely token.
     pub temperature: Option<f32>,
     /// Among so many of the most likely ones; 0 for all.
@@ -103,7 +103,7 @@ pub struct Sampling {
 
 /// What an answer must look like.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Format {
+pub enum ResponseFormat {
     /// Anything.
     #[default]
     Free,
@@ -148,7 +148,7 @@ pub enum Delta {
         /// The text.
         text: String,
         /// One per token, if the request asked for them.
-        logprobs: Vec<TokenLikelihood>,
+        logprobs: Vec<TokenLogprob>,
     },
     /// The model calls a tool.
     ToolCall {
@@ -172,7 +172,7 @@ pub enum Delta {
 
 /// How likely a token was.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenLikelihood {
+pub struct TokenLogprob {
     /// The token.
     pub id: u32,
     /// Its bytes; half a character is possible.
@@ -180,7 +180,7 @@ pub struct TokenLikelihood {
     /// Its log-probability.
     pub logprob: f32,
     /// The most likely tokens in its place, the most likely first; their own lists are empty.
-    pub top: Vec<TokenLikelihood>,
+    pub top: Vec<TokenLogprob>,
 }
 
 impl Default for Input {

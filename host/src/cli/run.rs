@@ -18,7 +18,7 @@ use super::{
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 use pensieve_server::{
-    chat::{AdapterWish, Conversation, Delta, Input, Part, Request, Role, Sampling, Turn},
+    chat::{AdapterSelection, Conversation, Delta, Input, Part, Request, Role, Sampling, Turn},
     fleet::Fleet,
     prompt::Chats,
 };
@@ -125,7 +125,7 @@ impl Run {
 
     fn request_for(&self, input: Input) -> Request {
         let sampling = Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::default() };
-        let adapter = AdapterWish { name: self.adapters.names().into_iter().next(), scale: self.adapter_scale };
+        let adapter = AdapterSelection { name: self.adapters.names().into_iter().next(), scale: self.adapter_scale };
         Request { input, max_tokens: self.max_tokens, sampling, adapter, ..Request::default() }
     }
 

@@ -4,8 +4,8 @@ pub mod client;
 pub mod server;
 
 mod adapters;
+mod auth;
 mod disconnects;
-mod door;
 mod ends;
 mod in_process;
 mod limits;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Call, Problem, ProblemKind,
+    ApiError, ApiRequest, ApiResponse, ErrorCode,
     fields::{Field, document},
 };
 use crate::{
@@ -20,7 +20,7 @@ const NAMES: [&str; 2] = ["name", "source"];
 const TEXT_LEN_MAX: usize = 4096;
 
 /// `POST /v1/models/ID/adapters`: answers once the adapter may be named.
-pub(crate) async fn attach(chats: &Arc<Chats>, call: Call) -> Result<Answer, Problem> {
+pub(crate) async fn attach(chats: &Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let body = document(&call.body)?;
     let body = Field::root(&body);
     for (name, entry) in body.entries()? {
@@ -37,38 +37,38 @@ pub(crate) async fn attach(chats: &Arc<Chats>, call: Call) -> Result<Answer, Pro
 }
 
 /// `GET /v1/models/ID/adapters`.
-pub(crate) async fn list(chats: &Arc<Chats>, id: &str) -> Result<Answer, Problem> {
+pub(crate) async fn list(chats: &Arc<Chats>, id: &str) -> Result<ApiResponse, ApiError> {
     let adapters = chats.fleet().adapters(id).await.map_err(absent)?;
     let entries: Vec<Value> = adapters.iter().map(|state| entry(id, state)).collect();
     Ok(whole(&json!({ "object": "list", "data": entries })))
 }
 
 /// `DELETE /v1/models/ID/adapters/NAME`. What runs under it goes on.
-pub(crate) async fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<Answer, Problem> {
+pub(crate) async fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<ApiResponse, ApiError> {
     chats.fleet().detach(id, name).await.map_err(problem)?;
     Ok(whole(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
 }
 
 /// A model that is not there is in the path; what is wrong with the other parts names them, unless something else failed.
-fn problem(AdapterFailure { culprit, failure }: AdapterFailure) -> Problem {
+fn problem(AdapterFailure { culprit, failure }: AdapterFailure) -> ApiError {
     let part = match culprit {
         Culprit::Model => return absent(failure),
         Culprit::Name => "name",
         Culprit::Source => "source",
         Culprit::Other => return failure.into(),
     };
-    let Problem { kind, message, .. } = Problem::from(failure);
+    let ApiError { kind, message, .. } = ApiError::from(failure);
     match kind {
-        ProblemKind::InvalidRequest | ProblemKind::Permission | ProblemKind::NotFound | ProblemKind::Conflict => {
-            Problem { kind, ..Problem::field(part, message) }
+        ErrorCode::InvalidRequest | ErrorCode::Permission | ErrorCode::NotFound | ErrorCode::Conflict => {
+            ApiError { kind, ..ApiError::field(part, message) }
         }
-        _ => Problem::new(kind, message),
+        _ => ApiError::new(kind, message),
     }
 }
 
-fn absent(failure: Failure) -> Problem {
+fn absent(failure: Failure) -> ApiError {
     let field = (failure.code == FailureCode::NotFound).then(|| "model".to_owned());
-    Problem { field, ..Problem::from(failure) }
+    ApiError { field, ..ApiError::from(failure) }
 }
 
 fn entry(id: &str, adapter: &AdapterState) -> Value {
@@ -94,6 +94,6 @@ fn entry(id: &str, adapter: &AdapterState) -> Value {
     })
 }
 
-fn whole(body: &Value) -> Answer {
-    Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
+fn whole(body: &Value) -> ApiResponse {
+    ApiResponse::Full { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
 }

@@ -8,8 +8,8 @@ use futures_util::{StreamExt, stream};
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Call, Pieces, Place, Problem, ProblemKind,
-    plain::{News, Running, refused},
+    ApiError, ApiRequest, ApiResponse, ErrorCode, FrameStream, StreamPermit,
+    simple::{News, Running, refused},
 };
 use crate::{
     chat::{Delta, Input},
@@ -22,14 +22,14 @@ const PROMPT_BYTES_MAX: usize = 16 << 20;
 const ALIVE: &[u8] = b": alive\n\n";
 
 /// Runs a generation.
-pub(crate) async fn answer(chats: Arc<Chats>, call: Call) -> Answer {
+pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> ApiResponse {
     match begin(&chats, &call).await {
-        Ok((pieces, place)) => Answer::Stream { media_type: "text/event-stream", pieces, place },
+        Ok((pieces, place)) => ApiResponse::Stream { media_type: "text/event-stream", pieces, place },
         Err(problem) => refused(&problem, &call.request_id),
     }
 }
 
-async fn begin(chats: &Chats, call: &Call) -> Result<(Pieces, Place), Problem> {
+async fn begin(chats: &Chats, call: &ApiRequest) -> Result<(FrameStream, StreamPermit), ApiError> {
     let place = call.places.take()?;
     let prompt =
         |body: &super::fields::Field<'_>| Ok(Input::Text(body.get("prompt").text(PROMPT_BYTES_MAX)?.to_owned()));
@@ -59,9 +59,9 @@ async fn piece(running: &mut Running) -> Option<Vec<u8>> {
                 return Some(event("end", &json!({ "reason": word, "stop": stop, "usage": usage })));
             }
             Delta::Failed(failure) => {
-                let problem = Problem::from(failure);
+                let problem = ApiError::from(failure);
                 let kind = match problem.kind {
-                    ProblemKind::Overloaded | ProblemKind::Unavailable => "overloaded",
+                    ErrorCode::Overloaded | ErrorCode::Unavailable => "overloaded",
                     _ => "failed",
                 };
                 return Some(event("error", &json!({ "type": kind, "message": problem.message })));

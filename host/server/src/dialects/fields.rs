@@ -9,7 +9,7 @@ use std::{fmt, ops::RangeInclusive};
 
 use serde_json::{Map, Value};
 
-use super::{Problem, ProblemKind};
+use super::{ApiError, ErrorCode};
 
 /// How many values a body may hold. A value takes some 80 bytes of memory and as few as 2 of a body.
 const VALUES_MAX: usize = 1_000_000;
@@ -23,8 +23,8 @@ pub(crate) struct Field<'a> {
 }
 
 /// Reads a body, which must be a JSON object. How deep it may be, `serde_json` decides: 128 levels.
-pub(crate) fn document(body: &[u8]) -> Result<Value, Problem> {
-    let invalid = |why: String| Problem::new(ProblemKind::InvalidRequest, format!("the body {why}"));
+pub(crate) fn document(body: &[u8]) -> Result<Value, ApiError> {
+    let invalid = |why: String| ApiError::new(ErrorCode::InvalidRequest, format!("the body {why}"));
     let text = std::str::from_utf8(body)
         .map_err(|error| invalid(format!("is not UTF-8: byte {} belongs to no character", error.valid_up_to())))?;
     if count_values(body) > VALUES_MAX {
@@ -87,25 +87,25 @@ impl<'a> Field<'a> {
     }
 
     /// A complaint about it.
-    pub(crate) fn problem(&self, why: impl fmt::Display) -> Problem {
+    pub(crate) fn problem(&self, why: impl fmt::Display) -> ApiError {
         if self.path.is_empty() {
-            return Problem::new(ProblemKind::InvalidRequest, format!("the body {why}"));
+            return ApiError::new(ErrorCode::InvalidRequest, format!("the body {why}"));
         }
-        Problem::field(&self.path, why)
+        ApiError::field(&self.path, why)
     }
 
     /// Whatever it is.
-    pub(crate) fn json(&self) -> Result<&'a Value, Problem> {
+    pub(crate) fn json(&self) -> Result<&'a Value, ApiError> {
         self.value.ok_or_else(|| self.problem("this field is required"))
     }
 
     /// A string.
-    pub(crate) fn string(&self) -> Result<&'a str, Problem> {
+    pub(crate) fn string(&self) -> Result<&'a str, ApiError> {
         self.json()?.as_str().ok_or_else(|| self.should_be("a string"))
     }
 
     /// A string with something in it, and no more bytes than so many.
-    pub(crate) fn text(&self, len_max: usize) -> Result<&'a str, Problem> {
+    pub(crate) fn text(&self, len_max: usize) -> Result<&'a str, ApiError> {
         let text = self.string()?;
         if text.is_empty() {
             return Err(self.problem("should not be empty"));
@@ -117,7 +117,7 @@ impl<'a> Field<'a> {
     }
 
     /// One of these words, by its place among them.
-    pub(crate) fn choice(&self, words: &[&str]) -> Result<usize, Problem> {
+    pub(crate) fn choice(&self, words: &[&str]) -> Result<usize, ApiError> {
         let text = self.string()?;
         words.iter().position(|word| *word == text).ok_or_else(|| {
             let words = words.join("', '");
@@ -126,12 +126,12 @@ impl<'a> Field<'a> {
     }
 
     /// True or false.
-    pub(crate) fn boolean(&self) -> Result<bool, Problem> {
+    pub(crate) fn boolean(&self) -> Result<bool, ApiError> {
         self.json()?.as_bool().ok_or_else(|| self.should_be("true or false"))
     }
 
     /// A whole number within a range. `5.0` is one.
-    pub(crate) fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, Problem> {
+    pub(crate) fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
         let (min, max) = (*range.start(), *range.end());
         let value = self.json()?;
         // Floats of this size without a fraction are exact, so the cast is.
@@ -146,14 +146,14 @@ impl<'a> Field<'a> {
 
     /// A number of things, at least so many. More than can be counted are as many as can be: whatever asks for them gets
     /// what there is.
-    pub(crate) fn count(&self, min: u32) -> Result<u32, Problem> {
+    pub(crate) fn count(&self, min: u32) -> Result<u32, ApiError> {
         let number = self.json()?.as_f64().filter(|number| number.fract() == 0.0 && *number >= f64::from(min));
         // The cast saturates.
         number.map(|number| number as u32).ok_or_else(|| self.should_be(format_args!("an integer of at least {min}")))
     }
 
     /// A number within a range.
-    pub(crate) fn number(&self, range: RangeInclusive<f32>) -> Result<f32, Problem> {
+    pub(crate) fn number(&self, range: RangeInclusive<f32>) -> Result<f32, ApiError> {
         let (min, max) = (*range.start(), *range.end());
         // A number so large that f32 knows no such is infinite then, and in no range.
         let number = self.json()?.as_f64().map(|number| number as f32).filter(|number| range.contains(number));
@@ -161,12 +161,12 @@ impl<'a> Field<'a> {
     }
 
     /// An object, fields in the client's order.
-    pub(crate) fn object(&self) -> Result<&'a Map<String, Value>, Problem> {
+    pub(crate) fn object(&self) -> Result<&'a Map<String, Value>, ApiError> {
         self.json()?.as_object().ok_or_else(|| self.should_be("an object"))
     }
 
     /// The fields of an object, in the client's order.
-    pub(crate) fn entries(&self) -> Result<impl Iterator<Item = (&'a str, Self)> + use<'a>, Problem> {
+    pub(crate) fn entries(&self) -> Result<impl Iterator<Item = (&'a str, Self)> + use<'a>, ApiError> {
         let path = self.path.clone();
         let entry = move |(name, value): (&'a String, &'a Value)| {
             let path = join(&path, name);
@@ -176,7 +176,7 @@ impl<'a> Field<'a> {
     }
 
     /// The items of a list that has no more than so many.
-    pub(crate) fn items(&self, count_max: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'a>, Problem> {
+    pub(crate) fn items(&self, count_max: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'a>, ApiError> {
         let items = self.json()?.as_array().ok_or_else(|| self.should_be("a list"))?;
         if items.len() > count_max {
             return Err(self.problem(format_args!("has {} items, more than {count_max}", items.len())));
@@ -190,7 +190,7 @@ impl<'a> Field<'a> {
     }
 
     /// That it is of the wrong kind or out of range.
-    pub(crate) fn should_be(&self, what: impl fmt::Display) -> Problem {
+    pub(crate) fn should_be(&self, what: impl fmt::Display) -> ApiError {
         match self.value {
             Some(value) => self.problem(format_args!("should be {what}, not {}", Kind(value))),
             None => self.problem("this field is required"),
@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    fn complaint<T>(result: Result<T, Problem>) -> String {
+    fn complaint<T>(result: Result<T, ApiError>) -> String {
         result.err().unwrap().message
     }
 

@@ -9,10 +9,10 @@ pub(crate) mod adapters;
 pub(crate) mod execute;
 pub(crate) mod token_stream;
 
-mod extras;
+mod extensions;
 mod fields;
-mod plain;
-mod presence;
+mod simple;
+mod validation;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -48,7 +48,7 @@ impl Dialect {
     }
 
     /// The status and the JSON for a problem.
-    pub(crate) fn envelope(self, problem: &Problem, request_id: &str) -> (u16, Vec<u8>) {
+    pub(crate) fn envelope(self, problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
         match self {
             Self::Anthropic => anthropic::envelope(problem, request_id),
             Self::OpenAi => openai::envelope(problem, request_id),
@@ -58,36 +58,36 @@ impl Dialect {
 
 /// The places for streams, of which there are so many. By default there is no end of them.
 #[derive(Clone, Debug, Default)]
-pub struct Places {
+pub struct StreamLimit {
     places: Option<(Arc<Semaphore>, usize)>,
 }
 
 /// A stream's place, until it is dropped.
 #[derive(Debug, Default)]
-pub struct Place {
+pub struct StreamPermit {
     _place: Option<OwnedSemaphorePermit>,
 }
 
-impl Places {
+impl StreamLimit {
     /// So many.
     pub fn new(count: usize) -> Self {
         Self { places: Some((Arc::new(Semaphore::new(count)), count)) }
     }
 
     /// Takes a place, before any work is begun for it.
-    pub fn take(&self) -> Result<Place, Problem> {
-        let Some((places, count)) = &self.places else { return Ok(Place::default()) };
+    pub fn take(&self) -> Result<StreamPermit, ApiError> {
+        let Some((places, count)) = &self.places else { return Ok(StreamPermit::default()) };
         let taken = places.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{count} answers are streamed already; try again later");
-            Problem::new(ProblemKind::Overloaded, message)
+            ApiError::new(ErrorCode::Overloaded, message)
         })?;
-        Ok(Place { _place: Some(taken) })
+        Ok(StreamPermit { _place: Some(taken) })
     }
 }
 
 /// A request that has come through the door: its body is within the limit, and its sender is known.
 #[derive(Clone, Debug, Default)]
-pub struct Call {
+pub struct ApiRequest {
     /// What stands for the model's id in its path; empty where that has none.
     pub id: String,
     /// The body, not parsed yet.
@@ -97,13 +97,13 @@ pub struct Call {
     /// What the answer's header and its errors call it.
     pub request_id: String,
     /// Where an answer that is streamed takes its place.
-    pub places: Places,
+    pub places: StreamLimit,
 }
 
 /// What goes back.
-pub enum Answer {
+pub enum ApiResponse {
     /// One body.
-    Whole {
+    Full {
         /// The status.
         status: u16,
         /// Its media type.
@@ -111,25 +111,25 @@ pub enum Answer {
         /// The body.
         body: Vec<u8>,
     },
-    /// Pieces as they come, each written at once. Dropping the stream cancels the work behind it.
+    /// FrameStream as they come, each written at once. Dropping the stream cancels the work behind it.
     Stream {
         /// The media type, `text/event-stream` as a rule.
         media_type: &'static str,
         /// The pieces, framed already.
-        pieces: Pieces,
+        pieces: FrameStream,
         /// Its place among the streams.
-        place: Place,
+        place: StreamPermit,
     },
 }
 
-/// Pieces of a streamed answer.
-pub type Pieces = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
+/// FrameStream of a streamed answer.
+pub type FrameStream = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
 
 /// Why a request is not served, whatever its dialect; each dialect has an envelope for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ApiError {
     /// Whose affair it is.
-    pub kind: ProblemKind,
+    pub kind: ErrorCode,
     /// What happened, to what, and what to do. Names the field, if one is at fault.
     pub message: String,
     /// The field at fault.
@@ -138,7 +138,7 @@ pub struct Problem {
 
 /// Whose affair a problem is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProblemKind {
+pub enum ErrorCode {
     /// The request makes no sense.
     InvalidRequest,
     /// No key, or a wrong one.
@@ -169,41 +169,41 @@ pub enum ProblemKind {
     Upstream,
 }
 
-impl Problem {
+impl ApiError {
     /// A problem that belongs to no field.
-    pub fn new(kind: ProblemKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorCode, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), field: None }
     }
 
     /// A value that cannot be: the message says `FIELD: WHY`.
     pub fn field(field: impl Into<String>, why: impl std::fmt::Display) -> Self {
         let field = field.into();
-        Self { kind: ProblemKind::InvalidRequest, message: format!("{field}: {why}"), field: Some(field) }
+        Self { kind: ErrorCode::InvalidRequest, message: format!("{field}: {why}"), field: Some(field) }
     }
 }
 
-impl From<Answer> for Result<Answer, Problem> {
-    fn from(answer: Answer) -> Self {
+impl From<ApiResponse> for Result<ApiResponse, ApiError> {
+    fn from(answer: ApiResponse) -> Self {
         Ok(answer)
     }
 }
 
-impl From<Failure> for Problem {
+impl From<Failure> for ApiError {
     fn from(failure: Failure) -> Self {
         let kind = match failure.code {
-            FailureCode::Invalid | FailureCode::Unsupported => ProblemKind::InvalidRequest,
-            FailureCode::TooLong => ProblemKind::TooLong,
-            FailureCode::NotFound => ProblemKind::NotFound,
-            FailureCode::Forbidden => ProblemKind::Permission,
-            FailureCode::Conflict => ProblemKind::Conflict,
-            FailureCode::Unreachable => ProblemKind::Upstream,
-            FailureCode::Busy => ProblemKind::Overloaded,
-            FailureCode::Draining => ProblemKind::Unavailable,
+            FailureCode::Invalid | FailureCode::Unsupported => ErrorCode::InvalidRequest,
+            FailureCode::TooLong => ErrorCode::TooLong,
+            FailureCode::NotFound => ErrorCode::NotFound,
+            FailureCode::Forbidden => ErrorCode::Permission,
+            FailureCode::Conflict => ErrorCode::Conflict,
+            FailureCode::Unreachable => ErrorCode::Upstream,
+            FailureCode::Busy => ErrorCode::Overloaded,
+            FailureCode::Draining => ErrorCode::Unavailable,
             FailureCode::Plugin
             | FailureCode::NotANumber
             | FailureCode::Stalled
             | FailureCode::WorkerLost
-            | FailureCode::Internal => ProblemKind::Internal,
+            | FailureCode::Internal => ErrorCode::Internal,
         };
         let message = failure.to_string();
         Self { field: Some(failure.field).filter(|field| !field.is_empty()), kind, message }

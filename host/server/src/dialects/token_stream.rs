@@ -8,8 +8,8 @@ use std::sync::Arc;
 use futures_util::{StreamExt, stream};
 
 use super::{
-    Answer, Call, Pieces, Place, Problem,
-    plain::{News, Running, refused},
+    ApiError, ApiRequest, ApiResponse, FrameStream, StreamPermit,
+    simple::{News, Running, refused},
 };
 use crate::{
     chat::{Conversation, Delta, Input, Part, Role, Turn},
@@ -19,14 +19,14 @@ use crate::{
 const QUERY_BYTES_MAX: usize = 16 << 20;
 
 /// Answers a query.
-pub(crate) async fn answer(chats: Arc<Chats>, call: Call) -> Answer {
+pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> ApiResponse {
     match begin(&chats, &call).await {
-        Ok((pieces, place)) => Answer::Stream { media_type: "text/plain; charset=utf-8", pieces, place },
+        Ok((pieces, place)) => ApiResponse::Stream { media_type: "text/plain; charset=utf-8", pieces, place },
         Err(problem) => refused(&problem, &call.request_id),
     }
 }
 
-async fn begin(chats: &Chats, call: &Call) -> Result<(Pieces, Place), Problem> {
+async fn begin(chats: &Chats, call: &ApiRequest) -> Result<(FrameStream, StreamPermit), ApiError> {
     let place = call.places.take()?;
     let query = Running::start(chats, call, |body| {
         let text = body.get("query").text(QUERY_BYTES_MAX)?.to_owned();

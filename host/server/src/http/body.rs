@@ -18,10 +18,10 @@ use tokio::{
 use warp::{Buf, Reply, http::StatusCode, reply::Response};
 
 use super::Limits;
-use crate::dialects::{Answer, Pieces, Place, Problem, ProblemKind};
+use crate::dialects::{ApiError, ApiResponse, ErrorCode, FrameStream, StreamPermit};
 
 /// Refuses what is not declared as JSON or is declared as too long, before any of it is read.
-pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), Problem> {
+pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let media_type = text(CONTENT_TYPE).map(|value| value.split(';').next().unwrap_or_default().trim());
     if !media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json")) {
@@ -29,10 +29,10 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), Problem>
             None => "there is no Content-Type; send application/json".to_owned(),
             Some(_) => "the Content-Type is not application/json; send the body as that".to_owned(),
         };
-        return Err(Problem::new(ProblemKind::MediaType, message));
+        return Err(ApiError::new(ErrorCode::MediaType, message));
     }
     if text(CONTENT_ENCODING).is_some_and(|encoding| !encoding.trim().eq_ignore_ascii_case("identity")) {
-        return Err(Problem::new(ProblemKind::MediaType, "compressed bodies are not served; send it as it is"));
+        return Err(ApiError::new(ErrorCode::MediaType, "compressed bodies are not served; send it as it is"));
     }
     match text(CONTENT_LENGTH).map(str::parse::<u64>) {
         Some(Ok(length)) if length > limits.body_bytes_max as u64 => Err(too_large(limits)),
@@ -40,10 +40,10 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), Problem>
     }
 }
 
-/// Memory for the bodies of all requests. Each takes as much of it as has come of it, so that nobody can reserve any by saying
+/// BodyBudget for the bodies of all requests. Each takes as much of it as has come of it, so that nobody can reserve any by saying
 /// how much he is about to send.
 #[derive(Clone, Debug)]
-pub(super) struct Memory(Arc<Semaphore>);
+pub(super) struct BodyBudget(Arc<Semaphore>);
 
 /// A body, and the memory that it takes as long as this is kept.
 pub(super) struct Body {
@@ -51,16 +51,16 @@ pub(super) struct Body {
     pub(super) held: Option<OwnedSemaphorePermit>,
 }
 
-impl Memory {
+impl BodyBudget {
     pub(super) fn new(limits: &Limits) -> Self {
         Self(Arc::new(Semaphore::new(limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS))))
     }
 
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         let count = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.0.clone().try_acquire_many_owned(count).map_err(|_| {
             let message = "the requests at hand take all the memory that there is for them; try again later";
-            Problem::new(ProblemKind::Overloaded, message)
+            ApiError::new(ErrorCode::Overloaded, message)
         })
     }
 }
@@ -69,14 +69,14 @@ impl Memory {
 pub(super) async fn read(
     body: impl Stream<Item = Result<impl Buf, warp::Error>>,
     limits: &Limits,
-    memory: &Memory,
-) -> Result<Body, Problem> {
+    memory: &BodyBudget,
+) -> Result<Body, ApiError> {
     let mut body = pin!(body);
     let mut read = Vec::new();
     let mut held: Option<OwnedSemaphorePermit> = None;
     let reading = async {
         while let Some(piece) = body.next().await {
-            let invalid = |error| Problem::new(ProblemKind::InvalidRequest, format!("the body broke off: {error}"));
+            let invalid = |error| ApiError::new(ErrorCode::InvalidRequest, format!("the body broke off: {error}"));
             let mut piece = piece.map_err(invalid)?;
             if piece.remaining() > limits.body_bytes_max - read.len() {
                 return Err(too_large(limits));
@@ -96,22 +96,22 @@ pub(super) async fn read(
         Ok(())
     };
     let seconds = limits.body_timeout.as_secs_f32();
-    let slow = |_| Problem::new(ProblemKind::Timeout, format!("the body did not arrive within {seconds} s"));
+    let slow = |_| ApiError::new(ErrorCode::Timeout, format!("the body did not arrive within {seconds} s"));
     timeout(limits.body_timeout, reading).await.map_err(slow)??;
     Ok(Body { bytes: read, held })
 }
 
-fn too_large(limits: &Limits) -> Problem {
+fn too_large(limits: &Limits) -> ApiError {
     let message = format!("the body is longer than {} bytes", limits.body_bytes_max);
-    Problem::new(ProblemKind::TooLarge, message)
+    ApiError::new(ErrorCode::TooLarge, message)
 }
 
 /// Writes an answer down. The permit of a request is kept until its stream ends, as its place is.
-pub(super) fn write(answer: Answer, permit: Option<OwnedSemaphorePermit>) -> Response {
+pub(super) fn write(answer: ApiResponse, permit: Option<OwnedSemaphorePermit>) -> Response {
     match answer {
-        Answer::Whole { status, media_type, body } => whole(status, media_type, body),
-        Answer::Stream { media_type, pieces, place } => {
-            let pieces = Written { pieces: Mutex::new(pieces), _permit: permit, _place: place };
+        ApiResponse::Full { status, media_type, body } => whole(status, media_type, body),
+        ApiResponse::Stream { media_type, pieces, place } => {
+            let pieces = FrameBody { pieces: Mutex::new(pieces), _permit: permit, _place: place };
             let mut response = warp::reply::stream(pieces).into_response();
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
@@ -131,15 +131,15 @@ pub(super) fn whole(status: u16, media_type: &'static str, body: Vec<u8>) -> Res
     response
 }
 
-/// Pieces on their way out.
-struct Written {
+/// FrameStream on their way out.
+struct FrameBody {
     /// warp wants bodies that threads may share; the lock is never waited for.
-    pieces: Mutex<Pieces>,
+    pieces: Mutex<FrameStream>,
     _permit: Option<OwnedSemaphorePermit>,
-    _place: Place,
+    _place: StreamPermit,
 }
 
-impl Stream for Written {
+impl Stream for FrameBody {
     type Item = Result<Vec<u8>, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -167,11 +167,11 @@ mod tests {
         assert_eq!(check(&[json]), Ok(()));
         assert_eq!(check(&[json, ("content-length", "10"), ("content-encoding", "identity")]), Ok(()));
         assert_eq!(check(&[("content-type", "Application/JSON; charset=utf-8")]), Ok(()));
-        assert_eq!(check(&[json, ("content-length", "11")]), Err(ProblemKind::TooLarge));
-        assert_eq!(check(&[json, ("content-encoding", "gzip")]), Err(ProblemKind::MediaType));
+        assert_eq!(check(&[json, ("content-length", "11")]), Err(ErrorCode::TooLarge));
+        assert_eq!(check(&[json, ("content-encoding", "gzip")]), Err(ErrorCode::MediaType));
         for other in ["", "text/plain", "application/jsonp", "application/json, text/plain", "multipart/form-data"] {
-            assert_eq!(check(&[("content-type", other)]), Err(ProblemKind::MediaType), "{other}");
+            assert_eq!(check(&[("content-type", other)]), Err(ErrorCode::MediaType), "{other}");
         }
-        assert_eq!(check(&[]), Err(ProblemKind::MediaType));
+        assert_eq!(check(&[]), Err(ErrorCode::MediaType));
     }
 }

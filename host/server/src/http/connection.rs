@@ -18,7 +18,7 @@ use tokio::{
     time::{Sleep, sleep, timeout},
 };
 
-use super::{Limits, front::Front};
+use super::{Limits, service::Service};
 
 /// How long, and for how many bytes, the server goes on reading what it does not want. If it closed at once, the system
 /// would reset the connection, and a client that is still sending would never see why.
@@ -30,18 +30,18 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
     {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too many connections; try again later\"}}";
 
 /// Serves a connection to its end. When the server stops, the answer that is being written is the last one.
-pub(super) async fn serve(stream: TcpStream, front: Arc<Front>, mut stopping: watch::Receiver<bool>) {
+pub(super) async fn serve(stream: TcpStream, service: Arc<Service>, mut stopping: watch::Receiver<bool>) {
     let Ok(local) = stream.local_addr() else { return };
     // Tokens are small and have to leave at once.
     let _ = stream.set_nodelay(true);
-    let limits = *front.limits();
+    let limits = *service.limits();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (front, local) = (front.clone(), local.ip());
+        let (service, local) = (service.clone(), local.ip());
         // hyper lets go of a connection only if the future may be moved.
-        let answer = async move { Ok::<_, Infallible>(front.answer(request, local).await) };
+        let answer = async move { Ok::<_, Infallible>(service.answer(request, local).await) };
         Box::pin(answer)
     });
-    let socket = TokioIo::new(Patient { stream, limit: limits.write_stall, stall: None });
+    let socket = TokioIo::new(StallTimeout { stream, limit: limits.write_stall, stall: None });
     let mut connection = builder(&limits).serve_connection(socket, service);
     let mut told = *stopping.borrow_and_update();
     if told {
@@ -106,13 +106,13 @@ async fn linger(mut stream: TcpStream) {
 }
 
 /// A socket that fails when nobody reads what is written to it.
-struct Patient {
+struct StallTimeout {
     stream: TcpStream,
     limit: Duration,
     stall: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
+impl StallTimeout {
     fn wait<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.stall = None;
@@ -125,7 +125,7 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for StallTimeout {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -135,7 +135,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for StallTimeout {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.wait(context, written)

@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use super::front::App;
+use super::service::AppState;
 use crate::{
-    dialects::Answer,
+    dialects::ApiResponse,
     fleet::{FleetStats, ModelState, ModelStats},
 };
 
@@ -72,12 +72,12 @@ fn describe() {
 }
 
 /// The page.
-pub(super) async fn answer(app: &App) -> Answer {
+pub(super) async fn answer(app: &AppState) -> ApiResponse {
     let stats = app.chats.fleet().stats(true).await;
     let mut page = Page(app.recorder.0.render());
     page.fleet(&stats);
     page.process();
-    Answer::Whole { status: 200, media_type: "text/plain; version=0.0.4; charset=utf-8", body: page.0.into_bytes() }
+    ApiResponse::Full { status: 200, media_type: "text/plain; version=0.0.4; charset=utf-8", body: page.0.into_bytes() }
 }
 
 /// The text format.
@@ -111,7 +111,7 @@ impl Page {
         self.family("pensieve_blocks", "gauge", "Blocks of keys and values by where they are.", samples);
         let adapters: Vec<(String, u64)> = stats.models.iter().flat_map(adapters).collect();
         let samples = adapters.iter().map(|(labels, bytes)| (labels.as_str(), *bytes));
-        let help = "Memory that an adapter takes; 0 while it is not loaded.";
+        let help = "BodyBudget that an adapter takes; 0 while it is not loaded.";
         self.family("pensieve_adapter_bytes", "gauge", help, samples);
     }
 
@@ -141,7 +141,7 @@ const COLUMNS: [Column; 18] = [
     column("pensieve_model_quarantined", "gauge", "1 if its workers died too often.", |model| {
         u64::from(model.state == ModelState::Quarantined)
     }),
-    column("pensieve_model_bytes", "gauge", "Memory that the model takes, by its card.", |model| model.bytes),
+    column("pensieve_model_bytes", "gauge", "BodyBudget that the model takes, by its card.", |model| model.bytes),
     column("pensieve_workers", "gauge", "Processes that serve the model.", |model| model.workers),
     column("pensieve_worker_loads_total", "counter", "Workers started for the model.", |model| model.loads),
     column("pensieve_worker_deaths_total", "counter", "Workers that ended unasked.", |model| model.deaths),

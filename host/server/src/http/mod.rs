@@ -1,21 +1,21 @@
-//! The server's door: sockets, limits, who may come in, and how an answer is written down. It knows paths and headers but
-//! no API's JSON: a request that has come through is a [`crate::dialects::Call`], and what comes back is an
-//! [`crate::dialects::Answer`].
+//! The server's auth: sockets, limits, who may come in, and how an answer is written down. It knows paths and headers but
+//! no API's JSON: a request that has come through is a [`crate::dialects::ApiRequest`], and what comes back is an
+//! [`crate::dialects::ApiResponse`].
 //!
 //! Everyone outside is taken for slow, wrong or hostile until shown otherwise: each wait has an end, each size a limit, and
 //! web pages in a browser on this machine get nothing, as they can reach any local port. `routes` is the list of all that
 //! is served.
 
+mod auth;
 mod body;
 mod connection;
-mod door;
-mod front;
-mod lists;
+mod info;
 mod metrics;
 mod openapi;
+mod request_log;
 mod routes;
 mod server;
-mod visit;
+mod service;
 
 use sha2::{Digest, Sha256};
 use std::{fmt, time::Duration};

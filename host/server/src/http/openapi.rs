@@ -1,13 +1,13 @@
 //! `GET /openapi.json`: the routes for programs. A test holds the document and the routes against each other.
 
-use crate::dialects::Answer;
+use crate::dialects::ApiResponse;
 
 const DOCUMENT: &str = include_str!("openapi.json");
 
 /// The document, with this program's version.
-pub(super) fn answer() -> Answer {
+pub(super) fn answer() -> ApiResponse {
     let body = DOCUMENT.replace("{{version}}", env!("CARGO_PKG_VERSION")).into_bytes();
-    Answer::Whole { status: 200, media_type: "application/json", body }
+    ApiResponse::Full { status: 200, media_type: "application/json", body }
 }
 
 #[cfg(test)]
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
     use crate::{
         fleet::{Config, Fleet},
-        http::{Limits, front::App, routes},
+        http::{Limits, routes, service::AppState},
         prompt::Chats,
     };
     use std::{collections::BTreeSet, sync::Arc};
@@ -27,7 +27,7 @@ mod tests {
         let mut config = Config::new(&[], home.path());
         config.plugins.folders.clear();
         let fleet = Arc::new(Fleet::start(config).await.unwrap());
-        let app = App::new(Arc::new(Chats::new(fleet)), Limits::default());
+        let app = AppState::new(Arc::new(Chats::new(fleet)), Limits::default());
         let routes = routes::methods(&routes::routes(&app)).into_iter();
         let served: BTreeSet<_> =
             routes.map(|(pattern, method)| (pattern.to_owned(), method.as_str().to_lowercase())).collect();

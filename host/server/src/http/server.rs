@@ -15,7 +15,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Key, LOCAL_KEY, Settings, connection, front::Front};
+use super::{Key, LOCAL_KEY, Settings, connection, service::Service};
 use crate::prompt::Chats;
 use pensieve_protocol::refusal::Refusal;
 
@@ -85,11 +85,11 @@ impl Server {
     /// Serves until `stop`, lets what runs finish for a while, and ends the fleet.
     pub async fn run(self, chats: Arc<Chats>, stop: impl Future<Output = ()>) {
         let limits = self.settings.limits;
-        let front = Front::new(chats.clone(), &self.settings, self.address());
+        let service = Service::new(chats.clone(), &self.settings, self.address());
         let connections = Arc::new(Semaphore::new(limits.connections_max));
         let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
         let (stopping, told) = watch::channel(false);
-        let upkeep = tokio::spawn(front.upkeep());
+        let upkeep = tokio::spawn(service.upkeep());
         let mut stop = std::pin::pin!(stop.fuse());
         loop {
             let accepted = tokio::select! {
@@ -106,7 +106,7 @@ impl Server {
                 }
             };
             if let Ok(permit) = connections.clone().try_acquire_owned() {
-                let serving = connection::serve(stream, front.clone(), told.clone());
+                let serving = connection::serve(stream, service.clone(), told.clone());
                 tokio::spawn(serving.map(|()| drop(permit)));
             } else if let Ok(permit) = refusals.clone().try_acquire_owned() {
                 metrics::counter!("pensieve_http_connections_refused_total").increment(1);

@@ -10,7 +10,7 @@ use super::{
     sampling, size,
 };
 use crate::{
-    chat::{Conversation, Format, Input, Request, Role, Tool, ToolChoice},
+    chat::{Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
     fleet::{Fleet, Known},
 };
 use pensieve_protocol::{
@@ -80,8 +80,8 @@ impl Chats {
         let maximum = known.context.saturating_sub(1);
         size::check(&request.input, &convention.vocabulary, maximum)?;
         let answer = match request.format {
-            Format::Free => None,
-            Format::Grammar { grammar, field } => Some(Part::new(field, grammar)),
+            ResponseFormat::Free => None,
+            ResponseFormat::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
         let prompt = write(&convention, &known, request.input, answer).await?;
         let count = prompt.tokens.len();

@@ -8,7 +8,7 @@ use super::{
     measures::Measures,
 };
 use crate::{
-    chat::{Delta, TokenLikelihood},
+    chat::{Delta, TokenLogprob},
     fleet::{EventStream, Update},
 };
 use pensieve_protocol::{
@@ -24,7 +24,7 @@ pub struct Generation {
     weave: MarkerWeaver,
     measures: Measures,
     /// Log-probabilities of tokens of which it is open whether they are text.
-    likelihoods: Vec<TokenLikelihood>,
+    likelihoods: Vec<TokenLogprob>,
     ready: VecDeque<Delta>,
 }
 
@@ -145,15 +145,15 @@ impl Generation {
         self.ready.extend(deltas);
     }
 
-    fn likelihood(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLikelihood {
-        let of = |id: u32, logprob: f32| TokenLikelihood {
+    fn likelihood(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLogprob {
+        let of = |id: u32, logprob: f32| TokenLogprob {
             id,
             bytes: self.reader.vocabulary.bytes(id).to_vec(),
             logprob,
             top: Vec::new(),
         };
         let top = logprobs.top.iter().map(|(id, logprob)| of(*id, *logprob)).collect();
-        TokenLikelihood { top, ..of(id, logprobs.logprob) }
+        TokenLogprob { top, ..of(id, logprobs.logprob) }
     }
 
     /// The reason in the client's terms, which does not know of tokens and room.

@@ -11,7 +11,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::chat::Sampling;
+use crate::chat::SamplingParams;
 use pensieve_protocol::job::StageSpec;
 
 const ORDER: [&str; 12] = [
@@ -32,7 +32,7 @@ const ORDER: [&str; 12] = [
 const MIN_P: f64 = 0.05;
 
 /// The chain for one request to a model with this chain of its own.
-pub(super) fn stages(sampling: &Sampling, configured: Option<&[StageSpec]>) -> Vec<StageSpec> {
+pub(super) fn stages(sampling: &SamplingParams, configured: Option<&[StageSpec]>) -> Vec<StageSpec> {
     if let Some(stages) = &sampling.stages {
         return stages.clone();
     }
@@ -65,7 +65,7 @@ pub(super) fn stages(sampling: &Sampling, configured: Option<&[StageSpec]>) -> V
 }
 
 /// The stages that the client's own values make, in order.
-fn given(sampling: &Sampling) -> Vec<StageSpec> {
+fn given(sampling: &SamplingParams) -> Vec<StageSpec> {
     let mut stages = Vec::new();
     if !sampling.logit_bias.is_empty() {
         let biases: Map<String, Value> =
@@ -116,7 +116,7 @@ fn rank(name: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn check(sampling: &Sampling, configured: Option<&[(&str, &str)]>, expect: &[(&str, &str)]) {
+    fn check(sampling: &SamplingParams, configured: Option<&[(&str, &str)]>, expect: &[(&str, &str)]) {
         let specs = |stages: &[(&str, &str)]| -> Vec<StageSpec> {
             let stages = stages.iter();
             stages
@@ -133,8 +133,9 @@ mod tests {
 
     #[test]
     fn draws_from_the_likely_tokens_unless_told_otherwise() {
-        check(&Sampling::default(), None, &[("min_p", r#"{"p":0.05}"#), ("seeded", "")]);
-        let narrowed = Sampling { top_p: Some(0.9), temperature: Some(0.7), top_k: Some(40), ..Sampling::default() };
+        check(&SamplingParams::default(), None, &[("min_p", r#"{"p":0.05}"#), ("seeded", "")]);
+        let narrowed =
+            SamplingParams { top_p: Some(0.9), temperature: Some(0.7), top_k: Some(40), ..SamplingParams::default() };
         let expect = [
             ("top_k", r#"{"k":40}"#),
             ("temperature", r#"{"temperature":0.7}"#),
@@ -146,24 +147,24 @@ mod tests {
 
     #[test]
     fn temperature_zero_takes_the_most_likely_token() {
-        let zero = Sampling { temperature: Some(0.0), top_p: Some(0.5), ..Sampling::default() };
+        let zero = SamplingParams { temperature: Some(0.0), top_p: Some(0.5), ..SamplingParams::default() };
         check(&zero, Some(&[("mirostat", "")]), &[]);
-        let zero = Sampling { frequency_penalty: Some(0.5), presence_penalty: Some(0.0), ..zero };
+        let zero = SamplingParams { frequency_penalty: Some(0.5), presence_penalty: Some(0.0), ..zero };
         check(&zero, None, &[("penalties", r#"{"presence":0.0,"frequency":0.5}"#), ("greedy", "")]);
-        let zero = Sampling { logit_bias: vec![(7, -100.0)], frequency_penalty: Some(0.0), ..zero };
+        let zero = SamplingParams { logit_bias: vec![(7, -100.0)], frequency_penalty: Some(0.0), ..zero };
         check(&zero, None, &[("bias", r#"{"biases":{"7":-100.0}}"#), ("greedy", "")]);
     }
 
     #[test]
     fn a_clients_values_take_the_place_of_the_models() {
         let configured = [("dry", "{}"), ("temperature", r#"{"temperature":0.6}"#), ("mirostat", "{}")];
-        check(&Sampling::default(), Some(&configured), &configured);
-        check(&Sampling::default(), Some(&[]), &[]);
-        let given = Sampling { temperature: Some(1.0), top_p: Some(0.5), ..Sampling::default() };
+        check(&SamplingParams::default(), Some(&configured), &configured);
+        check(&SamplingParams::default(), Some(&[]), &[]);
+        let given = SamplingParams { temperature: Some(1.0), top_p: Some(0.5), ..SamplingParams::default() };
         let expect =
             [("dry", "{}"), ("temperature", r#"{"temperature":1.0}"#), ("top_p", r#"{"p":0.5}"#), ("mirostat", "{}")];
         check(&given, Some(&configured), &expect);
         let own = StageSpec { sampler: "mine".into(), ..StageSpec::default() };
-        check(&Sampling { stages: Some(vec![own]), ..given }, Some(&configured), &[("mine", "")]);
+        check(&SamplingParams { stages: Some(vec![own]), ..given }, Some(&configured), &[("mine", "")]);
     }
 }

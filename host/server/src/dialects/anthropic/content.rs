@@ -3,7 +3,7 @@
 use crate::{
     chat::{Part, Role},
     dialects::{
-        Problem,
+        ApiError,
         fields::{Field, Quote},
     },
 };
@@ -16,7 +16,7 @@ const BLOCKS_MAX: usize = 10_000;
 pub(super) const CALL_PREFIX: &str = "toolu_";
 
 /// The blocks of a content that is no string.
-pub(super) fn blocks<'a>(content: &Field<'a>) -> Result<impl Iterator<Item = Field<'a>>, Problem> {
+pub(super) fn blocks<'a>(content: &Field<'a>) -> Result<impl Iterator<Item = Field<'a>>, ApiError> {
     if !content.json()?.is_array() {
         return Err(content.should_be("a string or a list of blocks"));
     }
@@ -32,7 +32,7 @@ pub(super) struct Call {
 }
 
 /// A block of a user's or the assistant's message. None for what is accepted and says nothing.
-pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, Problem> {
+pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiError> {
     block.object()?;
     let kind = block.get("type").string()?;
     match (kind, role) {
@@ -63,7 +63,7 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, Proble
 }
 
 /// The text of a block that can be nothing else. It may be empty.
-pub(super) fn only_text<'a>(block: &Field<'a>) -> Result<&'a str, Problem> {
+pub(super) fn only_text<'a>(block: &Field<'a>) -> Result<&'a str, ApiError> {
     block.object()?;
     match block.get("type").string()? {
         "text" => block.get("text").string(),
@@ -71,18 +71,18 @@ pub(super) fn only_text<'a>(block: &Field<'a>) -> Result<&'a str, Problem> {
     }
 }
 
-fn text<'a>(block: &Field<'a>) -> Result<&'a str, Problem> {
+fn text<'a>(block: &Field<'a>) -> Result<&'a str, ApiError> {
     block.get("text").text(usize::MAX)
 }
 
-fn id(field: &Field<'_>) -> Result<String, Problem> {
+fn id(field: &Field<'_>) -> Result<String, ApiError> {
     let text = field.text(ID_LEN_MAX)?;
     let bare = text.strip_prefix(CALL_PREFIX).filter(|bare| !bare.is_empty());
     Ok(bare.unwrap_or(text).to_owned())
 }
 
 /// What a tool said: nothing, a string, or blocks, a line break between two.
-fn result(content: &Field<'_>) -> Result<String, Problem> {
+fn result(content: &Field<'_>) -> Result<String, ApiError> {
     if content.is_absent() {
         return Ok(String::new());
     }
@@ -93,11 +93,11 @@ fn result(content: &Field<'_>) -> Result<String, Problem> {
     Ok(texts.join("\n"))
 }
 
-fn only_in(block: &Field<'_>, kind: &str, whose: &str) -> Problem {
+fn only_in(block: &Field<'_>, kind: &str, whose: &str) -> ApiError {
     block.problem(format_args!("a block of type '{kind}' belongs into {whose} messages only"))
 }
 
-fn unreadable(block: &Field<'_>, kind: &str) -> Problem {
+fn unreadable(block: &Field<'_>, kind: &str) -> ApiError {
     match kind {
         "image" | "document" => {
             block.problem(format_args!("this model reads text only, so it cannot take this {kind}"))

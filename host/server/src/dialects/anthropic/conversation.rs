@@ -13,7 +13,7 @@ use super::{
 use crate::{
     chat::{Part, Role, Turn},
     dialects::{
-        Problem,
+        ApiError,
         fields::{Field, Quote},
     },
 };
@@ -21,7 +21,7 @@ use crate::{
 const MESSAGES_MAX: usize = 100_000;
 
 /// Reads the system text and the turns.
-pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), Problem> {
+pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     let field = body.get("system");
     let system = if field.is_absent() { String::new() } else { system(&field)? };
     let messages = body.get("messages");
@@ -39,7 +39,7 @@ pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), Problem> {
 }
 
 /// A system text, which may be a list of blocks. An empty line parts them.
-fn system(field: &Field<'_>) -> Result<String, Problem> {
+fn system(field: &Field<'_>) -> Result<String, ApiError> {
     if field.is_string() {
         return field.string().map(|text| billing::strip(text).to_owned());
     }
@@ -68,7 +68,7 @@ struct Reader {
 }
 
 impl Reader {
-    fn message(&mut self, message: &Field<'_>, is_last: bool) -> Result<(), Problem> {
+    fn message(&mut self, message: &Field<'_>, is_last: bool) -> Result<(), ApiError> {
         let role = match message.get("role").choice(&["user", "assistant", "system"])? {
             0 => Role::User,
             1 => Role::Assistant,
@@ -105,7 +105,7 @@ impl Reader {
         Ok(())
     }
 
-    fn parts(&mut self, role: Role, content: &Field<'_>) -> Result<Vec<Part>, Problem> {
+    fn parts(&mut self, role: Role, content: &Field<'_>) -> Result<Vec<Part>, ApiError> {
         if content.is_string() {
             return Ok(vec![Part::Text(content.string()?.to_owned())]);
         }
@@ -136,7 +136,7 @@ impl Reader {
         Ok(parts)
     }
 
-    fn user(&mut self, parts: Vec<Part>) -> Result<(), Problem> {
+    fn user(&mut self, parts: Vec<Part>) -> Result<(), ApiError> {
         let (results, others): (Vec<Part>, Vec<Part>) =
             parts.into_iter().partition(|part| matches!(part, Part::ToolResult { .. }));
         if results.is_empty() {
@@ -157,16 +157,16 @@ impl Reader {
     }
 
     /// That no call is left without a result.
-    fn all_answered(&self) -> Result<(), Problem> {
+    fn all_answered(&self) -> Result<(), ApiError> {
         match self.open.first() {
             None => Ok(()),
             Some(call) => {
-                Err(Problem::field(&call.path, "the call should be followed by its tool_result in the next message"))
+                Err(ApiError::field(&call.path, "the call should be followed by its tool_result in the next message"))
             }
         }
     }
 
-    fn finish(self) -> Result<Vec<Turn>, Problem> {
+    fn finish(self) -> Result<Vec<Turn>, ApiError> {
         self.all_answered()?;
         Ok(self.turns)
     }

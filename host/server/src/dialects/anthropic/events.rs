@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::envelope;
-use crate::dialects::Problem;
+use super::error;
+use crate::dialects::ApiError;
 use pensieve_protocol::job::Usage;
 
 /// One event.
@@ -49,7 +49,7 @@ pub(super) enum Event {
     /// The message is complete.
     MessageStop,
     /// The message broke off.
-    Error(Problem),
+    Error(ApiError),
 }
 
 /// What a block is.
@@ -120,7 +120,7 @@ impl Event {
                 json!({ "type": "message_delta", "delta": delta, "usage": usage_json(usage) })
             }
             Self::MessageStop => json!({ "type": "message_stop" }),
-            Self::Error(problem) => envelope::error(problem, request_id),
+            Self::Error(problem) => error::body(problem, request_id),
         }
     }
 }

@@ -15,32 +15,32 @@
 mod billing;
 mod content;
 mod conversation;
-mod envelope;
+mod encoder;
+mod error;
 mod events;
 mod feed;
-mod listing;
+mod models;
 mod request;
 mod tools;
-mod transcript;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use envelope::envelope;
+pub(crate) use error::envelope;
 
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Answer, Call, Problem, ProblemKind, fields::Quote, presence};
+use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Quote, validation};
 use crate::{
     chat::Request,
     prompt::{Chats, Generation},
 };
+use encoder::{Head, MessageBuilder, MessageEncoder};
 use feed::Feed;
-use request::Asked;
-use transcript::{Head, Message, Transcript};
+use request::MessageRequest;
 
 /// How long after its request a stream waits for the answer's first word, as it cannot take back its status: what a worker
 /// refuses outright is no stream. A client should see one begin in 100 ms.
@@ -49,14 +49,14 @@ const FIRST_WORD: Duration = Duration::from_millis(60);
 const FIRST_WORD_MIN: Duration = Duration::from_millis(20);
 
 /// `POST /v1/messages`, and `/v1/messages/stream`, which streams whatever the body says.
-pub(crate) async fn messages(chats: &Arc<Chats>, call: Call, always_stream: bool) -> Answer {
+pub(crate) async fn messages(chats: &Arc<Chats>, call: ApiRequest, always_stream: bool) -> ApiResponse {
     let request_id = call.request_id.clone();
     let answer = answer(chats, call, always_stream).await;
     answer.unwrap_or_else(|problem| refusal(&problem, &request_id))
 }
 
 /// `POST /v1/messages/count_tokens`: renders the prompt that the same message would have, and counts it.
-pub(crate) async fn count_tokens(chats: &Arc<Chats>, call: Call) -> Answer {
+pub(crate) async fn count_tokens(chats: &Arc<Chats>, call: ApiRequest) -> ApiResponse {
     let request_id = call.request_id.clone();
     match count(chats, call).await {
         Ok(tokens) => whole(&json!({ "input_tokens": tokens })),
@@ -65,52 +65,52 @@ pub(crate) async fn count_tokens(chats: &Arc<Chats>, call: Call) -> Answer {
 }
 
 /// `GET /v1/models`.
-pub(crate) fn models(chats: &Arc<Chats>) -> Answer {
-    whole(&listing::list(&chats.fleet().listed()))
+pub(crate) fn models(chats: &Arc<Chats>) -> ApiResponse {
+    whole(&models::list(&chats.fleet().listed()))
 }
 
 /// `GET /v1/models/ID`. Names that only the default model answers for are no models.
-pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> Answer {
+pub(crate) fn model(chats: &Arc<Chats>, id: &str, request_id: &str) -> ApiResponse {
     match chats.fleet().find_listed(id) {
-        Some(model) => whole(&listing::entry(&model)),
+        Some(model) => whole(&models::entry(&model)),
         None => {
             let message = format!("there is no model '{}'; GET /v1/models lists what there is", Quote(id));
-            refusal(&Problem::new(ProblemKind::NotFound, message), request_id)
+            refusal(&ApiError::new(ErrorCode::NotFound, message), request_id)
         }
     }
 }
 
-async fn answer(chats: &Chats, call: Call, always_stream: bool) -> Result<Answer, Problem> {
+async fn answer(chats: &Chats, call: ApiRequest, always_stream: bool) -> Result<ApiResponse, ApiError> {
     let first_word = Instant::now() + FIRST_WORD;
-    let Call { body, client, request_id, places, .. } = call;
+    let ApiRequest { body, client, request_id, places, .. } = call;
     let asked = read(move || request::message(&body)).await?;
-    let Asked { request, stream } = asked;
+    let MessageRequest { request, stream } = asked;
     let place = (stream || always_stream).then(|| places.take()).transpose()?;
     let request = Request { client, ..request };
-    presence::check(chats, &request).await?;
+    validation::check(chats, &request).await?;
     let (model, stops) = (request.model.clone(), request.stops.clone());
     let prepared = chats.prepare(request).await?;
     let head = Head { id: fresh_id("msg"), model, input_tokens: prepared.input_tokens() };
-    let transcript = Transcript::new(head, stops);
+    let encoder = MessageEncoder::new(head, stops);
     let mut generation = prepared.start()?;
     if let Some(place) = place {
         generation.listen(first_word.max(Instant::now() + FIRST_WORD_MIN)).await?;
-        let pieces = Feed::new(transcript, generation, request_id).pieces();
-        return Ok(Answer::Stream { media_type: "text/event-stream", pieces, place });
+        let pieces = Feed::new(encoder, generation, request_id).pieces();
+        return Ok(ApiResponse::Stream { media_type: "text/event-stream", pieces, place });
     }
-    collect(transcript, generation).await
+    collect(encoder, generation).await
 }
 
 /// The same events as a stream's, put together as a client would.
-async fn collect(mut transcript: Transcript, mut generation: Generation) -> Result<Answer, Problem> {
-    let mut message = Message::default();
-    for event in transcript.begin() {
+async fn collect(mut encoder: MessageEncoder, mut generation: Generation) -> Result<ApiResponse, ApiError> {
+    let mut message = MessageBuilder::default();
+    for event in encoder.begin() {
         message.add(event)?;
     }
-    while !transcript.is_over() {
+    while !encoder.is_over() {
         let events = match generation.next().await {
-            Some(delta) => transcript.take(delta),
-            None => transcript.break_off(),
+            Some(delta) => encoder.take(delta),
+            None => encoder.break_off(),
         };
         for event in events {
             message.add(event)?;
@@ -119,25 +119,25 @@ async fn collect(mut transcript: Transcript, mut generation: Generation) -> Resu
     Ok(whole(&message.json()))
 }
 
-async fn count(chats: &Chats, call: Call) -> Result<u32, Problem> {
-    let Call { body, client, .. } = call;
+async fn count(chats: &Chats, call: ApiRequest) -> Result<u32, ApiError> {
+    let ApiRequest { body, client, .. } = call;
     let request = read(move || request::count(&body)).await?;
     Ok(chats.count(Request { client, ..request }).await?)
 }
 
 /// Reads a body where it holds nobody up: a large one takes a while.
-async fn read<T: Send + 'static>(reader: impl FnOnce() -> Result<T, Problem> + Send + 'static) -> Result<T, Problem> {
+async fn read<T: Send + 'static>(reader: impl FnOnce() -> Result<T, ApiError> + Send + 'static) -> Result<T, ApiError> {
     let read = tokio::task::spawn_blocking(reader).await;
-    read.unwrap_or_else(|_| Err(Problem::new(ProblemKind::Internal, "this server failed to read the body")))
+    read.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the body")))
 }
 
-fn whole(body: &Value) -> Answer {
-    Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
+fn whole(body: &Value) -> ApiResponse {
+    ApiResponse::Full { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
 }
 
-fn refusal(problem: &Problem, request_id: &str) -> Answer {
+fn refusal(problem: &ApiError, request_id: &str) -> ApiResponse {
     let (status, body) = envelope(problem, request_id);
-    Answer::Whole { status, media_type: "application/json", body }
+    ApiResponse::Full { status, media_type: "application/json", body }
 }
 
 fn fresh_id(kind: &str) -> String {

@@ -2,11 +2,11 @@
 
 use serde_json::Value;
 
-use super::{conversation, envelope::THREAD, tools};
+use super::{conversation, error::THREAD, tools};
 use crate::{
-    chat::{Conversation, Format, Input, Request, Sampling},
+    chat::{Conversation, Input, Request, ResponseFormat, SamplingParams},
     dialects::{
-        Problem, extras,
+        ApiError, extensions,
         fields::{Field, document},
     },
 };
@@ -20,7 +20,7 @@ const STOP_LEN_MAX: usize = 1024;
 
 /// A message that is asked for.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct MessageRequest {
     /// What the model is to do; whose request it is, the body does not know.
     pub(super) request: Request,
     /// Whether the answer comes as events.
@@ -28,27 +28,30 @@ pub(super) struct Asked {
 }
 
 /// Reads the body of `messages`.
-pub(super) fn message(body: &[u8]) -> Result<Asked, Problem> {
+pub(super) fn message(body: &[u8]) -> Result<MessageRequest, ApiError> {
     let value = document(body)?;
     let body = Field::root(&value);
     let max_tokens = body.get("max_tokens").count(1)?;
     let stream = body.get("stream").present().map(Field::boolean).transpose()?.unwrap_or(false);
-    Ok(Asked { request: Request { max_tokens: Some(max_tokens), ..request(&body)? }, stream })
+    Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request(&body)? }, stream })
 }
 
 /// Reads the body of `count_tokens`, which is the same but for what concerns the answer.
-pub(super) fn count(body: &[u8]) -> Result<Request, Problem> {
+pub(super) fn count(body: &[u8]) -> Result<Request, ApiError> {
     let value = document(body)?;
     request(&Field::root(&value))
 }
 
-fn request(body: &Field<'_>) -> Result<Request, Problem> {
+fn request(body: &Field<'_>) -> Result<Request, ApiError> {
     if let Some(metadata) = body.get("metadata").present() {
         metadata.object()?;
         metadata.get("user_id").present().map(|user| user.text(USER_LEN_MAX)).transpose()?;
     }
     if body.get(THREAD).present().is_some() {
-        return Err(Problem::field(THREAD, "this server keeps no conversations; send all messages with every request"));
+        return Err(ApiError::field(
+            THREAD,
+            "this server keeps no conversations; send all messages with every request",
+        ));
     }
     let mut request = Request {
         model: body.get("model").text(MODEL_LEN_MAX)?.to_owned(),
@@ -58,24 +61,24 @@ fn request(body: &Field<'_>) -> Result<Request, Problem> {
         input: Input::Chat(conversation(body)?),
         ..Request::default()
     };
-    extras::read(body, &mut request)?;
+    extensions::read(body, &mut request)?;
     Ok(request)
 }
 
-fn sampling(body: &Field<'_>) -> Result<Sampling, Problem> {
-    Ok(Sampling {
+fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
+    Ok(SamplingParams {
         temperature: body.get("temperature").present().map(|field| field.number(0.0..=TEMPERATURE_MAX)).transpose()?,
         top_k: body.get("top_k").present().map(|field| field.count(0)).transpose()?,
         top_p: body.get("top_p").present().map(|field| field.number(0.0..=1.0)).transpose()?,
-        ..Sampling::default()
+        ..SamplingParams::default()
     })
 }
 
-fn stops(field: &Field<'_>) -> Result<Vec<String>, Problem> {
+fn stops(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
     field.items(STOPS_MAX)?.map(|stop| stop.text(STOP_LEN_MAX).map(str::to_owned)).collect()
 }
 
-fn format(body: &Field<'_>) -> Result<Format, Problem> {
+fn format(body: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     let output = body.get("output_config");
     if !output.is_absent() {
         output.object()?;
@@ -86,14 +89,14 @@ fn format(body: &Field<'_>) -> Result<Format, Problem> {
             field.object()?;
             field.get("type").choice(&["json_schema"])?;
             let schema = field.get("schema");
-            let grammar = Grammar::json_schema(extras::schema(&schema)?, false);
-            return Ok(Format::Grammar { grammar, field: schema.path().to_owned() });
+            let grammar = Grammar::json_schema(extensions::schema(&schema)?, false);
+            return Ok(ResponseFormat::Grammar { grammar, field: schema.path().to_owned() });
         }
     }
-    Ok(Format::Free)
+    Ok(ResponseFormat::Free)
 }
 
-fn conversation(body: &Field<'_>) -> Result<Conversation, Problem> {
+fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
     let (system, turns) = conversation::read(body)?;
     let tools = tools::list(body)?;
     let (tool_choice, single_call) = tools::choice(body, &tools)?;
@@ -103,7 +106,7 @@ fn conversation(body: &Field<'_>) -> Result<Conversation, Problem> {
 }
 
 /// Without the field, nothing is thought: that is how the API has it. Adaptive thinking is the template's own way.
-fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), Problem> {
+fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), ApiError> {
     let field = body.get("thinking");
     conversation.thinking = Some(false);
     if !field.is_absent() {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     chat::{Tool, ToolChoice},
     dialects::{
-        Problem, extras,
+        ApiError, extensions,
         fields::{Field, Quote},
     },
 };
@@ -16,7 +16,7 @@ const TOOLS_MAX: usize = 512;
 const NAME_LEN_MAX: usize = 128;
 
 /// Reads `tools`.
-pub(super) fn list(body: &Field<'_>) -> Result<Vec<Tool>, Problem> {
+pub(super) fn list(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
     let field = body.get("tools");
     if field.is_absent() {
         return Ok(Vec::new());
@@ -33,7 +33,7 @@ pub(super) fn list(body: &Field<'_>) -> Result<Vec<Tool>, Problem> {
 }
 
 /// Reads `tool_choice`, and whether one call is all that is wanted.
-pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bool), Problem> {
+pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
     let field = body.get("tool_choice");
     if field.is_absent() {
         return Ok((ToolChoice::Auto, false));
@@ -62,7 +62,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     Ok((choice, single))
 }
 
-fn tool(item: &Field<'_>) -> Result<Tool, Problem> {
+fn tool(item: &Field<'_>) -> Result<Tool, ApiError> {
     item.object()?;
     let kind = item.get("type");
     if let Some(kind) = kind.present() {
@@ -88,8 +88,8 @@ fn tool(item: &Field<'_>) -> Result<Tool, Problem> {
     Ok(Tool { name: text.to_owned(), description: description.to_owned(), schema, strict, field })
 }
 
-fn schema(field: &Field<'_>) -> Result<Value, Problem> {
-    extras::schema(field)?;
+fn schema(field: &Field<'_>) -> Result<Value, ApiError> {
+    extensions::schema(field)?;
     let mut schema = field.object()?.clone();
     let kind = field.get("type");
     if kind.is_absent() {

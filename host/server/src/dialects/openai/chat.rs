@@ -1,8 +1,8 @@
 //! The request of `chat/completions`.
 
 use crate::{
-    chat::{Conversation, Format, Input, Request},
-    dialects::{Problem, extras, fields::Field},
+    chat::{Conversation, Input, Request, ResponseFormat},
+    dialects::{ApiError, extensions, fields::Field},
 };
 use pensieve_protocol::grammar::Grammar;
 
@@ -17,7 +17,7 @@ const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh",
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     /// One generation.
     pub(super) request: Request,
     /// How many of them.
@@ -29,7 +29,7 @@ pub(super) struct Asked {
 }
 
 /// Reads the body.
-pub(super) fn read(body: &Field<'_>) -> Result<Asked, Problem> {
+pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let model = options::model(body)?;
     let (stream, include_usage) = options::streaming(body)?;
     let request = Request {
@@ -43,10 +43,10 @@ pub(super) fn read(body: &Field<'_>) -> Result<Asked, Problem> {
         ..Request::default()
     };
     text_only(&body.get("modalities"))?;
-    Ok(Asked { request, choices: options::choices(body)?, stream, include_usage })
+    Ok(ParsedRequest { request, choices: options::choices(body)?, stream, include_usage })
 }
 
-fn conversation(body: &Field<'_>) -> Result<Conversation, Problem> {
+fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
     let (system, turns) = messages::read(&body.get("messages"))?;
     let Tools { tools, choice, single_call } = Tools::read(body)?;
     let mut conversation =
@@ -63,14 +63,14 @@ fn conversation(body: &Field<'_>) -> Result<Conversation, Problem> {
 }
 
 /// Both names are read, and the newer one holds.
-fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, Problem> {
+fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, ApiError> {
     let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| body.get(name));
     let old = old.present().map(|field| field.count(1)).transpose()?;
     let new = new.present().map(|field| field.count(1)).transpose()?;
     Ok(new.or(old))
 }
 
-fn logprobs(body: &Field<'_>) -> Result<Option<u8>, Problem> {
+fn logprobs(body: &Field<'_>) -> Result<Option<u8>, ApiError> {
     let wanted = flag(&body.get("logprobs"))?;
     let top = body.get("top_logprobs");
     let count = top.present().map(|top| top.integer(0..=TOP_LOGPROBS_MAX)).transpose()?;
@@ -82,23 +82,23 @@ fn logprobs(body: &Field<'_>) -> Result<Option<u8>, Problem> {
     }
 }
 
-fn format(field: &Field<'_>) -> Result<Format, Problem> {
+fn format(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     if field.is_absent() {
-        return Ok(Format::Free);
+        return Ok(ResponseFormat::Free);
     }
     field.object()?;
     let (grammar, field) = match field.get("type").choice(&["text", "json_object", "json_schema"])? {
-        0 => return Ok(Format::Free),
+        0 => return Ok(ResponseFormat::Free),
         1 => (Grammar::any_json_object(), field.clone()),
         _ => {
             let schema = field.get("json_schema");
             (json_schema(&schema)?, schema.get("schema"))
         }
     };
-    Ok(Format::Grammar { grammar, field: field.path().to_owned() })
+    Ok(ResponseFormat::Grammar { grammar, field: field.path().to_owned() })
 }
 
-fn json_schema(field: &Field<'_>) -> Result<Grammar, Problem> {
+fn json_schema(field: &Field<'_>) -> Result<Grammar, ApiError> {
     field.object()?;
     tools::name(&field.get("name"))?;
     field.get("description").present().map(Field::string).transpose()?;
@@ -107,10 +107,10 @@ fn json_schema(field: &Field<'_>) -> Result<Grammar, Problem> {
     if schema.is_absent() {
         return Ok(Grammar::any_json_object());
     }
-    Ok(Grammar::json_schema(extras::schema(&schema)?, !strict))
+    Ok(Grammar::json_schema(extensions::schema(&schema)?, !strict))
 }
 
-fn text_only(modalities: &Field<'_>) -> Result<(), Problem> {
+fn text_only(modalities: &Field<'_>) -> Result<(), ApiError> {
     let Some(list) = modalities.present() else { return Ok(()) };
     for item in list.items(8)? {
         if item.string()? != "text" {
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::chat::{Part, Role, ToolChoice, Turn};
 
-    fn asked(more: Value) -> Result<Asked, String> {
+    fn asked(more: Value) -> Result<ParsedRequest, String> {
         let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
         for (name, value) in more.as_object().unwrap() {
             body[name] = value.clone();
@@ -154,7 +154,7 @@ mod tests {
         let turns = vec![Turn { role: Role::User, parts: vec![Part::Text("hi".into())] }];
         let conversation = Conversation { turns, ..Conversation::default() };
         let request = Request { model: "m".into(), input: Input::Chat(conversation), ..Request::default() };
-        assert_eq!(asked(json!({})), Ok(Asked { request, choices: 1, stream: false, include_usage: false }));
+        assert_eq!(asked(json!({})), Ok(ParsedRequest { request, choices: 1, stream: false, include_usage: false }));
     }
 
     #[test]
@@ -202,8 +202,8 @@ mod tests {
     #[test]
     fn formats_become_grammars() {
         let format = |format: Value| request(json!({ "response_format": format })).format;
-        assert_eq!(format(json!({"type": "text"})), Format::Free);
-        let of = |grammar, field: &str| Format::Grammar { grammar, field: field.to_owned() };
+        assert_eq!(format(json!({"type": "text"})), ResponseFormat::Free);
+        let of = |grammar, field: &str| ResponseFormat::Grammar { grammar, field: field.to_owned() };
         assert_eq!(format(json!({"type": "json_object"})), of(Grammar::any_json_object(), "response_format"));
         let schema = r#"{"type":"object","properties":{"b":{},"a":{}}}"#;
         let value: Value = serde_json::from_str(schema).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::{
     chat::{Input, Request},
-    dialects::{Problem, fields::Field},
+    dialects::{ApiError, fields::Field},
 };
 
 use super::options::{self, CHOICES_MAX, flag};
@@ -18,7 +18,7 @@ const MAX_TOKENS: u32 = 16;
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     /// One generation for each prompt.
     pub(super) requests: Vec<Request>,
     /// How many generations each prompt has.
@@ -36,7 +36,7 @@ pub(super) struct Asked {
 }
 
 /// Reads the body.
-pub(super) fn read(body: &Field<'_>) -> Result<Asked, Problem> {
+pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let model = options::model(body)?;
     let (stream, include_usage) = options::streaming(body)?;
     if let Some(suffix) = body.get("suffix").present() {
@@ -67,10 +67,10 @@ pub(super) fn read(body: &Field<'_>) -> Result<Asked, Problem> {
         ..Request::default()
     };
     let requests = inputs.into_iter().map(|input| Request { input, ..request.clone() }).collect();
-    Ok(Asked { requests, copies, choices, logprobs: shown, echo, stream, include_usage })
+    Ok(ParsedRequest { requests, copies, choices, logprobs: shown, echo, stream, include_usage })
 }
 
-fn copies(best_of: &Field<'_>, choices: usize, stream: bool) -> Result<usize, Problem> {
+fn copies(best_of: &Field<'_>, choices: usize, stream: bool) -> Result<usize, ApiError> {
     let Some(field) = best_of.present() else { return Ok(choices) };
     let copies = field.integer(1..=CHOICES_MAX)? as usize;
     if copies < choices {
@@ -83,7 +83,7 @@ fn copies(best_of: &Field<'_>, choices: usize, stream: bool) -> Result<usize, Pr
 }
 
 /// One prompt or a list of them, each a text or a list of tokens.
-fn prompts(field: &Field<'_>, echo: bool) -> Result<Vec<Input>, Problem> {
+fn prompts(field: &Field<'_>, echo: bool) -> Result<Vec<Input>, ApiError> {
     if field.is_string() {
         return Ok(vec![text(field)?]);
     }
@@ -98,11 +98,11 @@ fn prompts(field: &Field<'_>, echo: bool) -> Result<Vec<Input>, Problem> {
     items.map(|item| if item.is_string() { text(&item) } else { tokens(&item, echo) }).collect()
 }
 
-fn text(field: &Field<'_>) -> Result<Input, Problem> {
+fn text(field: &Field<'_>) -> Result<Input, ApiError> {
     Ok(Input::Text(field.string()?.to_owned()))
 }
 
-fn tokens(field: &Field<'_>, echo: bool) -> Result<Input, Problem> {
+fn tokens(field: &Field<'_>, echo: bool) -> Result<Input, ApiError> {
     let mut items = field.items(TOKENS_MAX)?;
     if items.len() == 0 {
         return Err(field.problem("should have at least one token"));
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    fn asked(more: Value) -> Result<Asked, String> {
+    fn asked(more: Value) -> Result<ParsedRequest, String> {
         let mut body = json!({"model": "m", "prompt": "hi"});
         for (name, value) in more.as_object().unwrap() {
             body[name] = value.clone();

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::{
     chat::{Part, Role, Turn},
     dialects::{
-        Problem,
+        ApiError,
         fields::{Field, Quote},
     },
 };
@@ -23,7 +23,7 @@ const NAME_BYTES_MAX: usize = 256;
 const ROLES: [&str; 6] = ["developer", "system", "user", "assistant", "tool", "function"];
 
 /// Reads the messages: the text before the first turn, and the turns.
-pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), Problem> {
+pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     let mut system = Vec::new();
     let mut turns: Vec<Turn> = Vec::new();
     let messages = field.items(MESSAGES_MAX)?;
@@ -51,7 +51,7 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), Problem> {
 }
 
 /// A string, or text parts. An assistant may have said nothing.
-fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, Problem> {
+fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, ApiError> {
     let field = message.get("content");
     if field.is_absent() && !required {
         return Ok(Vec::new());
@@ -68,7 +68,7 @@ fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, Problem> {
     field.items(PARTS_MAX)?.map(|part| text_part(&part)).collect()
 }
 
-fn text_part(part: &Field<'_>) -> Result<Part, Problem> {
+fn text_part(part: &Field<'_>) -> Result<Part, ApiError> {
     part.object()?;
     let kind = part.get("type");
     match kind.string()? {
@@ -82,7 +82,7 @@ fn text_part(part: &Field<'_>) -> Result<Part, Problem> {
 }
 
 /// What the model said in an earlier turn, in the order in which it writes: what it thought, text, calls.
-fn assistant(message: &Field<'_>) -> Result<Vec<Part>, Problem> {
+fn assistant(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
     for (name, why) in [
         ("function_call", "is an older form that is not served; use 'tool_calls'"),
         ("audio", "is not served, as the model reads text only"),
@@ -113,7 +113,7 @@ fn assistant(message: &Field<'_>) -> Result<Vec<Part>, Problem> {
     Ok(parts)
 }
 
-fn call(field: &Field<'_>) -> Result<Part, Problem> {
+fn call(field: &Field<'_>) -> Result<Part, ApiError> {
     field.object()?;
     let kind = field.get("type");
     // Some clients leave it away.
@@ -135,7 +135,7 @@ fn call(field: &Field<'_>) -> Result<Part, Problem> {
     Ok(Part::ToolCall { id: field.get("id").text(ID_BYTES_MAX)?.to_owned(), name, arguments })
 }
 
-fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, Problem> {
+fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, ApiError> {
     let field = message.get("tool_call_id");
     let id = field.text(ID_BYTES_MAX)?.to_owned();
     // Instructions may stand between a call and its answer; a word of the user may not.

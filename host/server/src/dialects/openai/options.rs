@@ -2,9 +2,9 @@
 //! this host has no use for (`user`, `metadata`, `store`, `service_tier` and more) is accepted whatever it is.
 
 use crate::{
-    chat::Sampling,
+    chat::SamplingParams,
     dialects::{
-        Problem, extras,
+        ApiError, extensions,
         fields::{Field, Quote},
     },
 };
@@ -17,19 +17,19 @@ const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 const BIASES_MAX: usize = 1024;
 
 /// The model's name.
-pub(super) fn model(body: &Field<'_>) -> Result<String, Problem> {
+pub(super) fn model(body: &Field<'_>) -> Result<String, ApiError> {
     Ok(body.get("model").text(MODEL_BYTES_MAX)?.to_owned())
 }
 
 /// How many choices are made of a prompt.
-pub(super) fn choices(body: &Field<'_>) -> Result<usize, Problem> {
+pub(super) fn choices(body: &Field<'_>) -> Result<usize, ApiError> {
     let n = body.get("n");
     // The range makes the cast exact.
     Ok(n.present().map(|n| n.integer(1..=CHOICES_MAX)).transpose()?.unwrap_or(1) as usize)
 }
 
 /// Whether the answer is streamed, and whether the stream tells the usage.
-pub(super) fn streaming(body: &Field<'_>) -> Result<(bool, bool), Problem> {
+pub(super) fn streaming(body: &Field<'_>) -> Result<(bool, bool), ApiError> {
     let stream = flag(&body.get("stream"))?;
     let options = body.get("stream_options");
     if options.is_absent() {
@@ -44,25 +44,25 @@ pub(super) fn streaming(body: &Field<'_>) -> Result<(bool, bool), Problem> {
 }
 
 /// A boolean that is false where it is absent.
-pub(super) fn flag(field: &Field<'_>) -> Result<bool, Problem> {
+pub(super) fn flag(field: &Field<'_>) -> Result<bool, ApiError> {
     Ok(field.present().map(Field::boolean).transpose()?.unwrap_or(false))
 }
 
 /// How tokens are picked.
-pub(super) fn sampling(body: &Field<'_>) -> Result<Sampling, Problem> {
+pub(super) fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
     let number = |name: &str, range| body.get(name).present().map(|field| field.number(range)).transpose();
-    Ok(Sampling {
+    Ok(SamplingParams {
         temperature: number("temperature", 0.0..=2.0)?,
         top_p: number("top_p", 0.0..=1.0)?,
         presence_penalty: number("presence_penalty", -2.0..=2.0)?,
         frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
         logit_bias: logit_bias(&body.get("logit_bias"))?,
-        seed: body.get("seed").present().map(extras::seed).transpose()?,
-        ..Sampling::default()
+        seed: body.get("seed").present().map(extensions::seed).transpose()?,
+        ..SamplingParams::default()
     })
 }
 
-fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, Problem> {
+fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     if field.is_absent() {
         return Ok(Vec::new());
     }
@@ -78,7 +78,7 @@ fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, Problem> {
 }
 
 /// Strings that end an answer: one or a list.
-pub(super) fn stops(body: &Field<'_>) -> Result<Vec<String>, Problem> {
+pub(super) fn stops(body: &Field<'_>) -> Result<Vec<String>, ApiError> {
     let field = body.get("stop");
     let text = |field: &Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);
     if field.is_absent() {
@@ -97,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    fn with<T>(body: Value, read: impl FnOnce(&Field<'_>) -> Result<T, Problem>) -> Result<T, String> {
+    fn with<T>(body: Value, read: impl FnOnce(&Field<'_>) -> Result<T, ApiError>) -> Result<T, String> {
         read(&Field::root(&body)).map_err(|problem| problem.message)
     }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     chat::{Tool, ToolChoice},
     dialects::{
-        Problem,
+        ApiError,
         fields::{Field, Quote},
     },
 };
@@ -25,7 +25,7 @@ pub(super) struct Tools {
 
 impl Tools {
     /// Reads `tools`, `tool_choice` and `parallel_tool_calls`.
-    pub(super) fn read(body: &Field<'_>) -> Result<Self, Problem> {
+    pub(super) fn read(body: &Field<'_>) -> Result<Self, ApiError> {
         for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
             if let Some(field) = body.get(old).present() {
                 return Err(field.problem(format_args!("is an older form that is not served; use '{new}'")));
@@ -42,7 +42,7 @@ impl Tools {
         Ok(read)
     }
 
-    fn choose(&mut self, choice: &Field<'_>) -> Result<(), Problem> {
+    fn choose(&mut self, choice: &Field<'_>) -> Result<(), ApiError> {
         self.choice = if choice.is_string() {
             match choice.choice(&["none", "auto", "required"])? {
                 0 => ToolChoice::None,
@@ -65,7 +65,7 @@ impl Tools {
 
     /// Keeps the allowed tools only. If a single one is required, the others may as well stay where the prompt that was
     /// cached has them.
-    fn allow(&mut self, allowed: &Field<'_>) -> Result<ToolChoice, Problem> {
+    fn allow(&mut self, allowed: &Field<'_>) -> Result<ToolChoice, ApiError> {
         allowed.object()?;
         let required = allowed.get("mode").choice(&["auto", "required"])? == 1;
         let listed = allowed.get("tools");
@@ -73,7 +73,7 @@ impl Tools {
             tool.object()?;
             self.named(&tool)
         });
-        let names = names.collect::<Result<Vec<&str>, Problem>>()?;
+        let names = names.collect::<Result<Vec<&str>, ApiError>>()?;
         if let ([name], true) = (names.as_slice(), required) {
             return Ok(ToolChoice::Named((*name).to_owned()));
         }
@@ -82,7 +82,7 @@ impl Tools {
     }
 
     /// The tool that `{"function": {"name": …}}` names.
-    fn named<'a>(&self, field: &Field<'a>) -> Result<&'a str, Problem> {
+    fn named<'a>(&self, field: &Field<'a>) -> Result<&'a str, ApiError> {
         let function = field.get("function");
         function.object()?;
         let name = function.get("name");
@@ -95,7 +95,7 @@ impl Tools {
     }
 }
 
-fn list(field: &Field<'_>) -> Result<Vec<Tool>, Problem> {
+fn list(field: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
     let mut tools: Vec<Tool> = Vec::new();
     for item in field.items(TOOLS_MAX)? {
         let tool = tool(&item)?;
@@ -108,7 +108,7 @@ fn list(field: &Field<'_>) -> Result<Vec<Tool>, Problem> {
     Ok(tools)
 }
 
-fn tool(field: &Field<'_>) -> Result<Tool, Problem> {
+fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
     field.object()?;
     if field.get("type").string()? != "function" {
         return Err(field.get("type").problem("only tools of type 'function' are served"));
@@ -131,7 +131,7 @@ fn tool(field: &Field<'_>) -> Result<Tool, Problem> {
 }
 
 /// A name of the kind that functions and schemas have.
-pub(super) fn name<'a>(field: &Field<'a>) -> Result<&'a str, Problem> {
+pub(super) fn name<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
     let name = field.text(NAME_BYTES_MAX)?;
     if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)) {
         Ok(name)

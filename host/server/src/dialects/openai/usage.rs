@@ -6,7 +6,7 @@ use pensieve_protocol::job::Usage;
 
 /// The sums.
 #[derive(Debug)]
-pub(super) struct Tally {
+pub(super) struct UsageTotal {
     prompts: Vec<Prompt>,
     generated: u64,
     has_thought: bool,
@@ -19,7 +19,7 @@ struct Prompt {
     cached: Option<u32>,
 }
 
-impl Tally {
+impl UsageTotal {
     /// Prompts of so many tokens each.
     pub(super) fn new(input_tokens: &[u32]) -> Self {
         let prompt = |tokens: &u32| Prompt { tokens: *tokens, cached: None };
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn prompts_count_once_and_what_choices_share_is_not_called_cached() {
-        let mut tally = Tally::new(&[10, 20]);
+        let mut tally = UsageTotal::new(&[10, 20]);
         let choices = [(0, 4, 3), (0, 8, 5), (1, 16, 7), (1, 16, 1)];
         for (prompt, reused, generated) in choices {
             tally.add(prompt, Usage { prompt: 10, reused, generated }, false);
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn tokens_of_reasoning_are_not_guessed() {
-        let mut tally = Tally::new(&[10]);
+        let mut tally = UsageTotal::new(&[10]);
         tally.add(0, Usage { prompt: 10, reused: 0, generated: 5 }, true);
         assert!(tally.json().get("completion_tokens_details").is_none());
     }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{body, conversation, read, refuses};
 use crate::{
-    chat::{AdapterWish, Format, Sampling, Tool, ToolChoice},
+    chat::{AdapterSelection, ResponseFormat, SamplingParams, Tool, ToolChoice},
     dialects::anthropic::request,
 };
 use pensieve_protocol::grammar::Grammar;
@@ -17,10 +17,11 @@ fn reads_the_simple_fields() {
     }));
     let request = request.unwrap();
     assert_eq!((request.model.as_str(), request.max_tokens), ("m", Some(10)));
-    let sampling = Sampling { temperature: Some(0.5), top_k: Some(40), top_p: Some(0.9), ..Sampling::default() };
+    let sampling =
+        SamplingParams { temperature: Some(0.5), top_k: Some(40), top_p: Some(0.9), ..SamplingParams::default() };
     assert_eq!(request.sampling, sampling);
     assert_eq!(request.stops, ["a", "b"]);
-    assert_eq!(request.format, Format::Free);
+    assert_eq!(request.format, ResponseFormat::Free);
 }
 
 #[test]
@@ -43,7 +44,7 @@ fn streams_only_if_asked_to() {
 fn an_answer_may_have_a_schema() {
     let format = json!({"type": "json_schema", "schema": {"type": "object", "b": 1, "a": 2}});
     let grammar = Grammar::json_schema(r#"{"type":"object","b":1,"a":2}"#, false);
-    let expected = |field: &str| Format::Grammar { grammar: grammar.clone(), field: field.to_owned() };
+    let expected = |field: &str| ResponseFormat::Grammar { grammar: grammar.clone(), field: field.to_owned() };
     let asked = read(&json!({"output_config": {"format": format, "effort": "high"}})).unwrap();
     assert_eq!(asked.format, expected("output_config.format.schema"));
     assert_eq!(read(&json!({"output_format": format})).unwrap().format, expected("output_format.schema"));
@@ -162,9 +163,9 @@ fn reads_every_tool_choice() {
 #[test]
 fn takes_what_the_api_lacks() {
     let request = read(&json!({"pensieve": {"adapter": "poet", "seed": 7, "grammar": {"regex": "a+"}}})).unwrap();
-    assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: None });
+    assert_eq!(request.adapter, AdapterSelection { name: Some("poet".into()), scale: None });
     assert_eq!(request.sampling.seed, Some(7));
     let (grammar, field) = (Grammar::Regex("a+".into()), "pensieve.grammar.regex".to_owned());
-    assert_eq!(request.format, Format::Grammar { grammar, field });
+    assert_eq!(request.format, ResponseFormat::Grammar { grammar, field });
     refuses(&json!({"pensieve": {"grammar": {"regex": 1}}}), "pensieve.grammar.regex: should be a string, not 1");
 }

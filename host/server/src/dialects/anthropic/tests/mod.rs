@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::request;
 use crate::{
     chat::{Conversation, Input, Request},
-    dialects::Problem,
+    dialects::ApiError,
 };
 
 /// A body with these fields beside what every message needs.
@@ -28,7 +28,7 @@ fn body(fields: &Value) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-fn read(fields: &Value) -> Result<Request, Problem> {
+fn read(fields: &Value) -> Result<Request, ApiError> {
     request::message(&body(fields)).map(|asked| asked.request)
 }
 

@@ -1,4 +1,4 @@
-//! Pieces of answers into events, and into whole messages.
+//! FrameStream of answers into events, and into whole messages.
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,8 @@ use super::order;
 use crate::{
     chat::Delta,
     dialects::anthropic::{
+        encoder::{Head, MessageBuilder, MessageEncoder},
         events::Event,
-        transcript::{Head, Message, Transcript},
     },
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
@@ -36,16 +36,16 @@ fn finished(reason: Finish) -> Delta {
 
 fn events(deltas: Vec<Delta>) -> Vec<Event> {
     let head = Head { id: "msg_1".into(), model: "m".into(), input_tokens: 100 };
-    let mut transcript = Transcript::new(head, vec!["a".into(), "STOP".into()]);
-    let mut events = transcript.begin();
+    let mut encoder = MessageEncoder::new(head, vec!["a".into(), "STOP".into()]);
+    let mut events = encoder.begin();
     for delta in deltas {
-        assert!(!transcript.is_over());
-        events.extend(transcript.take(delta));
+        assert!(!encoder.is_over());
+        events.extend(encoder.take(delta));
     }
-    if !transcript.is_over() {
-        events.extend(transcript.break_off());
+    if !encoder.is_over() {
+        events.extend(encoder.break_off());
     }
-    assert!(transcript.is_over());
+    assert!(encoder.is_over());
     events
 }
 
@@ -58,7 +58,7 @@ fn wire(events: &[Event]) -> Vec<(String, Value)> {
 fn message(deltas: Vec<Delta>) -> Value {
     let events = events(deltas);
     let streamed = order::message(&wire(&events)).unwrap();
-    let mut whole = Message::default();
+    let mut whole = MessageBuilder::default();
     for event in events {
         if let Err(problem) = whole.add(event) {
             assert_eq!(streamed["error"]["message"], problem.message);

@@ -2,21 +2,21 @@
 
 use serde_json::{Value, json};
 
-use super::progress::Piece;
+use super::choice::ChoiceDelta;
 
 /// Writes one choice of an answer. One that is streamed is asked for chunks, one that is not keeps all pieces.
-pub(super) trait Form: Send {
+pub(super) trait ChoiceEncoder: Send {
     /// The entries of `choices` that say this piece, each for a chunk of its own.
-    fn chunks(&mut self, index: usize, piece: Piece) -> Vec<Value>;
+    fn chunks(&mut self, index: usize, piece: ChoiceDelta) -> Vec<Value>;
     /// Keeps a piece.
-    fn keep(&mut self, piece: Piece);
+    fn keep(&mut self, piece: ChoiceDelta);
     /// The entry of `choices` that says all that was kept.
     fn whole(self: Box<Self>, index: usize) -> Value;
 }
 
 /// What all chunks of an answer, or the whole of it, have in common.
 #[derive(Clone, Debug)]
-pub(super) struct Frame {
+pub(super) struct ResponseHead {
     /// Names the answer.
     pub(super) id: String,
     /// `chat.completion` or `chat.completion.chunk` or `text_completion`.
@@ -29,7 +29,7 @@ pub(super) struct Frame {
     pub(super) fingerprint: String,
 }
 
-impl Frame {
+impl ResponseHead {
     /// A body around these choices.
     pub(super) fn body(&self, choices: &[Value]) -> Value {
         json!({

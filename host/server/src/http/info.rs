@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::front::App;
+use super::service::AppState;
 use crate::{
-    dialects::{Answer, Dialect, anthropic, openai},
+    dialects::{ApiResponse, Dialect, anthropic, openai},
     fleet::{
         FleetStats,
         plugins::{PluginState, Status},
@@ -13,7 +13,7 @@ use crate::{
 use pensieve_protocol::manifest::Manifest;
 
 /// `GET /v1/models`, in the words of the API that the client speaks.
-pub(super) fn models(app: &App, dialect: Dialect) -> Answer {
+pub(super) fn models(app: &AppState, dialect: Dialect) -> ApiResponse {
     match dialect {
         Dialect::Anthropic => anthropic::models(&app.chats),
         Dialect::OpenAi => openai::models(&app.chats),
@@ -21,7 +21,7 @@ pub(super) fn models(app: &App, dialect: Dialect) -> Answer {
 }
 
 /// `GET /v1/models/ID`.
-pub(super) fn model(app: &App, dialect: Dialect, id: &str, request_id: &str) -> Answer {
+pub(super) fn model(app: &AppState, dialect: Dialect, id: &str, request_id: &str) -> ApiResponse {
     match dialect {
         Dialect::Anthropic => anthropic::model(&app.chats, id, request_id),
         Dialect::OpenAi => openai::model(&app.chats, id, request_id),
@@ -29,20 +29,20 @@ pub(super) fn model(app: &App, dialect: Dialect, id: &str, request_id: &str) -> 
 }
 
 /// `GET /v1/plugins`: every file in the plugin folders and what became of it.
-pub(super) fn plugins(app: &App) -> Answer {
+pub(super) fn plugins(app: &AppState) -> ApiResponse {
     let plugins: Vec<Value> = app.chats.fleet().plugins().snapshot().iter().map(plugin).collect();
     answer(&json!({ "object": "list", "data": plugins }))
 }
 
 /// `GET /`, for people who come with a browser.
-pub(super) fn greeting() -> Answer {
+pub(super) fn greeting() -> ApiResponse {
     let text = "This is Pensieve, an inference server that speaks Anthropic's and OpenAI's APIs.\n\n\
         POST /v1/messages\nPOST /v1/chat/completions\nGET  /v1/models\nGET  /openapi.json   everything that is served\n";
-    Answer::Whole { status: 200, media_type: "text/plain; charset=utf-8", body: text.into() }
+    ApiResponse::Full { status: 200, media_type: "text/plain; charset=utf-8", body: text.into() }
 }
 
 /// `GET /health`. Strangers hear that the server is there, and nothing of its models.
-pub(super) async fn health(app: &App, is_known: bool) -> Answer {
+pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
     if !is_known {
         return answer(&json!({ "status": "ok" }));
     }
@@ -111,6 +111,6 @@ fn describe(entry: &mut Value, manifest: &Manifest) {
     });
 }
 
-fn answer(body: &Value) -> Answer {
-    Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
+fn answer(body: &Value) -> ApiResponse {
+    ApiResponse::Full { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
 }

@@ -15,10 +15,10 @@
 use serde_json::{Map, Value};
 
 use super::{
-    Problem,
+    ApiError,
     fields::{Field, Quote},
 };
-use crate::chat::{AdapterWish, Format, Input, Request};
+use crate::chat::{AdapterSelection, Input, Request, ResponseFormat};
 use pensieve_protocol::{grammar::Grammar, job::StageSpec};
 
 const NAMES: [&str; 6] = ["samplers", "adapter", "adapter_scale", "grammar", "seed", "template"];
@@ -36,7 +36,7 @@ const RESERVED: [&str; 6] = ["messages", "tools", "documents", "add_generation_p
 
 /// Reads the field from a body, which need not have it, and puts what it says into the request. It goes before what the
 /// API's own fields have said.
-pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), Problem> {
+pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiError> {
     let field = body.get("pensieve");
     if field.is_absent() {
         return Ok(());
@@ -53,7 +53,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), Proble
     request.adapter = adapter(&field)?;
     if let Some(text) = field.get("grammar").present() {
         let format = grammar(text)?;
-        if request.format != Format::Free {
+        if request.format != ResponseFormat::Free {
             return Err(text.problem("the request asks for another format beside it"));
         }
         request.format = format;
@@ -72,7 +72,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), Proble
 }
 
 /// A seed as other fields name it, too: any integer.
-pub(crate) fn seed(field: &Field<'_>) -> Result<u64, Problem> {
+pub(crate) fn seed(field: &Field<'_>) -> Result<u64, ApiError> {
     match field.json()?.as_u64() {
         Some(seed) => Ok(seed),
         None => field.integer(i64::MIN..=i64::MAX).map(i64::cast_unsigned),
@@ -80,7 +80,7 @@ pub(crate) fn seed(field: &Field<'_>) -> Result<u64, Problem> {
 }
 
 /// The text of a schema, fields in the client's order.
-pub(crate) fn schema(field: &Field<'_>) -> Result<String, Problem> {
+pub(crate) fn schema(field: &Field<'_>) -> Result<String, ApiError> {
     let text = Value::Object(field.object()?.clone()).to_string();
     if text.len() > SCHEMA_LEN_MAX {
         return Err(field.problem(format_args!("has {} bytes, more than {SCHEMA_LEN_MAX}", text.len())));
@@ -88,7 +88,7 @@ pub(crate) fn schema(field: &Field<'_>) -> Result<String, Problem> {
     Ok(text)
 }
 
-fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, Problem> {
+fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, ApiError> {
     let stage = |item: Field<'_>| {
         if item.is_string() {
             let sampler = item.text(NAME_LEN_MAX)?.to_owned();
@@ -109,14 +109,14 @@ fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, Problem> {
 }
 
 /// A strength may stand alone, for the adapter in the model's id.
-fn adapter(field: &Field<'_>) -> Result<AdapterWish, Problem> {
+fn adapter(field: &Field<'_>) -> Result<AdapterSelection, ApiError> {
     let (name, scale) = (field.get("adapter"), field.get("adapter_scale"));
     let scale = scale.present().map(|scale| scale.number(-SCALE_MAX..=SCALE_MAX)).transpose()?;
     let name = name.present().map(|name| name.text(NAME_LEN_MAX)).transpose()?;
-    Ok(AdapterWish { name: name.map(str::to_owned), scale })
+    Ok(AdapterSelection { name: name.map(str::to_owned), scale })
 }
 
-fn grammar(field: &Field<'_>) -> Result<Format, Problem> {
+fn grammar(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     let mut entries = field.entries()?;
     let (Some((kind, entry)), None) = (entries.next(), entries.next()) else {
         return Err(field.problem("should have one field, 'json_schema', 'regex' or 'lark'"));
@@ -130,10 +130,10 @@ fn grammar(field: &Field<'_>) -> Result<Format, Problem> {
             return Err(field.problem(why));
         }
     };
-    Ok(Format::Grammar { grammar, field: entry.path().to_owned() })
+    Ok(ResponseFormat::Grammar { grammar, field: entry.path().to_owned() })
 }
 
-fn variables(field: &Field<'_>) -> Result<Map<String, Value>, Problem> {
+fn variables(field: &Field<'_>) -> Result<Map<String, Value>, ApiError> {
     let variables = field.object()?;
     if variables.len() > VARIABLES_MAX {
         return Err(field.problem(format_args!("has {} fields, more than {VARIABLES_MAX}", variables.len())));
@@ -156,17 +156,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::chat::{Conversation, Sampling};
+    use crate::chat::{Conversation, SamplingParams};
     use pensieve_protocol::job::AdapterUse;
 
-    fn request(extras: Value) -> Result<Request, Problem> {
-        let body = json!({ "pensieve": extras });
+    fn request(extensions: Value) -> Result<Request, ApiError> {
+        let body = json!({ "pensieve": extensions });
         let mut request = Request { input: Input::Chat(Conversation::default()), ..Request::default() };
         read(&Field::root(&body), &mut request).map(|()| request)
     }
 
-    fn check(extras: Value, expected: &str) {
-        assert_eq!(request(extras).unwrap_err().message, expected);
+    fn check(extensions: Value, expected: &str) {
+        assert_eq!(request(extensions).unwrap_err().message, expected);
     }
 
     #[test]
@@ -186,9 +186,9 @@ mod tests {
         let chain = vec![stage(0, "top_k", ""), stage(1, "temperature", hot), stage(2, "x", "")];
         assert_eq!(request.sampling.stages, Some(chain));
         assert_eq!(request.sampling.seed, Some(u64::MAX));
-        assert_eq!(request.adapter, AdapterWish { name: Some("poet".into()), scale: Some(0.5) });
+        assert_eq!(request.adapter, AdapterSelection { name: Some("poet".into()), scale: Some(0.5) });
         let grammar = Grammar::json_schema(r#"{"type":"object","a":1}"#, false);
-        assert_eq!(request.format, Format::Grammar { grammar, field: "pensieve.grammar.json_schema".into() });
+        assert_eq!(request.format, ResponseFormat::Grammar { grammar, field: "pensieve.grammar.json_schema".into() });
         let Input::Chat(conversation) = request.input else { panic!("{:?}", request.input) };
         assert_eq!(Value::Object(conversation.variables), json!({"enable_thinking": true}));
     }
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn takes_a_body_without_them() {
         let plain = request(Value::Null).unwrap();
-        assert_eq!(plain.sampling, Sampling::default());
+        assert_eq!(plain.sampling, SamplingParams::default());
         assert_eq!(request(json!({})), Ok(plain));
         let alone = request(json!({"adapter_scale": 2})).unwrap().adapter;
         let own = AdapterUse { name: "poet".into(), scale: 1.0 };
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(request(json!({"samplers": []})).unwrap().sampling.stages, Some(Vec::new()));
         let regex = request(json!({"grammar": {"regex": "[a-z]+"}})).unwrap();
         let grammar = Grammar::Regex("[a-z]+".into());
-        assert_eq!(regex.format, Format::Grammar { grammar, field: "pensieve.grammar.regex".into() });
+        assert_eq!(regex.format, ResponseFormat::Grammar { grammar, field: "pensieve.grammar.regex".into() });
     }
 
     #[test]
@@ -257,11 +257,11 @@ mod tests {
 
     #[test]
     fn does_not_contradict_the_request() {
-        let check = |extras: Value, mut request: Request, expected: &str| {
-            let body = json!({ "pensieve": extras });
+        let check = |extensions: Value, mut request: Request, expected: &str| {
+            let body = json!({ "pensieve": extensions });
             assert_eq!(read(&Field::root(&body), &mut request).unwrap_err().message, expected);
         };
-        let formed = Format::Grammar { grammar: Grammar::any_json_object(), field: String::new() };
+        let formed = ResponseFormat::Grammar { grammar: Grammar::any_json_object(), field: String::new() };
         let formed = Request { format: formed, ..Request::default() };
         let expected = "pensieve.grammar: the request asks for another format beside it";
         check(json!({"grammar": {"regex": "a"}}), formed, expected);

@@ -1,14 +1,14 @@
 //! What a request names, where only the model and the plugins at hand tell whether it is there: samplers and tokens. It is
 //! looked up before anything is queued, so that a mistake is a status with the name of its field even for a stream.
 
-use super::{Problem, fields::Quote};
+use super::{ApiError, fields::Quote};
 use crate::{
     chat::{Input, Request},
     prompt::Chats,
 };
 
 /// Checks a request whose fields are right by themselves.
-pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), Problem> {
+pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), ApiError> {
     let sampling = &request.sampling;
     if let Some(stages) = &sampling.stages {
         let offered = chats.fleet().plugins().samplers();
@@ -19,7 +19,7 @@ pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), Proble
             let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             let name = Quote(&stages[place].sampler);
             let why = format!("no sampler is called '{name}' (installed: {known}); drop its plugin into plugins/");
-            return Err(Problem::field(format!("pensieve.samplers.{place}"), why));
+            return Err(ApiError::field(format!("pensieve.samplers.{place}"), why));
         }
     }
     let prompt: &[u32] = if let Input::Tokens(tokens) = &request.input { tokens } else { &[] };
@@ -33,7 +33,7 @@ pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), Proble
     match all.find(|(token, _)| *token >= size) {
         None => Ok(()),
         Some((token, field)) => {
-            Err(Problem::field(field, format_args!("token {token} is outside the model's vocabulary of {size}")))
+            Err(ApiError::field(field, format_args!("token {token} is outside the model's vocabulary of {size}")))
         }
     }
 }

@@ -4,22 +4,22 @@
 //! all the rest is told by the reason of the end.
 
 use crate::{
-    chat::{Delta, TokenLikelihood},
-    dialects::{Problem, ProblemKind},
+    chat::{Delta, TokenLogprob},
+    dialects::{ApiError, ErrorCode},
 };
 use pensieve_protocol::job::{Finish, Usage};
 
-use super::problem::of_failure;
+use super::error::of_failure;
 
 /// A piece of an answer as this API knows it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Piece {
+pub(super) enum ChoiceDelta {
     /// More of the answer; may be empty where there are only log-probabilities.
     Text {
         /// The text.
         text: String,
         /// One per token, if the request asked for them.
-        logprobs: Vec<TokenLikelihood>,
+        logprobs: Vec<TokenLogprob>,
     },
     /// More of what the model thinks.
     Reasoning(String),
@@ -45,7 +45,7 @@ pub(super) enum Piece {
 
 /// How far one answer is.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct ChoiceState {
     calls: usize,
     has_thought: bool,
     usage: Option<Usage>,
@@ -53,32 +53,32 @@ pub(super) struct Progress {
     logprob_count: u32,
 }
 
-impl Progress {
+impl ChoiceState {
     /// The next piece, or none where a delta means nothing here.
-    pub(super) fn take(&mut self, delta: Delta) -> Result<Option<Piece>, Problem> {
+    pub(super) fn take(&mut self, delta: Delta) -> Result<Option<ChoiceDelta>, ApiError> {
         Ok(match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => None,
             Delta::Thinking(text) => {
                 self.has_thought = true;
-                (!text.is_empty()).then_some(Piece::Reasoning(text))
+                (!text.is_empty()).then_some(ChoiceDelta::Reasoning(text))
             }
             Delta::Text { text, logprobs } => {
                 self.logprob_sum += logprobs.iter().map(|token| f64::from(token.logprob)).sum::<f64>();
                 self.logprob_count += logprobs.len() as u32;
-                (!text.is_empty() || !logprobs.is_empty()).then_some(Piece::Text { text, logprobs })
+                (!text.is_empty() || !logprobs.is_empty()).then_some(ChoiceDelta::Text { text, logprobs })
             }
             Delta::ToolCall { id, name } => {
                 self.calls += 1;
                 let id = if id.starts_with("call_") { id } else { format!("call_{id}") };
-                Some(Piece::Call { place: self.calls - 1, id, name })
+                Some(ChoiceDelta::Call { place: self.calls - 1, id, name })
             }
             Delta::ToolArguments(text) => {
                 let place = self.calls.checked_sub(1).filter(|_| !text.is_empty());
-                place.map(|place| Piece::Arguments { place, text })
+                place.map(|place| ChoiceDelta::Arguments { place, text })
             }
             Delta::Finished { reason, usage } => {
                 self.usage = Some(usage);
-                Some(Piece::End(self.reason(reason)?))
+                Some(ChoiceDelta::End(self.reason(reason)?))
             }
             Delta::Failed(failure) => return Err(of_failure(failure)),
         })
@@ -99,7 +99,7 @@ impl Progress {
         if self.logprob_count == 0 { 0.0 } else { self.logprob_sum / f64::from(self.logprob_count) }
     }
 
-    fn reason(&self, finish: Finish) -> Result<&'static str, Problem> {
+    fn reason(&self, finish: Finish) -> Result<&'static str, ApiError> {
         Ok(match finish {
             Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => {
                 if self.calls > 0 { "tool_calls" } else { "stop" }
@@ -107,7 +107,7 @@ impl Progress {
             Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
             // Nobody waits for what its client has cancelled, so it was the server.
             Finish::Cancelled => {
-                return Err(Problem::new(ProblemKind::Unavailable, "the server ended this answer; send it again"));
+                return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
             }
         })
     }
@@ -139,20 +139,20 @@ mod tests {
             Delta::ToolArguments(":1}".into()),
             finished(Finish::EndOfTurn),
         ];
-        let mut progress = Progress::default();
-        let pieces: Vec<Piece> =
+        let mut progress = ChoiceState::default();
+        let pieces: Vec<ChoiceDelta> =
             deltas.into_iter().filter_map(|delta| progress.take(delta).unwrap_or_default()).collect();
-        let arguments = |place, text: &str| Piece::Arguments { place, text: text.into() };
-        let call = |place, id: &str, name: &str| Piece::Call { place, id: id.into(), name: name.into() };
+        let arguments = |place, text: &str| ChoiceDelta::Arguments { place, text: text.into() };
+        let call = |place, id: &str, name: &str| ChoiceDelta::Call { place, id: id.into(), name: name.into() };
         let expect = vec![
-            Piece::Reasoning("hm".into()),
-            Piece::Text { text: "so".into(), logprobs: Vec::new() },
+            ChoiceDelta::Reasoning("hm".into()),
+            ChoiceDelta::Text { text: "so".into(), logprobs: Vec::new() },
             call(0, "call_a", "add"),
             arguments(0, "{}"),
             call(1, "call_b", "sub"),
             arguments(1, "{\"x\""),
             arguments(1, ":1}"),
-            Piece::End("tool_calls"),
+            ChoiceDelta::End("tool_calls"),
         ];
         assert_eq!(pieces, expect);
         assert!(progress.has_thought());
@@ -161,15 +161,15 @@ mod tests {
 
     #[test]
     fn every_end_has_a_reason_that_clients_know() {
-        let end = |finish| Progress::default().take(finished(finish)).ok().flatten();
+        let end = |finish| ChoiceState::default().take(finished(finish)).ok().flatten();
         for finish in [Finish::EndOfTurn, Finish::StopString(0), Finish::StopToken(7), Finish::GrammarDone] {
-            assert_eq!(end(finish), Some(Piece::End("stop")));
+            assert_eq!(end(finish), Some(ChoiceDelta::End("stop")));
         }
         for finish in [Finish::Length, Finish::ContextFull, Finish::Deadline] {
-            assert_eq!(end(finish), Some(Piece::End("length")));
+            assert_eq!(end(finish), Some(ChoiceDelta::End("length")));
         }
         assert_eq!(end(Finish::Cancelled), None);
-        let mut called = Progress { calls: 1, ..Progress::default() };
-        assert_eq!(called.take(finished(Finish::Length)), Ok(Some(Piece::End("length"))));
+        let mut called = ChoiceState { calls: 1, ..ChoiceState::default() };
+        assert_eq!(called.take(finished(Finish::Length)), Ok(Some(ChoiceDelta::End("length"))));
     }
 }

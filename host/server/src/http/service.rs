@@ -1,11 +1,11 @@
-//! What every request passes, in order: the door, its route, and the envelope of whatever went wrong.
+//! What every request passes, in order: the auth, its route, and the envelope of whatever went wrong.
 
 use futures_util::{FutureExt, future::BoxFuture};
 use hyper::{
     HeaderMap, Method, Request, StatusCode,
     body::Incoming,
     header::{self, HeaderName, HeaderValue},
-    service::Service,
+    service::Service as _,
 };
 use hyper_util::service::TowerToHyperService;
 use std::{
@@ -20,14 +20,14 @@ use warp::{Reply, reply::Response};
 
 use super::{
     Limits, Settings,
-    body::{self, Memory},
-    door::Door,
+    auth::Auth,
+    body::{self, BodyBudget},
     metrics::Recorder,
-    routes::{self, OPEN, Refused, Visitor},
-    visit::{Outgoing, Visit},
+    request_log::{LoggedBody, RequestLog},
+    routes::{self, PUBLIC_PATHS, Rejected, RequestContext},
 };
 use crate::{
-    dialects::{Dialect, Places, Problem, ProblemKind},
+    dialects::{ApiError, Dialect, ErrorCode, StreamLimit},
     prompt::Chats,
 };
 
@@ -36,28 +36,28 @@ const NO_ROUTE: &str = "none";
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// What routes share.
-pub(super) struct App {
+pub(super) struct AppState {
     pub(super) chats: Arc<Chats>,
     pub(super) recorder: Recorder,
     limits: Limits,
     requests: Arc<Semaphore>,
-    pub(super) streams: Places,
-    pub(super) memory: Memory,
+    pub(super) streams: StreamLimit,
+    pub(super) memory: BodyBudget,
 }
 
-/// The door and the routes behind it.
-pub(super) struct Front {
-    app: Arc<App>,
-    door: Door,
+/// The auth and the routes behind it.
+pub(super) struct Service {
+    app: Arc<AppState>,
+    auth: Auth,
     methods: Vec<(&'static str, Method)>,
     service: Box<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Response> + Send + Sync>,
 }
 
-impl App {
+impl AppState {
     pub(super) fn new(chats: Arc<Chats>, limits: Limits) -> Arc<Self> {
-        let (requests, streams) = (Semaphore::new(limits.requests_max), Places::new(limits.streams_max));
+        let (requests, streams) = (Semaphore::new(limits.requests_max), StreamLimit::new(limits.streams_max));
         let recorder = Recorder::install();
-        let memory = Memory::new(&limits);
+        let memory = BodyBudget::new(&limits);
         Arc::new(Self { chats, recorder, limits, requests: Arc::new(requests), streams, memory })
     }
 
@@ -66,17 +66,17 @@ impl App {
     }
 
     /// A place among the requests at hand.
-    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, Problem> {
+    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         self.requests.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{} requests are at hand already; try again later", self.limits.requests_max);
-            Problem::new(ProblemKind::Overloaded, message)
+            ApiError::new(ErrorCode::Overloaded, message)
         })
     }
 }
 
-impl Front {
+impl Service {
     pub(super) fn new(chats: Arc<Chats>, settings: &Settings, address: SocketAddr) -> Arc<Self> {
-        let app = App::new(chats, settings.limits);
+        let app = AppState::new(chats, settings.limits);
         let routes = routes::routes(&app);
         let methods = routes::methods(&routes);
         let service = TowerToHyperService::new(warp::service(routes::filter(routes)));
@@ -84,7 +84,7 @@ impl Front {
             let answer = service.call(request);
             async move { answer.await.unwrap_or_else(|never| match never {}) }.boxed()
         };
-        Arc::new(Self { app, door: Door::new(settings, address), methods, service: Box::new(service) })
+        Arc::new(Self { app, auth: Auth::new(settings, address), methods, service: Box::new(service) })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -101,24 +101,26 @@ impl Front {
         self: Arc<Self>,
         request: Request<Incoming>,
         local: IpAddr,
-    ) -> hyper::Response<Outgoing> {
+    ) -> hyper::Response<LoggedBody> {
         let (path, method) = (request.uri().path().to_owned(), request.method());
         let asked = if method == Method::HEAD { &Method::GET } else { method };
-        let mut patterns =
-            self.methods.iter().filter(|(pattern, served)| served == asked && routes::named(pattern, &path).is_some());
-        let visit = Visit::begin(method, patterns.next().map_or(NO_ROUTE, |(pattern, _)| pattern));
+        let mut patterns = self
+            .methods
+            .iter()
+            .filter(|(pattern, served)| served == asked && routes::match_path(pattern, &path).is_some());
+        let request_log = RequestLog::begin(method, patterns.next().map_or(NO_ROUTE, |(pattern, _)| pattern));
         let dialect = Dialect::of(request.uri().path(), request.headers().contains_key("anthropic-version"));
-        let serving = self.serve(request, local, &visit.id, dialect);
-        let (mut response, origin) = serving.instrument(visit.span.clone()).await;
-        if let Some(Refused(problem)) = response.extensions_mut().remove() {
-            response = self.envelope(&problem, &visit.id, dialect, &path);
+        let serving = self.serve(request, local, &request_log.id, dialect);
+        let (mut response, origin) = serving.instrument(request_log.span.clone()).await;
+        if let Some(Rejected(problem)) = response.extensions_mut().remove() {
+            response = self.envelope(&problem, &request_log.id, dialect, &path);
         }
         let status = response.status();
         let headers = response.headers_mut();
         if [429, 503, 529].contains(&status.as_u16()) {
             headers.insert(header::RETRY_AFTER, RETRY_AFTER);
         }
-        if let Ok(id) = HeaderValue::from_str(&visit.id) {
+        if let Ok(id) = HeaderValue::from_str(&request_log.id) {
             headers.insert(HeaderName::from_static("request-id"), id.clone());
             headers.insert(HeaderName::from_static("x-request-id"), id);
         }
@@ -128,7 +130,7 @@ impl Front {
             headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
             headers.insert(header::VARY, HeaderValue::from_static("origin"));
         }
-        visit.answer(response)
+        request_log.answer(response)
     }
 
     /// The answer, and the origin of a page that may read it.
@@ -139,8 +141,8 @@ impl Front {
         request_id: &str,
         dialect: Dialect,
     ) -> (Response, Option<String>) {
-        let checked = self.door.check_host(request.uri(), request.headers(), local);
-        let origin = match checked.and_then(|()| self.door.check_origin(request.headers())) {
+        let checked = self.auth.check_host(request.uri(), request.headers(), local);
+        let origin = match checked.and_then(|()| self.auth.check_origin(request.headers())) {
             Ok(origin) => origin,
             Err(problem) => return (routes::refused(problem), None),
         };
@@ -151,26 +153,26 @@ impl Front {
         {
             return (preflight(headers), origin);
         }
-        let client = match self.door.check_key(headers) {
+        let client = match self.auth.check_key(headers) {
             Ok(client) => Some(client),
-            Err(_) if OPEN.contains(&path) => None,
+            Err(_) if PUBLIC_PATHS.contains(&path) => None,
             Err(problem) => return (routes::refused(problem), origin),
         };
         let request_id = request_id.to_owned();
-        request.extensions_mut().insert(Visitor { client, request_id, dialect });
+        request.extensions_mut().insert(RequestContext { client, request_id, dialect });
         ((self.service)(request).await, origin)
     }
 
-    fn envelope(&self, problem: &Problem, request_id: &str, dialect: Dialect, path: &str) -> Response {
+    fn envelope(&self, problem: &ApiError, request_id: &str, dialect: Dialect, path: &str) -> Response {
         let (status, body) = dialect.envelope(problem, request_id);
         let mut response = body::whole(status, "application/json", body);
         let headers = response.headers_mut();
         match problem.kind {
-            ProblemKind::Authentication => {
+            ErrorCode::Authentication => {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            ProblemKind::Method => {
-                let allowed = self.methods.iter().filter(|(pattern, _)| routes::named(pattern, path).is_some());
+            ErrorCode::Method => {
+                let allowed = self.methods.iter().filter(|(pattern, _)| routes::match_path(pattern, path).is_some());
                 let mut allowed: BTreeSet<&str> = allowed.map(|(_, method)| method.as_str()).collect();
                 if allowed.contains("GET") {
                     allowed.insert("HEAD");
@@ -186,9 +188,9 @@ impl Front {
     }
 }
 
-impl fmt::Debug for Front {
+impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Front").field("door", &self.door).finish_non_exhaustive()
+        f.debug_struct("Service").field("auth", &self.auth).finish_non_exhaustive()
     }
 }
 

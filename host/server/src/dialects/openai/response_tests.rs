@@ -6,8 +6,8 @@ use futures_util::stream::{iter, pending};
 
 use super::*;
 use crate::{
-    chat::TokenLikelihood,
-    dialects::openai::{message::Message, text::Text},
+    chat::TokenLogprob,
+    dialects::openai::{message_encoder::MessageEncoder, text_encoder::TextEncoder},
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 
@@ -16,7 +16,7 @@ fn said(text: &str) -> Delta {
 }
 
 fn likely(text: &str, logprob: f32) -> Delta {
-    let token = TokenLikelihood { bytes: text.into(), logprob, ..TokenLikelihood::default() };
+    let token = TokenLogprob { bytes: text.into(), logprob, ..TokenLogprob::default() };
     Delta::Text { text: text.into(), logprobs: vec![token] }
 }
 
@@ -28,15 +28,16 @@ fn failed(code: FailureCode) -> Delta {
     Delta::Failed(Failure::new(code, "it broke"))
 }
 
-fn style(forms: Vec<Box<dyn Form>>, shown: usize) -> Style {
-    let frame = Frame { id: "x-1".into(), object: "thing", created: 7, model: "m".into(), fingerprint: "fp_1".into() };
+fn style(forms: Vec<Box<dyn ChoiceEncoder>>, shown: usize) -> Style {
+    let frame =
+        ResponseHead { id: "x-1".into(), object: "thing", created: 7, model: "m".into(), fingerprint: "fp_1".into() };
     Style { frame, copies: forms.len(), shown, forms, input_tokens: vec![5], include_usage: true }
 }
 
-fn round(scripts: Vec<Vec<Delta>>) -> Round {
-    let forms = scripts.iter().map(|_| Box::new(Message::new(false)) as Box<dyn Form>).collect();
+fn round(scripts: Vec<Vec<Delta>>) -> ResponseBuilder {
+    let forms = scripts.iter().map(|_| Box::new(MessageEncoder::new(false)) as Box<dyn ChoiceEncoder>).collect();
     let shown = scripts.len();
-    Round::new(style(forms, shown), deltas(scripts))
+    ResponseBuilder::new(style(forms, shown), deltas(scripts))
 }
 
 fn deltas(scripts: Vec<Vec<Delta>>) -> Deltas {
@@ -47,14 +48,14 @@ fn deltas(scripts: Vec<Vec<Delta>>) -> Deltas {
     deltas
 }
 
-async fn whole(round: Round) -> Value {
-    let Answer::Whole { status: 200, body, .. } = round.whole().await.unwrap() else { panic!("that was no body") };
+async fn whole(round: ResponseBuilder) -> Value {
+    let ApiResponse::Full { status: 200, body, .. } = round.whole().await.unwrap() else { panic!("that was no body") };
     serde_json::from_slice(&body).unwrap()
 }
 
 /// What a stream says: its events' data, and the line that is none.
-async fn events(round: Round) -> Vec<Value> {
-    let Answer::Stream { media_type, pieces, .. } = round.stream(Place::default()) else {
+async fn events(round: ResponseBuilder) -> Vec<Value> {
+    let ApiResponse::Stream { media_type, pieces, .. } = round.stream(StreamPermit::default()) else {
         panic!("that was no stream")
     };
     assert_eq!(media_type, "text/event-stream");
@@ -105,9 +106,9 @@ async fn without_the_option_no_chunk_speaks_of_usage() {
 #[tokio::test]
 async fn a_failure_is_a_status_of_a_body_and_an_event_of_a_stream() {
     let problem = round(vec![vec![failed(FailureCode::Busy)]]).whole().await.err().unwrap();
-    assert_eq!(problem.kind, ProblemKind::Overloaded);
+    assert_eq!(problem.kind, ErrorCode::Overloaded);
     let problem = round(vec![vec![said("a"), failed(FailureCode::Invalid)]]).whole().await.err().unwrap();
-    assert_eq!(problem.kind, ProblemKind::InvalidRequest);
+    assert_eq!(problem.kind, ErrorCode::InvalidRequest);
 
     let events = events(round(vec![vec![said("a"), failed(FailureCode::WorkerLost), said("b")]])).await;
     let error = json!({"error": {"message": "it broke", "type": "server_error", "param": null, "code": null}});
@@ -118,7 +119,7 @@ async fn a_failure_is_a_status_of_a_body_and_an_event_of_a_stream() {
 #[tokio::test]
 async fn an_answer_without_an_end_is_a_failure() {
     let problem = round(vec![vec![said("a")]]).whole().await.err().unwrap();
-    assert_eq!(problem.kind, ProblemKind::Internal);
+    assert_eq!(problem.kind, ErrorCode::Internal);
     let events = events(round(vec![vec![said("a")]])).await;
     assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
 }
@@ -140,8 +141,8 @@ async fn the_likeliest_choices_are_shown() {
         vec![likely("good", -0.5), likely("!", -1.5), finished(2)],
         vec![likely("best", -0.75), finished(1)],
     ];
-    let forms = scripts.iter().map(|_| Box::new(Text::new(None, None)) as Box<dyn Form>).collect();
-    let body = whole(Round::new(style(forms, 2), deltas(scripts))).await;
+    let forms = scripts.iter().map(|_| Box::new(TextEncoder::new(None, None)) as Box<dyn ChoiceEncoder>).collect();
+    let body = whole(ResponseBuilder::new(style(forms, 2), deltas(scripts))).await;
     let choice =
         |index: usize, text: &str| json!({"index": index, "text": text, "logprobs": null, "finish_reason": "stop"});
     assert_eq!(body["choices"], json!([choice(0, "best"), choice(1, "good!")]));

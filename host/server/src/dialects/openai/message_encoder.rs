@@ -5,18 +5,18 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{form::Form, likelihood, progress::Piece};
-use crate::chat::TokenLikelihood;
+use super::{choice::ChoiceDelta, encoder::ChoiceEncoder, logprobs};
+use crate::chat::TokenLogprob;
 
 /// An assistant's message.
 #[derive(Debug, Default)]
-pub(super) struct Message {
+pub(super) struct MessageEncoder {
     has_logprobs: bool,
     has_begun: bool,
     content: Option<String>,
     reasoning: String,
     calls: Vec<Call>,
-    logprobs: Vec<TokenLikelihood>,
+    logprobs: Vec<TokenLogprob>,
     reason: &'static str,
 }
 
@@ -27,15 +27,15 @@ struct Call {
     arguments: String,
 }
 
-impl Message {
+impl MessageEncoder {
     /// An empty one, with or without log-probabilities.
     pub(super) fn new(has_logprobs: bool) -> Self {
         Self { has_logprobs, ..Self::default() }
     }
 
-    fn entry(&self, index: usize, delta: &Value, logprobs: &[TokenLikelihood], reason: Option<&str>) -> Value {
+    fn entry(&self, index: usize, delta: &Value, logprobs: &[TokenLogprob], reason: Option<&str>) -> Value {
         let logprobs = if self.has_logprobs && !logprobs.is_empty() {
-            json!({ "content": likelihood::content(logprobs), "refusal": null })
+            json!({ "content": logprobs::content(logprobs), "refusal": null })
         } else {
             Value::Null
         };
@@ -43,46 +43,47 @@ impl Message {
     }
 }
 
-impl Form for Message {
-    fn chunks(&mut self, index: usize, piece: Piece) -> Vec<Value> {
+impl ChoiceEncoder for MessageEncoder {
+    fn chunks(&mut self, index: usize, piece: ChoiceDelta) -> Vec<Value> {
         let mut entries = Vec::new();
         if !std::mem::replace(&mut self.has_begun, true) {
             // An empty text would be taken for one where there is none but calls.
-            let content = if matches!(piece, Piece::Text { .. } | Piece::End(_)) { json!("") } else { Value::Null };
+            let content =
+                if matches!(piece, ChoiceDelta::Text { .. } | ChoiceDelta::End(_)) { json!("") } else { Value::Null };
             let delta = json!({ "role": "assistant", "content": content, "refusal": null });
             entries.push(self.entry(index, &delta, &[], None));
         }
         entries.push(match piece {
-            Piece::Text { text, logprobs } => self.entry(index, &json!({ "content": text }), &logprobs, None),
-            Piece::Reasoning(text) => self.entry(index, &json!({ "reasoning_content": text }), &[], None),
-            Piece::Call { place, id, name } => {
+            ChoiceDelta::Text { text, logprobs } => self.entry(index, &json!({ "content": text }), &logprobs, None),
+            ChoiceDelta::Reasoning(text) => self.entry(index, &json!({ "reasoning_content": text }), &[], None),
+            ChoiceDelta::Call { place, id, name } => {
                 let function = json!({ "name": name, "arguments": "" });
                 let call = json!({ "index": place, "id": id, "type": "function", "function": function });
                 self.entry(index, &json!({ "tool_calls": [call] }), &[], None)
             }
-            Piece::Arguments { place, text } => {
+            ChoiceDelta::Arguments { place, text } => {
                 let call = json!({ "index": place, "function": { "arguments": text } });
                 self.entry(index, &json!({ "tool_calls": [call] }), &[], None)
             }
-            Piece::End(reason) => self.entry(index, &json!({}), &[], Some(reason)),
+            ChoiceDelta::End(reason) => self.entry(index, &json!({}), &[], Some(reason)),
         });
         entries
     }
 
-    fn keep(&mut self, piece: Piece) {
+    fn keep(&mut self, piece: ChoiceDelta) {
         match piece {
-            Piece::Text { text, logprobs } => {
+            ChoiceDelta::Text { text, logprobs } => {
                 self.content.get_or_insert_default().push_str(&text);
                 self.logprobs.extend(logprobs);
             }
-            Piece::Reasoning(text) => self.reasoning.push_str(&text),
-            Piece::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
-            Piece::Arguments { place, text } => {
+            ChoiceDelta::Reasoning(text) => self.reasoning.push_str(&text),
+            ChoiceDelta::Call { id, name, .. } => self.calls.push(Call { id, name, arguments: String::new() }),
+            ChoiceDelta::Arguments { place, text } => {
                 if let Some(call) = self.calls.get_mut(place) {
                     call.arguments.push_str(&text);
                 }
             }
-            Piece::End(reason) => self.reason = reason,
+            ChoiceDelta::End(reason) => self.reason = reason,
         }
     }
 
@@ -103,7 +104,7 @@ impl Form for Message {
             message.insert("tool_calls".into(), self.calls.into_iter().map(call).collect());
         }
         let logprobs = if self.has_logprobs {
-            json!({ "content": likelihood::content(&self.logprobs), "refusal": null })
+            json!({ "content": logprobs::content(&self.logprobs), "refusal": null })
         } else {
             Value::Null
         };
@@ -113,34 +114,34 @@ impl Form for Message {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::likelihood::tests::token, *};
+    use super::{super::logprobs::tests::token, *};
 
-    fn text(text: &str) -> Piece {
-        Piece::Text { text: text.into(), logprobs: Vec::new() }
+    fn text(text: &str) -> ChoiceDelta {
+        ChoiceDelta::Text { text: text.into(), logprobs: Vec::new() }
     }
 
-    fn calls() -> Vec<Piece> {
-        let call = |place, id: &str, name: &str| Piece::Call { place, id: id.into(), name: name.into() };
-        let arguments = |place, text: &str| Piece::Arguments { place, text: text.into() };
+    fn calls() -> Vec<ChoiceDelta> {
+        let call = |place, id: &str, name: &str| ChoiceDelta::Call { place, id: id.into(), name: name.into() };
+        let arguments = |place, text: &str| ChoiceDelta::Arguments { place, text: text.into() };
         vec![
-            Piece::Reasoning("hm".into()),
+            ChoiceDelta::Reasoning("hm".into()),
             call(0, "call_a", "add"),
             arguments(0, "{\"x\""),
             arguments(0, ":1}"),
             call(1, "call_b", "sub"),
             arguments(1, "{}"),
-            Piece::End("tool_calls"),
+            ChoiceDelta::End("tool_calls"),
         ]
     }
 
-    fn whole(has_logprobs: bool, pieces: Vec<Piece>) -> Value {
-        let mut message = Box::new(Message::new(has_logprobs));
+    fn whole(has_logprobs: bool, pieces: Vec<ChoiceDelta>) -> Value {
+        let mut message = Box::new(MessageEncoder::new(has_logprobs));
         pieces.into_iter().for_each(|piece| message.keep(piece));
         message.whole(0)
     }
 
-    fn deltas(pieces: Vec<Piece>) -> Vec<Value> {
-        let mut message = Message::new(false);
+    fn deltas(pieces: Vec<ChoiceDelta>) -> Vec<Value> {
+        let mut message = MessageEncoder::new(false);
         let entries = pieces.into_iter().flat_map(|piece| message.chunks(2, piece));
         let strip = |mut entry: Value| {
             assert_eq!(entry["index"], 2);
@@ -158,12 +159,12 @@ mod tests {
             "logprobs": null,
             "finish_reason": "stop",
         });
-        assert_eq!(whole(false, vec![text("H"), text("i"), Piece::End("stop")]), expect);
+        assert_eq!(whole(false, vec![text("H"), text("i"), ChoiceDelta::End("stop")]), expect);
         let role = json!({"role": "assistant", "content": "", "refusal": null});
         let expect = [role.clone(), json!({"content": "H"}), json!({"content": "i"}), json!("stop")];
-        assert_eq!(deltas(vec![text("H"), text("i"), Piece::End("stop")]), expect);
-        assert_eq!(deltas(vec![Piece::End("stop")]), [role, json!("stop")]);
-        assert_eq!(whole(false, vec![Piece::End("stop")])["message"]["content"], "");
+        assert_eq!(deltas(vec![text("H"), text("i"), ChoiceDelta::End("stop")]), expect);
+        assert_eq!(deltas(vec![ChoiceDelta::End("stop")]), [role, json!("stop")]);
+        assert_eq!(whole(false, vec![ChoiceDelta::End("stop")])["message"]["content"], "");
     }
 
     #[test]
@@ -198,15 +199,15 @@ mod tests {
     fn log_probabilities_stand_beside_their_text() {
         let likely = |bytes: &[u8]| token(bytes, -0.5, &[]);
         let pieces = vec![
-            Piece::Text { text: "ab".into(), logprobs: vec![likely(b"a"), likely(b"b")] },
-            Piece::Text { text: String::new(), logprobs: vec![likely(b"")] },
-            Piece::End("stop"),
+            ChoiceDelta::Text { text: "ab".into(), logprobs: vec![likely(b"a"), likely(b"b")] },
+            ChoiceDelta::Text { text: String::new(), logprobs: vec![likely(b"")] },
+            ChoiceDelta::End("stop"),
         ];
         let tokens: Vec<Value> = ["a", "b", ""]
             .map(|text| json!({"token": text, "logprob": -0.5, "bytes": text.as_bytes(), "top_logprobs": []}))
             .into();
         assert_eq!(whole(true, pieces.clone())["logprobs"], json!({"content": tokens, "refusal": null}));
-        let mut message = Message::new(true);
+        let mut message = MessageEncoder::new(true);
         let entries: Vec<Value> = pieces.into_iter().flat_map(|piece| message.chunks(0, piece)).collect();
         let streamed: Vec<Value> = entries
             .iter()

@@ -17,7 +17,7 @@ const CLIENT_GONE: u16 = 499;
 
 /// A request that is being served. Dropping it ends it.
 #[derive(Debug)]
-pub(super) struct Visit {
+pub(super) struct RequestLog {
     /// What the client and the log call it.
     pub(super) id: String,
     /// What happens on its behalf happens in here.
@@ -31,12 +31,12 @@ pub(super) struct Visit {
 
 /// The body of an answer and whose it is.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct LoggedBody {
     body: Response,
-    visit: Visit,
+    request_log: RequestLog,
 }
 
-impl Visit {
+impl RequestLog {
     /// A request has come that a route of this pattern will answer.
     pub(super) fn begin(method: &hyper::Method, route: &'static str) -> Self {
         let id = fresh_id();
@@ -57,18 +57,18 @@ impl Visit {
     }
 
     /// The answer's head is there.
-    pub(super) fn answer(mut self, response: Response) -> hyper::Response<Outgoing> {
+    pub(super) fn answer(mut self, response: Response) -> hyper::Response<LoggedBody> {
         self.status = Some(response.status().as_u16());
         // Nobody reads what stands behind the head of an answer to this.
         self.is_complete = self.method == "HEAD" || response.body().is_end_stream();
         let mut head = hyper::Response::new(());
         *head.status_mut() = response.status();
         *head.headers_mut() = response.headers().clone();
-        head.map(|()| Outgoing { body: response, visit: self })
+        head.map(|()| LoggedBody { body: response, request_log: self })
     }
 }
 
-impl Drop for Visit {
+impl Drop for RequestLog {
     fn drop(&mut self) {
         let elapsed = self.began.elapsed();
         let status = self.status.unwrap_or(CLIENT_GONE);
@@ -93,7 +93,7 @@ impl Drop for Visit {
     }
 }
 
-impl Body for Outgoing {
+impl Body for LoggedBody {
     type Data = Bytes;
     type Error = warp::Error;
 
@@ -102,9 +102,9 @@ impl Body for Outgoing {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, warp::Error>>> {
         let this = &mut *self;
-        let polled = this.visit.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
+        let polled = this.request_log.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
         if matches!(polled, Poll::Ready(None)) || this.body.body().is_end_stream() {
-            this.visit.is_complete = true;
+            this.request_log.is_complete = true;
         }
         polled
     }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Answer, Call, Dialect, Problem, extras,
+    ApiError, ApiRequest, ApiResponse, Dialect, extensions,
     fields::{Field, document},
-    presence,
+    validation,
 };
 use crate::{
-    chat::{Delta, Input, Request, Sampling},
+    chat::{Delta, Input, Request, SamplingParams},
     prompt::{Chats, Generation},
 };
 
@@ -44,17 +44,17 @@ impl Running {
     /// Reads a body, in which `input` finds what the model continues, and queues what it asks for.
     pub(super) async fn start(
         chats: &Chats,
-        call: &Call,
-        input: impl FnOnce(&Field<'_>) -> Result<Input, Problem>,
-    ) -> Result<Self, Problem> {
+        call: &ApiRequest,
+        input: impl FnOnce(&Field<'_>) -> Result<Input, ApiError>,
+    ) -> Result<Self, ApiError> {
         let body = document(&call.body)?;
         let body = Field::root(&body);
         let mut request = Request { client: call.client.clone(), input: input(&body)?, ..options(&body)? };
         if request.model.is_empty() {
             request.model = chats.fleet().models().first().map(|model| model.id.clone()).unwrap_or_default();
         }
-        extras::read(&body, &mut request)?;
-        presence::check(chats, &request).await?;
+        extensions::read(&body, &mut request)?;
+        validation::check(chats, &request).await?;
         let (model, stops) = (request.model.clone(), request.stops.clone());
         let prepared = chats.prepare(request).await?;
         let input_tokens = prepared.input_tokens();
@@ -73,22 +73,22 @@ impl Running {
 }
 
 /// Says what is wrong in an envelope of its own.
-pub(super) fn refused(problem: &Problem, request_id: &str) -> Answer {
+pub(super) fn refused(problem: &ApiError, request_id: &str) -> ApiResponse {
     let (status, body) = Dialect::Anthropic.envelope(problem, request_id);
-    Answer::Whole { status, media_type: "application/json", body }
+    ApiResponse::Full { status, media_type: "application/json", body }
 }
 
-fn options(body: &Field<'_>) -> Result<Request, Problem> {
+fn options(body: &Field<'_>) -> Result<Request, ApiError> {
     let model = body.get("model").present().map(|field| field.text(MODEL_BYTES_MAX)).transpose()?;
     let max_tokens = body.get("max_tokens").present().map(|field| field.count(1)).transpose()?;
     let number = |name: &str, range| body.get(name).present().map(|field| field.number(range)).transpose();
-    let sampling = Sampling {
+    let sampling = SamplingParams {
         temperature: number("temperature", 0.0..=2.0)?,
         top_p: number("top_p", 0.0..=1.0)?,
         top_k: body.get("top_k").present().map(|field| field.count(0)).transpose()?,
         repetition_penalty: number("repetition_penalty", 0.01..=100.0)?,
-        seed: body.get("seed").present().map(extras::seed).transpose()?,
-        ..Sampling::default()
+        seed: body.get("seed").present().map(extensions::seed).transpose()?,
+        ..SamplingParams::default()
     };
     Ok(Request {
         model: model.unwrap_or_default().to_owned(),
@@ -100,7 +100,7 @@ fn options(body: &Field<'_>) -> Result<Request, Problem> {
 }
 
 /// A text, or a list of texts.
-fn stops(field: &Field<'_>) -> Result<Vec<String>, Problem> {
+fn stops(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
     if field.is_absent() {
         return Ok(Vec::new());
     }

@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{form::Form, likelihood::Lists, progress::Piece};
-use crate::chat::TokenLikelihood;
+use super::{choice::ChoiceDelta, encoder::ChoiceEncoder, logprobs::Lists};
+use crate::chat::TokenLogprob;
 
 /// A text that a model continued.
 #[derive(Debug, Default)]
-pub(super) struct Text {
+pub(super) struct TextEncoder {
     /// What is repeated before the answer; taken by whoever says it.
     echo: Option<String>,
     alternatives: Option<u8>,
@@ -16,7 +16,7 @@ pub(super) struct Text {
     reason: &'static str,
 }
 
-impl Text {
+impl TextEncoder {
     /// An empty one behind this prompt, with log-probabilities of so many alternatives.
     pub(super) fn new(echo: Option<String>, alternatives: Option<u8>) -> Self {
         let mut lists = Lists::default();
@@ -31,30 +31,30 @@ impl Text {
     }
 
     /// The text of a piece. Nothing asks a model for calls here, and what it thinks is text like any other.
-    fn read(piece: Piece) -> (String, Vec<TokenLikelihood>) {
+    fn read(piece: ChoiceDelta) -> (String, Vec<TokenLogprob>) {
         match piece {
-            Piece::Text { text, logprobs } => (text, logprobs),
-            Piece::Reasoning(text) | Piece::Arguments { text, .. } => (text, Vec::new()),
-            Piece::Call { .. } | Piece::End(_) => (String::new(), Vec::new()),
+            ChoiceDelta::Text { text, logprobs } => (text, logprobs),
+            ChoiceDelta::Reasoning(text) | ChoiceDelta::Arguments { text, .. } => (text, Vec::new()),
+            ChoiceDelta::Call { .. } | ChoiceDelta::End(_) => (String::new(), Vec::new()),
         }
     }
 }
 
-impl Form for Text {
-    fn chunks(&mut self, index: usize, piece: Piece) -> Vec<Value> {
+impl ChoiceEncoder for TextEncoder {
+    fn chunks(&mut self, index: usize, piece: ChoiceDelta) -> Vec<Value> {
         let mut entries = Vec::new();
         if let Some(echo) = self.echo.take() {
             entries.push(self.entry(index, &echo, false, None));
         }
-        let reason = if let Piece::End(reason) = piece { Some(reason) } else { None };
+        let reason = if let ChoiceDelta::End(reason) = piece { Some(reason) } else { None };
         let (text, logprobs) = Self::read(piece);
         self.lists.add(&logprobs);
         entries.push(self.entry(index, &text, !logprobs.is_empty(), reason));
         entries
     }
 
-    fn keep(&mut self, piece: Piece) {
-        if let Piece::End(reason) = piece {
+    fn keep(&mut self, piece: ChoiceDelta) {
+        if let ChoiceDelta::End(reason) = piece {
             self.reason = reason;
         }
         let (text, logprobs) = Self::read(piece);
@@ -71,20 +71,21 @@ impl Form for Text {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::likelihood::tests::token, *};
+    use super::{super::logprobs::tests::token, *};
 
-    fn pieces() -> Vec<Piece> {
-        let piece = |text: &str| Piece::Text { text: text.into(), logprobs: vec![token(text.as_bytes(), -0.5, &[])] };
-        vec![piece("b"), piece("c"), Piece::End("length")]
+    fn pieces() -> Vec<ChoiceDelta> {
+        let piece =
+            |text: &str| ChoiceDelta::Text { text: text.into(), logprobs: vec![token(text.as_bytes(), -0.5, &[])] };
+        vec![piece("b"), piece("c"), ChoiceDelta::End("length")]
     }
 
     fn check(echo: Option<&str>, alternatives: Option<u8>, text: &str, logprobs: &Value) {
-        let mut whole = Box::new(Text::new(echo.map(str::to_owned), alternatives));
+        let mut whole = Box::new(TextEncoder::new(echo.map(str::to_owned), alternatives));
         pieces().into_iter().for_each(|piece| whole.keep(piece));
         let expect = json!({"index": 3, "text": text, "logprobs": logprobs, "finish_reason": "length"});
         assert_eq!(whole.whole(3), expect);
 
-        let mut streamed = Text::new(echo.map(str::to_owned), alternatives);
+        let mut streamed = TextEncoder::new(echo.map(str::to_owned), alternatives);
         let entries: Vec<Value> = pieces().into_iter().flat_map(|piece| streamed.chunks(3, piece)).collect();
         let said: String = entries.iter().map(|entry| entry["text"].as_str().unwrap_or_default()).collect();
         assert_eq!(said, text);

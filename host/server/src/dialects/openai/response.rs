@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    form::{Form, Frame, event},
-    problem::error,
-    progress::Progress,
-    usage::Tally,
+    choice::ChoiceState,
+    encoder::{ChoiceEncoder, ResponseHead, event},
+    error::error,
+    usage::UsageTotal,
 };
 use crate::{
     chat::Delta,
-    dialects::{Answer, Pieces, Place, Problem, ProblemKind},
+    dialects::{ApiError, ApiResponse, ErrorCode, FrameStream, StreamPermit},
     prompt::Generation,
 };
 
@@ -34,9 +34,9 @@ pub(super) type Deltas = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + S
 /// How the answer is to be written.
 pub(super) struct Style {
     /// What stands around the choices.
-    pub(super) frame: Frame,
+    pub(super) frame: ResponseHead,
     /// One per generation.
-    pub(super) forms: Vec<Box<dyn Form>>,
+    pub(super) forms: Vec<Box<dyn ChoiceEncoder>>,
     /// How many generations a prompt has.
     pub(super) copies: usize,
     /// How many of them are shown: the likeliest ones, if not all.
@@ -48,10 +48,10 @@ pub(super) struct Style {
 }
 
 /// The generations at work.
-pub(super) struct Round {
+pub(super) struct ResponseBuilder {
     style: Style,
     deltas: Deltas,
-    progress: Vec<Progress>,
+    progress: Vec<ChoiceState>,
 }
 
 /// Adds a generation's deltas to the others.
@@ -63,15 +63,15 @@ pub(super) fn join(deltas: &mut Deltas, place: usize, generation: Generation) {
     deltas.push(Box::pin(unfold(generation, next)));
 }
 
-impl Round {
+impl ResponseBuilder {
     /// Generations that are queued.
     pub(super) fn new(style: Style, deltas: Deltas) -> Self {
-        let progress = style.forms.iter().map(|_| Progress::default()).collect();
+        let progress = style.forms.iter().map(|_| ChoiceState::default()).collect();
         Self { style, deltas, progress }
     }
 
     /// Answers with one body.
-    pub(super) async fn whole(mut self) -> Result<Answer, Problem> {
+    pub(super) async fn whole(mut self) -> Result<ApiResponse, ApiError> {
         while let Some((place, delta)) = self.deltas.next().await {
             if let Some(piece) = self.progress[place].take(delta)? {
                 self.style.forms[place].keep(piece);
@@ -79,20 +79,20 @@ impl Round {
         }
         let usage = self.tally()?.json();
         let places = self.shown();
-        let mut forms: Vec<Option<Box<dyn Form>>> = self.style.forms.into_iter().map(Some).collect();
+        let mut forms: Vec<Option<Box<dyn ChoiceEncoder>>> = self.style.forms.into_iter().map(Some).collect();
         let shown = places.iter().filter_map(|place| forms[*place].take());
         let choices: Vec<_> = shown.enumerate().map(|(index, form)| form.whole(index)).collect();
         let mut body = self.style.frame.body(&choices);
         body["usage"] = usage;
-        Ok(Answer::Whole { status: 200, media_type: "application/json", body: body.to_string().into_bytes() })
+        Ok(ApiResponse::Full { status: 200, media_type: "application/json", body: body.to_string().into_bytes() })
     }
 
     /// Answers with a stream.
-    pub(super) fn stream(self, place: Place) -> Answer {
-        Answer::Stream { media_type: "text/event-stream", pieces: self.pieces(SILENCE), place }
+    pub(super) fn stream(self, place: StreamPermit) -> ApiResponse {
+        ApiResponse::Stream { media_type: "text/event-stream", pieces: self.pieces(SILENCE), place }
     }
 
-    fn pieces(self, silence: Duration) -> Pieces {
+    fn pieces(self, silence: Duration) -> FrameStream {
         let writer = Writer { round: self, silence, said: None, is_over: false };
         Box::pin(unfold(writer, |mut writer| async move {
             let bytes = writer.next().await?;
@@ -101,14 +101,14 @@ impl Round {
     }
 
     /// The events that say this delta.
-    fn say(&mut self, place: usize, delta: Delta) -> Result<Vec<u8>, Problem> {
+    fn say(&mut self, place: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
         let Some(piece) = self.progress[place].take(delta)? else { return Ok(Vec::new()) };
         let entries = self.style.forms[place].chunks(place, piece);
         Ok(entries.into_iter().flat_map(|entry| event(&self.chunk(&[entry]))).collect())
     }
 
     /// The events after the last choice.
-    fn close(&self) -> Result<Vec<u8>, Problem> {
+    fn close(&self) -> Result<Vec<u8>, ApiError> {
         let usage = self.tally()?.json();
         let mut bytes = Vec::new();
         if self.style.include_usage {
@@ -128,8 +128,8 @@ impl Round {
         body
     }
 
-    fn tally(&self) -> Result<Tally, Problem> {
-        let mut tally = Tally::new(&self.style.input_tokens);
+    fn tally(&self) -> Result<UsageTotal, ApiError> {
+        let mut tally = UsageTotal::new(&self.style.input_tokens);
         for (place, progress) in self.progress.iter().enumerate() {
             let usage = progress.usage().ok_or_else(silent)?;
             tally.add(place / self.style.copies, usage, progress.has_thought());
@@ -157,7 +157,7 @@ impl Round {
 
 /// A stream in the making.
 struct Writer {
-    round: Round,
+    round: ResponseBuilder,
     silence: Duration,
     said: Option<Instant>,
     is_over: bool,
@@ -201,10 +201,10 @@ impl Writer {
     }
 }
 
-fn silent() -> Problem {
-    Problem::new(ProblemKind::Internal, "a generation ended without saying why; send the request again")
+fn silent() -> ApiError {
+    ApiError::new(ErrorCode::Internal, "a generation ended without saying why; send the request again")
 }
 
 #[cfg(test)]
-#[path = "round_tests.rs"]
+#[path = "response_tests.rs"]
 mod tests;

@@ -14,20 +14,20 @@ use subtle::Choice;
 use super::{Key, LOCAL_KEY, Settings};
 use crate::{
     chat::Client,
-    dialects::{Problem, ProblemKind},
+    dialects::{ApiError, ErrorCode},
 };
 
-/// What the door looks at.
+/// What the auth looks at.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Auth {
     keys: Vec<Key>,
     is_local: bool,
     hosts: Vec<String>,
     origins: Vec<String>,
 }
 
-impl Door {
-    /// A door at this address.
+impl Auth {
+    /// A auth at this address.
     pub(super) fn new(settings: &Settings, address: SocketAddr) -> Self {
         let is_local = settings.keys.is_empty();
         let keys = if is_local { vec![Key::new(LOCAL_KEY)] } else { settings.keys.clone() };
@@ -41,10 +41,10 @@ impl Door {
     }
 
     /// Refuses requests that were not meant for this server. `local` is the address that the client has reached.
-    pub(super) fn check_host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), Problem> {
-        let refused = |message: String| Err(Problem::new(ProblemKind::Permission, message));
-        let mut named = headers.get_all(HOST).iter();
-        let (Some(host), None) = (named.next(), named.next()) else {
+    pub(super) fn check_host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), ApiError> {
+        let refused = |message: String| Err(ApiError::new(ErrorCode::Permission, message));
+        let mut match_path = headers.get_all(HOST).iter();
+        let (Some(host), None) = (match_path.next(), match_path.next()) else {
             return refused("there has to be one Host header".into());
         };
         let host = host.to_str().unwrap_or_default();
@@ -60,7 +60,7 @@ impl Door {
     }
 
     /// The origin of the page that asks, if one does and may.
-    pub(super) fn check_origin(&self, headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    pub(super) fn check_origin(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         let mut origins = headers.get_all(ORIGIN).iter();
         let Some(origin) = origins.next() else { return Ok(None) };
         let origin = origin.to_str().unwrap_or_default();
@@ -68,11 +68,11 @@ impl Door {
             return Ok(Some(origin.to_owned()));
         }
         let message = "pages of this origin may not use the server; add the origin to server.origins";
-        Err(Problem::new(ProblemKind::Permission, message))
+        Err(ApiError::new(ErrorCode::Permission, message))
     }
 
     /// Who asks, by the key that is sent.
-    pub(super) fn check_key(&self, headers: &HeaderMap) -> Result<Client, Problem> {
+    pub(super) fn check_key(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
         let bearer = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.to_str().ok()?));
         let plain = headers.get_all("x-api-key").iter().filter_map(|value| value.to_str().ok());
         let presented: Vec<Key> = bearer.chain(plain).filter(|key| !key.is_empty()).map(Key::new).take(4).collect();
@@ -94,7 +94,7 @@ impl Door {
                 (false, true) => format!("the key is wrong; this server has none set: send none, or '{LOCAL_KEY}'"),
                 (false, false) => "the key is wrong".into(),
             };
-            Problem::new(ProblemKind::Authentication, message)
+            ApiError::new(ErrorCode::Authentication, message)
         })
     }
 }
@@ -129,14 +129,14 @@ mod tests {
 
     const LOCAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
 
-    fn door(keys: &[&str]) -> Door {
+    fn auth(keys: &[&str]) -> Auth {
         let settings = Settings {
             keys: keys.iter().map(|key| Key::new(key)).collect(),
             hosts: vec!["Box.example".into()],
             origins: vec!["https://app.example/".into()],
             ..Settings::default()
         };
-        Door::new(&settings, LOCAL)
+        Auth::new(&settings, LOCAL)
     }
 
     fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
@@ -150,7 +150,7 @@ mod tests {
     fn only_names_of_this_server_are_answered_to() {
         let check = |hosts: &[&str], uri: &str, local: &str| {
             let headers: Vec<(&'static str, &str)> = hosts.iter().map(|host| ("host", *host)).collect();
-            door(&[]).check_host(&uri.parse().unwrap(), &self::headers(&headers), local.parse().unwrap()).is_ok()
+            auth(&[]).check_host(&uri.parse().unwrap(), &self::headers(&headers), local.parse().unwrap()).is_ok()
         };
         for host in ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000", "[::1]", "box.example:80"] {
             assert!(check(&[host], "/", "127.0.0.1"), "{host}");
@@ -174,7 +174,7 @@ mod tests {
     fn pages_of_strangers_stay_outside() {
         let check = |origins: &[&str]| {
             let headers: Vec<(&'static str, &str)> = origins.iter().map(|origin| ("origin", *origin)).collect();
-            door(&[]).check_origin(&self::headers(&headers))
+            auth(&[]).check_origin(&self::headers(&headers))
         };
         assert_eq!(check(&[]).unwrap(), None);
         assert_eq!(check(&["https://app.example"]).unwrap().as_deref(), Some("https://app.example"));
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn without_a_key_set_no_key_or_the_local_one_will_do() {
-        let check = |lines: &[(&'static str, &str)]| door(&[]).check_key(&headers(lines)).is_ok();
+        let check = |lines: &[(&'static str, &str)]| auth(&[]).check_key(&headers(lines)).is_ok();
         assert!(check(&[]));
         assert!(check(&[("x-api-key", LOCAL_KEY)]));
         assert!(check(&[("authorization", "Bearer pensieve-local-key")]));
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn with_a_key_set_nothing_else_will_do() {
-        let check = |lines: &[(&'static str, &str)]| door(&["one", "two"]).check_key(&headers(lines)).ok();
+        let check = |lines: &[(&'static str, &str)]| auth(&["one", "two"]).check_key(&headers(lines)).ok();
         let (one, two) = (check(&[("x-api-key", "one")]).unwrap(), check(&[("authorization", "bearer two")]).unwrap());
         assert!(one.id != two.id && one.salt != two.salt);
         assert_eq!(check(&[("authorization", "Bearer wrong"), ("x-api-key", "one")]), Some(one));

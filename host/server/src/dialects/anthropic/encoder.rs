@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     chat::Delta,
-    dialects::{Problem, ProblemKind},
+    dialects::{ApiError, ErrorCode},
 };
 use pensieve_protocol::job::{Finish, Usage};
 
@@ -27,7 +27,7 @@ pub(super) struct Head {
 
 /// The events of one message while they come.
 #[derive(Debug)]
-pub(super) struct Transcript {
+pub(super) struct MessageEncoder {
     head: Head,
     /// The client's stop sequences.
     stops: Vec<String>,
@@ -46,7 +46,7 @@ enum Open {
     Call { has_arguments: bool },
 }
 
-impl Transcript {
+impl MessageEncoder {
     /// A message that has not begun.
     pub(super) fn new(head: Head, stops: Vec<String>) -> Self {
         Self { head, stops, open: None, index: 0, has_called: false, is_over: false }
@@ -115,10 +115,10 @@ impl Transcript {
 
     /// What the client hears when no last piece came.
     pub(super) fn break_off(&mut self) -> Vec<Event> {
-        vec![self.fail(Problem::new(ProblemKind::Internal, "the answer broke off"))]
+        vec![self.fail(ApiError::new(ErrorCode::Internal, "the answer broke off"))]
     }
 
-    fn fail(&mut self, problem: Problem) -> Event {
+    fn fail(&mut self, problem: ApiError) -> Event {
         self.is_over = true;
         Event::Error(problem)
     }
@@ -146,7 +146,7 @@ impl Transcript {
         self.index += 1;
     }
 
-    fn stop(&self, finish: Finish) -> Result<Stop, Problem> {
+    fn stop(&self, finish: Finish) -> Result<Stop, ApiError> {
         let because = |reason| Ok(Stop { reason, sequence: None });
         match finish {
             Finish::StopString(place) => {
@@ -161,8 +161,8 @@ impl Transcript {
             }
             Finish::Length => because("max_tokens"),
             Finish::ContextFull => because("model_context_window_exceeded"),
-            Finish::Deadline => Err(Problem::new(ProblemKind::Timeout, "the answer took longer than it may")),
-            Finish::Cancelled => Err(Problem::new(ProblemKind::Internal, "the answer was cancelled")),
+            Finish::Deadline => Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may")),
+            Finish::Cancelled => Err(ApiError::new(ErrorCode::Internal, "the answer was cancelled")),
         }
     }
 }
@@ -173,7 +173,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// A whole message, put together from its events.
 #[derive(Debug, Default)]
-pub(super) struct Message {
+pub(super) struct MessageBuilder {
     id: String,
     model: String,
     blocks: Vec<(Block, String, String)>,
@@ -181,9 +181,9 @@ pub(super) struct Message {
     usage: Usage,
 }
 
-impl Message {
+impl MessageBuilder {
     /// Adds an event; an error is the answer instead of the message.
-    pub(super) fn add(&mut self, event: Event) -> Result<(), Problem> {
+    pub(super) fn add(&mut self, event: Event) -> Result<(), ApiError> {
         match event {
             Event::MessageStart { id, model, .. } => (self.id, self.model) = (id, model),
             Event::BlockStart { block, .. } => self.blocks.push((block, String::new(), String::new())),

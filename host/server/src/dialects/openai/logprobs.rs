@@ -2,14 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::chat::TokenLikelihood;
+use crate::chat::TokenLogprob;
 
 /// What stands for the logarithm of nothing, which JSON cannot say.
 const NEVER: f32 = -9999.0;
 
 /// The `content` of a chat's `logprobs`.
-pub(super) fn content(tokens: &[TokenLikelihood]) -> Vec<Value> {
-    let entry = |token: &TokenLikelihood| {
+pub(super) fn content(tokens: &[TokenLogprob]) -> Vec<Value> {
+    let entry = |token: &TokenLogprob| {
         let top: Vec<Value> = token.top.iter().map(entry_alone).collect();
         let mut entry = entry_alone(token);
         entry["top_logprobs"] = top.into();
@@ -18,7 +18,7 @@ pub(super) fn content(tokens: &[TokenLikelihood]) -> Vec<Value> {
     tokens.iter().map(entry).collect()
 }
 
-fn entry_alone(token: &TokenLikelihood) -> Value {
+fn entry_alone(token: &TokenLogprob) -> Value {
     let text = String::from_utf8_lossy(&token.bytes);
     json!({ "token": text, "logprob": finite(token.logprob), "bytes": token.bytes })
 }
@@ -40,7 +40,7 @@ impl Lists {
     }
 
     /// More tokens.
-    pub(super) fn add(&mut self, tokens: &[TokenLikelihood]) {
+    pub(super) fn add(&mut self, tokens: &[TokenLogprob]) {
         for token in tokens {
             self.tokens.push(legacy_text(&token.bytes).into());
             self.logprobs.push(finite(token.logprob));
@@ -85,9 +85,9 @@ fn finite(logprob: f32) -> Value {
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) fn token(bytes: &[u8], logprob: f32, top: &[(&[u8], f32)]) -> TokenLikelihood {
-        let alone = |bytes: &[u8], logprob| TokenLikelihood { id: 0, bytes: bytes.into(), logprob, top: Vec::new() };
-        TokenLikelihood {
+    pub(in super::super) fn token(bytes: &[u8], logprob: f32, top: &[(&[u8], f32)]) -> TokenLogprob {
+        let alone = |bytes: &[u8], logprob| TokenLogprob { id: 0, bytes: bytes.into(), logprob, top: Vec::new() };
+        TokenLogprob {
             top: top.iter().map(|(bytes, logprob)| alone(bytes, *logprob)).collect(),
             ..alone(bytes, logprob)
         }

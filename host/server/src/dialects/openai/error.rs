@@ -3,11 +3,11 @@
 
 use serde_json::{Value, json};
 
-use super::super::{Problem, ProblemKind};
+use super::super::{ApiError, ErrorCode};
 use pensieve_protocol::job::{Failure, FailureCode};
 
 /// The status and the body for a problem.
-pub(crate) fn envelope(problem: &Problem, request_id: &str) -> (u16, Vec<u8>) {
+pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
     let mut body = json!({ "error": error(problem) });
     if !request_id.is_empty() {
         body["request_id"] = request_id.into();
@@ -16,16 +16,16 @@ pub(crate) fn envelope(problem: &Problem, request_id: &str) -> (u16, Vec<u8>) {
 }
 
 /// The object that stands in a body of its own, or in a stream that breaks off.
-pub(super) fn error(problem: &Problem) -> Value {
+pub(super) fn error(problem: &ApiError) -> Value {
     let (_, kind, code) = class(problem);
     json!({ "message": problem.message, "type": kind, "param": problem.field, "code": code })
 }
 
 /// A failure of a request that names a model: nothing else in it can be unknown.
-pub(super) fn of_failure(failure: Failure) -> Problem {
+pub(super) fn of_failure(failure: Failure) -> ApiError {
     let unknown = failure.code == FailureCode::NotFound;
     let too_long = failure.code == FailureCode::TooLong;
-    let mut problem = Problem::from(failure);
+    let mut problem = ApiError::from(failure);
     if unknown && problem.field.is_none() {
         problem.field = Some("model".to_owned());
     } else if too_long {
@@ -35,25 +35,25 @@ pub(super) fn of_failure(failure: Failure) -> Problem {
 }
 
 /// The status, the type and the code.
-fn class(problem: &Problem) -> (u16, &'static str, Option<&'static str>) {
+fn class(problem: &ApiError) -> (u16, &'static str, Option<&'static str>) {
     let invalid = "invalid_request_error";
     match problem.kind {
-        ProblemKind::InvalidRequest => (400, invalid, None),
-        ProblemKind::Authentication => (401, invalid, Some("invalid_api_key")),
-        ProblemKind::Permission => (403, "permission_error", Some("permission_denied")),
-        ProblemKind::NotFound if problem.field.as_deref() == Some("model") => (404, invalid, Some("model_not_found")),
-        ProblemKind::NotFound if problem.field.is_some() => (404, invalid, Some("not_found")),
-        ProblemKind::NotFound => (404, invalid, Some("unknown_url")),
-        ProblemKind::Conflict => (409, invalid, Some("already_exists")),
-        ProblemKind::Method => (405, invalid, Some("method_not_supported")),
-        ProblemKind::MediaType => (415, invalid, Some("unsupported_media_type")),
-        ProblemKind::TooLarge => (413, invalid, Some("request_too_large")),
-        ProblemKind::TooLong => (400, invalid, Some("context_length_exceeded")),
-        ProblemKind::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
-        ProblemKind::Unavailable => (503, "server_error", Some("server_unavailable")),
-        ProblemKind::Timeout => (408, invalid, Some("request_timeout")),
-        ProblemKind::Internal => (500, "server_error", None),
-        ProblemKind::Upstream => (502, "server_error", Some("bad_gateway")),
+        ErrorCode::InvalidRequest => (400, invalid, None),
+        ErrorCode::Authentication => (401, invalid, Some("invalid_api_key")),
+        ErrorCode::Permission => (403, "permission_error", Some("permission_denied")),
+        ErrorCode::NotFound if problem.field.as_deref() == Some("model") => (404, invalid, Some("model_not_found")),
+        ErrorCode::NotFound if problem.field.is_some() => (404, invalid, Some("not_found")),
+        ErrorCode::NotFound => (404, invalid, Some("unknown_url")),
+        ErrorCode::Conflict => (409, invalid, Some("already_exists")),
+        ErrorCode::Method => (405, invalid, Some("method_not_supported")),
+        ErrorCode::MediaType => (415, invalid, Some("unsupported_media_type")),
+        ErrorCode::TooLarge => (413, invalid, Some("request_too_large")),
+        ErrorCode::TooLong => (400, invalid, Some("context_length_exceeded")),
+        ErrorCode::Overloaded => (429, "rate_limit_error", Some("rate_limit_exceeded")),
+        ErrorCode::Unavailable => (503, "server_error", Some("server_unavailable")),
+        ErrorCode::Timeout => (408, invalid, Some("request_timeout")),
+        ErrorCode::Internal => (500, "server_error", None),
+        ErrorCode::Upstream => (502, "server_error", Some("bad_gateway")),
     }
 }
 
@@ -62,7 +62,7 @@ fn class(problem: &Problem) -> (u16, &'static str, Option<&'static str>) {
 mod tests {
     use super::*;
 
-    fn check(problem: &Problem, status: u16, expect: Value) {
+    fn check(problem: &ApiError, status: u16, expect: Value) {
         let (found, body) = envelope(problem, "req_1");
         assert_eq!(found, status);
         assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), json!({"error": expect, "request_id": "req_1"}));
@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn clients_find_the_field_and_the_code() {
         check(
-            &Problem::field("temperature", "should be a number from 0 to 2, not 3"),
+            &ApiError::field("temperature", "should be a number from 0 to 2, not 3"),
             400,
             json!({"message": "temperature: should be a number from 0 to 2, not 3", "type": "invalid_request_error",
                 "param": "temperature", "code": null}),
@@ -101,12 +101,12 @@ mod tests {
                 "code": "server_unavailable"}),
         );
         check(
-            &Problem::new(ProblemKind::Authentication, "wrong key"),
+            &ApiError::new(ErrorCode::Authentication, "wrong key"),
             401,
             json!({"message": "wrong key", "type": "invalid_request_error", "param": null, "code": "invalid_api_key"}),
         );
         check(
-            &Problem::new(ProblemKind::NotFound, "no such route"),
+            &ApiError::new(ErrorCode::NotFound, "no such route"),
             404,
             json!({"message": "no such route", "type": "invalid_request_error", "param": null, "code": "unknown_url"}),
         );
