@@ -18,7 +18,7 @@ use super::{
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 use pensieve_server::{
-    chat::{AdapterSelection, Conversation, Delta, Input, Part, Request, Role, Sampling, Turn},
+    chat::{AdapterSelection, Conversation, Delta, Input, Part, Request, Role, SamplingParams, Turn},
     fleet::Fleet,
     prompt::Chats,
 };
@@ -124,7 +124,7 @@ impl Run {
     }
 
     fn request_for(&self, input: Input) -> Request {
-        let sampling = Sampling { temperature: self.temperature, seed: self.seed, ..Sampling::default() };
+        let sampling = SamplingParams { temperature: self.temperature, seed: self.seed, ..SamplingParams::default() };
         let adapter = AdapterSelection { name: self.adapters.names().into_iter().next(), scale: self.adapter_scale };
         Request { input, max_tokens: self.max_tokens, sampling, adapter, ..Request::default() }
     }

@@ -27,6 +27,14 @@ pub struct ServerSettings {
     pub adapter_folders: Vec<PathBuf>,
     /// Whether adapters may be downloaded while the server runs: `allow` or `refuse`.
     pub adapter_downloads: &'static str,
+    /// Whether an image becomes a note in the prompt or an error: `note` or `reject`.
+    pub attachments: &'static str,
+    /// Tokens of an answer whose request does not limit it; 0 for as many as fit.
+    pub max_tokens: usize,
+    /// What stands before a model's id in the list that Claude Code's discovery reads.
+    pub claude_prefix: String,
+    /// Bytes of responses that are stored for `previous_response_id`.
+    pub response_store: u64,
     /// What is logged.
     pub log: String,
     /// `text` or `json`.
@@ -62,6 +70,12 @@ impl ServerSettings {
             hosts: self.hosts.iter().cloned().chain(other_hosts).collect(),
             origins: self.origins.clone(),
             limits: http::Limits::default(),
+            dialects: http::DialectSettings {
+                reject_attachments: self.attachments == "reject",
+                max_tokens: u32::try_from(self.max_tokens).ok().filter(|tokens| *tokens > 0),
+                claude_prefix: self.claude_prefix.clone(),
+                response_store_bytes: usize::try_from(self.response_store).unwrap_or(usize::MAX),
+            },
         };
         let limits = &mut settings.limits;
         limits.connections_max = self.connections_max;
@@ -84,6 +98,10 @@ impl ServerSettings {
         section.texts("origins", &mut self.origins);
         section.texts("adapter_folders", &mut folders);
         section.word("adapter_downloads", &["allow", "refuse"], &mut self.adapter_downloads);
+        section.word("attachments", &["note", "reject"], &mut self.attachments);
+        section.integer("max_tokens", 0..=1 << 24, &mut self.max_tokens);
+        section.text("claude_prefix", &mut self.claude_prefix);
+        section.bytes("response_store", 0..=1 << 40, &mut self.response_store);
         section.text("log", &mut self.log);
         section.word("log_format", &["text", "json"], &mut self.log_format);
         section.integer("connections_max", 1..=100_000, &mut self.connections_max);
@@ -135,7 +153,7 @@ impl ServerSettings {
 
 impl Default for ServerSettings {
     fn default() -> Self {
-        let http::Settings { listen, limits, .. } = http::Settings::default();
+        let http::Settings { listen, limits, dialects, .. } = http::Settings::default();
         Self {
             listen,
             keys: Vec::new(),
@@ -143,6 +161,10 @@ impl Default for ServerSettings {
             origins: Vec::new(),
             adapter_folders: Vec::new(),
             adapter_downloads: "allow",
+            attachments: "note",
+            max_tokens: 0,
+            claude_prefix: dialects.claude_prefix,
+            response_store: dialects.response_store_bytes as u64,
             log: "info".into(),
             log_format: "text",
             connections_max: limits.connections_max,

@@ -6,10 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{
-    ApiError, ApiRequest, ApiResponse, ErrorCode,
-    fields::{Field, document},
-};
+use super::{ApiError, ApiRequest, ApiResponse, ErrorCode};
 use crate::{
     fleet::{AdapterFailure, AdapterState, Culprit, check_adapter_name},
     prompt::Chats,
@@ -20,49 +17,52 @@ const NAMES: [&str; 2] = ["name", "source"];
 const TEXT_LEN_MAX: usize = 4096;
 
 /// `POST /v1/models/ID/adapters`: answers once the adapter may be named.
-pub(crate) async fn attach(chats: &Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let body = document(&call.body)?;
-    let body = Field::root(&body);
+pub(crate) async fn attach(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let document = call.document()?;
+    let body = document.root();
     for (name, entry) in body.entries()? {
         if !NAMES.contains(&name) {
-            return Err(entry.problem("there is no such field here, only 'name' and 'source'"));
+            return Err(entry.invalid("there is no such field here, only 'name' and 'source'"));
         }
     }
     let (name, source) = (body.get("name"), body.get("source"));
     let text = name.text(TEXT_LEN_MAX)?;
-    check_adapter_name(text).map_err(|what| name.problem(what))?;
+    check_adapter_name(text).map_err(|what| name.invalid(what))?;
     let attached = chats.fleet().attach(&call.id, text, source.text(TEXT_LEN_MAX)?).await;
-    let state = attached.map_err(problem)?;
-    Ok(whole(&entry(&call.id, &state)))
+    let state = attached.map_err(error_of)?;
+    Ok(ApiResponse::json(&entry(&call.id, &state)))
 }
 
 /// `GET /v1/models/ID/adapters`.
-pub(crate) async fn list(chats: &Arc<Chats>, id: &str) -> Result<ApiResponse, ApiError> {
-    let adapters = chats.fleet().adapters(id).await.map_err(absent)?;
-    let entries: Vec<Value> = adapters.iter().map(|state| entry(id, state)).collect();
-    Ok(whole(&json!({ "object": "list", "data": entries })))
+pub(crate) async fn list(chats: Arc<Chats>, ApiRequest { id, .. }: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let adapters = chats.fleet().adapters(&id).await.map_err(absent)?;
+    let entries: Vec<Value> = adapters.iter().map(|state| entry(&id, state)).collect();
+    Ok(ApiResponse::json(&json!({ "object": "list", "data": entries })))
 }
 
 /// `DELETE /v1/models/ID/adapters/NAME`. What runs under it goes on.
-pub(crate) async fn detach(chats: &Arc<Chats>, id: &str, name: &str) -> Result<ApiResponse, ApiError> {
-    chats.fleet().detach(id, name).await.map_err(problem)?;
-    Ok(whole(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
+pub(crate) async fn detach(
+    chats: Arc<Chats>,
+    ApiRequest { id, name, .. }: ApiRequest,
+) -> Result<ApiResponse, ApiError> {
+    chats.fleet().detach(&id, &name).await.map_err(error_of)?;
+    Ok(ApiResponse::json(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
 }
 
 /// A model that is not there is in the path; what is wrong with the other parts names them, unless something else failed.
-fn problem(AdapterFailure { culprit, failure }: AdapterFailure) -> ApiError {
+fn error_of(AdapterFailure { culprit, failure }: AdapterFailure) -> ApiError {
     let part = match culprit {
         Culprit::Model => return absent(failure),
         Culprit::Name => "name",
         Culprit::Source => "source",
         Culprit::Other => return failure.into(),
     };
-    let ApiError { kind, message, .. } = ApiError::from(failure);
-    match kind {
+    let ApiError { code, message, help, .. } = ApiError::from(failure);
+    match code {
         ErrorCode::InvalidRequest | ErrorCode::Permission | ErrorCode::NotFound | ErrorCode::Conflict => {
-            ApiError { kind, ..ApiError::field(part, message) }
+            ApiError { code, help, ..ApiError::field(part, message) }
         }
-        _ => ApiError::new(kind, message),
+        _ => ApiError { help, ..ApiError::new(code, message) },
     }
 }
 
@@ -92,8 +92,4 @@ fn entry(id: &str, adapter: &AdapterState) -> Value {
         "bytes": known.as_ref().map(|known| known.bytes),
         "streams": known.as_ref().map_or(0, |known| known.jobs),
     })
-}
-
-fn whole(body: &Value) -> ApiResponse {
-    ApiResponse::Full { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
 }

@@ -4,12 +4,11 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, stream};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
-    ApiError, ApiRequest, ApiResponse, ErrorCode, FrameStream, StreamPermit,
-    simple::{News, Running, refused},
+    ApiError, ApiRequest, ApiResponse, ErrorCode, simple,
+    stream::{self, EventEncoder, event},
 };
 use crate::{
     chat::{Delta, Input},
@@ -18,56 +17,63 @@ use crate::{
 use pensieve_protocol::job::Finish;
 
 const PROMPT_BYTES_MAX: usize = 16 << 20;
-/// A comment, by the rules of such streams.
-const ALIVE: &[u8] = b": alive\n\n";
+/// A comment, by the rules of server-sent events.
+const COMMENT: &[u8] = b": alive\n\n";
 
 /// Runs a generation.
-pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> ApiResponse {
-    match begin(&chats, &call).await {
-        Ok((pieces, place)) => ApiResponse::Stream { media_type: "text/event-stream", pieces, place },
-        Err(problem) => refused(&problem, &call.request_id),
-    }
-}
-
-async fn begin(chats: &Chats, call: &ApiRequest) -> Result<(FrameStream, StreamPermit), ApiError> {
-    let place = call.places.take()?;
+pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let permit = call.shared.streams.take()?;
     let prompt =
         |body: &super::fields::Field<'_>| Ok(Input::Text(body.get("prompt").text(PROMPT_BYTES_MAX)?.to_owned()));
-    let running = Running::start(chats, call, prompt).await?;
+    let running = simple::start(&chats, &call, prompt).await?;
     let started =
         json!({ "request_id": call.request_id, "model": running.model, "prompt_tokens": running.input_tokens });
-    let rest = stream::unfold(running, |mut running| async move { Some((piece(&mut running).await?, running)) });
-    Ok((stream::iter([event("started", &started)]).chain(rest).boxed(), place))
+    let encoder = ExecuteEncoder { started: event("started", &started), stops: running.stops, is_over: false };
+    Ok(ApiResponse::events(stream::frames(encoder, running.generations), permit))
 }
 
-async fn piece(running: &mut Running) -> Option<Vec<u8>> {
-    loop {
-        let delta = match running.next().await? {
-            News::Delta(delta) => delta,
-            News::Silence => return Some(ALIVE.to_vec()),
-        };
-        match delta {
-            Delta::Text { text, .. } if !text.is_empty() => return Some(event("token", &json!({ "text": text }))),
-            Delta::Thinking(text) if !text.is_empty() => {
-                return Some(event("token", &json!({ "text": text, "thinking": true })));
-            }
+struct ExecuteEncoder {
+    started: Vec<u8>,
+    stops: Vec<String>,
+    is_over: bool,
+}
+
+impl EventEncoder for ExecuteEncoder {
+    fn begin(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.started)
+    }
+
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+        Ok(match delta {
+            Delta::Text { text, .. } if !text.is_empty() => event("token", &json!({ "text": text })),
+            Delta::Thinking(text) if !text.is_empty() => event("token", &json!({ "text": text, "thinking": true })),
             Delta::Finished { reason, usage } => {
+                self.is_over = true;
                 let usage = json!({
                     "prompt_tokens": usage.prompt, "reused_tokens": usage.reused, "completion_tokens": usage.generated,
                 });
-                let (word, stop) = word(reason, &running.stops);
-                return Some(event("end", &json!({ "reason": word, "stop": stop, "usage": usage })));
+                let (word, stop) = word(reason, &self.stops);
+                event("end", &json!({ "reason": word, "stop": stop, "usage": usage }))
             }
-            Delta::Failed(failure) => {
-                let problem = ApiError::from(failure);
-                let kind = match problem.kind {
-                    ErrorCode::Overloaded | ErrorCode::Unavailable => "overloaded",
-                    _ => "failed",
-                };
-                return Some(event("error", &json!({ "type": kind, "message": problem.message })));
-            }
-            _ => {}
-        }
+            Delta::Failed(failure) => return Err(failure.into()),
+            _ => Vec::new(),
+        })
+    }
+
+    fn keep_alive(&mut self) -> Vec<u8> {
+        COMMENT.to_vec()
+    }
+
+    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
+        if self.is_over { Ok(Vec::new()) } else { Err(stream::ended_early()) }
+    }
+
+    fn error(&mut self, error: &ApiError) -> Vec<u8> {
+        let kind = match error.code {
+            ErrorCode::Overloaded | ErrorCode::Unavailable => "overloaded",
+            _ => "failed",
+        };
+        event("error", &json!({ "type": kind, "message": error.to_string() }))
     }
 }
 
@@ -80,8 +86,4 @@ fn word(reason: Finish, stops: &[String]) -> (&'static str, Option<&str>) {
         Finish::Deadline => ("deadline", None),
         Finish::Cancelled => ("cancelled", None),
     }
-}
-
-fn event(name: &str, data: &Value) -> Vec<u8> {
-    format!("event: {name}\ndata: {data}\n\n").into_bytes()
 }

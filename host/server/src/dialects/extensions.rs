@@ -44,7 +44,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     for (name, entry) in field.entries()? {
         if !NAMES.contains(&name) {
             let names = NAMES.join("', '");
-            return Err(entry.problem(format_args!("there is no such field here, only '{names}'")));
+            return Err(entry.invalid(format_args!("there is no such field here, only '{names}'")));
         }
     }
     if let Some(samplers) = field.get("samplers").present() {
@@ -54,7 +54,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     if let Some(text) = field.get("grammar").present() {
         let format = grammar(text)?;
         if request.format != ResponseFormat::Free {
-            return Err(text.problem("the request asks for another format beside it"));
+            return Err(text.invalid("the request asks for another format beside it"));
         }
         request.format = format;
     }
@@ -64,7 +64,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     if let Some(template) = field.get("template").present() {
         let variables = variables(template)?;
         let Input::Chat(conversation) = &mut request.input else {
-            return Err(template.problem("a text is not rendered by a template"));
+            return Err(template.invalid("a text is not rendered by a template"));
         };
         conversation.variables.extend(variables);
     }
@@ -83,7 +83,7 @@ pub(crate) fn seed(field: &Field<'_>) -> Result<u64, ApiError> {
 pub(crate) fn schema(field: &Field<'_>) -> Result<String, ApiError> {
     let text = Value::Object(field.object()?.clone()).to_string();
     if text.len() > SCHEMA_LEN_MAX {
-        return Err(field.problem(format_args!("has {} bytes, more than {SCHEMA_LEN_MAX}", text.len())));
+        return Err(field.invalid(format_args!("has {} bytes, more than {SCHEMA_LEN_MAX}", text.len())));
     }
     Ok(text)
 }
@@ -101,7 +101,7 @@ fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, ApiError> {
         parameters.shift_remove("sampler");
         let parameters = if parameters.is_empty() { String::new() } else { Value::Object(parameters).to_string() };
         if parameters.len() > PARAMETERS_LEN_MAX {
-            return Err(item.problem(format_args!("has {} bytes, more than {PARAMETERS_LEN_MAX}", parameters.len())));
+            return Err(item.invalid(format_args!("has {} bytes, more than {PARAMETERS_LEN_MAX}", parameters.len())));
         }
         Ok(StageSpec { sampler, parameters, field: item.path().to_owned() })
     };
@@ -119,7 +119,7 @@ fn adapter(field: &Field<'_>) -> Result<AdapterSelection, ApiError> {
 fn grammar(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     let mut entries = field.entries()?;
     let (Some((kind, entry)), None) = (entries.next(), entries.next()) else {
-        return Err(field.problem("should have one field, 'json_schema', 'regex' or 'lark'"));
+        return Err(field.invalid("should have one field, 'json_schema', 'regex' or 'lark'"));
     };
     let grammar = match kind {
         "json_schema" => Grammar::json_schema(schema(&entry)?, false),
@@ -127,7 +127,7 @@ fn grammar(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
         "lark" => Grammar::Lark(entry.text(LARK_LEN_MAX)?.to_owned()),
         other => {
             let why = format_args!("should be a 'json_schema', a 'regex' or a 'lark', not a '{}'", Quote(other));
-            return Err(field.problem(why));
+            return Err(field.invalid(why));
         }
     };
     Ok(ResponseFormat::Grammar { grammar, field: entry.path().to_owned() })
@@ -136,16 +136,16 @@ fn grammar(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
 fn variables(field: &Field<'_>) -> Result<Map<String, Value>, ApiError> {
     let variables = field.object()?;
     if variables.len() > VARIABLES_MAX {
-        return Err(field.problem(format_args!("has {} fields, more than {VARIABLES_MAX}", variables.len())));
+        return Err(field.invalid(format_args!("has {} fields, more than {VARIABLES_MAX}", variables.len())));
     }
     for (name, entry) in field.entries()? {
         if RESERVED.contains(&name) {
-            return Err(entry.problem("the conversation itself gives this to the template"));
+            return Err(entry.invalid("the conversation itself gives this to the template"));
         }
     }
     let len = Value::Object(variables.clone()).to_string().len();
     if len > VARIABLES_LEN_MAX {
-        return Err(field.problem(format_args!("has {len} bytes, more than {VARIABLES_LEN_MAX}")));
+        return Err(field.invalid(format_args!("has {len} bytes, more than {VARIABLES_LEN_MAX}")));
     }
     Ok(variables.clone())
 }

@@ -5,7 +5,11 @@
 //! Null counts as absent, since some clients send every optional field that way. Text that a client sent appears in no
 //! complaint but where it is short.
 
-use std::{fmt, ops::RangeInclusive};
+use std::{
+    fmt,
+    ops::RangeInclusive,
+    sync::{Mutex, PoisonError},
+};
 
 use serde_json::{Map, Value};
 
@@ -14,12 +18,57 @@ use super::{ApiError, ErrorCode};
 /// How many values a body may hold. A value takes some 80 bytes of memory and as few as 2 of a body.
 const VALUES_MAX: usize = 1_000_000;
 const QUOTE_LEN_MAX: usize = 60;
+const NOTES_MAX: usize = 8;
+
+/// What was left out or changed in a request that is served all the same.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    list: Mutex<Vec<String>>,
+    reject_attachments: bool,
+}
+
+impl Notes {
+    /// No notes yet. `reject_attachments` makes an image an error.
+    pub(crate) fn new(reject_attachments: bool) -> Self {
+        Self { list: Mutex::default(), reject_attachments }
+    }
+}
+
+/// A parsed body with the notes that reading it leaves.
+#[derive(Debug)]
+pub(crate) struct Document {
+    value: Value,
+    notes: Notes,
+}
+
+impl Document {
+    /// Parses a body, which must be a JSON object.
+    pub(crate) fn parse(body: &[u8], notes: Notes) -> Result<Self, ApiError> {
+        Ok(Self { value: document(body)?, notes })
+    }
+
+    /// The same of a value that is parsed already.
+    pub(crate) fn of(value: Value, notes: Notes) -> Self {
+        Self { value, notes }
+    }
+
+    /// The whole body.
+    pub(crate) fn root(&self) -> Field<'_> {
+        Field { path: String::new(), value: Some(&self.value), notes: Some(&self.notes) }
+    }
+
+    /// The notes so far.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.notes.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// A field of a request, whether it is there or not.
 #[derive(Clone, Debug)]
 pub(crate) struct Field<'a> {
     path: String,
     value: Option<&'a Value>,
+    notes: Option<&'a Notes>,
 }
 
 /// Reads a body, which must be a JSON object. How deep it may be, `serde_json` decides: 128 levels.
@@ -55,15 +104,16 @@ fn count_values(body: &[u8]) -> usize {
 }
 
 impl<'a> Field<'a> {
-    /// The whole body, whose fields have paths of one step.
+    /// A whole body without notes.
+    #[cfg(test)]
     pub(crate) fn root(value: &'a Value) -> Self {
-        Self { path: String::new(), value: Some(value) }
+        Self { path: String::new(), value: Some(value), notes: None }
     }
 
     /// The field of this name in an object. It is absent if this field is no object, so check that first where it must be.
     pub(crate) fn get(&self, name: &str) -> Self {
         let value = self.value.and_then(|value| value.get(name)).filter(|value| !value.is_null());
-        Self { path: self.path_to(name), value }
+        Self { path: self.path_to(name), value, notes: self.notes }
     }
 
     /// Where it is: `tools.0.name`.
@@ -87,16 +137,36 @@ impl<'a> Field<'a> {
     }
 
     /// A complaint about it.
-    pub(crate) fn problem(&self, why: impl fmt::Display) -> ApiError {
+    pub(crate) fn invalid(&self, why: impl fmt::Display) -> ApiError {
         if self.path.is_empty() {
             return ApiError::new(ErrorCode::InvalidRequest, format!("the body {why}"));
         }
         ApiError::field(&self.path, why)
     }
 
+    /// Notes that something here is left out or changed; the client reads it in a `warning` header.
+    pub(crate) fn note(&self, what: impl fmt::Display) {
+        let Some(notes) = self.notes else { return };
+        let mut list = notes.list.lock().unwrap_or_else(PoisonError::into_inner);
+        if list.len() < NOTES_MAX {
+            list.push(format!("{}: {what}", self.path));
+        }
+    }
+
+    /// The text that stands in the prompt for an attachment which a text-only model cannot read. An error would end the
+    /// session, since the attachment stays in its history.
+    pub(crate) fn attachment(&self, kind: &str) -> Result<String, ApiError> {
+        if self.notes.is_some_and(|notes| notes.reject_attachments) {
+            return Err(self.invalid(format_args!("this model reads text only, so it cannot take this {kind}")));
+        }
+        self.note(format_args!("this model reads text only; a note stands in the prompt for the {kind}"));
+        let article = if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+        Ok(format!("[{article} {kind} was attached; this model reads text only]"))
+    }
+
     /// Whatever it is.
     pub(crate) fn json(&self) -> Result<&'a Value, ApiError> {
-        self.value.ok_or_else(|| self.problem("this field is required"))
+        self.value.ok_or_else(|| self.invalid("this field is required"))
     }
 
     /// A string.
@@ -108,10 +178,10 @@ impl<'a> Field<'a> {
     pub(crate) fn text(&self, len_max: usize) -> Result<&'a str, ApiError> {
         let text = self.string()?;
         if text.is_empty() {
-            return Err(self.problem("should not be empty"));
+            return Err(self.invalid("should not be empty"));
         }
         if text.len() > len_max {
-            return Err(self.problem(format_args!("has {} bytes, more than {len_max}", text.len())));
+            return Err(self.invalid(format_args!("has {} bytes, more than {len_max}", text.len())));
         }
         Ok(text)
     }
@@ -121,7 +191,7 @@ impl<'a> Field<'a> {
         let text = self.string()?;
         words.iter().position(|word| *word == text).ok_or_else(|| {
             let words = words.join("', '");
-            self.problem(format_args!("should be one of '{words}', not '{}'", Quote(text)))
+            self.invalid(format_args!("should be one of '{words}', not '{}'", Quote(text)))
         })
     }
 
@@ -167,10 +237,10 @@ impl<'a> Field<'a> {
 
     /// The fields of an object, in the client's order.
     pub(crate) fn entries(&self) -> Result<impl Iterator<Item = (&'a str, Self)> + use<'a>, ApiError> {
-        let path = self.path.clone();
+        let (path, notes) = (self.path.clone(), self.notes);
         let entry = move |(name, value): (&'a String, &'a Value)| {
             let path = join(&path, name);
-            (name.as_str(), Self { path, value: Some(value).filter(|value| !value.is_null()) })
+            (name.as_str(), Self { path, value: Some(value).filter(|value| !value.is_null()), notes })
         };
         Ok(self.object()?.iter().map(entry))
     }
@@ -179,12 +249,12 @@ impl<'a> Field<'a> {
     pub(crate) fn items(&self, count_max: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'a>, ApiError> {
         let items = self.json()?.as_array().ok_or_else(|| self.should_be("a list"))?;
         if items.len() > count_max {
-            return Err(self.problem(format_args!("has {} items, more than {count_max}", items.len())));
+            return Err(self.invalid(format_args!("has {} items, more than {count_max}", items.len())));
         }
-        let path = self.path.clone();
+        let (path, notes) = (self.path.clone(), self.notes);
         let item = move |(place, value): (usize, &'a Value)| {
             let path = join(&path, &place.to_string());
-            Self { path, value: Some(value).filter(|value| !value.is_null()) }
+            Self { path, value: Some(value).filter(|value| !value.is_null()), notes }
         };
         Ok(items.iter().enumerate().map(item))
     }
@@ -192,8 +262,8 @@ impl<'a> Field<'a> {
     /// That it is of the wrong kind or out of range.
     pub(crate) fn should_be(&self, what: impl fmt::Display) -> ApiError {
         match self.value {
-            Some(value) => self.problem(format_args!("should be {what}, not {}", Kind(value))),
-            None => self.problem("this field is required"),
+            Some(value) => self.invalid(format_args!("should be {what}, not {}", Kind(value))),
+            None => self.invalid("this field is required"),
         }
     }
 

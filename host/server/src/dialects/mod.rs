@@ -1,18 +1,29 @@
-//! The APIs that clients speak. A dialect turns a request's body into a [`crate::chat::Request`] and the answer's pieces
+//! The APIs that clients speak. A dialect turns a request's body into a [`crate::chat::Request`] and the answer's deltas
 //! into its own JSON and events. It is the only place that knows that JSON, and it knows nothing of connections: `http`
-//! hands it a body and writes down what it says.
+//! hands it a body, frames what it returns, and writes an [`ApiError`] in the form of the dialect.
 
 pub(crate) mod anthropic;
+pub(crate) mod ollama;
 pub(crate) mod openai;
+pub(crate) mod responses;
 
 pub(crate) mod adapters;
+pub(crate) mod catalog;
+pub(crate) mod embeddings;
 pub(crate) mod execute;
 pub(crate) mod token_stream;
+pub(crate) mod usage;
 
+mod error;
 mod extensions;
 mod fields;
+mod ids;
 mod simple;
+mod stream;
 mod validation;
+
+pub use error::{ApiError, ErrorCode};
+pub(crate) use ids::fresh_id;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -20,192 +31,213 @@ use futures_util::Stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::chat::Client;
-use pensieve_protocol::job::{Failure, FailureCode};
+use fields::{Document, Notes};
+use responses::ResponseStore;
+use usage::UsageBoard;
 
-/// Whose API a client speaks, as far as that shows before a route is known: it decides the envelope of errors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whose API a client speaks. It decides the form of an error, and is known from the path and the headers alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Anthropic's, and everything that is nobody else's.
+    /// Anthropic's messages.
     Anthropic,
-    /// OpenAI's.
+    /// OpenAI's chat completions and completions, and every path that no other API has.
+    #[default]
     OpenAi,
+    /// OpenAI's responses: the form of errors is the same, some codes differ.
+    Responses,
+    /// Ollama's.
+    Ollama,
 }
 
 impl Dialect {
-    /// The dialect of a path. Both APIs list models at the same one; Anthropic's clients send `anthropic-version`.
-    pub(crate) fn of(path: &str, anthropic_version: bool) -> Self {
-        match path {
-            "/v1/chat/completions" | "/v1/completions" => Self::OpenAi,
-            _ if path == "/v1/models" || path.starts_with("/v1/models/") => {
-                if anthropic_version {
-                    Self::Anthropic
-                } else {
-                    Self::OpenAi
-                }
-            }
-            _ => Self::Anthropic,
+    /// The dialect of a path. Several APIs list models at the same one, and a path that does not exist belongs to none:
+    /// there the headers decide, `x-api-key` and `anthropic-version` being Anthropic's.
+    pub(crate) fn of(path: &str, has_anthropic_headers: bool) -> Self {
+        let is_below =
+            |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        if is_below("/api") {
+            Self::Ollama
+        } else if is_below("/v1/responses") {
+            Self::Responses
+        } else if is_below("/v1/messages") || matches!(path, "/execute" | "/token_stream") {
+            Self::Anthropic
+        } else if is_below("/v1/chat") || is_below("/v1/completions") {
+            Self::OpenAi
+        } else if has_anthropic_headers {
+            Self::Anthropic
+        } else {
+            Self::OpenAi
         }
     }
 
-    /// The status and the JSON for a problem.
-    pub(crate) fn envelope(self, problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
+    /// Its name in the log.
+    pub(crate) fn name(self) -> &'static str {
         match self {
-            Self::Anthropic => anthropic::envelope(problem, request_id),
-            Self::OpenAi => openai::envelope(problem, request_id),
+            Self::Anthropic => "anthropic",
+            Self::OpenAi => "openai",
+            Self::Responses => "responses",
+            Self::Ollama => "ollama",
+        }
+    }
+
+    /// The status and the JSON of an error.
+    pub(crate) fn error(self, error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
+        match self {
+            Self::Anthropic => anthropic::envelope(error, request_id),
+            Self::OpenAi => openai::envelope(error, request_id),
+            Self::Responses => responses::envelope(error, request_id),
+            Self::Ollama => ollama::envelope(error),
         }
     }
 }
 
-/// The places for streams, of which there are so many. By default there is no end of them.
+/// How many answers may be streamed at once. By default there is no limit.
 #[derive(Clone, Debug, Default)]
 pub struct StreamLimit {
-    places: Option<(Arc<Semaphore>, usize)>,
+    permits: Option<(Arc<Semaphore>, usize)>,
 }
 
-/// A stream's place, until it is dropped.
+/// Lets one answer be streamed until it is dropped.
 #[derive(Debug, Default)]
 pub struct StreamPermit {
-    _place: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl StreamLimit {
-    /// So many.
+    /// At most this many streams.
     pub fn new(count: usize) -> Self {
-        Self { places: Some((Arc::new(Semaphore::new(count)), count)) }
+        Self { permits: Some((Arc::new(Semaphore::new(count)), count)) }
     }
 
-    /// Takes a place, before any work is begun for it.
+    /// Takes a permit, before any work is begun for the stream.
     pub fn take(&self) -> Result<StreamPermit, ApiError> {
-        let Some((places, count)) = &self.places else { return Ok(StreamPermit::default()) };
-        let taken = places.clone().try_acquire_owned().map_err(|_| {
+        let Some((permits, count)) = &self.permits else { return Ok(StreamPermit::default()) };
+        let taken = permits.clone().try_acquire_owned().map_err(|_| {
             let message = format!("{count} answers are streamed already; try again later");
             ApiError::new(ErrorCode::Overloaded, message)
         })?;
-        Ok(StreamPermit { _place: Some(taken) })
+        Ok(StreamPermit { _permit: Some(taken) })
     }
 }
 
-/// A request that has come through the door: its body is within the limit, and its sender is known.
+/// What an operator decides about all dialects.
+#[derive(Clone, Debug)]
+pub struct DialectSettings {
+    /// Whether an image or a document is an error. Otherwise a note in the prompt says that it was there.
+    pub reject_attachments: bool,
+    /// Tokens of an answer whose request does not limit it; none for as many as fit into the context.
+    pub max_tokens: Option<u32>,
+    /// What stands before a model's id where Claude Code's discovery would hide it; empty for nothing.
+    pub claude_prefix: String,
+    /// Bytes of responses that are stored for `previous_response_id`; 0 stores none.
+    pub response_store_bytes: usize,
+}
+
+impl Default for DialectSettings {
+    fn default() -> Self {
+        Self {
+            reject_attachments: false,
+            max_tokens: None,
+            claude_prefix: "pensieve/claude-".to_owned(),
+            response_store_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What all requests share.
+#[derive(Debug, Default)]
+pub struct Shared {
+    pub(crate) settings: DialectSettings,
+    pub(crate) streams: StreamLimit,
+    pub(crate) responses: ResponseStore,
+    pub(crate) usage: UsageBoard,
+}
+
+impl Shared {
+    /// The state of a server that has just started.
+    pub fn new(settings: DialectSettings, streams: StreamLimit) -> Self {
+        let responses = ResponseStore::new(settings.response_store_bytes);
+        Self { settings, streams, responses, usage: UsageBoard::default() }
+    }
+}
+
+/// A request that authentication has let in.
 #[derive(Clone, Debug, Default)]
 pub struct ApiRequest {
-    /// What stands for the model's id in its path; empty where that has none.
+    /// The `{id}` of the path; empty where its pattern has none.
     pub id: String,
-    /// The body, not parsed yet.
+    /// The `{name}` of the path; empty where its pattern has none.
+    pub name: String,
+    /// Whose form the answer has where several APIs share a path.
+    pub(crate) dialect: Dialect,
+    /// The body, not parsed yet; empty for a method that has none.
     pub body: Vec<u8>,
-    /// Who sent it.
-    pub client: Client,
-    /// What the answer's header and its errors call it.
+    /// The client; none where the path needs no key and a wrong one was sent.
+    pub client: Option<Client>,
+    /// The id of the request in headers, errors and the log.
     pub request_id: String,
-    /// Where an answer that is streamed takes its place.
-    pub places: StreamLimit,
+    /// What all requests share.
+    pub shared: Arc<Shared>,
+}
+
+impl ApiRequest {
+    /// Parses the body, which is to be a JSON object.
+    fn document(&self) -> Result<Document, ApiError> {
+        let notes = Notes::new(self.shared.settings.reject_attachments);
+        Document::parse(&self.body, notes)
+    }
+
+    fn client(&self) -> Client {
+        self.client.clone().unwrap_or_default()
+    }
 }
 
 /// What goes back.
-pub enum ApiResponse {
-    /// One body.
-    Full {
-        /// The status.
-        status: u16,
-        /// Its media type.
-        media_type: &'static str,
-        /// The body.
-        body: Vec<u8>,
-    },
-    /// FrameStream as they come, each written at once. Dropping the stream cancels the work behind it.
-    Stream {
-        /// The media type, `text/event-stream` as a rule.
-        media_type: &'static str,
-        /// The pieces, framed already.
-        pieces: FrameStream,
-        /// Its place among the streams.
-        place: StreamPermit,
-    },
+pub struct ApiResponse {
+    /// The status.
+    pub status: u16,
+    /// The media type of the body.
+    pub media_type: &'static str,
+    /// What was left out or changed in the request; each becomes a `warning` header.
+    pub warnings: Vec<String>,
+    /// The body.
+    pub body: ApiBody,
 }
 
-/// FrameStream of a streamed answer.
+/// The body of an answer.
+pub enum ApiBody {
+    /// All of it.
+    Full(Vec<u8>),
+    /// Frames as they come, each written at once. Dropping the stream cancels the work behind it.
+    Stream(FrameStream, StreamPermit),
+}
+
+/// The frames of a streamed answer.
 pub type FrameStream = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
 
-/// Why a request is not served, whatever its dialect; each dialect has an envelope for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ApiError {
-    /// Whose affair it is.
-    pub kind: ErrorCode,
-    /// What happened, to what, and what to do. Names the field, if one is at fault.
-    pub message: String,
-    /// The field at fault.
-    pub field: Option<String>,
-}
-
-/// Whose affair a problem is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorCode {
-    /// The request makes no sense.
-    InvalidRequest,
-    /// No key, or a wrong one.
-    Authentication,
-    /// Not from there, or not to there.
-    Permission,
-    /// No such route or model.
-    NotFound,
-    /// The route has no such method.
-    Method,
-    /// What is to be made is there already.
-    Conflict,
-    /// The body is not JSON by its content type.
-    MediaType,
-    /// The body is too large.
-    TooLarge,
-    /// The prompt does not fit the model.
-    TooLong,
-    /// Too many requests are waiting.
-    Overloaded,
-    /// The server is about to end.
-    Unavailable,
-    /// The body or the answer took too long.
-    Timeout,
-    /// Something failed here.
-    Internal,
-    /// Something failed at another server that this one asked.
-    Upstream,
-}
-
-impl ApiError {
-    /// A problem that belongs to no field.
-    pub fn new(kind: ErrorCode, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), field: None }
+impl ApiResponse {
+    /// A JSON document.
+    pub(crate) fn json(body: &serde_json::Value) -> Self {
+        Self::text("application/json", body.to_string())
     }
 
-    /// A value that cannot be: the message says `FIELD: WHY`.
-    pub fn field(field: impl Into<String>, why: impl std::fmt::Display) -> Self {
-        let field = field.into();
-        Self { kind: ErrorCode::InvalidRequest, message: format!("{field}: {why}"), field: Some(field) }
+    /// A whole body of another media type.
+    pub(crate) fn text(media_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
+        Self { status: 200, media_type, warnings: Vec::new(), body: ApiBody::Full(body.into()) }
     }
-}
 
-impl From<ApiResponse> for Result<ApiResponse, ApiError> {
-    fn from(answer: ApiResponse) -> Self {
-        Ok(answer)
+    /// A stream of server-sent events.
+    pub(crate) fn events(frames: FrameStream, permit: StreamPermit) -> Self {
+        Self::stream("text/event-stream", frames, permit)
     }
-}
 
-impl From<Failure> for ApiError {
-    fn from(failure: Failure) -> Self {
-        let kind = match failure.code {
-            FailureCode::Invalid | FailureCode::Unsupported => ErrorCode::InvalidRequest,
-            FailureCode::TooLong => ErrorCode::TooLong,
-            FailureCode::NotFound => ErrorCode::NotFound,
-            FailureCode::Forbidden => ErrorCode::Permission,
-            FailureCode::Conflict => ErrorCode::Conflict,
-            FailureCode::Unreachable => ErrorCode::Upstream,
-            FailureCode::Busy => ErrorCode::Overloaded,
-            FailureCode::Draining => ErrorCode::Unavailable,
-            FailureCode::Plugin
-            | FailureCode::NotANumber
-            | FailureCode::Stalled
-            | FailureCode::WorkerLost
-            | FailureCode::Internal => ErrorCode::Internal,
-        };
-        let message = failure.to_string();
-        Self { field: Some(failure.field).filter(|field| !field.is_empty()), kind, message }
+    /// A stream of another media type.
+    pub(crate) fn stream(media_type: &'static str, frames: FrameStream, permit: StreamPermit) -> Self {
+        Self { status: 200, media_type, warnings: Vec::new(), body: ApiBody::Stream(frames, permit) }
+    }
+
+    /// The same with warnings.
+    pub(crate) fn with_warnings(self, warnings: Vec<String>) -> Self {
+        Self { warnings, ..self }
     }
 }

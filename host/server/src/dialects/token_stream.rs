@@ -5,11 +5,9 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, stream};
-
 use super::{
-    ApiError, ApiRequest, ApiResponse, FrameStream, StreamPermit,
-    simple::{News, Running, refused},
+    ApiError, ApiRequest, ApiResponse, simple,
+    stream::{self, EventEncoder},
 };
 use crate::{
     chat::{Conversation, Delta, Input, Part, Role, Turn},
@@ -19,39 +17,53 @@ use crate::{
 const QUERY_BYTES_MAX: usize = 16 << 20;
 
 /// Answers a query.
-pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> ApiResponse {
-    match begin(&chats, &call).await {
-        Ok((pieces, place)) => ApiResponse::Stream { media_type: "text/plain; charset=utf-8", pieces, place },
-        Err(problem) => refused(&problem, &call.request_id),
-    }
-}
-
-async fn begin(chats: &Chats, call: &ApiRequest) -> Result<(FrameStream, StreamPermit), ApiError> {
-    let place = call.places.take()?;
-    let query = Running::start(chats, call, |body| {
+pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let permit = call.shared.streams.take()?;
+    let running = simple::start(&chats, &call, |body| {
         let text = body.get("query").text(QUERY_BYTES_MAX)?.to_owned();
         let turns = vec![Turn { role: Role::User, parts: vec![Part::Text(text)] }];
         Ok(Input::Chat(Conversation { turns, ..Conversation::default() }))
     });
-    let mut running = query.await?;
-    let first = loop {
-        match running.next().await {
-            Some(News::Delta(Delta::Text { text, .. })) if !text.is_empty() => break Some(text.into_bytes()),
-            Some(News::Delta(Delta::Failed(failure))) => return Err(failure.into()),
-            Some(News::Delta(Delta::Finished { .. })) | None => break None,
+    let mut generations = running.await?.generations;
+    let mut first = Vec::new();
+    while first.is_empty() {
+        match generations.next().await {
+            Some((_, Delta::Text { text, .. })) => first = text.into_bytes(),
+            Some((_, Delta::Failed(failure))) => return Err(failure.into()),
+            Some((_, Delta::Finished { .. })) | None => break,
             Some(_) => {}
         }
-    };
-    let rest = stream::unfold(running, |mut running| async move { Some((piece(&mut running).await?, running)) });
-    Ok((stream::iter(first).chain(rest).boxed(), place))
+    }
+    Ok(ApiResponse::stream("text/plain; charset=utf-8", stream::frames(TextEncoder { first }, generations), permit))
 }
 
-async fn piece(running: &mut Running) -> Option<Vec<u8>> {
-    loop {
-        match running.next().await? {
-            News::Delta(Delta::Text { text, .. }) if !text.is_empty() => return Some(text.into_bytes()),
-            News::Delta(Delta::Failed(failure)) => return Some(format!("\n\nerror: {failure}\n").into_bytes()),
-            News::Delta(_) | News::Silence => {}
+/// Writes the text and nothing else.
+struct TextEncoder {
+    first: Vec<u8>,
+}
+
+impl EventEncoder for TextEncoder {
+    fn begin(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.first)
+    }
+
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+        match delta {
+            Delta::Text { text, .. } => Ok(text.into_bytes()),
+            Delta::Failed(failure) => Err(failure.into()),
+            _ => Ok(Vec::new()),
         }
+    }
+
+    fn keep_alive(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
+        Ok(Vec::new())
+    }
+
+    fn error(&mut self, error: &ApiError) -> Vec<u8> {
+        format!("\n\nerror: {error}\n").into_bytes()
     }
 }

@@ -1,14 +1,20 @@
 //! What a request names, where only the model and the plugins at hand tell whether it is there: samplers and tokens. It is
 //! looked up before anything is queued, so that a mistake is a status with the name of its field even for a stream.
 
-use super::{ApiError, fields::Quote};
+use super::{ApiError, ApiRequest, catalog, fields::Quote};
 use crate::{
     chat::{Input, Request},
     prompt::Chats,
 };
 
+/// The model that a name of a client means, without the prefix under which lists show it to Claude Code.
+pub(crate) fn model_name<'a>(call: &ApiRequest, name: &'a str) -> &'a str {
+    catalog::without_prefix(name, &call.shared.settings.claude_prefix)
+}
+
 /// Checks a request whose fields are right by themselves.
 pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), ApiError> {
+    tracing::Span::current().record("asked", tracing::field::display(Quote(&request.model)));
     let sampling = &request.sampling;
     if let Some(stages) = &sampling.stages {
         let offered = chats.fleet().plugins().samplers();
@@ -26,7 +32,7 @@ pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), ApiErr
     if prompt.is_empty() && sampling.logit_bias.is_empty() {
         return Ok(());
     }
-    // Whoever prepares the request says what is wrong with a model.
+    // Preparing the request reports what is wrong with the model.
     let Ok(size) = chats.vocabulary(&request.model).await else { return Ok(()) };
     let biased = sampling.logit_bias.iter().map(|(token, _)| (*token, "logit_bias"));
     let mut all = biased.chain(prompt.iter().map(|token| (*token, "prompt")));

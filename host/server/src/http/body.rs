@@ -3,7 +3,7 @@
 use futures_util::{Stream, StreamExt};
 use hyper::{
     HeaderMap,
-    header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue},
+    header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, WARNING},
 };
 use std::{
     convert::Infallible,
@@ -18,7 +18,7 @@ use tokio::{
 use warp::{Buf, Reply, http::StatusCode, reply::Response};
 
 use super::Limits;
-use crate::dialects::{ApiError, ApiResponse, ErrorCode, FrameStream, StreamPermit};
+use crate::dialects::{ApiBody, ApiError, ApiResponse, ErrorCode, FrameStream, StreamPermit};
 
 /// Refuses what is not declared as JSON or is declared as too long, before any of it is read.
 pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), ApiError> {
@@ -106,13 +106,14 @@ fn too_large(limits: &Limits) -> ApiError {
     ApiError::new(ErrorCode::TooLarge, message)
 }
 
-/// Writes an answer down. The permit of a request is kept until its stream ends, as its place is.
+/// The response of an answer. The permit of a request is kept until its stream ends, as the stream's own is.
 pub(super) fn write(answer: ApiResponse, permit: Option<OwnedSemaphorePermit>) -> Response {
-    match answer {
-        ApiResponse::Full { status, media_type, body } => whole(status, media_type, body),
-        ApiResponse::Stream { media_type, pieces, place } => {
-            let pieces = FrameBody { pieces: Mutex::new(pieces), _permit: permit, _place: place };
-            let mut response = warp::reply::stream(pieces).into_response();
+    let ApiResponse { status, media_type, warnings, body } = answer;
+    let mut response = match body {
+        ApiBody::Full(body) => full(status, media_type, body),
+        ApiBody::Stream(frames, stream_permit) => {
+            let frames = FrameBody { frames: Mutex::new(frames), _permit: permit, _stream_permit: stream_permit };
+            let mut response = warp::reply::stream(frames).into_response();
             let headers = response.headers_mut();
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -120,31 +121,41 @@ pub(super) fn write(answer: ApiResponse, permit: Option<OwnedSemaphorePermit>) -
             headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
             response
         }
+    };
+    for warning in &warnings {
+        tracing::warn!(warning, "a request was changed");
+        // Code 299 is a warning of no particular kind, and quotes stand around its text.
+        let text: String = warning.chars().filter(|letter| letter.is_ascii_graphic() || *letter == ' ').collect();
+        let text = text.replace(['"', '\\'], "'");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 pensieve \"{text}\"")) {
+            response.headers_mut().append(WARNING, value);
+        }
     }
+    response
 }
 
 /// An answer in one piece.
-pub(super) fn whole(status: u16, media_type: &'static str, body: Vec<u8>) -> Response {
+pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Response {
     let mut response = body.into_response();
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     response
 }
 
-/// FrameStream on their way out.
+/// Frames on their way to the client.
 struct FrameBody {
     /// warp wants bodies that threads may share; the lock is never waited for.
-    pieces: Mutex<FrameStream>,
+    frames: Mutex<FrameStream>,
     _permit: Option<OwnedSemaphorePermit>,
-    _place: StreamPermit,
+    _stream_permit: StreamPermit,
 }
 
 impl Stream for FrameBody {
     type Item = Result<Vec<u8>, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let pieces = self.pieces.get_mut().unwrap_or_else(PoisonError::into_inner);
-        pieces.as_mut().poll_next(context).map(|piece| piece.map(Ok))
+        let frames = self.frames.get_mut().unwrap_or_else(PoisonError::into_inner);
+        frames.as_mut().poll_next(context).map(|frame| frame.map(Ok))
     }
 }
 
@@ -161,7 +172,7 @@ mod tests {
                 (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
             };
             let headers: HeaderMap = lines.iter().map(line).collect();
-            super::check(&headers, &limits).map_err(|problem| problem.kind)
+            super::check(&headers, &limits).map_err(|error| error.code)
         };
         let json = ("content-type", "application/json");
         assert_eq!(check(&[json]), Ok(()));

@@ -1,10 +1,10 @@
-//! What the server says of itself in JSON: its models, its plugins and its health.
+//! What the server says of itself in JSON: its plugins and its health.
 
 use serde_json::{Value, json};
 
-use super::service::AppState;
+use super::state::AppState;
 use crate::{
-    dialects::{ApiResponse, Dialect, anthropic, openai},
+    dialects::ApiResponse,
     fleet::{
         FleetStats,
         plugins::{PluginState, Status},
@@ -12,39 +12,23 @@ use crate::{
 };
 use pensieve_protocol::manifest::Manifest;
 
-/// `GET /v1/models`, in the words of the API that the client speaks.
-pub(super) fn models(app: &AppState, dialect: Dialect) -> ApiResponse {
-    match dialect {
-        Dialect::Anthropic => anthropic::models(&app.chats),
-        Dialect::OpenAi => openai::models(&app.chats),
-    }
-}
-
-/// `GET /v1/models/ID`.
-pub(super) fn model(app: &AppState, dialect: Dialect, id: &str, request_id: &str) -> ApiResponse {
-    match dialect {
-        Dialect::Anthropic => anthropic::model(&app.chats, id, request_id),
-        Dialect::OpenAi => openai::model(&app.chats, id, request_id),
-    }
-}
-
 /// `GET /v1/plugins`: every file in the plugin folders and what became of it.
 pub(super) fn plugins(app: &AppState) -> ApiResponse {
     let plugins: Vec<Value> = app.chats.fleet().plugins().snapshot().iter().map(plugin).collect();
-    answer(&json!({ "object": "list", "data": plugins }))
+    ApiResponse::json(&json!({ "object": "list", "data": plugins }))
 }
 
 /// `GET /`, for people who come with a browser.
 pub(super) fn greeting() -> ApiResponse {
-    let text = "This is Pensieve, an inference server that speaks Anthropic's and OpenAI's APIs.\n\n\
-        POST /v1/messages\nPOST /v1/chat/completions\nGET  /v1/models\nGET  /openapi.json   everything that is served\n";
-    ApiResponse::Full { status: 200, media_type: "text/plain; charset=utf-8", body: text.into() }
+    let text = "This is Pensieve, an inference server that speaks Anthropic's, OpenAI's and Ollama's APIs.\n\n\
+        POST /v1/messages\nPOST /v1/chat/completions\nPOST /v1/responses\nPOST /api/chat\nGET  /v1/models\nGET  /openapi.json   everything that is served\n";
+    ApiResponse::text("text/plain; charset=utf-8", text)
 }
 
 /// `GET /health`. Strangers hear that the server is there, and nothing of its models.
 pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
     if !is_known {
-        return answer(&json!({ "status": "ok" }));
+        return ApiResponse::json(&json!({ "status": "ok" }));
     }
     let FleetStats { memory_budget, memory_used, models } = app.chats.fleet().stats(false).await;
     let models: Vec<Value> = models
@@ -66,7 +50,7 @@ pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
         })
         .collect();
     let memory = json!({ "budget_bytes": memory_budget, "used_bytes": memory_used });
-    answer(&json!({
+    ApiResponse::json(&json!({
         "status": "ok", "version": env!("CARGO_PKG_VERSION"), "models": models, "memory": memory,
     }))
 }
@@ -109,8 +93,4 @@ fn describe(entry: &mut Value, manifest: &Manifest) {
         "samplers": manifest.samplers,
         "adapter_formats": manifest.adapter_formats,
     });
-}
-
-fn answer(body: &Value) -> ApiResponse {
-    ApiResponse::Full { status: 200, media_type: "application/json", body: body.to_string().into_bytes() }
 }

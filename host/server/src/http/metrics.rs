@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::service::AppState;
+use super::state::AppState;
 use crate::{
     dialects::ApiResponse,
     fleet::{FleetStats, ModelState, ModelStats},
@@ -77,7 +77,7 @@ pub(super) async fn answer(app: &AppState) -> ApiResponse {
     let mut page = Page(app.recorder.0.render());
     page.fleet(&stats);
     page.process();
-    ApiResponse::Full { status: 200, media_type: "text/plain; version=0.0.4; charset=utf-8", body: page.0.into_bytes() }
+    ApiResponse::text("text/plain; version=0.0.4; charset=utf-8", page.0)
 }
 
 /// The text format.

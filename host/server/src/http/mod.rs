@@ -13,15 +13,19 @@ mod info;
 mod metrics;
 mod openapi;
 mod request_log;
+mod router;
 mod routes;
 mod server;
 mod service;
+mod state;
 
 use sha2::{Digest, Sha256};
 use std::{fmt, time::Duration};
 use subtle::{Choice, ConstantTimeEq};
 
 pub use server::Server;
+
+pub use crate::dialects::DialectSettings;
 
 use crate::chat::Client;
 
@@ -41,6 +45,8 @@ pub struct Settings {
     pub origins: Vec<String>,
     /// How much and how long.
     pub limits: Limits,
+    /// What all dialects keep to.
+    pub dialects: DialectSettings,
 }
 
 /// How much and how long.
@@ -82,6 +88,7 @@ impl Default for Settings {
             hosts: Vec::new(),
             origins: Vec::new(),
             limits: Limits::default(),
+            dialects: DialectSettings::default(),
         }
     }
 }

@@ -6,8 +6,8 @@ const DOCUMENT: &str = include_str!("openapi.json");
 
 /// The document, with this program's version.
 pub(super) fn answer() -> ApiResponse {
-    let body = DOCUMENT.replace("{{version}}", env!("CARGO_PKG_VERSION")).into_bytes();
-    ApiResponse::Full { status: 200, media_type: "application/json", body }
+    let body = DOCUMENT.replace("{{version}}", env!("CARGO_PKG_VERSION"));
+    ApiResponse::text("application/json", body)
 }
 
 #[cfg(test)]
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
     use crate::{
         fleet::{Config, Fleet},
-        http::{Limits, routes, service::AppState},
+        http::{Settings, routes, state::AppState},
         prompt::Chats,
     };
     use std::{collections::BTreeSet, sync::Arc};
@@ -27,10 +27,10 @@ mod tests {
         let mut config = Config::new(&[], home.path());
         config.plugins.folders.clear();
         let fleet = Arc::new(Fleet::start(config).await.unwrap());
-        let app = AppState::new(Arc::new(Chats::new(fleet)), Limits::default());
-        let routes = routes::methods(&routes::routes(&app)).into_iter();
+        let app = AppState::new(Arc::new(Chats::new(fleet)), &Settings::default());
+        let router = routes::router(&app);
         let served: BTreeSet<_> =
-            routes.map(|(pattern, method)| (pattern.to_owned(), method.as_str().to_lowercase())).collect();
+            router.methods().map(|(pattern, method)| (pattern.to_owned(), method.as_str().to_lowercase())).collect();
         let document: serde_json::Value = serde_json::from_str(DOCUMENT).unwrap();
         let mut documented = BTreeSet::new();
         for (path, item) in document["paths"].as_object().unwrap() {

@@ -1,9 +1,9 @@
 //! One request from its headers to the last byte of its answer: its id, its line in the log, its place in the metrics.
 //!
-//! The line tells the route, the status, how long it took and what the dialect has learnt of model and tokens. It never
-//! tells a prompt, an answer or a key.
+//! The line tells method, path, client, dialect, the model that was asked for and the one that answered, the status, tokens
+//! and times, and for a request that was refused the reason. It never tells a prompt, an answer or a key.
 
-use hyper::body::{Body, Bytes, Frame, SizeHint};
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::{
     pin::Pin,
     task::{Context, Poll},
@@ -12,7 +12,12 @@ use std::{
 use tracing::{Span, field::Empty};
 use warp::reply::Response;
 
-/// What is written down when a client has gone before its answer; nobody gets to see it.
+use crate::dialects::fresh_id;
+
+const PATH_LEN_MAX: usize = 200;
+const CLIENT_LEN_MAX: usize = 100;
+
+/// The status in the log of a client that has left before its answer.
 const CLIENT_GONE: u16 = 499;
 
 /// A request that is being served. Dropping it ends it.
@@ -33,19 +38,29 @@ pub(super) struct RequestLog {
 #[derive(Debug)]
 pub(super) struct LoggedBody {
     body: Response,
-    request_log: RequestLog,
+    log: RequestLog,
 }
 
 impl RequestLog {
     /// A request has come that a route of this pattern will answer.
-    pub(super) fn begin(method: &hyper::Method, route: &'static str) -> Self {
-        let id = fresh_id();
+    pub(super) fn begin(request: &hyper::Request<Incoming>, route: &'static str, dialect: &'static str) -> Self {
+        let id = fresh_id("req_");
+        let method = request.method();
+        let path = printable(request.uri().path(), PATH_LEN_MAX);
+        let agent = request.headers().get(hyper::header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+        let client = printable(agent.unwrap_or("unknown"), CLIENT_LEN_MAX);
         // These fields are known later, and by others.
         let span = tracing::info_span!(
             "request",
             id,
+            method = method.as_str(),
+            path,
             route,
+            client,
+            dialect,
+            asked = Empty,
             model = Empty,
+            reason = Empty,
             outcome = Empty,
             prompt_tokens = Empty,
             reused_tokens = Empty,
@@ -59,12 +74,12 @@ impl RequestLog {
     /// The answer's head is there.
     pub(super) fn answer(mut self, response: Response) -> hyper::Response<LoggedBody> {
         self.status = Some(response.status().as_u16());
-        // Nobody reads what stands behind the head of an answer to this.
+        // An answer to HEAD ends with its head.
         self.is_complete = self.method == "HEAD" || response.body().is_end_stream();
         let mut head = hyper::Response::new(());
         *head.status_mut() = response.status();
         *head.headers_mut() = response.headers().clone();
-        head.map(|()| LoggedBody { body: response, request_log: self })
+        head.map(|()| LoggedBody { body: response, log: self })
     }
 }
 
@@ -86,7 +101,7 @@ impl Drop for RequestLog {
         let duration_ms = elapsed.as_millis() as u64;
         let outcome = if self.is_complete { "answered" } else { "the client has gone" };
         self.span.in_scope(|| match self.route {
-            // These are asked every few seconds by machines.
+            // Monitoring asks for these every few seconds.
             "/" | "/health" | "/metrics" => tracing::debug!(status, duration_ms, "{outcome}"),
             _ => tracing::info!(status, duration_ms, "{outcome}"),
         });
@@ -102,9 +117,9 @@ impl Body for LoggedBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, warp::Error>>> {
         let this = &mut *self;
-        let polled = this.request_log.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
+        let polled = this.log.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
         if matches!(polled, Poll::Ready(None)) || this.body.body().is_end_stream() {
-            this.request_log.is_complete = true;
+            this.log.is_complete = true;
         }
         polled
     }
@@ -118,10 +133,9 @@ impl Body for LoggedBody {
     }
 }
 
-/// An id that no other request has.
-fn fresh_id() -> String {
-    let letters: String = std::iter::repeat_with(fastrand::alphanumeric).take(24).collect();
-    format!("req_{letters}")
+/// A client's text without control characters, cut to a length.
+fn printable(text: &str, len_max: usize) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(len_max).collect()
 }
 
 /// Labels are few, whatever clients send.

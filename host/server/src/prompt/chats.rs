@@ -37,6 +37,7 @@ pub struct Prepared {
     /// The model's id.
     model: String,
     fingerprint: String,
+    context: u32,
     input_tokens: u32,
     job: Job,
     /// Whether less is generated than was asked for, for want of room.
@@ -113,6 +114,7 @@ impl Chats {
             name: request.model,
             model: known.id,
             fingerprint: known.card.fingerprint.clone(),
+            context: known.context,
             input_tokens,
             job,
             clamped: request.max_tokens.is_none_or(|tokens| tokens > room),
@@ -137,6 +139,11 @@ impl Chats {
 }
 
 impl Prepared {
+    /// The longest sequence of the model, in tokens.
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
     /// Tokens of the prompt, exactly.
     pub fn input_tokens(&self) -> u32 {
         self.input_tokens

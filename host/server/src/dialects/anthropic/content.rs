@@ -1,5 +1,9 @@
 //! Blocks of a message's content.
 
+use std::borrow::Cow;
+
+use serde_json::{Value, json};
+
 use crate::{
     chat::{Part, Role},
     dialects::{
@@ -47,9 +51,12 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiErr
         ("tool_use", Role::Assistant) => {
             let id = id(&block.get("id"))?;
             let name = block.get("name").text(NAME_LEN_MAX)?.to_owned();
-            let input = block.get("input");
-            input.object()?;
-            Ok(Some(Part::ToolCall { id, name, arguments: input.json()?.clone() }))
+            let arguments = match block.get("input").json()? {
+                Value::Object(arguments) => Value::Object(arguments.clone()),
+                // A model wrote this, and the client only repeats it; templates take objects only.
+                other => json!({ "malformed_arguments": other }),
+            };
+            Ok(Some(Part::ToolCall { id, name, arguments }))
         }
         ("tool_result", Role::User) => {
             let is_error = block.get("is_error").present().map(Field::boolean).transpose()?.unwrap_or(false);
@@ -58,16 +65,16 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiErr
         }
         ("thinking" | "redacted_thinking" | "tool_use", _) => Err(only_in(block, kind, "the assistant's")),
         ("tool_result", _) => Err(only_in(block, kind, "the user's")),
-        _ => Err(unreadable(block, kind)),
+        _ => replaced(block, kind).map(|text| text.map(Part::Text)),
     }
 }
 
-/// The text of a block that can be nothing else. It may be empty.
-pub(super) fn only_text<'a>(block: &Field<'a>) -> Result<&'a str, ApiError> {
+/// The text of a block of a system prompt or of a tool's result; it may be empty.
+pub(super) fn only_text<'a>(block: &Field<'a>) -> Result<Cow<'a, str>, ApiError> {
     block.object()?;
     match block.get("type").string()? {
-        "text" => block.get("text").string(),
-        kind => Err(unreadable(block, kind)),
+        "text" => block.get("text").string().map(Cow::Borrowed),
+        kind => Ok(Cow::Owned(replaced(block, kind)?.unwrap_or_default())),
     }
 }
 
@@ -94,14 +101,29 @@ fn result(content: &Field<'_>) -> Result<String, ApiError> {
 }
 
 fn only_in(block: &Field<'_>, kind: &str, whose: &str) -> ApiError {
-    block.problem(format_args!("a block of type '{kind}' belongs into {whose} messages only"))
+    block.invalid(format_args!("a block of type '{kind}' belongs into {whose} messages only"))
 }
 
-fn unreadable(block: &Field<'_>, kind: &str) -> ApiError {
+/// The text that stands in the prompt for a block which a text-only model cannot read, or none for a block that only
+/// Anthropic's servers make. An error would end the session, since the block stays in its history.
+fn replaced(block: &Field<'_>, kind: &str) -> Result<Option<String>, ApiError> {
     match kind {
-        "image" | "document" => {
-            block.problem(format_args!("this model reads text only, so it cannot take this {kind}"))
+        "image" | "document" => block.attachment(kind).map(Some),
+        "container_upload" => block.attachment("file").map(Some),
+        "search_result" => {
+            let title = block.get("title").present().map(Field::string).transpose()?.unwrap_or_default();
+            let content = block.get("content");
+            let texts = blocks(&content)?.map(|block| only_text(&block).map(Cow::into_owned));
+            Ok(Some(format!("{title}\n{}", texts.collect::<Result<Vec<_>, _>>()?.join("\n"))))
         }
-        _ => block.problem(format_args!("blocks of type '{}' are not known here; send text", Quote(kind))),
+        "tool_reference" | "server_tool_use" | "mcp_tool_use" | "mcp_tool_result" | "compaction" => {
+            block.note(format_args!("blocks of type '{kind}' are not served here; it is left out"));
+            Ok(None)
+        }
+        _ if kind.ends_with("_tool_result") => {
+            block.note(format_args!("blocks of type '{}' are not served here; it is left out", Quote(kind)));
+            Ok(None)
+        }
+        _ => Err(block.invalid(format_args!("blocks of type '{}' are not known here; send text", Quote(kind)))),
     }
 }

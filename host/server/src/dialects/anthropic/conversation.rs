@@ -28,7 +28,7 @@ pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     let items = messages.items(MESSAGES_MAX)?;
     let count = items.len();
     if count == 0 {
-        return Err(messages.problem("should have a message"));
+        return Err(messages.invalid("should have a message"));
     }
     let mut reader = Reader::default();
     for (place, message) in items.enumerate() {
@@ -45,9 +45,10 @@ fn system(field: &Field<'_>) -> Result<String, ApiError> {
     }
     let mut texts = Vec::new();
     for block in content::blocks(field)? {
-        let text = billing::strip(content::only_text(&block)?);
+        let text = content::only_text(&block)?;
+        let text = billing::strip(&text);
         if !text.is_empty() {
-            texts.push(text);
+            texts.push(text.to_owned());
         }
     }
     Ok(texts.join("\n\n"))
@@ -85,7 +86,7 @@ impl Reader {
             }
             Role::User => {
                 if is_blank(&content) {
-                    return Err(content.problem("should not be empty"));
+                    return Err(content.invalid("should not be empty"));
                 }
                 let parts = self.parts(role, &content)?;
                 self.user(parts)?;
@@ -94,7 +95,7 @@ impl Reader {
                 self.all_answered()?;
                 if is_blank(&content) {
                     // The last one may be empty: there is nothing to go on from.
-                    return if is_last { Ok(()) } else { Err(content.problem("should not be empty")) };
+                    return if is_last { Ok(()) } else { Err(content.invalid("should not be empty")) };
                 }
                 let parts = self.parts(role, &content)?;
                 if !parts.is_empty() {
@@ -115,14 +116,14 @@ impl Reader {
             match &part {
                 Some(Part::ToolCall { id, .. }) => {
                     if !self.calls.insert(id.clone()) {
-                        return Err(block.get("id").problem("another call has this id"));
+                        return Err(block.get("id").invalid("another call has this id"));
                     }
                     self.open.push(Call { id: id.clone(), path: block.path().to_owned() });
                 }
                 Some(Part::ToolResult { id, .. }) => {
                     let place = self.open.iter().position(|call| call.id == *id);
                     let Some(place) = place else {
-                        return Err(block.get("tool_use_id").problem(format_args!(
+                        return Err(block.get("tool_use_id").invalid(format_args!(
                             "the assistant's message before it has no call '{}' that waits for a result",
                             Quote(id)
                         )));

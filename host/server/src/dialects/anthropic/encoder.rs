@@ -63,8 +63,8 @@ impl MessageEncoder {
         self.is_over
     }
 
-    /// What a piece means to the client.
-    pub(super) fn take(&mut self, delta: Delta) -> Vec<Event> {
+    /// The events of a delta.
+    pub(super) fn take(&mut self, delta: Delta) -> Result<Vec<Event>, ApiError> {
         let mut out = Vec::new();
         match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
@@ -100,27 +100,15 @@ impl MessageEncoder {
                     out.push(self.piece(Piece::Json(text)));
                 }
             }
-            Delta::Finished { reason, usage } => match self.stop(reason) {
-                Ok(stop) => {
-                    self.close(&mut out);
-                    out.extend([Event::MessageDelta { stop, usage }, Event::MessageStop]);
-                    self.is_over = true;
-                }
-                Err(problem) => out.push(self.fail(problem)),
-            },
-            Delta::Failed(failure) => out.push(self.fail(failure.into())),
+            Delta::Finished { reason, usage } => {
+                let stop = self.stop(reason)?;
+                self.close(&mut out);
+                out.extend([Event::MessageDelta { stop, usage }, Event::MessageStop]);
+                self.is_over = true;
+            }
+            Delta::Failed(failure) => return Err(failure.into()),
         }
-        out
-    }
-
-    /// What the client hears when no last piece came.
-    pub(super) fn break_off(&mut self) -> Vec<Event> {
-        vec![self.fail(ApiError::new(ErrorCode::Internal, "the answer broke off"))]
-    }
-
-    fn fail(&mut self, problem: ApiError) -> Event {
-        self.is_over = true;
-        Event::Error(problem)
+        Ok(out)
     }
 
     fn piece(&self, piece: Piece) -> Event {
@@ -182,8 +170,8 @@ pub(super) struct MessageBuilder {
 }
 
 impl MessageBuilder {
-    /// Adds an event; an error is the answer instead of the message.
-    pub(super) fn add(&mut self, event: Event) -> Result<(), ApiError> {
+    /// Adds an event. An error is no part of a message: it is the answer in its place.
+    pub(super) fn add(&mut self, event: Event) {
         match event {
             Event::MessageStart { id, model, .. } => (self.id, self.model) = (id, model),
             Event::BlockStart { block, .. } => self.blocks.push((block, String::new(), String::new())),
@@ -196,10 +184,8 @@ impl MessageBuilder {
                 }
             }
             Event::MessageDelta { stop, usage } => (self.stop, self.usage) = (Some(stop), usage),
-            Event::Ping | Event::BlockStop { .. } | Event::MessageStop => {}
-            Event::Error(problem) => return Err(problem),
+            Event::Ping | Event::BlockStop { .. } | Event::MessageStop | Event::Error(_) => {}
         }
-        Ok(())
     }
 
     /// The message as the client gets it.

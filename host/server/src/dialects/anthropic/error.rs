@@ -6,7 +6,7 @@ use crate::dialects::{ApiError, ErrorCode};
 
 /// The status and the body for a problem.
 pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
-    let (status, _) = kind(problem.kind);
+    let (status, _) = kind(problem.code);
     (status, body(problem, request_id).to_string().into_bytes())
 }
 
@@ -15,8 +15,8 @@ pub(super) const THREAD: &str = "thread";
 
 /// The body, which is an event's data as well.
 pub(super) fn body(problem: &ApiError, request_id: &str) -> Value {
-    let (_, kind) = kind(problem.kind);
-    let mut error = json!({ "type": kind, "message": problem.message });
+    let (_, kind) = kind(problem.code);
+    let mut error = json!({ "type": kind, "message": problem.to_string() });
     if problem.field.as_deref() == Some(THREAD) {
         // By this the vendor's clients know to send the whole conversation instead.
         error["details"] = json!({ "error_code": "thread_unsupported_request", "unsupported": [THREAD] });

@@ -7,7 +7,7 @@ use crate::{
     chat::{Conversation, Input, Request, ResponseFormat, SamplingParams},
     dialects::{
         ApiError, extensions,
-        fields::{Field, document},
+        fields::{Document, Field},
     },
 };
 use pensieve_protocol::grammar::Grammar;
@@ -28,18 +28,16 @@ pub(super) struct MessageRequest {
 }
 
 /// Reads the body of `messages`.
-pub(super) fn message(body: &[u8]) -> Result<MessageRequest, ApiError> {
-    let value = document(body)?;
-    let body = Field::root(&value);
+pub(super) fn message(document: &Document) -> Result<MessageRequest, ApiError> {
+    let body = document.root();
     let max_tokens = body.get("max_tokens").count(1)?;
     let stream = body.get("stream").present().map(Field::boolean).transpose()?.unwrap_or(false);
     Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request(&body)? }, stream })
 }
 
 /// Reads the body of `count_tokens`, which is the same but for what concerns the answer.
-pub(super) fn count(body: &[u8]) -> Result<Request, ApiError> {
-    let value = document(body)?;
-    request(&Field::root(&value))
+pub(super) fn count(document: &Document) -> Result<Request, ApiError> {
+    request(&document.root())
 }
 
 fn request(body: &Field<'_>) -> Result<Request, ApiError> {

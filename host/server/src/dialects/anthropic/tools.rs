@@ -12,6 +12,8 @@ use crate::{
     },
 };
 
+use super::known_tools;
+
 const TOOLS_MAX: usize = 512;
 const NAME_LEN_MAX: usize = 128;
 
@@ -22,14 +24,15 @@ pub(super) fn list(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
         return Ok(Vec::new());
     }
     let mut names = HashSet::new();
-    let tool = |item: Field<'_>| {
-        let tool = tool(&item)?;
+    let mut tools = Vec::new();
+    for item in field.items(TOOLS_MAX)? {
+        let Some(tool) = tool(&item)? else { continue };
         if !names.insert(tool.name.clone()) {
-            return Err(item.get("name").problem(format_args!("there is another tool called '{}'", tool.name)));
+            return Err(item.get("name").invalid(format_args!("there is another tool called '{}'", tool.name)));
         }
-        Ok(tool)
-    };
-    field.items(TOOLS_MAX)?.map(tool).collect()
+        tools.push(tool);
+    }
+    Ok(tools)
 }
 
 /// Reads `tool_choice`, and whether one call is all that is wanted.
@@ -41,8 +44,27 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     field.object()?;
     let kind = field.get("type").choice(&["auto", "any", "tool", "none"])?;
     let single = field.get("disable_parallel_tool_use").present().map(Field::boolean).transpose()?.unwrap_or(false);
+    // Tools that are not served here have been left out, so that a choice may have lost its tool.
+    let listed = body.get("tools");
+    let is_listed = |name: &str| {
+        let items = listed.present().map(|tools| tools.items(TOOLS_MAX));
+        items.is_some_and(|items| {
+            items.is_ok_and(|mut items| items.any(|item| item.get("name").string().is_ok_and(|own| own == name)))
+        })
+    };
+    let has_lost = |name: Option<&str>| match name {
+        None => {
+            tools.is_empty() && listed.json().is_ok_and(|list| list.as_array().is_some_and(|list| !list.is_empty()))
+        }
+        Some(name) => is_listed(name) && !tools.iter().any(|tool| tool.name == name),
+    };
+    let wanted = field.get("name");
+    if kind == 1 && has_lost(None) || kind == 2 && has_lost(wanted.string().ok()) {
+        field.note("the tool that has to be called is not served here; any tool or none may be called");
+        return Ok((ToolChoice::Auto, single));
+    }
     if tools.is_empty() && matches!(kind, 1 | 2) {
-        return Err(field.problem("asks for a call, but the request has no tools"));
+        return Err(field.invalid("asks for a call, but the request has no tools"));
     }
     let choice = match kind {
         0 => ToolChoice::Auto,
@@ -52,7 +74,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
             let wanted = name.text(NAME_LEN_MAX)?;
             if !tools.iter().any(|tool| tool.name == wanted) {
                 return Err(
-                    name.problem(format_args!("there is no tool '{}' among the request's tools", Quote(wanted)))
+                    name.invalid(format_args!("there is no tool '{}' among the request's tools", Quote(wanted)))
                 );
             }
             ToolChoice::Named(wanted.to_owned())
@@ -62,30 +84,33 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     Ok((choice, single))
 }
 
-fn tool(item: &Field<'_>) -> Result<Tool, ApiError> {
+/// A tool; none for one that only Anthropic's servers can run.
+fn tool(item: &Field<'_>) -> Result<Option<Tool>, ApiError> {
     item.object()?;
     let kind = item.get("type");
-    if let Some(kind) = kind.present() {
-        let name = kind.string()?;
-        if name != "custom" {
-            return Err(kind.problem(format_args!(
-                "tools of type '{}' run on Anthropic's servers or are known to its models alone; \
-                 describe the tool as one of type 'custom'",
-                Quote(name)
-            )));
+    let kind = kind.present().map(Field::string).transpose()?.unwrap_or("custom");
+    if kind != "custom" {
+        let known = known_tools::find(kind);
+        if known.is_none() {
+            item.note(format_args!("tools of type '{}' are not served here; it is left out", Quote(kind)));
         }
-    }
-    let name = item.get("name");
-    let text = name.text(NAME_LEN_MAX)?;
-    if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')) {
-        return Err(name.problem(format_args!("may have letters, digits, '_' and '-' only, unlike '{}'", Quote(text))));
+        return known.map(|(description, schema)| named(item, description, schema)).transpose();
     }
     let description = item.get("description").present().map(Field::string).transpose()?.unwrap_or_default();
     let strict = item.get("strict").present().map(Field::boolean).transpose()?.unwrap_or(false);
     let field = item.get("input_schema");
-    let schema = schema(&field)?;
-    let field = field.path().to_owned();
-    Ok(Tool { name: text.to_owned(), description: description.to_owned(), schema, strict, field })
+    let tool = named(item, description, schema(&field)?)?;
+    Ok(Some(Tool { strict, field: field.path().to_owned(), ..tool }))
+}
+
+/// A tool under the name that the client gives it.
+fn named(item: &Field<'_>, description: &str, schema: Value) -> Result<Tool, ApiError> {
+    let name = item.get("name");
+    let text = name.text(NAME_LEN_MAX)?;
+    if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-')) {
+        return Err(name.invalid(format_args!("may have letters, digits, '_' and '-' only, unlike '{}'", Quote(text))));
+    }
+    Ok(Tool { name: text.to_owned(), description: description.to_owned(), schema, ..Tool::default() })
 }
 
 fn schema(field: &Field<'_>) -> Result<Value, ApiError> {

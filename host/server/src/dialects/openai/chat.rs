@@ -77,7 +77,7 @@ fn logprobs(body: &Field<'_>) -> Result<Option<u8>, ApiError> {
     match count {
         // The range makes the cast exact.
         Some(count) if wanted => Ok(Some(count as u8)),
-        Some(count) if count > 0 => Err(top.problem("is only allowed where 'logprobs' is true")),
+        Some(count) if count > 0 => Err(top.invalid("is only allowed where 'logprobs' is true")),
         _ => Ok(wanted.then_some(0)),
     }
 }
@@ -114,7 +114,7 @@ fn text_only(modalities: &Field<'_>) -> Result<(), ApiError> {
     let Some(list) = modalities.present() else { return Ok(()) };
     for item in list.items(8)? {
         if item.string()? != "text" {
-            return Err(item.problem("only 'text' is served"));
+            return Err(item.invalid("only 'text' is served"));
         }
     }
     Ok(())

@@ -40,21 +40,21 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let model = options::model(body)?;
     let (stream, include_usage) = options::streaming(body)?;
     if let Some(suffix) = body.get("suffix").present() {
-        return Err(suffix.problem("is not served; put what comes after the gap into the prompt"));
+        return Err(suffix.invalid("is not served; put what comes after the gap into the prompt"));
     }
     let echo = flag(&body.get("echo"))?;
     let logprobs = body.get("logprobs");
     // The range makes the cast exact.
     let shown = logprobs.present().map(|count| count.integer(0..=LOGPROBS_MAX)).transpose()?.map(|count| count as u8);
     if echo && shown.is_some() {
-        return Err(logprobs.problem("is not served together with 'echo', as prompts have no log-probabilities here"));
+        return Err(logprobs.invalid("is not served together with 'echo', as prompts have no log-probabilities here"));
     }
     let choices = options::choices(body)?;
     let copies = copies(&body.get("best_of"), choices, stream)?;
     let inputs = prompts(&body.get("prompt"), echo)?;
     if inputs.len() * copies > GENERATIONS_MAX {
         let message = format!("{} prompts times {copies} choices are more than {GENERATIONS_MAX}", inputs.len());
-        return Err(body.get("prompt").problem(message));
+        return Err(body.get("prompt").invalid(message));
     }
     let max_tokens = body.get("max_tokens").present().map(|field| field.count(1)).transpose()?;
     let request = Request {
@@ -74,10 +74,10 @@ fn copies(best_of: &Field<'_>, choices: usize, stream: bool) -> Result<usize, Ap
     let Some(field) = best_of.present() else { return Ok(choices) };
     let copies = field.integer(1..=CHOICES_MAX)? as usize;
     if copies < choices {
-        return Err(field.problem(format_args!("should not be less than 'n', which is {choices}")));
+        return Err(field.invalid(format_args!("should not be less than 'n', which is {choices}")));
     }
     if copies > choices && stream {
-        return Err(field.problem("cannot be streamed: the best is known at the end"));
+        return Err(field.invalid("cannot be streamed: the best is known at the end"));
     }
     Ok(copies)
 }
@@ -93,7 +93,7 @@ fn prompts(field: &Field<'_>, echo: bool) -> Result<Vec<Input>, ApiError> {
     }
     let items = field.items(PROMPTS_MAX)?;
     if items.len() == 0 {
-        return Err(field.problem("should have at least one prompt"));
+        return Err(field.invalid("should have at least one prompt"));
     }
     items.map(|item| if item.is_string() { text(&item) } else { tokens(&item, echo) }).collect()
 }
@@ -105,10 +105,10 @@ fn text(field: &Field<'_>) -> Result<Input, ApiError> {
 fn tokens(field: &Field<'_>, echo: bool) -> Result<Input, ApiError> {
     let mut items = field.items(TOKENS_MAX)?;
     if items.len() == 0 {
-        return Err(field.problem("should have at least one token"));
+        return Err(field.invalid("should have at least one token"));
     }
     if echo {
-        return Err(field.problem("tokens are not repeated by 'echo'; send a text"));
+        return Err(field.invalid("tokens are not repeated by 'echo'; send a text"));
     }
     let values = field.json()?.as_array().map(Vec::as_slice).unwrap_or_default();
     let mut ids = Vec::with_capacity(values.len());

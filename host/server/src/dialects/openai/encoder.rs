@@ -48,13 +48,7 @@ pub(super) fn event(data: &Value) -> Vec<u8> {
     format!("data: {data}\n\n").into_bytes()
 }
 
-/// A name that no other answer has.
-pub(super) fn fresh_id(prefix: &str) -> String {
-    let letters: String = std::iter::repeat_with(fastrand::alphanumeric).take(29).collect();
-    format!("{prefix}-{letters}")
-}
-
 /// Now, in seconds since 1970.
-pub(super) fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

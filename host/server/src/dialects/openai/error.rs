@@ -3,12 +3,12 @@
 
 use serde_json::{Value, json};
 
-use super::super::{ApiError, ErrorCode};
-use pensieve_protocol::job::{Failure, FailureCode};
+use crate::dialects::{ApiError, ErrorCode};
+use pensieve_protocol::job::Failure;
 
 /// The status and the body for a problem.
 pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
-    let mut body = json!({ "error": error(problem) });
+    let mut body = json!({ "error": body(problem) });
     if !request_id.is_empty() {
         body["request_id"] = request_id.into();
     }
@@ -16,28 +16,21 @@ pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
 }
 
 /// The object that stands in a body of its own, or in a stream that breaks off.
-pub(super) fn error(problem: &ApiError) -> Value {
+pub(crate) fn body(problem: &ApiError) -> Value {
     let (_, kind, code) = class(problem);
-    json!({ "message": problem.message, "type": kind, "param": problem.field, "code": code })
+    json!({ "message": problem.to_string(), "type": kind, "param": problem.field, "code": code })
 }
 
-/// A failure of a request that names a model: nothing else in it can be unknown.
+/// A failure of a request that names a model, and whose prompt is its messages.
 pub(super) fn of_failure(failure: Failure) -> ApiError {
-    let unknown = failure.code == FailureCode::NotFound;
-    let too_long = failure.code == FailureCode::TooLong;
-    let mut problem = ApiError::from(failure);
-    if unknown && problem.field.is_none() {
-        problem.field = Some("model".to_owned());
-    } else if too_long {
-        problem.field = Some("messages".to_owned());
-    }
-    problem
+    let error = ApiError::of_model(failure);
+    if error.code == ErrorCode::TooLong { ApiError { field: Some("messages".to_owned()), ..error } } else { error }
 }
 
 /// The status, the type and the code.
 fn class(problem: &ApiError) -> (u16, &'static str, Option<&'static str>) {
     let invalid = "invalid_request_error";
-    match problem.kind {
+    match problem.code {
         ErrorCode::InvalidRequest => (400, invalid, None),
         ErrorCode::Authentication => (401, invalid, Some("invalid_api_key")),
         ErrorCode::Permission => (403, "permission_error", Some("permission_denied")),
@@ -61,6 +54,7 @@ fn class(problem: &ApiError) -> (u16, &'static str, Option<&'static str>) {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use pensieve_protocol::job::FailureCode;
 
     fn check(problem: &ApiError, status: u16, expect: Value) {
         let (found, body) = envelope(problem, "req_1");

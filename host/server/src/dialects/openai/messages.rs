@@ -4,7 +4,7 @@
 //! they are, since moving them up would change the beginning of a prompt that is cached. A `name` is accepted and not
 //! shown: templates have no place for it.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{
     chat::{Part, Role, Turn},
@@ -28,7 +28,7 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     let mut turns: Vec<Turn> = Vec::new();
     let messages = field.items(MESSAGES_MAX)?;
     if messages.len() == 0 {
-        return Err(field.problem("should have at least one message"));
+        return Err(field.invalid("should have at least one message"));
     }
     for message in messages {
         message.object()?;
@@ -38,7 +38,7 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
             2 => (Role::User, content(&message, true)?),
             3 => (Role::Assistant, assistant(&message)?),
             4 => (Role::User, vec![result(&message, &turns)?]),
-            _ => return Err(message.get("role").problem("'function' is an older form that is not served; use 'tool'")),
+            _ => return Err(message.get("role").invalid("'function' is an older form that is not served; use 'tool'")),
         };
         match turns.last_mut() {
             None if role == Role::System => system.push(text(&parts)),
@@ -74,10 +74,10 @@ fn text_part(part: &Field<'_>) -> Result<Part, ApiError> {
     match kind.string()? {
         "text" => Ok(Part::Text(part.get("text").string()?.to_owned())),
         "refusal" => Ok(Part::Text(part.get("refusal").string()?.to_owned())),
-        "image_url" | "input_audio" | "file" => {
-            Err(kind.problem(format_args!("'{}' parts are not served, as the model reads text only", kind.string()?)))
-        }
-        other => Err(kind.problem(format_args!("'{}' parts are not known; send 'text'", Quote(other)))),
+        "image_url" => part.attachment("image").map(Part::Text),
+        "input_audio" => part.attachment("audio clip").map(Part::Text),
+        "file" => part.attachment("document").map(Part::Text),
+        other => Err(kind.invalid(format_args!("'{}' parts are not known; send 'text'", Quote(other)))),
     }
 }
 
@@ -88,7 +88,7 @@ fn assistant(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
         ("audio", "is not served, as the model reads text only"),
     ] {
         if let Some(field) = message.get(name).present() {
-            return Err(field.problem(why));
+            return Err(field.invalid(why));
         }
     }
     let mut parts = Vec::new();
@@ -108,7 +108,7 @@ fn assistant(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
         }
     }
     if parts.is_empty() && message.get("content").is_absent() {
-        return Err(message.get("content").problem("this field is required where there are no 'tool_calls'"));
+        return Err(message.get("content").invalid("this field is required where there are no 'tool_calls'"));
     }
     Ok(parts)
 }
@@ -120,17 +120,17 @@ fn call(field: &Field<'_>) -> Result<Part, ApiError> {
     if let Some(kind) = kind.present()
         && kind.string()? != "function"
     {
-        return Err(kind.problem("only calls of type 'function' are served"));
+        return Err(kind.invalid("only calls of type 'function' are served"));
     }
     let function = field.get("function");
     function.object()?;
     let name = function.get("name").text(NAME_BYTES_MAX)?.to_owned();
     let arguments = function.get("arguments").string()?;
     let arguments = match serde_json::from_str(arguments) {
-        Ok(arguments) => arguments,
+        Ok(Value::Object(arguments)) => Value::Object(arguments),
         Err(_) if arguments.trim().is_empty() => Value::Object(Map::new()),
-        // A model wrote this, and the client only repeats it.
-        Err(_) => Value::String(arguments.to_owned()),
+        // A model wrote this, and the client only repeats it; templates take objects only.
+        _ => json!({ "malformed_arguments": arguments }),
     };
     Ok(Part::ToolCall { id: field.get("id").text(ID_BYTES_MAX)?.to_owned(), name, arguments })
 }
@@ -143,13 +143,13 @@ fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, ApiError> {
     let answered = before.next_if(|turn| is_result(&turn.parts));
     let is_this = |part: &Part| matches!(part, Part::ToolResult { id: known, .. } if *known == id);
     if answered.is_some_and(|turn| turn.parts.iter().any(is_this)) {
-        return Err(field.problem(format_args!("call '{}' has an answer already", Quote(&id))));
+        return Err(field.invalid(format_args!("call '{}' has an answer already", Quote(&id))));
     }
     let said = before.next().filter(|turn| turn.role == Role::Assistant);
     let is_call = |part: &Part| matches!(part, Part::ToolCall { id: called, .. } if *called == id);
     if !said.is_some_and(|turn| turn.parts.iter().any(is_call)) {
         let why = format_args!("the assistant's message before has no call '{}' among its 'tool_calls'", Quote(&id));
-        return Err(field.problem(why));
+        return Err(field.invalid(why));
     }
     Ok(Part::ToolResult { id, text: text(&content(message, true)?), is_error: false })
 }
@@ -166,9 +166,8 @@ fn text(parts: &[Part]) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
+    use crate::dialects::fields::{Document, Notes};
 
     fn messages(messages: Value) -> Result<(String, Vec<Turn>), String> {
         let body = json!({ "messages": messages });
@@ -220,7 +219,7 @@ mod tests {
                     Part::Thinking("hm".into()),
                     call("1", json!({"x": 1})),
                     call("2", json!({})),
-                    call("3", json!("{oops")),
+                    call("3", json!({"malformed_arguments": "{oops"})),
                 ],
             ),
             turn(Role::User, vec![result("1", "one"), result("2", "t\nwo")]),
@@ -228,6 +227,23 @@ mod tests {
             said(Role::Assistant, "no"),
         ];
         assert_eq!(turns, expect);
+    }
+
+    #[test]
+    fn an_attachment_becomes_a_note_or_an_error() {
+        let content = json!([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:"}}]);
+        let body = json!({ "messages": [{ "role": "user", "content": content }] });
+        let read = |reject| {
+            let document = Document::of(body.clone(), Notes::new(reject));
+            let turns = read(&document.root().get("messages")).map(|(_, turns)| turns);
+            (turns.map_err(|error| error.message), document.warnings())
+        };
+        let note = Part::Text("[an image was attached; this model reads text only]".into());
+        let warning = "messages.0.content.1: this model reads text only; a note stands in the prompt for the image";
+        let turns = vec![turn(Role::User, vec![Part::Text("see".into()), note])];
+        assert_eq!(read(false), (Ok(turns), vec![warning.to_owned()]));
+        let message = "messages.0.content.1: this model reads text only, so it cannot take this image";
+        assert_eq!(read(true), (Err(message.to_owned()), Vec::new()));
     }
 
     #[test]
@@ -256,14 +272,6 @@ mod tests {
             ".content: should be a string or a list of parts, not an object",
         );
         refuses(json!({"role": "user", "content": ["x"]}), ".content.0: should be an object, not a string");
-        refuses(
-            json!({"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}),
-            ".content.1.type: 'image_url' parts are not served, as the model reads text only",
-        );
-        refuses(
-            json!({"role": "user", "content": [{"type": "input_audio"}]}),
-            ".content.0.type: 'input_audio' parts are not served, as the model reads text only",
-        );
         refuses(json!({"role": "user", "content": "x", "name": 5}), ".name: should be a string, not 5");
         refuses(json!({"role": "tool", "content": "x"}), ".tool_call_id: this field is required");
         refuses(

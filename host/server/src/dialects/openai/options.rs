@@ -10,26 +10,26 @@ use crate::{
 };
 
 /// How many choices may be made of a prompt.
-pub(super) const CHOICES_MAX: i64 = 8;
+pub(crate) const CHOICES_MAX: i64 = 8;
 const MODEL_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 4;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 const BIASES_MAX: usize = 1024;
 
 /// The model's name.
-pub(super) fn model(body: &Field<'_>) -> Result<String, ApiError> {
+pub(crate) fn model(body: &Field<'_>) -> Result<String, ApiError> {
     Ok(body.get("model").text(MODEL_BYTES_MAX)?.to_owned())
 }
 
 /// How many choices are made of a prompt.
-pub(super) fn choices(body: &Field<'_>) -> Result<usize, ApiError> {
+pub(crate) fn choices(body: &Field<'_>) -> Result<usize, ApiError> {
     let n = body.get("n");
     // The range makes the cast exact.
     Ok(n.present().map(|n| n.integer(1..=CHOICES_MAX)).transpose()?.unwrap_or(1) as usize)
 }
 
 /// Whether the answer is streamed, and whether the stream tells the usage.
-pub(super) fn streaming(body: &Field<'_>) -> Result<(bool, bool), ApiError> {
+pub(crate) fn streaming(body: &Field<'_>) -> Result<(bool, bool), ApiError> {
     let stream = flag(&body.get("stream"))?;
     let options = body.get("stream_options");
     if options.is_absent() {
@@ -38,18 +38,18 @@ pub(super) fn streaming(body: &Field<'_>) -> Result<(bool, bool), ApiError> {
     options.object()?;
     let include_usage = flag(&options.get("include_usage"))?;
     if !stream {
-        return Err(options.problem("is only allowed where 'stream' is true"));
+        return Err(options.invalid("is only allowed where 'stream' is true"));
     }
     Ok((stream, include_usage))
 }
 
 /// A boolean that is false where it is absent.
-pub(super) fn flag(field: &Field<'_>) -> Result<bool, ApiError> {
+pub(crate) fn flag(field: &Field<'_>) -> Result<bool, ApiError> {
     Ok(field.present().map(Field::boolean).transpose()?.unwrap_or(false))
 }
 
 /// How tokens are picked.
-pub(super) fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
+pub(crate) fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
     let number = |name: &str, range| body.get(name).present().map(|field| field.number(range)).transpose();
     Ok(SamplingParams {
         temperature: number("temperature", 0.0..=2.0)?,
@@ -68,17 +68,17 @@ fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     }
     let count = field.object()?.len();
     if count > BIASES_MAX {
-        return Err(field.problem(format_args!("has {count} entries, more than {BIASES_MAX}")));
+        return Err(field.invalid(format_args!("has {count} entries, more than {BIASES_MAX}")));
     }
     let bias = |(name, bias): (&str, Field<'_>)| {
-        let token = name.parse().map_err(|_| field.problem(format_args!("'{}' is no token id", Quote(name))))?;
+        let token = name.parse().map_err(|_| field.invalid(format_args!("'{}' is no token id", Quote(name))))?;
         Ok((token, bias.number(-100.0..=100.0)?))
     };
     field.entries()?.map(bias).collect()
 }
 
 /// Strings that end an answer: one or a list.
-pub(super) fn stops(body: &Field<'_>) -> Result<Vec<String>, ApiError> {
+pub(crate) fn stops(body: &Field<'_>) -> Result<Vec<String>, ApiError> {
     let field = body.get("stop");
     let text = |field: &Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);
     if field.is_absent() {

@@ -1,13 +1,22 @@
-//! Rounds of generations that say what a table tells them.
+//! Answers of generations that say what a table tells them.
 
 #![allow(clippy::unwrap_used)]
 
-use futures_util::stream::{iter, pending};
+use std::time::Duration;
+
+use futures_util::{
+    StreamExt,
+    stream::{iter, pending},
+};
 
 use super::*;
 use crate::{
     chat::TokenLogprob,
-    dialects::openai::{message_encoder::MessageEncoder, text_encoder::TextEncoder},
+    dialects::{
+        ApiBody, ErrorCode,
+        openai::{message_encoder::MessageEncoder, text_encoder::TextEncoder},
+        stream::{frames, frames_with},
+    },
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 
@@ -28,42 +37,59 @@ fn failed(code: FailureCode) -> Delta {
     Delta::Failed(Failure::new(code, "it broke"))
 }
 
-fn style(forms: Vec<Box<dyn ChoiceEncoder>>, shown: usize) -> Style {
-    let frame =
+fn style(encoders: Vec<Box<dyn ChoiceEncoder>>, shown: usize) -> Style {
+    let head =
         ResponseHead { id: "x-1".into(), object: "thing", created: 7, model: "m".into(), fingerprint: "fp_1".into() };
-    Style { frame, copies: forms.len(), shown, forms, input_tokens: vec![5], include_usage: true }
+    Style { head, copies: encoders.len(), shown, encoders, input_tokens: vec![5], include_usage: true }
 }
 
-fn round(scripts: Vec<Vec<Delta>>) -> ResponseBuilder {
-    let forms = scripts.iter().map(|_| Box::new(MessageEncoder::new(false)) as Box<dyn ChoiceEncoder>).collect();
+/// An answer and its generations.
+type Answer = (ResponseBuilder, Generations);
+
+fn answer(scripts: Vec<Vec<Delta>>) -> Answer {
+    let encoders = scripts.iter().map(|_| Box::new(MessageEncoder::new(false)) as Box<dyn ChoiceEncoder>).collect();
     let shown = scripts.len();
-    ResponseBuilder::new(style(forms, shown), deltas(scripts))
+    (ResponseBuilder::new(style(encoders, shown)), generations(scripts))
 }
 
-fn deltas(scripts: Vec<Vec<Delta>>) -> Deltas {
-    let mut deltas = Deltas::new();
-    for (place, script) in scripts.into_iter().enumerate() {
-        deltas.push(Box::pin(iter(script).map(move |delta| (place, delta))));
-    }
-    deltas
+fn generations(scripts: Vec<Vec<Delta>>) -> Generations {
+    let mut generations = Generations::empty();
+    scripts.into_iter().enumerate().for_each(|(place, script)| generations.push(place, iter(script)));
+    generations
 }
 
-async fn whole(round: ResponseBuilder) -> Value {
-    let ApiResponse::Full { status: 200, body, .. } = round.whole().await.unwrap() else { panic!("that was no body") };
+async fn whole((builder, generations): Answer) -> Value {
+    let ApiBody::Full(body) = builder.full(generations).await.unwrap().body else { panic!("that was no body") };
     serde_json::from_slice(&body).unwrap()
 }
 
 /// What a stream says: its events' data, and the line that is none.
-async fn events(round: ResponseBuilder) -> Vec<Value> {
-    let ApiResponse::Stream { media_type, pieces, .. } = round.stream(StreamPermit::default()) else {
-        panic!("that was no stream")
-    };
-    assert_eq!(media_type, "text/event-stream");
-    let bytes: Vec<u8> = pieces.collect::<Vec<_>>().await.concat();
+async fn events((builder, generations): Answer) -> Vec<Value> {
+    let bytes: Vec<u8> = frames(builder, generations).collect::<Vec<_>>().await.concat();
     let text = String::from_utf8(bytes).unwrap();
-    let events = text.strip_prefix(": keep-alive\n").unwrap().strip_suffix("\n\n").unwrap().split("\n\n");
+    let events = text
+        .strip_prefix(
+            ": keep-alive
+",
+        )
+        .unwrap()
+        .strip_suffix(
+            "
+
+",
+        )
+        .unwrap()
+        .split(
+            "
+
+",
+        );
     let data = events.map(|event| event.strip_prefix("data: ").unwrap());
     data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| data.into())).collect()
+}
+
+async fn failure((builder, generations): Answer) -> ErrorCode {
+    builder.full(generations).await.err().unwrap().code
 }
 
 #[tokio::test]
@@ -74,12 +100,12 @@ async fn choices_run_side_by_side_and_the_prompt_counts_once() {
         "prompt_tokens_details": {"cached_tokens": 2}, "completion_tokens_details": {"reasoning_tokens": 0},
     });
 
-    let body = whole(round(scripts())).await;
+    let body = whole(answer(scripts())).await;
     let texts: Vec<&Value> = (0..2).map(|index| &body["choices"][index]["message"]["content"]).collect();
     assert_eq!(texts, ["ab", "c"]);
     assert_eq!((&body["usage"], &body["system_fingerprint"]), (&usage, &json!("fp_1")));
 
-    let mut events = events(round(scripts())).await;
+    let mut events = events(answer(scripts())).await;
     assert_eq!(events.pop(), Some("[DONE]".into()));
     let last = events.pop().unwrap();
     assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &usage));
@@ -96,21 +122,19 @@ async fn choices_run_side_by_side_and_the_prompt_counts_once() {
 
 #[tokio::test]
 async fn without_the_option_no_chunk_speaks_of_usage() {
-    let mut round = round(vec![vec![said("a"), finished(1)]]);
-    round.style.include_usage = false;
-    let events = events(round).await;
+    let mut answer = answer(vec![vec![said("a"), finished(1)]]);
+    answer.0.style.include_usage = false;
+    let events = events(answer).await;
     assert_eq!(events.len(), 4, "role, text, end, [DONE]: {events:?}");
     assert!(events.iter().all(|event| event.get("usage").is_none()));
 }
 
 #[tokio::test]
 async fn a_failure_is_a_status_of_a_body_and_an_event_of_a_stream() {
-    let problem = round(vec![vec![failed(FailureCode::Busy)]]).whole().await.err().unwrap();
-    assert_eq!(problem.kind, ErrorCode::Overloaded);
-    let problem = round(vec![vec![said("a"), failed(FailureCode::Invalid)]]).whole().await.err().unwrap();
-    assert_eq!(problem.kind, ErrorCode::InvalidRequest);
+    assert_eq!(failure(answer(vec![vec![failed(FailureCode::Busy)]])).await, ErrorCode::Overloaded);
+    assert_eq!(failure(answer(vec![vec![said("a"), failed(FailureCode::Invalid)]])).await, ErrorCode::InvalidRequest);
 
-    let events = events(round(vec![vec![said("a"), failed(FailureCode::WorkerLost), said("b")]])).await;
+    let events = events(answer(vec![vec![said("a"), failed(FailureCode::WorkerLost), said("b")]])).await;
     let error = json!({"error": {"message": "it broke", "type": "server_error", "param": null, "code": null}});
     assert_eq!(events.len(), 3, "role, text, error: {events:?}");
     assert_eq!(events.last(), Some(&error));
@@ -118,17 +142,16 @@ async fn a_failure_is_a_status_of_a_body_and_an_event_of_a_stream() {
 
 #[tokio::test]
 async fn an_answer_without_an_end_is_a_failure() {
-    let problem = round(vec![vec![said("a")]]).whole().await.err().unwrap();
-    assert_eq!(problem.kind, ErrorCode::Internal);
-    let events = events(round(vec![vec![said("a")]])).await;
+    assert_eq!(failure(answer(vec![vec![said("a")]])).await, ErrorCode::Internal);
+    let events = events(answer(vec![vec![said("a")]])).await;
     assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
 }
 
 #[tokio::test]
 async fn silence_is_broken_by_comments() {
-    let mut round = round(vec![vec![]]);
-    round.deltas.push(Box::pin(pending()));
-    let mut pieces = round.pieces(Duration::from_millis(5));
+    let mut answer = answer(vec![vec![]]);
+    answer.1.push(0, pending());
+    let mut pieces = frames_with(answer.0, answer.1, Duration::from_millis(5));
     for _ in 0..3 {
         assert_eq!(pieces.next().await.unwrap(), COMMENT);
     }
@@ -141,8 +164,8 @@ async fn the_likeliest_choices_are_shown() {
         vec![likely("good", -0.5), likely("!", -1.5), finished(2)],
         vec![likely("best", -0.75), finished(1)],
     ];
-    let forms = scripts.iter().map(|_| Box::new(TextEncoder::new(None, None)) as Box<dyn ChoiceEncoder>).collect();
-    let body = whole(ResponseBuilder::new(style(forms, 2), deltas(scripts))).await;
+    let encoders = scripts.iter().map(|_| Box::new(TextEncoder::new(None, None)) as Box<dyn ChoiceEncoder>).collect();
+    let body = whole((ResponseBuilder::new(style(encoders, 2)), generations(scripts))).await;
     let choice =
         |index: usize, text: &str| json!({"index": index, "text": text, "logprobs": null, "finish_reason": "stop"});
     assert_eq!(body["choices"], json!([choice(0, "best"), choice(1, "good!")]));

@@ -28,7 +28,7 @@ impl Tools {
     pub(super) fn read(body: &Field<'_>) -> Result<Self, ApiError> {
         for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
             if let Some(field) = body.get(old).present() {
-                return Err(field.problem(format_args!("is an older form that is not served; use '{new}'")));
+                return Err(field.invalid(format_args!("is an older form that is not served; use '{new}'")));
             }
         }
         let field = body.get("tools");
@@ -54,11 +54,11 @@ impl Tools {
             match choice.get("type").choice(&["function", "allowed_tools", "custom"])? {
                 0 => ToolChoice::Named(self.named(choice)?.to_owned()),
                 1 => self.allow(&choice.get("allowed_tools"))?,
-                _ => return Err(choice.problem("custom tools are not served; use tools of type 'function'")),
+                _ => return Err(choice.invalid("custom tools are not served; use tools of type 'function'")),
             }
         };
         if self.choice == ToolChoice::Any && self.tools.is_empty() {
-            return Err(choice.problem("requires a tool, but 'tools' has none"));
+            return Err(choice.invalid("requires a tool, but 'tools' has none"));
         }
         Ok(())
     }
@@ -90,7 +90,7 @@ impl Tools {
         if self.tools.iter().any(|tool| tool.name == text) {
             Ok(text)
         } else {
-            Err(name.problem(format_args!("'{}' is none of 'tools'", Quote(text))))
+            Err(name.invalid(format_args!("'{}' is none of 'tools'", Quote(text))))
         }
     }
 }
@@ -101,7 +101,7 @@ fn list(field: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
         let tool = tool(&item)?;
         if tools.iter().any(|other| other.name == tool.name) {
             let name = item.get("function").get("name");
-            return Err(name.problem(format_args!("another tool is called '{}' already", tool.name)));
+            return Err(name.invalid(format_args!("another tool is called '{}' already", tool.name)));
         }
         tools.push(tool);
     }
@@ -111,7 +111,7 @@ fn list(field: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
 fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
     field.object()?;
     if field.get("type").string()? != "function" {
-        return Err(field.get("type").problem("only tools of type 'function' are served"));
+        return Err(field.get("type").invalid("only tools of type 'function' are served"));
     }
     let function = field.get("function");
     function.object()?;
@@ -136,7 +136,7 @@ pub(super) fn name<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
     if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)) {
         Ok(name)
     } else {
-        Err(field.problem("should have letters, digits, '_' and '-' only"))
+        Err(field.invalid("should have letters, digits, '_' and '-' only"))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{body, conversation, read, refuses};
+use super::{body, conversation, message, read, refuses};
+use crate::dialects::fields::{Document, Notes};
 use crate::{
     chat::{AdapterSelection, ResponseFormat, SamplingParams, Tool, ToolChoice},
     dialects::anthropic::request,
@@ -27,13 +28,13 @@ fn reads_the_simple_fields() {
 #[test]
 fn counting_needs_no_max_tokens() {
     let bytes = br#"{"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": "many"}"#;
-    assert_eq!(request::count(bytes).unwrap().max_tokens, None);
-    assert_eq!(request::message(bytes).unwrap_err().field.unwrap(), "max_tokens");
+    assert_eq!(request::count(&Document::parse(bytes, Notes::default()).unwrap()).unwrap().max_tokens, None);
+    assert_eq!(message(bytes).unwrap_err().field.unwrap(), "max_tokens");
 }
 
 #[test]
 fn streams_only_if_asked_to() {
-    let stream = |fields| request::message(&body(&fields)).unwrap().stream;
+    let stream = |fields| message(&body(&fields)).unwrap().stream;
     assert!(stream(json!({"stream": true})));
     assert!(!stream(json!({"stream": false})));
     assert!(!stream(json!({"stream": null})));
@@ -107,11 +108,6 @@ fn refuses_tools_that_cannot_be() {
         let good = json!({"name": "good", "input_schema": {"type": "object"}});
         refuses(&json!({"tools": [good, tool]}), expected);
     };
-    check(
-        json!({"type": "web_search_20250305", "name": "web_search"}),
-        "tools.1.type: tools of type 'web_search_20250305' run on Anthropic's servers or are known to its models alone; \
-         describe the tool as one of type 'custom'",
-    );
     check(json!({"name": "good", "input_schema": {}}), "tools.1.name: there is another tool called 'good'");
     check(
         json!({"name": "a b", "input_schema": {}}),
@@ -168,4 +164,28 @@ fn takes_what_the_api_lacks() {
     let (grammar, field) = (Grammar::Regex("a+".into()), "pensieve.grammar.regex".to_owned());
     assert_eq!(request.format, ResponseFormat::Grammar { grammar, field });
     refuses(&json!({"pensieve": {"grammar": {"regex": 1}}}), "pensieve.grammar.regex: should be a string, not 1");
+}
+
+#[test]
+fn tools_of_the_vendor_are_offered_by_their_schemas_or_left_out() {
+    let list = json!([
+        {"type": "bash_20250124", "name": "bash"},
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+        {"type": "memory_20250818", "name": "memory"},
+        {"type": "computer_20250124", "name": "computer"},
+    ]);
+    let body = body(&json!({"tools": list, "tool_choice": {"type": "tool", "name": "web_search"}}));
+    let document = Document::parse(&body, Notes::default()).unwrap();
+    let request = request::message(&document).unwrap().request;
+    let crate::chat::Input::Chat(conversation) = request.input else { panic!("a message is a chat") };
+    let names: Vec<&str> = conversation.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["bash", "str_replace_based_edit_tool", "memory"]);
+    assert_eq!(conversation.tools[0].schema["properties"]["command"]["type"], "string");
+    assert_eq!(conversation.tool_choice, ToolChoice::Auto);
+    let left_out =
+        |place: usize, kind: &str| format!("tools.{place}: tools of type '{kind}' are not served here; it is left out");
+    let choice = "tool_choice: the tool that has to be called is not served here; any tool or none may be called";
+    let expected = [left_out(1, "web_search_20250305"), left_out(4, "computer_20250124"), choice.to_owned()];
+    assert_eq!(document.warnings(), expected);
 }

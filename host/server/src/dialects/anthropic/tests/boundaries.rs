@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{body, read};
-use crate::dialects::anthropic::{envelope, request};
+use super::{body, message, read};
+use crate::dialects::anthropic::envelope;
 
 /// Values of one field that are taken, and others that are refused by the name of that field.
 fn check(path: &str, good: &[Value], bad: &[Value]) {
@@ -99,7 +99,7 @@ fn a_body_that_is_no_request_is_refused_at_once() {
         let body = String::from_utf8(body(&json!({"x": "DEEP"}))).unwrap();
         body.replace("\"DEEP\"", &text).into_bytes()
     };
-    assert!(request::message(&deep(100)).is_ok());
+    assert!(message(&deep(100)).is_ok());
     let huge = [b"{\"messages\":[".to_vec(), b"[],".repeat(2_000_000)].concat();
     let nested = String::from_utf8(body(&json!({"temperature": "NAN"}))).unwrap();
     let bodies: [Vec<u8>; 12] = [
@@ -118,7 +118,7 @@ fn a_body_that_is_no_request_is_refused_at_once() {
     ];
     for body in bodies {
         let begin = std::time::Instant::now();
-        let problem = request::message(&body).unwrap_err();
+        let problem = message(&body).unwrap_err();
         let (status, _) = envelope(&problem, "");
         let head = String::from_utf8_lossy(&body[..body.len().min(40)]).into_owned();
         assert_eq!(status, 400, "{head}");

@@ -2,8 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{conversation, refuses};
-use crate::chat::{Part, Role, Turn};
+use super::{body, conversation, refuses, request};
+use crate::{
+    chat::{Part, Role, Turn},
+    dialects::fields::{Document, Notes},
+};
 
 const BILLING: &str = "x-anthropic-billing-header: cc_version=2.1.197.abc; cc_entrypoint=cli; cch=1c8b4;";
 
@@ -56,10 +59,7 @@ fn system_is_text_or_blocks() {
     refuses(&json!({"system": 1}), "system: should be a string or a list of blocks, not 1");
     refuses(&json!({"system": [{"type": "text"}]}), "system.0.text: this field is required");
     refuses(&json!({"system": ["a"]}), "system.0: should be an object, not a string");
-    refuses(
-        &json!({"system": [{"type": "image"}]}),
-        "system.0: this model reads text only, so it cannot take this image",
-    );
+    check(json!([{"type": "image"}]), "[an image was attached; this model reads text only]");
 }
 
 #[test]
@@ -220,8 +220,8 @@ fn refuses_messages_that_cannot_be() {
         "messages.0.content.0: a block of type 'tool_result' belongs into the user's messages only",
     );
     refuses(
-        json!([user(json!([{"type": "container_upload"}]))]),
-        "messages.0.content.0: blocks of type 'container_upload' are not known here; send text",
+        json!([user(json!([{"type": "film"}]))]),
+        "messages.0.content.0: blocks of type 'film' are not known here; send text",
     );
     let blocks: Vec<Value> = (0..10_001).map(|_| json!({"type": "text", "text": "a"})).collect();
     refuses(json!([user(json!(blocks))]), "messages.0.content: has 10001 items, more than 10000");
@@ -230,21 +230,40 @@ fn refuses_messages_that_cannot_be() {
 }
 
 #[test]
-fn names_the_block_of_an_image() {
+fn an_attachment_becomes_a_note_or_an_error_that_names_its_block() {
     let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
     let document = json!({"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}});
-    refuses(
-        &json!({"messages": [user(json!([{"type": "text", "text": "See"}, image]))]}),
-        "messages.0.content.1: this model reads text only, so it cannot take this image",
-    );
-    refuses(
-        &json!({"messages": [user(json!([document]))]}),
-        "messages.0.content.0: this model reads text only, so it cannot take this document",
-    );
     let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, image]});
+    let calls = json!([user(json!("a")), assistant(json!([tool_use("1")])), user(json!([result]))]);
+    let check = |messages: Value, path: &str, kind: &str, note: &str| {
+        let bytes = body(&json!({ "messages": messages }));
+        let document = Document::parse(&bytes, Notes::default()).unwrap();
+        let request = request::message(&document).unwrap().request;
+        assert!(format!("{:?}", request.input).contains(note), "{request:?}");
+        let warning = format!("{path}: this model reads text only; a note stands in the prompt for the {kind}");
+        assert_eq!(document.warnings(), [warning]);
+        let strict = Document::parse(&bytes, Notes::new(true)).unwrap();
+        let error = request::message(&strict).unwrap_err().message;
+        assert_eq!(error, format!("{path}: this model reads text only, so it cannot take this {kind}"));
+    };
+    let note = "[an image was attached; this model reads text only]";
+    check(json!([user(json!([{"type": "text", "text": "See"}, image]))]), "messages.0.content.1", "image", note);
+    let of_document = "[a document was attached; this model reads text only]";
+    check(json!([user(json!([document]))]), "messages.0.content.0", "document", of_document);
+    check(calls, "messages.2.content.0.content.1", "image", note);
+}
+
+#[test]
+fn what_the_vendors_servers_wrote_is_left_out() {
+    let search = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}});
+    let found = json!({"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []});
+    let text = json!({"type": "text", "text": "Found."});
+    let messages = json!([user(json!("a")), assistant(json!([search, found, text])), user(json!("b"))]);
+    let turns = conversation(&json!({ "messages": messages })).turns;
+    assert_eq!(turns[1].parts, [Part::Text("Found.".into())]);
     refuses(
-        &json!({"messages": [user(json!("a")), assistant(json!([tool_use("1")])), user(json!([result]))]}),
-        "messages.2.content.0.content.1: this model reads text only, so it cannot take this image",
+        &json!({"messages": [user(json!([{"type": "video"}]))]}),
+        "messages.0.content.0: blocks of type 'video' are not known here; send text",
     );
 }
 
@@ -263,7 +282,13 @@ fn calls_and_results_belong_together() {
     refuses(json!([asked[0], asked[1], assistant(json!("Well"))]), unanswered);
     let same = json!([user(json!("Go")), assistant(json!([tool_use("1"), tool_use("1")]))]);
     refuses(same, "messages.1.content.1.id: another call has this id");
-    let input =
-        json!([user(json!("Go")), assistant(json!([{"type": "tool_use", "id": "1", "name": "f", "input": "x"}]))]);
-    refuses(input, "messages.1.content.0.input: should be an object, not a string");
+}
+
+#[test]
+fn a_call_whose_input_is_no_object_is_shown_as_a_text() {
+    let call = json!({"type": "tool_use", "id": "1", "name": "f", "input": "{oops"});
+    let messages = json!([user(json!("Go")), assistant(json!([call])), user(json!([tool_result("1")]))]);
+    let turns = conversation(&json!({ "messages": messages })).turns;
+    let arguments = json!({"malformed_arguments": "{oops"});
+    assert_eq!(turns[1].parts, [Part::ToolCall { id: "1".into(), name: "f".into(), arguments }]);
 }

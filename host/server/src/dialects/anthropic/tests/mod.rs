@@ -14,7 +14,10 @@ use serde_json::{Value, json};
 use super::request;
 use crate::{
     chat::{Conversation, Input, Request},
-    dialects::ApiError,
+    dialects::{
+        ApiError,
+        fields::{Document, Notes},
+    },
 };
 
 /// A body with these fields beside what every message needs.
@@ -28,8 +31,13 @@ fn body(fields: &Value) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
+/// Reads the bytes of a message.
+fn message(body: &[u8]) -> Result<request::MessageRequest, ApiError> {
+    request::message(&Document::parse(body, Notes::default())?)
+}
+
 fn read(fields: &Value) -> Result<Request, ApiError> {
-    request::message(&body(fields)).map(|asked| asked.request)
+    message(&body(fields)).map(|asked| asked.request)
 }
 
 fn conversation(fields: &Value) -> Conversation {

@@ -40,12 +40,17 @@ fn events(deltas: Vec<Delta>) -> Vec<Event> {
     let mut events = encoder.begin();
     for delta in deltas {
         assert!(!encoder.is_over());
-        events.extend(encoder.take(delta));
+        match encoder.take(delta) {
+            Ok(more) => events.extend(more),
+            Err(error) => {
+                events.push(Event::Error(error));
+                return events;
+            }
+        }
     }
     if !encoder.is_over() {
-        events.extend(encoder.break_off());
+        events.push(Event::Error(crate::dialects::stream::ended_early()));
     }
-    assert!(encoder.is_over());
     events
 }
 
@@ -60,10 +65,11 @@ fn message(deltas: Vec<Delta>) -> Value {
     let streamed = order::message(&wire(&events)).unwrap();
     let mut whole = MessageBuilder::default();
     for event in events {
-        if let Err(problem) = whole.add(event) {
-            assert_eq!(streamed["error"]["message"], problem.message);
+        if let Event::Error(error) = event {
+            assert_eq!(streamed["error"]["message"], error.to_string());
             return streamed;
         }
+        whole.add(event);
     }
     assert_eq!(whole.json(), streamed);
     streamed

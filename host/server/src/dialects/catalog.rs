@@ -1,0 +1,171 @@
+//! The models of the server as every dialect lists them: each name once, with the window that its requests really have.
+//!
+//! The window comes from the model's card, which a child process reads when it is asked for the first time. A list does not
+//! wait long for that, and leaves the window out where it is not known.
+
+use std::{
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::{ApiError, ApiRequest, ApiResponse, Dialect, ErrorCode, fields::Quote};
+use crate::{
+    fleet::{Known, Listed},
+    prompt::Chats,
+};
+
+/// Claude Code's discovery gives up after 3 seconds.
+const CARD_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A name, and what is known of its model.
+pub(super) struct Entry {
+    pub(super) id: String,
+    pub(super) modified: Option<SystemTime>,
+    pub(super) known: Option<Known>,
+}
+
+/// Every name that stands for a model.
+pub(super) async fn entries(chats: &Chats) -> Vec<Entry> {
+    join_all(chats.fleet().listed().into_iter().map(|listed| entry(chats, listed))).await
+}
+
+/// What stands for a model under this name; a name that only the default model answers for is none.
+pub(super) async fn find(chats: &Chats, id: &str) -> Result<Entry, ApiError> {
+    let listed = chats.fleet().find_listed(id).ok_or_else(|| {
+        let message = format!("there is no model '{}'; GET /v1/models lists them", Quote(id));
+        ApiError { field: Some("model".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }
+    })?;
+    Ok(entry(chats, listed).await)
+}
+
+async fn entry(chats: &Chats, Listed { id, source }: Listed) -> Entry {
+    let known = timeout(CARD_TIMEOUT, chats.fleet().known(&id)).await;
+    Entry { known: known.ok().and_then(Result::ok), modified: modified(&source), id }
+}
+
+/// A model is as old as its weights.
+fn modified(source: &Path) -> Option<SystemTime> {
+    std::fs::metadata(source).and_then(|about| about.modified()).ok()
+}
+
+/// `GET /v1/models`, in the form of the client's API.
+pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
+    let entries = entries(chats).await;
+    Ok(ApiResponse::json(&if call.dialect == Dialect::Anthropic {
+        anthropic_list(&entries, &call.shared.settings.claude_prefix)
+    } else {
+        json!({ "object": "list", "data": entries.iter().map(openai_entry).collect::<Vec<Value>>() })
+    }))
+}
+
+/// `GET /v1/models/ID`, in the form of the client's API.
+pub(crate) async fn model(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
+    let id = without_prefix(&call.id, &call.shared.settings.claude_prefix);
+    let entry = Entry { id: call.id.clone(), ..find(chats, id).await? };
+    let form = if call.dialect == Dialect::Anthropic { anthropic_entry } else { openai_entry };
+    Ok(ApiResponse::json(&form(&entry)))
+}
+
+/// A model's name without the prefix that Claude Code's discovery asks for.
+pub(super) fn without_prefix<'a>(name: &'a str, prefix: &str) -> &'a str {
+    name.strip_prefix(prefix).filter(|rest| !prefix.is_empty() && !rest.is_empty()).unwrap_or(name)
+}
+
+/// Claude Code keeps ids that contain `claude` or `anthropic`, so every other id is listed a second time under the prefix.
+fn anthropic_list(entries: &[Entry], prefix: &str) -> Value {
+    let mut data: Vec<Value> = entries.iter().map(anthropic_entry).collect();
+    let is_hidden = |entry: &&Entry| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word));
+    if !prefix.is_empty() {
+        data.extend(entries.iter().filter(is_hidden).map(|entry| {
+            let mut value = anthropic_entry(entry);
+            value["id"] = format!("{prefix}{}", entry.id).into();
+            value
+        }));
+    }
+    json!({
+        "first_id": data.first().map(|entry| &entry["id"]),
+        "last_id": data.last().map(|entry| &entry["id"]),
+        "has_more": false,
+        "data": data,
+    })
+}
+
+fn anthropic_entry(entry: &Entry) -> Value {
+    let created = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
+    let mut value = json!({
+        "type": "model", "id": entry.id, "display_name": entry.id, "created_at": rfc3339(created),
+    });
+    if let Some(known) = &entry.known {
+        value["max_input_tokens"] = known.context.into();
+        value["max_tokens"] = known.context.into();
+    }
+    value
+}
+
+fn openai_entry(entry: &Entry) -> Value {
+    let created = entry.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    let created = created.map_or(0, |since| since.as_secs());
+    let mut value = json!({ "id": entry.id, "object": "model", "created": created, "owned_by": "pensieve" });
+    if let Some(known) = &entry.known {
+        // The same number under the names that different clients look for.
+        for name in ["context_length", "context_window", "max_model_len", "max_input_tokens"] {
+            value[name] = known.context.into();
+        }
+        value["capabilities"] = json!(["completion", "tools"]);
+    }
+    value
+}
+
+/// A time as the APIs write it, without fractions of a second.
+pub(super) fn rfc3339(time: jiff::Timestamp) -> String {
+    jiff::fmt::temporal::DateTimePrinter::new().precision(Some(0)).timestamp_to_string(&time)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn entry(id: &str, source: &Path) -> Entry {
+        Entry { id: id.into(), modified: modified(source), known: None }
+    }
+
+    #[test]
+    fn a_model_is_as_old_as_its_weights() {
+        let folder = tempfile::tempdir().unwrap();
+        let (large, gone) = (entry("large:poet", folder.path()), entry("gone", &folder.path().join("gone")));
+        assert!(openai_entry(&large)["created"].as_u64().unwrap() > 0);
+        let expected = json!({"id": "gone", "object": "model", "created": 0, "owned_by": "pensieve"});
+        assert_eq!(openai_entry(&gone), expected);
+        let expected =
+            json!({"type": "model", "id": "gone", "display_name": "gone", "created_at": "1970-01-01T00:00:00Z"});
+        assert_eq!(anthropic_entry(&gone), expected);
+        assert!(anthropic_entry(&large)["created_at"].as_str().unwrap() > "2024");
+    }
+
+    #[test]
+    fn ids_that_claude_code_would_hide_are_listed_under_a_prefix() {
+        let nowhere = Path::new("/nowhere");
+        let entries = [entry("small", nowhere), entry("claude-local", nowhere)];
+        let list = anthropic_list(&entries, "pensieve/claude-");
+        let ids: Vec<&str> =
+            list["data"].as_array().unwrap().iter().map(|entry| entry["id"].as_str().unwrap()).collect();
+        assert_eq!(ids, ["small", "claude-local", "pensieve/claude-small"]);
+        assert_eq!((&list["first_id"], &list["last_id"]), (&json!("small"), &json!("pensieve/claude-small")));
+        assert_eq!(anthropic_list(&entries, "")["data"].as_array().unwrap().len(), 2);
+        let empty = json!({"first_id": null, "last_id": null, "has_more": false, "data": []});
+        assert_eq!(anthropic_list(&[], "pensieve/claude-"), empty);
+    }
+
+    #[test]
+    fn a_prefixed_name_stands_for_the_model() {
+        assert_eq!(without_prefix("pensieve/claude-small", "pensieve/claude-"), "small");
+        assert_eq!(without_prefix("pensieve/claude-", "pensieve/claude-"), "pensieve/claude-");
+        assert_eq!(without_prefix("small", "pensieve/claude-"), "small");
+        assert_eq!(without_prefix("small", ""), "small");
+    }
+}

@@ -1,0 +1,82 @@
+//! `POST /v1/embeddings`, `/v1/rerank` and Ollama's `/api/embed`. The bodies are checked as if they were served; no plugin
+//! can give a model's hidden rows yet, so a request that is right is a clear error.
+
+use std::sync::Arc;
+
+use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field, validation};
+use crate::prompt::Chats;
+
+const MODEL_BYTES_MAX: usize = 256;
+const INPUTS_MAX: usize = 2048;
+const TOKENS_MAX: usize = 1 << 20;
+const DIMENSIONS_MAX: i64 = 65_536;
+
+/// `POST /v1/embeddings`.
+pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let document = call.document()?;
+    let body = document.root();
+    let model = body.get("model").text(MODEL_BYTES_MAX)?;
+    let input = body.get("input");
+    if input.is_string() {
+        input.text(usize::MAX)?;
+    } else {
+        let items = input.items(TOKENS_MAX)?;
+        let mut texts = 0;
+        for item in items {
+            if item.is_string() {
+                texts += 1;
+                item.text(usize::MAX)?;
+            } else if item.json()?.is_array() {
+                texts += 1;
+                for token in item.items(TOKENS_MAX)? {
+                    token.integer(0..=i64::from(u32::MAX))?;
+                }
+            } else {
+                item.integer(0..=i64::from(u32::MAX))?;
+            }
+        }
+        if texts > INPUTS_MAX {
+            return Err(input.invalid(format_args!("has {texts} items, more than {INPUTS_MAX}")));
+        }
+    }
+    body.get("encoding_format").present().map(|format| format.choice(&["float", "base64"])).transpose()?;
+    body.get("dimensions").present().map(|count| count.integer(1..=DIMENSIONS_MAX)).transpose()?;
+    refuse(&chats, &call, model, "embeddings").await
+}
+
+/// `POST /v1/rerank`.
+pub(crate) async fn rerank(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let document = call.document()?;
+    let body = document.root();
+    let model = body.get("model").text(MODEL_BYTES_MAX)?;
+    body.get("query").text(usize::MAX)?;
+    for document in body.get("documents").items(INPUTS_MAX)? {
+        if !document.is_string() {
+            document.get("text").string()?;
+        }
+    }
+    body.get("top_n").present().map(|count| count.count(1)).transpose()?;
+    refuse(&chats, &call, model, "scores").await
+}
+
+/// `POST /api/embed` and `/api/embeddings`.
+pub(crate) async fn ollama(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let document = call.document()?;
+    let body = document.root();
+    let model = body.get("model").text(MODEL_BYTES_MAX)?;
+    let input = if body.get("input").is_absent() { body.get("prompt") } else { body.get("input") };
+    if !input.is_string() {
+        input.items(INPUTS_MAX)?.try_for_each(|item: Field<'_>| item.string().map(drop))?;
+    }
+    refuse(&chats, &call, super::ollama::model_name(model), "embeddings").await
+}
+
+async fn refuse(chats: &Chats, call: &ApiRequest, model: &str, what: &str) -> Result<ApiResponse, ApiError> {
+    let name = validation::model_name(call, model);
+    let known = chats.fleet().known(name).await.map_err(ApiError::of_model)?;
+    let why = format!(
+        "'{}' answers with text and has no {what}; no model of this server has any, since no installed plugin computes them",
+        known.id
+    );
+    Err(ApiError { code: ErrorCode::InvalidRequest, ..ApiError::field("model", why) })
+}

@@ -1,0 +1,102 @@
+//! Why a request is not served, in the words of no API. Each dialect writes it in its own form.
+
+use std::fmt;
+
+use pensieve_protocol::job::{Failure, FailureCode};
+
+/// Why a request is not served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// The class of the error, which decides the status.
+    pub code: ErrorCode,
+    /// What happened, to what. Names the field, if one is at fault.
+    pub message: String,
+    /// What to do about it; may be empty.
+    pub help: String,
+    /// The field at fault.
+    pub field: Option<String>,
+}
+
+/// The class of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorCode {
+    /// The request makes no sense.
+    InvalidRequest,
+    /// No key, or a wrong one.
+    Authentication,
+    /// The host, the origin or the source is not allowed.
+    Permission,
+    /// No such route or model.
+    NotFound,
+    /// The route has no such method.
+    Method,
+    /// What is to be created exists already.
+    Conflict,
+    /// The body is not JSON by its content type.
+    MediaType,
+    /// The body is too large.
+    TooLarge,
+    /// The prompt does not fit the model.
+    TooLong,
+    /// Too many requests are waiting.
+    Overloaded,
+    /// The server is about to end.
+    Unavailable,
+    /// The body or the answer took too long.
+    Timeout,
+    /// A defect or a failure of this server.
+    Internal,
+    /// A failure of another server that this one asked.
+    Upstream,
+}
+
+impl ApiError {
+    /// An error that belongs to no field.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), help: String::new(), field: None }
+    }
+
+    /// A value that cannot be: the message says `FIELD: WHY`.
+    pub fn field(field: impl Into<String>, why: impl fmt::Display) -> Self {
+        let field = field.into();
+        let message = format!("{field}: {why}");
+        Self { field: Some(field), ..Self::new(ErrorCode::InvalidRequest, message) }
+    }
+
+    /// A failure of a request that names a model: nothing else in it can be unknown.
+    pub(crate) fn of_model(failure: Failure) -> Self {
+        let is_unknown = failure.code == FailureCode::NotFound && failure.field.is_empty();
+        let error = Self::from(failure);
+        if is_unknown { Self { field: Some("model".to_owned()), ..error } } else { error }
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        if self.help.is_empty() { Ok(()) } else { write!(f, "; {}", self.help) }
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        let code = match failure.code {
+            FailureCode::Invalid | FailureCode::Unsupported => ErrorCode::InvalidRequest,
+            FailureCode::TooLong => ErrorCode::TooLong,
+            FailureCode::NotFound => ErrorCode::NotFound,
+            FailureCode::Forbidden => ErrorCode::Permission,
+            FailureCode::Conflict => ErrorCode::Conflict,
+            FailureCode::Unreachable => ErrorCode::Upstream,
+            FailureCode::Busy => ErrorCode::Overloaded,
+            FailureCode::Draining => ErrorCode::Unavailable,
+            FailureCode::Plugin
+            | FailureCode::NotANumber
+            | FailureCode::Stalled
+            | FailureCode::WorkerLost
+            | FailureCode::Internal => ErrorCode::Internal,
+        };
+        let Failure { message, help, field, .. } = failure;
+        let message = if field.is_empty() { message } else { format!("{field}: {message}") };
+        Self { code, message, help, field: Some(field).filter(|field| !field.is_empty()) }
+    }
+}

@@ -1,0 +1,203 @@
+//! Answers as lines of JSON, or all in one: the same fields either way.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::error_line;
+use crate::{
+    chat::Delta,
+    dialects::{
+        ApiError, ErrorCode, catalog,
+        stream::{EventEncoder, ended_early},
+    },
+};
+use pensieve_protocol::job::{Finish, Usage};
+
+/// Which of the two endpoints answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// A `message`.
+    Chat,
+    /// A `response`.
+    Generate,
+}
+
+impl Shape {
+    /// A line with this text and this reasoning.
+    pub(super) fn entry(self, model: &str, text: &str, thinking: &str) -> Value {
+        let mut entry = json!({ "model": model, "created_at": catalog::rfc3339(jiff::Timestamp::now()) });
+        let mut fields = match self {
+            Self::Chat => json!({ "role": "assistant", "content": text }),
+            Self::Generate => json!({ "response": text }),
+        };
+        if !thinking.is_empty() {
+            fields["thinking"] = thinking.into();
+        }
+        match (self, fields, &mut entry) {
+            (Self::Chat, fields, _) => entry["message"] = fields,
+            (Self::Generate, Value::Object(fields), Value::Object(entry)) => entry.extend(fields),
+            _ => {}
+        }
+        entry["done"] = false.into();
+        entry
+    }
+}
+
+/// Writes one answer.
+#[derive(Debug)]
+pub(super) struct LineEncoder {
+    model: String,
+    shape: Shape,
+    with_thinking: bool,
+    began: Instant,
+    /// When the prompt began to be computed, and when it was.
+    started: Option<Instant>,
+    answered: Option<Instant>,
+    /// The call whose arguments are coming.
+    call: Option<(String, String)>,
+    text: String,
+    thinking: String,
+    calls: Vec<Value>,
+    last: Option<Value>,
+}
+
+impl LineEncoder {
+    /// An answer that has not begun.
+    pub(super) fn new(model: String, shape: Shape, with_thinking: bool) -> Self {
+        Self {
+            model,
+            shape,
+            with_thinking,
+            began: Instant::now(),
+            started: None,
+            answered: None,
+            call: None,
+            text: String::new(),
+            thinking: String::new(),
+            calls: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// All of it in one object, once it is complete.
+    pub(super) fn into_whole(self) -> Option<Value> {
+        let mut whole = self.shape.entry(&self.model, &self.text, &self.thinking);
+        if !self.calls.is_empty() {
+            whole["message"]["tool_calls"] = self.calls.into();
+        }
+        if let (Value::Object(whole), Value::Object(last)) = (&mut whole, self.last?) {
+            whole.extend(last.into_iter().filter(|(name, _)| !["message", "response"].contains(&name.as_str())));
+        }
+        Some(whole)
+    }
+
+    fn line(&self, text: &str, thinking: &str) -> Vec<u8> {
+        line(&self.shape.entry(&self.model, text, thinking))
+    }
+
+    /// A call is told when its arguments are complete, as clients expect an object.
+    fn end_call(&mut self) -> Vec<u8> {
+        let Some((name, arguments)) = self.call.take() else { return Vec::new() };
+        let arguments = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
+        let call = json!({ "function": { "index": self.calls.len(), "name": name, "arguments": arguments } });
+        let mut entry = self.shape.entry(&self.model, "", "");
+        if self.shape == Shape::Chat {
+            entry["message"]["tool_calls"] = json!([call]);
+        }
+        self.calls.push(call);
+        line(&entry)
+    }
+
+    fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<u8>, ApiError> {
+        let reason = match reason {
+            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => "stop",
+            Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
+            Finish::Cancelled => {
+                return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
+            }
+        };
+        // Half of a call is none.
+        let is_half = reason == "length"
+            && self.call.as_ref().is_some_and(|(_, text)| serde_json::from_str::<Value>(text).is_err());
+        if is_half {
+            self.call = None;
+        }
+        let mut out = self.end_call();
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        let answered = self.answered.unwrap_or(now).max(started);
+        let nanoseconds = |from: Instant, to: Instant| (to - from).as_nanos() as u64;
+        let mut last = self.shape.entry(&self.model, "", "");
+        last["done"] = true.into();
+        last["done_reason"] = reason.into();
+        last["total_duration"] = nanoseconds(self.began, now).into();
+        last["load_duration"] = nanoseconds(self.began, started.max(self.began)).into();
+        last["prompt_eval_count"] = usage.prompt.into();
+        last["prompt_eval_duration"] = nanoseconds(started, answered).into();
+        last["eval_count"] = usage.generated.into();
+        last["eval_duration"] = nanoseconds(answered, now).into();
+        out.extend(line(&last));
+        self.last = Some(last);
+        Ok(out)
+    }
+}
+
+impl EventEncoder for LineEncoder {
+    fn begin(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+        if matches!(delta, Delta::Text { .. } | Delta::Thinking(_) | Delta::ToolCall { .. }) {
+            self.answered.get_or_insert_with(Instant::now);
+        }
+        Ok(match delta {
+            Delta::Started { .. } => {
+                self.started.get_or_insert_with(Instant::now);
+                Vec::new()
+            }
+            Delta::Text { text, .. } if !text.is_empty() => {
+                let mut out = self.end_call();
+                self.text.push_str(&text);
+                out.extend(self.line(&text, ""));
+                out
+            }
+            Delta::Thinking(text) if !text.is_empty() && self.with_thinking => {
+                self.thinking.push_str(&text);
+                self.line("", &text)
+            }
+            Delta::ToolCall { name, .. } => {
+                let out = self.end_call();
+                self.call = Some((name, String::new()));
+                out
+            }
+            Delta::ToolArguments(text) => {
+                if let Some((_, arguments)) = &mut self.call {
+                    arguments.push_str(&text);
+                }
+                Vec::new()
+            }
+            Delta::Finished { reason, usage } => return self.finish(reason, usage),
+            Delta::Failed(failure) => return Err(ApiError::of_model(failure)),
+            _ => Vec::new(),
+        })
+    }
+
+    /// Lines have no comments, so an empty text says that the server is alive.
+    fn keep_alive(&mut self) -> Vec<u8> {
+        self.line("", "")
+    }
+
+    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
+        if self.last.is_some() { Ok(Vec::new()) } else { Err(ended_early()) }
+    }
+
+    fn error(&mut self, error: &ApiError) -> Vec<u8> {
+        line(&error_line(error))
+    }
+}
+
+fn line(value: &Value) -> Vec<u8> {
+    format!("{value}\n").into_bytes()
+}

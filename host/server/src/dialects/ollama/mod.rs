@@ -1,0 +1,107 @@
+//! Ollama's API: `/api/chat`, `/api/generate` and what its clients ask about models, as lines of JSON.
+//!
+//! What deviates from the original, on purpose:
+//! - A model is called by its id here; a `:latest` behind it means nothing. `keep_alive` is accepted and ignored, as models
+//!   stay in memory until another one needs their room.
+//! - `options` that name parts of Ollama's own engine (`num_gpu`, `num_thread`, `mirostat`, …) are accepted and ignored.
+//! - `raw` prompts and `template` are refused or left out where the model's own template does the work.
+//! - `/api/pull` answers for models that are there; others are downloaded with `pensieve pull` and served after a restart.
+
+mod encoder;
+mod models;
+mod request;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use models::{ps, pull, show, tags, version};
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{
+    ApiError, ApiRequest, ApiResponse, ErrorCode,
+    stream::{self, EventEncoder, FIRST_EVENT, Generations},
+    validation,
+};
+use crate::{chat::Request, prompt::Chats};
+use encoder::{LineEncoder, Shape};
+use request::OllamaRequest;
+
+/// The media type of a stream of lines.
+const LINES: &str = "application/x-ndjson";
+
+/// `POST /api/chat`.
+pub(crate) async fn chat(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let document = call.document()?;
+    let asked = request::chat(&document.root())?;
+    let answer = answer(&chats, &call, asked, Shape::Chat).await?;
+    Ok(answer.with_warnings(document.warnings()))
+}
+
+/// `POST /api/generate`.
+pub(crate) async fn generate(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let document = call.document()?;
+    let asked = request::generate(&document.root())?;
+    let answer = answer(&chats, &call, asked, Shape::Generate).await?;
+    Ok(answer.with_warnings(document.warnings()))
+}
+
+/// The form of an error: `{"error": "…"}`.
+pub(crate) fn envelope(error: &ApiError) -> (u16, Vec<u8>) {
+    let status = match error.code {
+        ErrorCode::InvalidRequest | ErrorCode::TooLong => 400,
+        ErrorCode::Authentication => 401,
+        ErrorCode::Permission => 403,
+        ErrorCode::NotFound => 404,
+        ErrorCode::Method => 405,
+        ErrorCode::Timeout => 408,
+        ErrorCode::Conflict => 409,
+        ErrorCode::TooLarge => 413,
+        ErrorCode::MediaType => 415,
+        ErrorCode::Internal => 500,
+        ErrorCode::Upstream => 502,
+        ErrorCode::Overloaded | ErrorCode::Unavailable => 503,
+    };
+    (status, error_line(error).to_string().into_bytes())
+}
+
+/// A model's name without the tag that Ollama's clients add by themselves.
+pub(super) fn model_name(name: &str) -> &str {
+    name.strip_suffix(":latest").filter(|name| !name.is_empty()).unwrap_or(name)
+}
+
+fn error_line(error: &ApiError) -> Value {
+    json!({ "error": error.to_string() })
+}
+
+async fn answer(chats: &Chats, call: &ApiRequest, asked: OllamaRequest, shape: Shape) -> Result<ApiResponse, ApiError> {
+    let OllamaRequest { request, name, stream, with_thinking } = asked;
+    let permit = stream.then(|| call.shared.streams.take()).transpose()?;
+    let Some(request) = request else {
+        // Without a prompt a client only wants to know that the model is there.
+        let model = validation::model_name(call, model_name(&name));
+        chats.fleet().known(model).await.map_err(ApiError::of_model)?;
+        let mut body = shape.entry(&name, "", "");
+        body["done"] = true.into();
+        body["done_reason"] = "load".into();
+        return Ok(ApiResponse::json(&body));
+    };
+    let model = validation::model_name(call, model_name(&name)).to_owned();
+    let max_tokens = request.max_tokens.or(call.shared.settings.max_tokens);
+    let request = Request { client: call.client(), model, max_tokens, ..request };
+    validation::check(chats, &request).await?;
+    let prepared = chats.prepare(request).await.map_err(ApiError::of_model)?;
+    let generations = Generations::start(call, vec![prepared], Instant::now() + FIRST_EVENT).await;
+    let mut generations = generations.map_err(ApiError::of_model)?;
+    let mut encoder = LineEncoder::new(name, shape, with_thinking);
+    if let Some(permit) = permit {
+        return Ok(ApiResponse::stream(LINES, stream::frames(encoder, generations), permit));
+    }
+    while let Some((choice, delta)) = generations.next().await {
+        encoder.delta(choice, delta)?;
+    }
+    Ok(ApiResponse::json(&encoder.into_whole().ok_or_else(stream::ended_early)?))
+}

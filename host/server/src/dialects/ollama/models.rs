@@ -1,0 +1,109 @@
+//! What Ollama's clients ask about models: which there are, what they can, which are in memory.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::model_name;
+use crate::{
+    dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::Entry, validation},
+    prompt::Chats,
+};
+use pensieve_protocol::card::Card;
+
+/// Clients compare it with the version that brought what they need; what is served here was all there in this one.
+const VERSION: &str = "0.13.0";
+const MODEL_BYTES_MAX: usize = 256;
+
+/// `GET /api/version`.
+pub(crate) fn version() -> ApiResponse {
+    ApiResponse::json(&json!({ "version": VERSION }))
+}
+
+/// `GET /api/tags`.
+pub(crate) async fn tags(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let models: Vec<Value> = catalog::entries(&chats).await.iter().map(tag).collect();
+    Ok(ApiResponse::json(&json!({ "models": models })))
+}
+
+/// `GET /api/ps`: models in memory. They stay there until another one needs the room, so none has an hour at which it goes.
+pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let stats = chats.fleet().stats(false).await;
+    let mut models = Vec::new();
+    for model in stats.models.iter().filter(|model| model.loaded.is_some()) {
+        let Ok(entry) = catalog::find(&chats, &model.id).await else { continue };
+        let mut value = tag(&entry);
+        value["size"] = model.bytes.into();
+        let is_cpu = model.loaded.as_ref().is_none_or(|loaded| loaded.device.starts_with("cpu"));
+        value["size_vram"] = if is_cpu { 0 } else { model.bytes }.into();
+        value["expires_at"] = "9999-12-31T23:59:59Z".into();
+        value["context_length"] = entry.known.as_ref().map(|known| known.context).into();
+        models.push(value);
+    }
+    Ok(ApiResponse::json(&json!({ "models": models })))
+}
+
+/// `POST /api/show`.
+pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let entry = named(&chats, &call).await?;
+    let known = chats.fleet().known(&entry.id).await.map_err(ApiError::of_model)?;
+    let card = &known.card;
+    let architecture = card.architecture.as_str();
+    let modified = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
+    let mut info = json!({ "general.architecture": architecture, "general.basename": known.id });
+    info[format!("{architecture}.context_length")] = known.context.into();
+    info[format!("{architecture}.vocab_size")] = card.vocabulary.into();
+    Ok(ApiResponse::json(&json!({
+        "license": "",
+        "modelfile": format!("FROM {}\n", known.id),
+        "parameters": format!("num_ctx {}", known.context),
+        "template": card.chat_template.as_deref().unwrap_or_default(),
+        "details": details(Some(card)),
+        "model_info": info,
+        "capabilities": ["completion", "tools"],
+        "modified_at": catalog::rfc3339(modified),
+    })))
+}
+
+/// `POST /api/pull`: a model that is there is up to date.
+pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    named(&chats, &call).await.map_err(|error| ApiError {
+        help:
+            "download it with 'pensieve pull hf:OWNER/REPO' and serve it with 'pensieve serve --model ID=hf:OWNER/REPO'"
+                .to_owned(),
+        ..error
+    })?;
+    Ok(ApiResponse::text("application/x-ndjson", format!("{}\n", json!({ "status": "success" }))))
+}
+
+async fn named(chats: &Chats, call: &ApiRequest) -> Result<Entry, ApiError> {
+    let document = call.document()?;
+    let body = document.root();
+    let field = if body.get("model").is_absent() { body.get("name") } else { body.get("model") };
+    if field.is_absent() {
+        return Err(body.get("model").invalid("this field is required"));
+    }
+    let name = model_name(field.text(MODEL_BYTES_MAX)?);
+    catalog::find(chats, validation::model_name(call, name)).await
+}
+
+fn tag(entry: &Entry) -> Value {
+    let card = entry.known.as_ref().map(|known| &*known.card);
+    let modified = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
+    json!({
+        "name": entry.id,
+        "model": entry.id,
+        "modified_at": catalog::rfc3339(modified),
+        "size": card.map_or(0, |card| card.weight_bytes),
+        "digest": card.map_or("", |card| card.fingerprint.as_str()),
+        "details": details(card),
+    })
+}
+
+fn details(card: Option<&Card>) -> Value {
+    let family = card.map_or("", |card| card.architecture.as_str());
+    json!({
+        "parent_model": "", "format": "", "family": family, "families": [family], "parameter_size": "",
+        "quantization_level": "",
+    })
+}

@@ -1,0 +1,294 @@
+//! The bodies of `/api/chat` and `/api/generate`.
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    chat::{Conversation, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, Turn},
+    dialects::{ApiError, extensions, fields::Field},
+};
+use pensieve_protocol::grammar::Grammar;
+
+const MODEL_BYTES_MAX: usize = 256;
+const MESSAGES_MAX: usize = 10_000;
+const CALLS_MAX: usize = 1_000;
+const IMAGES_MAX: usize = 1_000;
+const TOOLS_MAX: usize = 512;
+const NAME_BYTES_MAX: usize = 256;
+const STOPS_MAX: usize = 16;
+const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct OllamaRequest {
+    /// What the model is to do; none where the client only wants it loaded.
+    pub(super) request: Option<Request>,
+    /// The model, as the client calls it.
+    pub(super) name: String,
+    /// Whether the answer is streamed.
+    pub(super) stream: bool,
+    /// Whether the answer shows what the model thinks.
+    pub(super) with_thinking: bool,
+}
+
+/// Reads the body of `/api/chat`.
+pub(super) fn chat(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
+    let name = name(body)?;
+    let field = body.get("messages");
+    let mut conversation = Conversation { tools: tools(body)?, ..Conversation::default() };
+    let mut reader = Reader::default();
+    if let Some(messages) = field.present() {
+        for message in messages.items(MESSAGES_MAX)? {
+            reader.message(&message)?;
+        }
+    }
+    let is_empty = reader.turns.is_empty() && reader.system.is_empty();
+    conversation.system = reader.system.join("\n\n");
+    conversation.turns = reader.turns;
+    finish(body, name, Input::Chat(conversation), is_empty)
+}
+
+/// Reads the body of `/api/generate`: a prompt is a turn of the user, or a text as it is where `raw` says so.
+pub(super) fn generate(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
+    let name = name(body)?;
+    if let Some(suffix) = body.get("suffix").present()
+        && !suffix.string()?.is_empty()
+    {
+        return Err(suffix.invalid("is not served; put what comes after the gap into the prompt"));
+    }
+    let prompt = body.get("prompt").present().map(Field::string).transpose()?.unwrap_or_default();
+    let system = body.get("system").present().map(Field::string).transpose()?.unwrap_or_default();
+    if let Some(template) = body.get("template").present() {
+        template.string()?;
+        template.note("the model's own template is used");
+    }
+    let input = if flag(body, "raw", false)? {
+        Input::Text(prompt.to_owned())
+    } else {
+        let mut parts = images(body)?;
+        parts.push(Part::Text(prompt.to_owned()));
+        let turns = vec![Turn { role: Role::User, parts }];
+        Input::Chat(Conversation { system: system.to_owned(), turns, ..Conversation::default() })
+    };
+    finish(body, name, input, prompt.is_empty())
+}
+
+fn finish(body: &Field<'_>, name: String, mut input: Input, is_empty: bool) -> Result<OllamaRequest, ApiError> {
+    let with_thinking = think(body, &mut input)?;
+    let options = body.get("options");
+    if let Some(options) = options.present() {
+        options.object()?;
+    }
+    let mut request = Request {
+        max_tokens: limit(&options)?,
+        sampling: sampling(&options)?,
+        stops: stops(&options.get("stop"))?,
+        format: format(&body.get("format"))?,
+        input,
+        ..Request::default()
+    };
+    extensions::read(body, &mut request)?;
+    let stream = flag(body, "stream", true)?;
+    Ok(OllamaRequest { request: (!is_empty).then_some(request), name, stream, with_thinking })
+}
+
+fn name(body: &Field<'_>) -> Result<String, ApiError> {
+    // The second name is older.
+    let field = if body.get("model").is_absent() { body.get("name") } else { body.get("model") };
+    if field.is_absent() {
+        return Err(body.get("model").invalid("this field is required"));
+    }
+    Ok(field.text(MODEL_BYTES_MAX)?.to_owned())
+}
+
+fn flag(body: &Field<'_>, name: &str, default: bool) -> Result<bool, ApiError> {
+    Ok(body.get(name).present().map(Field::boolean).transpose()?.unwrap_or(default))
+}
+
+/// `think` is a boolean or a degree. Without it, the template's own way holds and thoughts are shown.
+fn think(body: &Field<'_>, input: &mut Input) -> Result<bool, ApiError> {
+    let field = body.get("think");
+    let Some(think) = field.present() else { return Ok(true) };
+    let degrees = ["low", "medium", "high"];
+    let degree = if think.is_string() { Some(think.choice(&degrees)?) } else { None };
+    let is_on = degree.is_some() || think.boolean()?;
+    if let Input::Chat(conversation) = input {
+        conversation.thinking = Some(is_on);
+        if let Some(degree) = degree {
+            conversation.variables.insert("reasoning_effort".into(), degrees[degree].into());
+        }
+    }
+    Ok(is_on)
+}
+
+/// Any negative number means as many as fit.
+fn limit(options: &Field<'_>) -> Result<Option<u32>, ApiError> {
+    let field = options.get("num_predict");
+    let Some(limit) = field.present() else { return Ok(None) };
+    let limit = limit.integer(i64::from(i32::MIN)..=i64::from(u32::MAX))?;
+    Ok(u32::try_from(limit).ok().map(|limit| limit.max(1)))
+}
+
+fn sampling(options: &Field<'_>) -> Result<SamplingParams, ApiError> {
+    let number = |name: &str, range| options.get(name).present().map(|field| field.number(range)).transpose();
+    let positive = number("repeat_penalty", 0.0..=100.0)?.filter(|penalty| *penalty > 0.0);
+    Ok(SamplingParams {
+        temperature: number("temperature", 0.0..=10.0)?,
+        top_p: number("top_p", 0.0..=1.0)?,
+        min_p: number("min_p", 0.0..=1.0)?,
+        top_k: options.get("top_k").present().map(|field| field.count(0)).transpose()?,
+        repetition_penalty: positive,
+        presence_penalty: number("presence_penalty", -2.0..=2.0)?,
+        frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
+        seed: options.get("seed").present().map(extensions::seed).transpose()?,
+        ..SamplingParams::default()
+    })
+}
+
+fn stops(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
+    let text = |field: &Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);
+    if field.is_absent() {
+        Ok(Vec::new())
+    } else if field.is_string() {
+        Ok(vec![text(field)?])
+    } else {
+        field.items(STOPS_MAX)?.map(|item| text(&item)).collect()
+    }
+}
+
+/// `"json"`, or a schema. Some clients send an empty text for none.
+fn format(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
+    let grammar = if field.is_absent() {
+        return Ok(ResponseFormat::Free);
+    } else if field.is_string() {
+        match field.choice(&["json", ""])? {
+            0 => Grammar::any_json_object(),
+            _ => return Ok(ResponseFormat::Free),
+        }
+    } else {
+        Grammar::json_schema(extensions::schema(field)?, true)
+    };
+    Ok(ResponseFormat::Grammar { grammar, field: field.path().to_owned() })
+}
+
+fn tools(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
+    let Some(list) = body.get("tools").present().cloned() else { return Ok(Vec::new()) };
+    let mut tools: Vec<Tool> = Vec::new();
+    for item in list.items(TOOLS_MAX)? {
+        item.object()?;
+        let function = item.get("function");
+        function.object()?;
+        let name = function.get("name");
+        let parameters = function.get("parameters");
+        let schema = match parameters.present() {
+            Some(parameters) => {
+                extensions::schema(parameters)?;
+                Value::Object(parameters.object()?.clone())
+            }
+            None => json!({ "type": "object", "properties": {} }),
+        };
+        let description = function.get("description").present().map(Field::string).transpose()?.unwrap_or_default();
+        let tool = Tool {
+            name: name.text(NAME_BYTES_MAX)?.to_owned(),
+            description: description.to_owned(),
+            schema,
+            strict: false,
+            field: parameters.path().to_owned(),
+        };
+        if tools.iter().any(|other| other.name == tool.name) {
+            return Err(name.invalid(format_args!("another tool is called '{}' already", tool.name)));
+        }
+        tools.push(tool);
+    }
+    Ok(tools)
+}
+
+/// Notes in the place of images.
+fn images(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
+    let field = message.get("images");
+    let Some(images) = field.present() else { return Ok(Vec::new()) };
+    images.items(IMAGES_MAX)?.map(|image| image.attachment("image").map(Part::Text)).collect()
+}
+
+/// Messages into turns. Calls have no ids in this API, so a result belongs to the first call that waits for one.
+#[derive(Default)]
+struct Reader {
+    system: Vec<String>,
+    turns: Vec<Turn>,
+    open: Vec<(String, String)>,
+    calls: usize,
+}
+
+impl Reader {
+    fn message(&mut self, message: &Field<'_>) -> Result<(), ApiError> {
+        message.object()?;
+        let role = message.get("role").choice(&["system", "user", "assistant", "tool", "developer"])?;
+        let content = message.get("content");
+        let text = content.present().map(Field::string).transpose()?.unwrap_or_default().to_owned();
+        match role {
+            0 | 4 if self.turns.is_empty() => self.system.push(text),
+            0 | 4 => self.turns.push(Turn { role: Role::System, parts: vec![Part::Text(text)] }),
+            1 => {
+                let mut parts = images(message)?;
+                parts.push(Part::Text(text));
+                self.turns.push(Turn { role: Role::User, parts });
+            }
+            2 => self.assistant(message, text)?,
+            _ => self.result(message, text)?,
+        }
+        Ok(())
+    }
+
+    fn assistant(&mut self, message: &Field<'_>, text: String) -> Result<(), ApiError> {
+        let mut parts = Vec::new();
+        if let Some(thinking) = message.get("thinking").present() {
+            let thinking = thinking.string()?;
+            if !thinking.is_empty() {
+                parts.push(Part::Thinking(thinking.to_owned()));
+            }
+        }
+        let calls = message.get("tool_calls");
+        if !text.is_empty() || calls.is_absent() {
+            parts.push(Part::Text(text));
+        }
+        if let Some(calls) = calls.present() {
+            for call in calls.items(CALLS_MAX)? {
+                let function = call.get("function");
+                function.object()?;
+                let name = function.get("name").text(NAME_BYTES_MAX)?.to_owned();
+                let arguments = function.get("arguments").present().map(Field::json).transpose()?;
+                let arguments = match arguments {
+                    None => Value::Object(Map::new()),
+                    Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
+                    // A model wrote this, and the client only repeats it; templates take objects only.
+                    Some(other) => json!({ "malformed_arguments": other }),
+                };
+                let id = format!("{:09}", self.calls);
+                self.calls += 1;
+                self.open.push((id.clone(), name.clone()));
+                parts.push(Part::ToolCall { id, name, arguments });
+            }
+        }
+        self.turns.push(Turn { role: Role::Assistant, parts });
+        Ok(())
+    }
+
+    fn result(&mut self, message: &Field<'_>, text: String) -> Result<(), ApiError> {
+        let name = message.get("tool_name");
+        let name = if name.is_absent() { message.get("name") } else { name };
+        let name = name.present().map(Field::string).transpose()?;
+        let place = self.open.iter().position(|(_, called)| name.is_none_or(|name| name == called));
+        let Some(place) = place.or_else(|| (!self.open.is_empty()).then_some(0)) else {
+            message.note("it belongs to no call; it is shown as a text");
+            let text = format!("[output of a tool: {text}]");
+            self.turns.push(Turn { role: Role::User, parts: vec![Part::Text(text)] });
+            return Ok(());
+        };
+        let (id, _) = self.open.remove(place);
+        let part = Part::ToolResult { id, text, is_error: false };
+        match self.turns.last_mut() {
+            Some(turn) if matches!(turn.parts.as_slice(), [Part::ToolResult { .. }, ..]) => turn.parts.push(part),
+            _ => self.turns.push(Turn { role: Role::User, parts: vec![part] }),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,364 @@
+//! The events of a response, in the order that OpenAI's SDKs and Codex expect, with rising sequence numbers: an item is
+//! added, its parts and deltas follow, and it is done as a whole. A response that is not streamed is what `completed` says.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    input::{CALL_PREFIX, encrypted},
+    store::Stored,
+    tools::{CUSTOM_ARGUMENT, Origin, Tools},
+};
+use crate::{
+    chat::Delta,
+    dialects::{
+        ApiError, ErrorCode, Shared, fresh_id,
+        stream::{EventEncoder, ended_early, event},
+    },
+};
+use pensieve_protocol::job::{Finish, Usage};
+
+/// What is known before the model is asked.
+#[derive(Debug)]
+pub(super) struct Head {
+    /// The response's id.
+    pub(super) id: String,
+    /// When it was begun, in seconds since 1970.
+    pub(super) created: u64,
+    /// The fields of the request that it repeats.
+    pub(super) echo: Map<String, Value>,
+    /// What was left out of the request.
+    pub(super) warnings: Vec<String>,
+    /// Whether the client has limited the answer itself.
+    pub(super) is_limited: bool,
+    /// Whether reasoning comes with its encoded form.
+    pub(super) with_encrypted: bool,
+}
+
+/// Where a finished response is stored: the client's number, and the items that the model was given.
+pub(super) type StoreTarget = (Arc<Shared>, u64, Vec<Value>);
+
+/// Writes one response.
+pub(super) struct ResponseEncoder {
+    head: Head,
+    tools: Tools,
+    store: Option<StoreTarget>,
+    output: Vec<Value>,
+    open: Option<Open>,
+    sequence: u64,
+    response: Option<Value>,
+}
+
+/// The item that is being written.
+struct Open {
+    id: String,
+    text: String,
+    kind: Kind,
+}
+
+enum Kind {
+    Message,
+    Reasoning,
+    Call { call_id: String, origin: Origin },
+}
+
+impl ResponseEncoder {
+    /// A response that has not begun.
+    pub(super) fn new(head: Head, tools: Tools, store: Option<StoreTarget>) -> Self {
+        let output = Vec::new();
+        Self { head, tools, store, output, open: None, sequence: 0, response: None }
+    }
+
+    /// The whole response, once it is complete.
+    pub(super) fn into_response(self) -> Option<Value> {
+        self.response
+    }
+
+    fn event(&mut self, kind: &str, data: Value) -> Vec<u8> {
+        let mut fields = Map::new();
+        fields.insert("type".to_owned(), kind.into());
+        fields.insert("sequence_number".to_owned(), self.sequence.into());
+        self.sequence += 1;
+        if let Value::Object(data) = data {
+            fields.extend(data);
+        }
+        event(kind, &Value::Object(fields))
+    }
+
+    /// An event of the open item.
+    fn item_event(&mut self, kind: &str, data: Value) -> Vec<u8> {
+        let mut fields = json!({ "output_index": self.output.len() });
+        if let (Some(open), Value::Object(fields), Value::Object(data)) = (&self.open, &mut fields, data) {
+            fields.insert("item_id".to_owned(), open.id.as_str().into());
+            fields.extend(data);
+        }
+        self.event(kind, fields)
+    }
+
+    fn object(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>) -> Value {
+        let mut object = json!({
+            "id": self.head.id, "object": "response", "created_at": self.head.created, "status": status,
+            "background": false, "error": null, "incomplete_details": null, "output": self.output, "usage": null,
+        });
+        if let Value::Object(fields) = &mut object {
+            fields.extend(self.head.echo.clone());
+        }
+        for (place, warning) in self.head.warnings.iter().enumerate() {
+            object["metadata"][format!("pensieve_warning_{place}")] = warning.as_str().into();
+        }
+        if let Some(usage) = usage {
+            object["usage"] = Self::usage(usage);
+            object["completed_at"] = crate::dialects::openai::now().into();
+        }
+        if let Some(error) = error {
+            object["error"] = json!({ "code": code(error), "message": error.to_string() });
+        }
+        object
+    }
+
+    fn usage(usage: Usage) -> Value {
+        json!({
+            "input_tokens": usage.prompt,
+            "input_tokens_details": { "cached_tokens": usage.reused, "cache_write_tokens": 0 },
+            "output_tokens": usage.generated,
+            // Tokens of reasoning are not counted apart, and clients want a number.
+            "output_tokens_details": { "reasoning_tokens": 0 },
+            "total_tokens": u64::from(usage.prompt) + u64::from(usage.generated),
+        })
+    }
+
+    /// Opens an item, unless one of its kind is open already.
+    fn open(&mut self, kind: Kind, out: &mut Vec<u8>) {
+        out.extend(self.close("completed"));
+        let prefix = match &kind {
+            Kind::Message => "msg_",
+            Kind::Reasoning => "rs_",
+            Kind::Call { origin: Origin { is_custom: true, .. }, .. } => "ctc_",
+            Kind::Call { .. } => "fc_",
+        };
+        let open = Open { id: fresh_id(prefix), text: String::new(), kind };
+        let mut item = self.item(&open, "in_progress");
+        match &open.kind {
+            Kind::Message | Kind::Reasoning => item["content"] = json!([]),
+            Kind::Call { .. } => {}
+        }
+        let part = match &open.kind {
+            Kind::Message => Some(json!({ "type": "output_text", "text": "", "annotations": [], "logprobs": [] })),
+            Kind::Reasoning => Some(json!({ "type": "reasoning_text", "text": "" })),
+            Kind::Call { .. } => None,
+        };
+        self.open = Some(open);
+        let output_index = self.output.len();
+        out.extend(self.event("response.output_item.added", json!({ "output_index": output_index, "item": item })));
+        if let Some(part) = part {
+            out.extend(self.item_event("response.content_part.added", json!({ "content_index": 0, "part": part })));
+        }
+    }
+
+    /// An item as it stands in the output.
+    fn item(&self, open: &Open, status: &str) -> Value {
+        let Open { id, text, kind } = open;
+        match kind {
+            Kind::Message => {
+                let content = json!([{ "type": "output_text", "text": text, "annotations": [], "logprobs": [] }]);
+                json!({ "id": id, "type": "message", "status": status, "role": "assistant", "content": content })
+            }
+            Kind::Reasoning => {
+                let content = json!([{ "type": "reasoning_text", "text": text }]);
+                let mut item = json!({ "id": id, "type": "reasoning", "summary": [], "content": content });
+                if self.head.with_encrypted {
+                    item["encrypted_content"] = encrypted(text).into();
+                }
+                item
+            }
+            Kind::Call { call_id, origin } => {
+                let mut item = json!({ "id": id, "type": "function_call", "status": status, "call_id": call_id });
+                item["name"] = origin.name.as_str().into();
+                if let Some(namespace) = &origin.namespace {
+                    item["namespace"] = namespace.as_str().into();
+                }
+                if origin.is_custom {
+                    item["type"] = "custom_tool_call".into();
+                    item["input"] = custom_input(text).into();
+                } else {
+                    item["arguments"] = text.as_str().into();
+                }
+                item
+            }
+        }
+    }
+
+    /// Ends the item that is open.
+    fn close(&mut self, status: &str) -> Vec<u8> {
+        let Some(open) = &mut self.open else { return Vec::new() };
+        let is_call = matches!(open.kind, Kind::Call { .. });
+        if is_call && open.text.is_empty() {
+            open.text.push_str("{}");
+        }
+        let text = open.text.clone();
+        let mut out = match &open.kind {
+            Kind::Message => {
+                let part = json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] });
+                let done = json!({ "content_index": 0, "text": text, "logprobs": [] });
+                let mut out = self.item_event("response.output_text.done", done);
+                out.extend(self.item_event("response.content_part.done", json!({ "content_index": 0, "part": part })));
+                out
+            }
+            Kind::Reasoning => {
+                let part = json!({ "type": "reasoning_text", "text": text });
+                let mut out =
+                    self.item_event("response.reasoning_text.done", json!({ "content_index": 0, "text": text }));
+                out.extend(self.item_event("response.content_part.done", json!({ "content_index": 0, "part": part })));
+                out
+            }
+            Kind::Call { origin: Origin { is_custom: true, .. }, .. } => {
+                let input = custom_input(&text);
+                let mut out = self.item_event("response.custom_tool_call_input.delta", json!({ "delta": input }));
+                out.extend(self.item_event("response.custom_tool_call_input.done", json!({ "input": input })));
+                out
+            }
+            Kind::Call { origin, .. } => {
+                let done = json!({ "name": origin.name, "arguments": text });
+                self.item_event("response.function_call_arguments.done", done)
+            }
+        };
+        if let Some(open) = self.open.take() {
+            let item = self.item(&open, status);
+            let output_index = self.output.len();
+            out.extend(self.event("response.output_item.done", json!({ "output_index": output_index, "item": item })));
+            self.output.push(item);
+        }
+        out
+    }
+
+    fn push_text(&mut self, text: &str, kind: Kind, name: &str, out: &mut Vec<u8>) {
+        if text.is_empty() {
+            return;
+        }
+        let is_open = self.open.as_ref().is_some_and(|open| {
+            matches!((&open.kind, &kind), (Kind::Message, Kind::Message) | (Kind::Reasoning, Kind::Reasoning))
+        });
+        let mut data = json!({ "content_index": 0, "delta": text });
+        if matches!(kind, Kind::Message) {
+            data["logprobs"] = json!([]);
+        }
+        if !is_open {
+            self.open(kind, out);
+        }
+        if let Some(open) = &mut self.open {
+            open.text.push_str(text);
+        }
+        out.extend(self.item_event(name, data));
+    }
+
+    fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<u8>, ApiError> {
+        let is_cut = match reason {
+            Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => false,
+            Finish::Length | Finish::ContextFull => true,
+            Finish::Deadline => {
+                return Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may"));
+            }
+            Finish::Cancelled => {
+                return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
+            }
+        };
+        let is_half_call = is_cut
+            && self.open.as_ref().is_some_and(|open| {
+                matches!(open.kind, Kind::Call { .. }) && serde_json::from_str::<Value>(&open.text).is_err()
+            });
+        // A client would run a call as soon as it is done, so half of one never is.
+        if is_half_call {
+            self.open = None;
+        }
+        let is_usable = !is_half_call
+            && (matches!(&self.open, Some(Open { kind: Kind::Message | Kind::Call { .. }, .. }))
+                || self.output.iter().any(|item| item["type"] != "reasoning"));
+        let status = if is_cut && (self.head.is_limited || !is_usable) { "incomplete" } else { "completed" };
+        let mut out = self.close(status);
+        let mut response = self.object(status, Some(usage), None);
+        if status == "incomplete" {
+            response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        }
+        if let Some((shared, client, mut items)) = self.store.take() {
+            let inputs = items.len();
+            items.extend(self.output.iter().cloned());
+            shared.responses.put(client, &self.head.id, Stored { response: response.clone(), items, inputs });
+        }
+        out.extend(self.event(&format!("response.{status}"), json!({ "response": response })));
+        self.response = Some(response);
+        Ok(out)
+    }
+}
+
+impl EventEncoder for ResponseEncoder {
+    fn begin(&mut self) -> Vec<u8> {
+        let response = self.object("in_progress", None, None);
+        let mut out = self.event("response.created", json!({ "response": response }));
+        out.extend(self.event("response.in_progress", json!({ "response": response })));
+        out
+    }
+
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+        let mut out = Vec::new();
+        match delta {
+            Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
+            Delta::Text { text, .. } => {
+                self.push_text(&text, Kind::Message, "response.output_text.delta", &mut out);
+            }
+            Delta::Thinking(text) => {
+                self.push_text(&text, Kind::Reasoning, "response.reasoning_text.delta", &mut out);
+            }
+            Delta::ToolCall { id, name } => {
+                let origin = self.tools.origin(&name);
+                self.open(Kind::Call { call_id: format!("{CALL_PREFIX}{id}"), origin }, &mut out);
+            }
+            Delta::ToolArguments(text) => {
+                if let Some(Open { kind: Kind::Call { origin, .. }, text: arguments, .. }) = &mut self.open
+                    && !text.is_empty()
+                {
+                    arguments.push_str(&text);
+                    // The text of a custom tool is known when its JSON is complete.
+                    if !origin.is_custom {
+                        out = self.item_event("response.function_call_arguments.delta", json!({ "delta": text }));
+                    }
+                }
+            }
+            Delta::Finished { reason, usage } => return self.finish(reason, usage),
+            Delta::Failed(failure) => return Err(ApiError::of_model(failure)),
+        }
+        Ok(out)
+    }
+
+    /// A comment would not do: Codex's timer is reset by events alone.
+    fn keep_alive(&mut self) -> Vec<u8> {
+        let response = self.object("in_progress", None, None);
+        self.event("response.in_progress", json!({ "response": response }))
+    }
+
+    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
+        if self.response.is_some() { Ok(Vec::new()) } else { Err(ended_early()) }
+    }
+
+    fn error(&mut self, error: &ApiError) -> Vec<u8> {
+        let response = self.object("failed", None, Some(error));
+        self.event("response.failed", json!({ "response": response }))
+    }
+}
+
+/// The text that a custom tool is called with.
+fn custom_input(arguments: &str) -> String {
+    let parsed: Option<Value> = serde_json::from_str(arguments).ok();
+    let text = parsed.as_ref().and_then(|arguments| arguments[CUSTOM_ARGUMENT].as_str());
+    text.map_or_else(|| arguments.to_owned(), str::to_owned)
+}
+
+/// The codes that Codex and the SDKs know.
+fn code(error: &ApiError) -> &'static str {
+    match error.code {
+        ErrorCode::TooLong => "context_length_exceeded",
+        ErrorCode::Overloaded | ErrorCode::Unavailable => "server_is_overloaded",
+        ErrorCode::InvalidRequest => "invalid_prompt",
+        _ => "server_error",
+    }
+}

@@ -1,0 +1,218 @@
+//! `input` into turns: a text, or items as this API returns and takes them.
+//!
+//! Neighbouring items of the assistant are one turn, as the model wrote them. An instruction that stands between a call and
+//! its output moves behind the output. An item that means nothing to a text model is left out with a note, since it would
+//! stay in the client's history and be sent again with every request.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::{Map, Value, json};
+
+use super::tools::{CUSTOM_ARGUMENT, NAME_BYTES_MAX, flat};
+use crate::{
+    chat::{Part, Role, Turn},
+    dialects::{
+        ApiError,
+        fields::{Field, Quote},
+        fresh_id,
+    },
+};
+
+const ITEMS_MAX: usize = 100_000;
+const PARTS_MAX: usize = 10_000;
+pub(super) const ID_BYTES_MAX: usize = 256;
+/// Stands before every id of a call that leaves here, and is taken off when it comes back.
+pub(super) const CALL_PREFIX: &str = "call_";
+
+/// The items of an input, each with an id and a type; a text is a message of the user.
+pub(super) fn items(field: &Field<'_>) -> Result<Vec<Value>, ApiError> {
+    if field.is_string() {
+        let content = json!([{ "type": "input_text", "text": field.string()? }]);
+        let id = fresh_id("msg_");
+        return Ok(vec![
+            json!({ "id": id, "type": "message", "role": "user", "status": "completed", "content": content }),
+        ]);
+    }
+    let item = |item: Field<'_>| {
+        let mut value = item.object()?.clone();
+        if item.get("type").is_absent() {
+            value.insert("type".into(), "message".into());
+        }
+        if item.get("id").is_absent() {
+            value.insert("id".into(), fresh_id("item_").into());
+        }
+        Ok(Value::Object(value))
+    };
+    field.items(ITEMS_MAX)?.map(item).collect()
+}
+
+/// The system text and the turns of the items.
+pub(super) fn read(instructions: &Field<'_>, field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
+    let mut reader = Reader::default();
+    if let Some(instructions) = instructions.present() {
+        reader.system.push(instructions.string()?.to_owned());
+    }
+    for item in field.items(ITEMS_MAX)? {
+        reader.item(&item)?;
+    }
+    reader.turns.append(&mut reader.waiting);
+    if reader.turns.is_empty() && reader.system.is_empty() {
+        return Err(field.invalid("should have at least one message"));
+    }
+    Ok((reader.system.join("\n\n"), reader.turns))
+}
+
+/// The reasoning that a reasoning item carries for its way back.
+pub(super) fn encrypted(reasoning: &str) -> String {
+    STANDARD.encode(reasoning)
+}
+
+#[derive(Default)]
+struct Reader {
+    system: Vec<String>,
+    turns: Vec<Turn>,
+    /// Calls without an output yet.
+    open: Vec<String>,
+    /// Instructions that wait until no call is open.
+    waiting: Vec<Turn>,
+}
+
+impl Reader {
+    fn item(&mut self, item: &Field<'_>) -> Result<(), ApiError> {
+        item.object()?;
+        match item.get("type").string()? {
+            "message" => self.message(item),
+            "function_call" => {
+                let arguments = item.get("arguments").string()?;
+                self.call(item, arguments_of(arguments))
+            }
+            "custom_tool_call" => {
+                let input = item.get("input").string()?;
+                self.call(item, json!({ CUSTOM_ARGUMENT: input }))
+            }
+            "function_call_output" | "custom_tool_call_output" => self.output(item),
+            "reasoning" => {
+                let text = reasoning(item)?;
+                if !text.is_empty() {
+                    self.append(Role::Assistant, Part::Thinking(text));
+                }
+                Ok(())
+            }
+            other => {
+                item.note(format_args!("items of type '{}' are not served here; it is left out", Quote(other)));
+                Ok(())
+            }
+        }
+    }
+
+    fn message(&mut self, item: &Field<'_>) -> Result<(), ApiError> {
+        let role = item.get("role").choice(&["developer", "system", "user", "assistant"])?;
+        let texts = texts(&item.get("content"))?;
+        match role {
+            0 | 1 if self.turns.is_empty() => self.system.push(texts.join("\n")),
+            0 | 1 => {
+                let turn = Turn { role: Role::System, parts: vec![Part::Text(texts.join("\n"))] };
+                if self.open.is_empty() { self.turns.push(turn) } else { self.waiting.push(turn) }
+            }
+            2 => self.turns.push(Turn { role: Role::User, parts: texts.into_iter().map(Part::Text).collect() }),
+            _ => {
+                for text in texts.into_iter().filter(|text| !text.is_empty()) {
+                    self.append(Role::Assistant, Part::Text(text));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, item: &Field<'_>, arguments: Value) -> Result<(), ApiError> {
+        let id = call_id(item)?;
+        let namespace = item.get("namespace").present().map(|name| name.text(NAME_BYTES_MAX)).transpose()?;
+        let name = flat(namespace, item.get("name").text(NAME_BYTES_MAX)?);
+        self.open.push(id.clone());
+        self.append(Role::Assistant, Part::ToolCall { id, name, arguments });
+        Ok(())
+    }
+
+    fn output(&mut self, item: &Field<'_>) -> Result<(), ApiError> {
+        let id = call_id(item)?;
+        let text = texts(&item.get("output"))?.join("\n");
+        let Some(place) = self.open.iter().position(|open| *open == id) else {
+            item.note("it belongs to no call; it is shown as a text");
+            let text = format!("[output of a tool: {text}]");
+            self.turns.push(Turn { role: Role::User, parts: vec![Part::Text(text)] });
+            return Ok(());
+        };
+        self.open.remove(place);
+        let part = Part::ToolResult { id, text, is_error: false };
+        match self.turns.last_mut() {
+            Some(turn) if matches!(turn.parts.as_slice(), [Part::ToolResult { .. }, ..]) => turn.parts.push(part),
+            _ => self.turns.push(Turn { role: Role::User, parts: vec![part] }),
+        }
+        if self.open.is_empty() {
+            self.turns.append(&mut self.waiting);
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, role: Role, part: Part) {
+        match self.turns.last_mut() {
+            Some(turn) if turn.role == role => turn.parts.push(part),
+            _ => self.turns.push(Turn { role, parts: vec![part] }),
+        }
+    }
+}
+
+/// Arguments as an object. What a model wrote that is no JSON object is shown to it as a text: templates take objects only.
+fn arguments_of(text: &str) -> Value {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(arguments)) => Value::Object(arguments),
+        _ if text.trim().is_empty() => Value::Object(Map::new()),
+        _ => json!({ "malformed_arguments": text }),
+    }
+}
+
+fn call_id(item: &Field<'_>) -> Result<String, ApiError> {
+    let id = item.get("call_id").text(ID_BYTES_MAX)?;
+    Ok(id.strip_prefix(CALL_PREFIX).filter(|bare| !bare.is_empty()).unwrap_or(id).to_owned())
+}
+
+/// A string, or a list of parts.
+fn texts(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
+    if field.is_string() {
+        return Ok(vec![field.string()?.to_owned()]);
+    }
+    let mut texts = Vec::new();
+    for part in field.items(PARTS_MAX)? {
+        part.object()?;
+        texts.push(match part.get("type").string()? {
+            "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text" => {
+                part.get("text").string()?.to_owned()
+            }
+            "refusal" => part.get("refusal").string()?.to_owned(),
+            "input_image" | "image" | "computer_screenshot" => part.attachment("image")?,
+            "input_file" | "file" => part.attachment("document")?,
+            "input_audio" => part.attachment("audio clip")?,
+            other => {
+                part.note(format_args!("parts of type '{}' are not served here; it is left out", Quote(other)));
+                continue;
+            }
+        });
+    }
+    Ok(texts)
+}
+
+/// The reasoning of an item: as it is, or else as this server has encoded it. What another server has encrypted is lost.
+fn reasoning(item: &Field<'_>) -> Result<String, ApiError> {
+    let content = item.get("content");
+    if content.present().is_some() {
+        let text = texts(&content)?.join("\n");
+        if !text.is_empty() {
+            return Ok(text);
+        }
+    }
+    if let Some(encrypted) = item.get("encrypted_content").present() {
+        let text = STANDARD.decode(encrypted.string()?).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        return Ok(text.unwrap_or_default());
+    }
+    let summary = item.get("summary");
+    if summary.is_absent() { Ok(String::new()) } else { Ok(texts(&summary)?.join("\n")) }
+}

@@ -1,0 +1,186 @@
+//! OpenAI's Responses API: `POST /v1/responses`, whole and streamed, and the responses that were stored.
+//!
+//! What deviates from the original, on purpose:
+//! - Tools that run on OpenAI's servers (`web_search`, `file_search`, `mcp`, …) are left out with a warning, which stands in
+//!   the answer's `metadata`, too. A `namespace` of tools is flattened, and a call into it names the namespace again.
+//! - A custom tool becomes a function with one string. A `regex` of its format is enforced; a `lark` grammar is only shown
+//!   to the model, as a grammar inside a JSON string is out of reach of the constraint engine.
+//! - `encrypted_content` of a reasoning item is the reasoning in base64: this server keeps no secrets from its client.
+//! - An answer that ends at the model's own limit is `completed` if it can be used: Codex drops a turn that is `incomplete`.
+//!   Where the client has set `max_output_tokens` itself, it is `incomplete`.
+//! - `background`, `conversation` and `prompt` templates are refused by name.
+
+mod encoder;
+mod input;
+mod request;
+mod store;
+mod tools;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use store::ResponseStore;
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{
+    ApiError, ApiRequest, ApiResponse, ErrorCode,
+    fields::{Document, Notes, Quote},
+    fresh_id, openai,
+    stream::{self, EventEncoder, FIRST_EVENT, Generations},
+    validation,
+};
+use crate::{
+    chat::{Input, Request, Role},
+    prompt::{Chats, Prepared},
+};
+use encoder::{Head, ResponseEncoder};
+use request::ResponseRequest;
+use store::Stored;
+
+/// How often a conversation is shortened for `truncation: "auto"` before the request is refused as too long.
+const TRUNCATIONS_MAX: usize = 8;
+
+/// `POST /v1/responses`.
+pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let (asked, mut warnings) = read(&call)?;
+    let permit = asked.stream.then(|| call.shared.streams.take()).transpose()?;
+    let prepared = prepare(&chats, &call, asked.request, asked.truncate, &mut warnings).await?;
+    let head = Head {
+        id: fresh_id("resp_"),
+        created: openai::now(),
+        echo: asked.echo,
+        warnings: warnings.clone(),
+        is_limited: asked.is_limited,
+        with_encrypted: asked.with_encrypted,
+    };
+    let store = asked.store.then(|| (call.shared.clone(), call.client().id, asked.items));
+    let mut encoder = ResponseEncoder::new(head, asked.tools, store);
+    let generations = Generations::start(&call, vec![prepared], Instant::now() + FIRST_EVENT).await;
+    let mut generations = generations.map_err(ApiError::of_model)?;
+    if let Some(permit) = permit {
+        return Ok(ApiResponse::events(stream::frames(encoder, generations), permit).with_warnings(warnings));
+    }
+    while let Some((choice, delta)) = generations.next().await {
+        encoder.delta(choice, delta)?;
+    }
+    let response = encoder.into_response().ok_or_else(stream::ended_early)?;
+    Ok(ApiResponse::json(&response).with_warnings(warnings))
+}
+
+/// `POST /v1/responses/input_tokens`: counts the prompt that the same response would have.
+pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    let (asked, warnings) = read(&call)?;
+    let tokens = chats.count(asked.request).await.map_err(ApiError::of_model)?;
+    let body = json!({ "object": "response.input_tokens", "input_tokens": tokens });
+    Ok(ApiResponse::json(&body).with_warnings(warnings))
+}
+
+/// `GET /v1/responses/ID`.
+pub(crate) fn retrieve(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
+    Ok(ApiResponse::json(&stored(call, &call.id)?.response))
+}
+
+/// `GET /v1/responses/ID/input_items`, the newest first.
+pub(crate) fn input_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
+    let stored = stored(call, &call.id)?;
+    let data: Vec<Value> = stored.items[..stored.inputs].iter().rev().cloned().collect();
+    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
+    let body = json!({
+        "object": "list", "first_id": id(data.first()), "last_id": id(data.last()), "has_more": false, "data": data,
+    });
+    Ok(ApiResponse::json(&body))
+}
+
+/// `DELETE /v1/responses/ID`.
+pub(crate) fn delete(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
+    stored(call, &call.id)?;
+    call.shared.responses.remove(call.client().id, &call.id);
+    Ok(ApiResponse::json(&json!({ "id": call.id, "object": "response", "deleted": true })))
+}
+
+/// OpenAI's form with the codes that clients of this API look for: Codex retries an overloaded server, and gives a turn up
+/// at a plain 429.
+pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
+    if matches!(error.code, ErrorCode::Overloaded | ErrorCode::Unavailable) {
+        let mut body = openai::error_body(error);
+        body["type"] = "server_error".into();
+        body["code"] = "server_is_overloaded".into();
+        return (503, json!({ "error": body, "request_id": request_id }).to_string().into_bytes());
+    }
+    openai::envelope(error, request_id)
+}
+
+/// Reads the body. The input of a request that goes on from a stored response is that response's conversation and its own.
+fn read(call: &ApiRequest) -> Result<(ResponseRequest, Vec<String>), ApiError> {
+    let document = call.document()?;
+    let body = document.root();
+    let mut items = input::items(&body.get("input"))?;
+    if let Some(previous) = body.get("previous_response_id").present() {
+        let id = previous.text(input::ID_BYTES_MAX)?;
+        let stored = stored(call, id).map_err(|error| ApiError { field: Some(previous.path().to_owned()), ..error })?;
+        items.splice(..0, stored.items);
+    }
+    // The items are read again as one list, so that an error in them has the path that the client knows.
+    let list = Document::of(json!({ "input": items }), Notes::new(call.shared.settings.reject_attachments));
+    let mut asked = request::read(&body, &list.root().get("input"), items)?;
+    let model = validation::model_name(call, &asked.request.model).to_owned();
+    let max_tokens = asked.request.max_tokens.or(call.shared.settings.max_tokens);
+    asked.request = Request { client: call.client(), model, max_tokens, ..asked.request };
+    super::extensions::read(&body, &mut asked.request)?;
+    let warnings = [document.warnings(), list.warnings()].concat();
+    Ok((asked, warnings))
+}
+
+/// Prepares a request. Under `truncation: "auto"` the oldest turns go until the rest fits.
+async fn prepare(
+    chats: &Chats,
+    call: &ApiRequest,
+    mut request: Request,
+    truncate: bool,
+    warnings: &mut Vec<String>,
+) -> Result<Prepared, ApiError> {
+    validation::check(chats, &request).await?;
+    for _ in 0..TRUNCATIONS_MAX {
+        let error = match chats.prepare(request.clone()).await {
+            Ok(prepared) => return Ok(prepared),
+            Err(failure) => ApiError::of_model(failure),
+        };
+        if error.code != ErrorCode::TooLong || !truncate || !shorten(&mut request) {
+            let is_long = error.code == ErrorCode::TooLong;
+            return Err(if is_long { ApiError { field: Some("input".to_owned()), ..error } } else { error });
+        }
+        if !warnings.iter().any(|warning| warning.starts_with("truncation:")) {
+            warnings.push("truncation: the oldest turns were left out, since the conversation is too long".to_owned());
+        }
+    }
+    let prepared = chats.prepare(request).await;
+    prepared
+        .map_err(|failure| ApiError { field: Some("input".to_owned()), ..ApiError::of_model(failure) })
+        .inspect(|prepared| tracing::debug!(tokens = prepared.input_tokens(), request = call.request_id, "truncated"))
+}
+
+/// Leaves a quarter of the turns out, the oldest ones, and begins with a turn of the user. False where none is left to go.
+fn shorten(request: &mut Request) -> bool {
+    let Input::Chat(conversation) = &mut request.input else { return false };
+    let turns = &mut conversation.turns;
+    let first = turns.len().div_ceil(4);
+    let is_start = |place: &usize| {
+        let turn = &turns[*place];
+        turn.role == Role::User && !turn.parts.iter().any(|part| matches!(part, crate::chat::Part::ToolResult { .. }))
+    };
+    let Some(start) = (first.max(1)..turns.len()).find(is_start) else { return false };
+    turns.drain(..start);
+    true
+}
+
+fn stored(call: &ApiRequest, id: &str) -> Result<Stored, ApiError> {
+    call.shared.responses.get(call.client().id, id).ok_or_else(|| {
+        let message = format!("there is no response '{}'", Quote(id));
+        let help = "responses are kept in memory unless the request says \"store\": false, and the oldest go first";
+        ApiError { help: help.to_owned(), field: Some("id".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }
+    })
+}

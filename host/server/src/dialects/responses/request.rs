@@ -1,0 +1,165 @@
+//! The body of a response that is asked for: the fields that stand beside its input.
+
+use serde_json::{Map, Value, json};
+
+use super::{input, tools::Tools};
+use crate::{
+    chat::{Conversation, Input, Request, ResponseFormat},
+    dialects::{ApiError, extensions, fields::Field, openai::options},
+};
+use pensieve_protocol::grammar::Grammar;
+
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+const METADATA_MAX: usize = 16;
+const INCLUDES_MAX: usize = 32;
+const NAME_BYTES_MAX: usize = 64;
+
+/// A response that is asked for.
+#[derive(Debug)]
+pub(super) struct ResponseRequest {
+    /// What the model is to do.
+    pub(super) request: Request,
+    /// Whether the answer comes as events.
+    pub(super) stream: bool,
+    /// Whether the response is stored.
+    pub(super) store: bool,
+    /// Whether the oldest turns may go if the conversation is too long.
+    pub(super) truncate: bool,
+    /// Whether the client has limited the answer itself.
+    pub(super) is_limited: bool,
+    /// Whether reasoning comes with its encoded form.
+    pub(super) with_encrypted: bool,
+    /// The tools, to name them as the client does.
+    pub(super) tools: Tools,
+    /// The items of the input.
+    pub(super) items: Vec<Value>,
+    /// The fields that the response repeats.
+    pub(super) echo: Map<String, Value>,
+}
+
+/// Reads the body; `input` is the list of all items.
+pub(super) fn read(body: &Field<'_>, input: &Field<'_>, items: Vec<Value>) -> Result<ResponseRequest, ApiError> {
+    for (name, why) in [
+        ("conversation", "is not served; send the whole input, or name the response before in 'previous_response_id'"),
+        ("prompt", "is not served, as this server has no templates of prompts; send 'instructions' and 'input'"),
+    ] {
+        if let Some(field) = body.get(name).present() {
+            return Err(field.invalid(why));
+        }
+    }
+    if options::flag(&body.get("background"))? {
+        return Err(body.get("background").invalid("is not served; send \"stream\": true"));
+    }
+    let tools = Tools::read(body)?;
+    let (system, turns) = input::read(&body.get("instructions"), input)?;
+    let mut conversation = Conversation {
+        system,
+        turns,
+        tools: tools.list.clone(),
+        tool_choice: tools.choice.clone(),
+        single_call: tools.single_call,
+        ..Conversation::default()
+    };
+    think(body, &mut conversation)?;
+    let limit = body.get("max_output_tokens");
+    let max_tokens = limit.present().map(|limit| limit.count(1)).transpose()?;
+    let request = Request {
+        model: options::model(body)?,
+        max_tokens,
+        sampling: options::sampling(body)?,
+        format: format(body)?,
+        input: Input::Chat(conversation),
+        ..Request::default()
+    };
+    let truncation = body.get("truncation");
+    let truncate = truncation.present().map(|word| word.choice(&["disabled", "auto"])).transpose()? == Some(1);
+    let store = body.get("store");
+    Ok(ResponseRequest {
+        request,
+        stream: options::flag(&body.get("stream"))?,
+        store: store.present().map(Field::boolean).transpose()?.unwrap_or(true),
+        truncate,
+        is_limited: max_tokens.is_some(),
+        with_encrypted: includes(body, "reasoning.encrypted_content")?,
+        tools,
+        items,
+        echo: echo(body, truncate)?,
+    })
+}
+
+fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), ApiError> {
+    let reasoning = body.get("reasoning");
+    let Some(reasoning) = reasoning.present() else { return Ok(()) };
+    reasoning.object()?;
+    if let Some(effort) = reasoning.get("effort").present() {
+        let effort = effort.choice(&EFFORTS)?;
+        conversation.thinking = Some(effort > 0);
+        if effort > 0 {
+            conversation.variables.insert("reasoning_effort".into(), EFFORTS[effort].into());
+        }
+    }
+    Ok(())
+}
+
+fn format(body: &Field<'_>) -> Result<ResponseFormat, ApiError> {
+    let text = body.get("text");
+    if let Some(text) = text.present() {
+        text.object()?;
+    }
+    let field = text.get("format");
+    let Some(format) = field.present() else { return Ok(ResponseFormat::Free) };
+    format.object()?;
+    let (grammar, field) = match format.get("type").choice(&["text", "json_object", "json_schema"])? {
+        0 => return Ok(ResponseFormat::Free),
+        1 => (Grammar::any_json_object(), format.clone()),
+        _ => {
+            format.get("name").text(NAME_BYTES_MAX)?;
+            let strict = options::flag(&format.get("strict"))?;
+            let schema = format.get("schema");
+            (Grammar::json_schema(extensions::schema(&schema)?, !strict), schema)
+        }
+    };
+    Ok(ResponseFormat::Grammar { grammar, field: field.path().to_owned() })
+}
+
+fn includes(body: &Field<'_>, wanted: &str) -> Result<bool, ApiError> {
+    let Some(list) = body.get("include").present().cloned() else { return Ok(false) };
+    let mut found = false;
+    for item in list.items(INCLUDES_MAX)? {
+        found |= item.string()? == wanted;
+    }
+    Ok(found)
+}
+
+/// The fields of the request that every response repeats, with the API's defaults.
+fn echo(body: &Field<'_>, truncate: bool) -> Result<Map<String, Value>, ApiError> {
+    let mut echo = Map::new();
+    let metadata = body.get("metadata");
+    if let Some(metadata) = metadata.present()
+        && metadata.object()?.len() > METADATA_MAX
+    {
+        return Err(metadata.invalid(format_args!("has more than {METADATA_MAX} entries")));
+    }
+    let defaults = [
+        ("instructions", Value::Null),
+        ("max_output_tokens", Value::Null),
+        ("metadata", json!({})),
+        ("model", Value::Null),
+        ("parallel_tool_calls", json!(true)),
+        ("previous_response_id", Value::Null),
+        ("reasoning", json!({ "effort": null, "summary": null })),
+        ("store", json!(true)),
+        ("temperature", json!(1.0)),
+        ("text", json!({ "format": { "type": "text" } })),
+        ("tool_choice", json!("auto")),
+        ("tools", json!([])),
+        ("top_p", json!(1.0)),
+        ("user", Value::Null),
+    ];
+    for (name, default) in defaults {
+        let value = body.get(name).present().map(Field::json).transpose()?;
+        echo.insert(name.to_owned(), value.cloned().unwrap_or(default));
+    }
+    echo.insert("truncation".to_owned(), if truncate { "auto" } else { "disabled" }.into());
+    Ok(echo)
+}

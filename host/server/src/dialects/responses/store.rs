@@ -1,0 +1,113 @@
+//! Responses that were stored, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and
+//! number, the oldest going first. A client sees its own only.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+
+use serde_json::Value;
+
+const RESPONSES_MAX: usize = 4096;
+
+/// A response and the conversation that it ends.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    /// The response object.
+    pub(super) response: Value,
+    /// The items of the conversation: what the model was given, then what it answered.
+    pub(super) items: Vec<Value>,
+    /// How many of the items the model was given.
+    pub(super) inputs: usize,
+}
+
+/// All stored responses of a server.
+#[derive(Debug, Default)]
+pub(crate) struct ResponseStore {
+    bytes_max: usize,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    /// The oldest first.
+    list: VecDeque<Entry>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    client: u64,
+    id: String,
+    bytes: usize,
+    stored: Stored,
+}
+
+impl ResponseStore {
+    /// An empty store of this size; 0 stores nothing.
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self { bytes_max, entries: Mutex::default() }
+    }
+
+    /// Stores a response under its id, in place of the oldest ones if there is no room.
+    pub(super) fn put(&self, client: u64, id: &str, stored: Stored) {
+        // A value takes several times as much memory as its text.
+        let text =
+            stored.response.to_string().len() + stored.items.iter().map(|item| item.to_string().len()).sum::<usize>();
+        let bytes = text.saturating_mul(4);
+        if bytes > self.bytes_max {
+            return;
+        }
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        while entries.bytes + bytes > self.bytes_max || entries.list.len() >= RESPONSES_MAX {
+            let Some(oldest) = entries.list.pop_front() else { break };
+            entries.bytes -= oldest.bytes;
+        }
+        entries.bytes += bytes;
+        entries.list.push_back(Entry { client, id: id.to_owned(), bytes, stored });
+    }
+
+    /// A client's response.
+    pub(super) fn get(&self, client: u64, id: &str) -> Option<Stored> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.list.iter().find(|entry| entry.client == client && entry.id == id).map(|entry| entry.stored.clone())
+    }
+
+    /// Removes a client's response.
+    pub(super) fn remove(&self, client: u64, id: &str) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = entries.list.iter().position(|entry| entry.client == client && entry.id == id);
+        if let Some(removed) = place.and_then(|place| entries.list.remove(place)) {
+            entries.bytes -= removed.bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(text: &str) -> Stored {
+        Stored { response: Value::from(text), items: Vec::new(), inputs: 0 }
+    }
+
+    #[test]
+    fn the_oldest_go_first_and_clients_see_their_own_only() {
+        let store = ResponseStore::new(4 * 30);
+        for id in ["a", "b", "c"] {
+            store.put(1, id, stored("12345678"));
+        }
+        assert!(store.get(1, "a").is_some() && store.get(2, "a").is_none());
+        store.put(1, "d", stored("12345678"));
+        assert!(store.get(1, "a").is_none() && store.get(1, "b").is_some());
+        store.remove(2, "b");
+        assert!(store.get(1, "b").is_some());
+        store.remove(1, "b");
+        assert!(store.get(1, "b").is_none());
+        store.put(1, "large", stored(&"x".repeat(100)));
+        assert!(store.get(1, "large").is_none() && store.get(1, "d").is_some());
+        let off = ResponseStore::new(0);
+        off.put(1, "a", stored(""));
+        assert!(off.get(1, "a").is_none());
+    }
+}
