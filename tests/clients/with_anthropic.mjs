@@ -140,7 +140,7 @@ await run({
 
   async models() {
     const models = await all(client.models.list());
-    equal(models.map((model) => [model.id, model.type]), [[MODEL, "model"]]);
+    equal(models.map((model) => model.id), [MODEL, `pensieve/claude-${MODEL}`]);
     equal((await client.models.retrieve(MODEL)).id, MODEL);
     equal(text(await ask("Say hello", { model: "claude-haiku-anything" })), HELLO);
   },
@@ -159,7 +159,7 @@ await run({
         assert(error.requestID);
       }
     }
-    const other = new Anthropic({ baseURL: URL, apiKey: "wrong", maxRetries: 0 });
-    await refused(Anthropic.AuthenticationError, () => other.models.list());
+    const other = new Anthropic({ baseURL: URL, apiKey: "sk-ant-of-another-service", maxRetries: 0 });
+    assert((await all(other.models.list())).length > 0);
   },
 });

@@ -219,11 +219,11 @@ await run({
       }
     }
     const image = [{ type: "image_url", image_url: { url: "data:image/png;base64,AAAA" } }];
-    equal((await refused(OpenAI.BadRequestError, () => ask(image))).param, "messages.0.content.0.type");
+    equal((await ask(image)).object, "chat.completion");
     const long = await refused(OpenAI.BadRequestError, () => ask("word ".repeat(80_000)));
     equal(long.code, "context_length_exceeded");
-    const other = new OpenAI({ baseURL: `${URL}/v1`, apiKey: "wrong", maxRetries: 0 });
-    equal((await refused(OpenAI.AuthenticationError, () => other.models.list())).code, "invalid_api_key");
+    const other = new OpenAI({ baseURL: `${URL}/v1`, apiKey: "sk-proj-of-another-service", maxRetries: 0 });
+    assert((await all(other.models.list())).length > 0);
   },
 
   async rawResponses() {

@@ -390,8 +390,9 @@ def refusals():
         error = refused(openai.BadRequestError, lambda: ask("Say hello", **more))
         equal((error.param, error.type, error.status_code), (field, "invalid_request_error", 400))
     image = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
-    error = refused(openai.BadRequestError, lambda: ask(image))
-    equal(error.param, "messages.0.content.0.type")
+    raw = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": [{"type": "text", "text": "Say hello"}, *image]}])
+    assert "messages.0.content.1" in raw.headers["warning"], raw.headers
     error = refused(openai.BadRequestError, lambda: list(ask("Say hello", stream=True, temperature=-1)))
     equal(error.param, "temperature")
 
@@ -405,11 +406,9 @@ def too_long():
 
 
 @call
-def wrong_key():
-    other = openai.OpenAI(base_url=f"{URL}/v1", api_key="wrong", max_retries=0)
-    error = refused(openai.AuthenticationError, lambda: other.models.list())
-    equal(error.code, "invalid_api_key")
-    assert error.request_id
+def keys_of_other_services():
+    other = openai.OpenAI(base_url=f"{URL}/v1", api_key="sk-proj-of-another-service", max_retries=0)
+    assert list(other.models.list())
 
 
 @call

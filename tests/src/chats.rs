@@ -5,7 +5,7 @@ use pensieve_protocol::{
     job::{Failure, FailureCode, Finish, StageSpec, Usage},
 };
 use pensieve_server::{
-    chat::{Conversation, Delta, Format, Input, Part, Request, Role, Sampling, Tool, ToolChoice, Turn},
+    chat::{Conversation, Delta, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, ToolChoice, Turn},
     fleet::{Config, Fleet},
     prompt::{Chats, Generation},
 };
@@ -112,7 +112,7 @@ fn tools() -> Vec<Tool> {
 }
 
 fn request(conversation: Conversation) -> Request {
-    let sampling = Sampling { temperature: Some(0.0), ..Sampling::default() };
+    let sampling = SamplingParams { temperature: Some(0.0), ..SamplingParams::default() };
     Request { model: "anything".into(), input: Input::Chat(conversation), sampling, ..Request::default() }
 }
 
@@ -138,10 +138,15 @@ async fn text_comes_in_whole_characters_and_counts_are_exact() {
     assert!(answer.deltas.iter().any(|delta| matches!(delta, Delta::Started { reused_tokens: 0 })));
     // Drawn with the usual chain, or with one by name, the script is as likely as can be.
     for sampling in [
-        Sampling { seed: Some(7), logit_bias: vec![(3, 5.0)], frequency_penalty: Some(0.5), ..Sampling::default() },
-        Sampling {
+        SamplingParams {
+            seed: Some(7),
+            logit_bias: vec![(3, 5.0)],
+            frequency_penalty: Some(0.5),
+            ..SamplingParams::default()
+        },
+        SamplingParams {
             stages: Some(vec![StageSpec { sampler: "greedy".into(), ..StageSpec::default() }]),
-            ..Sampling::default()
+            ..SamplingParams::default()
         },
     ] {
         let drawn = home.ask(Request { sampling, ..request(asked("hello")) }).await.unwrap();
@@ -242,7 +247,7 @@ async fn answers_have_the_form_that_was_asked_for() {
     let schema = json!({ "type": "object", "properties": { "city": { "type": "string" }, "people": { "type": "integer" } }, "required": ["city", "people"], "additionalProperties": false });
     let formed = |schema: String| {
         let (grammar, field) = (Grammar::json_schema(schema, false), "format.schema".to_owned());
-        Format::Grammar { grammar, field }
+        ResponseFormat::Grammar { grammar, field }
     };
     let format = formed(schema.to_string());
     for (text, tools, expect) in

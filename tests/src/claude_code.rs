@@ -62,8 +62,8 @@ fn in_a_network_of_its_own(test: &str) {
     assert!(passed, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A command in a network of its own, in which nobody is but itself.
-fn alone() -> Command {
+/// A command in a network of its own, in which no other process is.
+pub fn alone() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
     command
@@ -187,6 +187,6 @@ fn find(folder: &Path) -> Option<PathBuf> {
     packages.filter_map(|entry| Some(entry.ok()?.path().join("claude"))).find(|path| path.is_file())
 }
 
-fn succeeded(output: Output) -> Result<(), String> {
+pub fn succeeded(output: Output) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
 }

@@ -53,6 +53,16 @@ fn openais_python_sdk_runs_unchanged() {
 }
 
 #[test]
+fn the_responses_api_runs_through_openais_python_sdk() {
+    python("with_responses.py");
+}
+
+#[test]
+fn ollamas_python_client_runs_unchanged() {
+    python("with_ollama.py");
+}
+
+#[test]
 fn anthropics_python_sdk_runs_unchanged() {
     python("with_anthropic.py");
 }

@@ -24,6 +24,7 @@ mod chats;
 mod claude_code;
 mod cli;
 mod clients;
+mod codex;
 mod conformance;
 mod damage;
 mod deaths;

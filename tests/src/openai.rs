@@ -157,7 +157,7 @@ fn fields_are_checked_before_anything_is_queued() {
     }
     for (path, name, value, param) in [
         (CHAT, "messages", json!([]), "messages"),
-        (CHAT, "messages", json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages.0.content.0.type"),
+        (CHAT, "messages", json!([{"role": "user", "content": [{"type": "video"}]}]), "messages.0.content.0.type"),
         (CHAT, "top_logprobs", json!(1), "top_logprobs"),
         (CHAT, "tool_choice", json!("required"), "tool_choice"),
         (CHAT, "response_format", json!({"type": "xml"}), "response_format.type"),

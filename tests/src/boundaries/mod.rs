@@ -36,7 +36,10 @@ fn serve(root: &Path) -> Server {
 
 /// What is wrong with a refusal, if anything is.
 fn misfit(reply: &Reply, path: &str, field: Option<&str>) -> Option<String> {
-    let is_openai = path.ends_with("/completions");
+    let is_openai = path.ends_with("/completions") || path == "/v1/responses";
+    if path.starts_with("/api/") {
+        return misfit_of_ollama(reply, field);
+    }
     let Ok(body) = serde_json::from_slice::<Value>(&reply.body) else { return Some("no JSON".into()) };
     let error = &body["error"];
     let names = |text: &Value, field: &str| {
@@ -56,6 +59,18 @@ fn misfit(reply: &Reply, path: &str, field: Option<&str>) -> Option<String> {
     checks.iter().find(|(holds, _)| !holds).map(|(_, what)| format!("{what}: {reply:?}"))
 }
 
+/// The same for the form of Ollama's errors.
+fn misfit_of_ollama(reply: &Reply, field: Option<&str>) -> Option<String> {
+    let Ok(body) = serde_json::from_slice::<Value>(&reply.body) else { return Some("no JSON".into()) };
+    let message = body["error"].as_str().unwrap_or_default();
+    let checks = [
+        (reply.status() == 400, "the status is not 400"),
+        (!message.is_empty(), "there is no message"),
+        (field.is_none_or(|field| message.starts_with(field)), "the message does not begin with the field"),
+    ];
+    checks.iter().find(|(holds, _)| !holds).map(|(_, what)| format!("{what}: {reply:?}"))
+}
+
 fn short(body: &Value) -> String {
     body.to_string().chars().take(300).collect()
 }
@@ -69,7 +84,8 @@ fn every_field_is_taken_up_to_its_edges_and_refused_by_name_beyond_them() {
         for field in &route.fields {
             for value in &field.good {
                 let reply = post(server.address, route.path, &field.body(&route, value));
-                let broke_off = reply.text().contains("event: error");
+                let broke_off =
+                    ["event: error", "response.failed", "{\"error\""].iter().any(|end| reply.text().contains(end));
                 if reply.status() != 200 || broke_off {
                     let body = short(&field.body(&route, value));
                     wrong.push(format!("{} {body} is refused: {reply:?}", route.path));

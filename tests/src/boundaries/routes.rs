@@ -17,6 +17,10 @@ pub fn routes() -> Vec<Route> {
     let chat = json!({"model": "scripted", "max_tokens": 1, "messages": hello});
     let uncounted = json!({"model": "scripted", "messages": hello});
     let text = json!({"model": "scripted", "prompt": "hello", "max_tokens": 1});
+    let input = json!({"model": "scripted", "input": "hello", "max_output_tokens": 1});
+    let options = json!({"num_predict": 1});
+    let line_chat = json!({"model": "scripted", "messages": hello, "options": options});
+    let line_prompt = json!({"model": "scripted", "prompt": "hello", "options": options});
     let query = json!({"query": "hello", "max_tokens": 1});
     let prompt = json!({"prompt": "hello", "max_tokens": 1});
     let route = |path, body: &Value, fields: Vec<Vec<Field>>| Route {
@@ -30,6 +34,9 @@ pub fn routes() -> Vec<Route> {
         route("/v1/messages/count_tokens", &uncounted, vec![conversation()]),
         route("/v1/chat/completions", &chat, vec![completion(), chat_completion(), pensieve()]),
         route("/v1/completions", &text, vec![completion(), text_completion(), pensieve()]),
+        route("/v1/responses", &input, vec![response(), pensieve()]),
+        route("/api/chat", &line_chat, vec![ollama(), ollama_chat(), pensieve()]),
+        route("/api/generate", &line_prompt, vec![ollama(), ollama_prompt(), pensieve()]),
         route("/token_stream", &query, vec![plain(), vec![words("query")], pensieve()]),
         route("/execute", &prompt, vec![plain(), vec![words("prompt")], pensieve()]),
     ]
@@ -61,7 +68,6 @@ fn conversation() -> Vec<Field> {
         {"name": "a b", "input_schema": {}},
         {"name": "t0", "input_schema": {}},
         {"name": "a", "input_schema": []},
-        {"type": "bash_20250124", "name": "bash"},
     ]);
     let block = json!([{"type": "text", "text": "a"}]);
     let long = "x".repeat(20_000);
@@ -82,7 +88,7 @@ fn conversation() -> Vec<Field> {
         Field::new(
             "system",
             json!(["", [], "a", block, null]),
-            json!([1, {}, [1], [{"type": "text"}], [{"type": "image"}]]),
+            json!([1, {}, [1], [{"type": "text"}], [{"type": "video"}]]),
         ),
         Field::new("metadata", json!([{}, {"user_id": "a"}]), json!([1, [], {"user_id": 1}, {"user_id": long}])),
         Field::new(
@@ -107,7 +113,7 @@ fn messages() -> Field {
         json!({"role": "robot", "content": "a"}),
         json!({"role": "user", "content": 1}),
         json!({"role": "user"}),
-        json!({"role": "user", "content": [{"type": "image"}]}),
+        json!({"role": "user", "content": [{"type": "video"}]}),
     ];
     field.bad.extend(wrong.map(|wrong| json!([hello, wrong])));
     field
@@ -165,6 +171,102 @@ fn text_completion() -> Vec<Field> {
         flag("echo"),
         list("prompt", 64, |_| json!("hello"), json!([1, null, {}])).required(),
         Field::new("prompt", json!([[1, 2047], [[1], [2]]]), strange),
+    ]
+}
+
+/// OpenAI's responses.
+fn response() -> Vec<Field> {
+    let tool = |place: usize| json!({"type": "function", "name": format!("t{place}")});
+    let wrong_tools = json!([
+        1,
+        {},
+        {"type": "function"},
+        {"type": "function", "name": "a b"},
+        {"type": "function", "name": "a", "parameters": []},
+        {"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf", "definition": "x"}},
+        {"type": "namespace", "name": "a"},
+    ]);
+    let hello = json!({"role": "user", "content": "hello"});
+    let part = |part: Value| json!([{"role": "user", "content": [part]}]);
+    let wrong_items = json!([
+        [], 1, {}, null, [1], [{}], [{"role": "robot", "content": "a"}], [{"role": "user"}], [{"role": "user", "content": 1}],
+        [{"type": "function_call", "name": "a", "arguments": "{}"}],
+        [{"type": "function_call", "call_id": "1", "arguments": "{}"}],
+        [{"type": "function_call", "call_id": "1", "name": "a", "arguments": {}}],
+        [{"type": "function_call_output", "call_id": "1"}],
+        [{"type": "function_call_output", "output": "a"}],
+        [{"type": "custom_tool_call", "call_id": "1", "name": "a"}],
+        part(json!(1)), part(json!({})), part(json!({"type": "input_text"})), part(json!({"type": "input_text", "text": 1})),
+    ]);
+    let right_items = json!([
+        "hello", [hello], [hello, {"type": "web_search_call", "id": "ws_1"}, hello],
+        part(json!({"type": "input_image", "image_url": "data:"})), part(json!({"type": "from_the_future"})),
+    ]);
+    let formats =
+        json!([1, {"format": 1}, {"format": {"type": "xml"}}, {"format": {"type": "json_schema", "name": "a"}}]);
+    vec![
+        text("model", 256).required(),
+        number("temperature", 0.0, 2.0),
+        number("top_p", 0.0, 1.0),
+        count("max_output_tokens", 1),
+        flag("stream"),
+        flag("store"),
+        flag("parallel_tool_calls"),
+        list("tools", 512, tool, wrong_tools).with_good(json!([[], [tool(0)], [{"type": "web_search"}]])),
+        Field::new("input", right_items, wrong_items),
+        Field::new("instructions", json!(["", "a", null]), json!([1, [], {}])),
+        Field::new("truncation", json!(["auto", "disabled", null]), json!(["never", 1])),
+        Field::new("reasoning", json!([{}, {"effort": "low"}, {"summary": "auto"}]), json!([1, {"effort": "huge"}])),
+        Field::new("text", json!([{}, {"format": {"type": "text"}}, {"verbosity": "low"}]), formats),
+        Field::new("include", json!([[], ["reasoning.encrypted_content"]]), json!([1, "a", [1]])),
+        Field::new("metadata", json!([{}, {"a": "b"}]), json!([1, []])),
+        Field::new("tool_choice", json!(["auto", "none"]), json!(["any", 1, {}, {"type": "function", "name": "a"}])),
+        Field::new("background", json!([false, null]), json!([true, 1])),
+        Field::new("conversation", json!([null]), json!(["conv_1", {}])),
+        Field::new("prompt", json!([null]), json!([{"id": "pmpt_1"}])),
+    ]
+}
+
+/// Ollama's, in both endpoints.
+fn ollama() -> Vec<Field> {
+    vec![
+        text("model", 256).required(),
+        number("options.temperature", 0.0, 10.0),
+        number("options.top_p", 0.0, 1.0),
+        number("options.min_p", 0.0, 1.0),
+        number("options.presence_penalty", -2.0, 2.0),
+        number("options.frequency_penalty", -2.0, 2.0),
+        count("options.top_k", 0),
+        seed("options.seed"),
+        stops("options.stop", 16),
+        flag("stream"),
+        Field::new("options", json!([{"num_predict": 1, "num_ctx": 8, "mirostat": 1}]), json!([1, [], "a"])),
+        Field::new("format", json!(["json", "", {"type": "object"}]), json!([1, [], "yaml", true])),
+        Field::new("think", json!([true, false, "low", null]), json!([1, "huge", []])),
+        Field::new("keep_alive", json!(["5m", 0, -1, null]), json!([])),
+    ]
+}
+
+fn ollama_chat() -> Vec<Field> {
+    let tool = |place: usize| json!({"type": "function", "function": {"name": format!("t{place}")}});
+    let wrong_tools =
+        json!([1, {}, {"type": "function"}, {"function": {"name": 1}}, {"function": {"name": "a", "parameters": 1}}]);
+    let wrong = json!([
+        1, {}, "a", [1], [{}], [{"role": "robot"}], [{"role": "user", "content": 1}], [{"role": "user", "images": 1}],
+        [{"role": "assistant", "tool_calls": 1}], [{"role": "assistant", "tool_calls": [{}]}],
+        [{"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]}],
+    ]);
+    let right = json!([[], [{"role": "user", "content": "hello"}], [{"role": "tool", "content": "stray"}]]);
+    vec![list("tools", 512, tool, wrong_tools).with_good(json!([[], [tool(0)]])), Field::new("messages", right, wrong)]
+}
+
+fn ollama_prompt() -> Vec<Field> {
+    vec![
+        Field::new("prompt", json!(["hello", "", null]), json!([1, [], {}])),
+        Field::new("system", json!(["a", null]), json!([1, []])),
+        Field::new("suffix", json!(["", null]), json!(["a", 1])),
+        Field::new("images", json!([["iVBOR"], []]), json!([1, "a"])),
+        flag("raw"),
     ]
 }
 

@@ -26,22 +26,17 @@ fn check(reply: &Reply, status: u16) {
 }
 
 #[test]
-fn on_this_machine_no_key_is_needed_and_a_wrong_one_is_wrong() {
+fn without_a_key_of_its_own_a_server_on_this_machine_takes_any() {
     let server = Options::default().start();
     check(&chat(&server, &[JSON]), 400);
-    for right in [("x-api-key", "pensieve-local-key"), ("authorization", "Bearer pensieve-local-key")] {
-        check(&chat(&server, &[JSON, right]), 400);
-        check(&request(server.address, "GET", "/v1/plugins", &[right], b""), 200);
-    }
-    for wrong in [("x-api-key", "sk-wrong"), ("authorization", "Bearer sk-wrong")] {
-        let reply = chat(&server, &[JSON, wrong]);
-        check(&reply, 401);
-        assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
-        check(&request(server.address, "GET", "/v1/plugins", &[wrong], b""), 401);
-        check(&request(server.address, "GET", "/metrics", &[wrong], b""), 401);
-        check(&request(server.address, "HEAD", "/", &[wrong], b""), 200);
-        let health = request(server.address, "GET", "/health", &[wrong], b"");
-        assert_eq!((health.status(), health.json()), (200, json!({"status": "ok"})));
+    for key in ["pensieve-local-key", "sk-ant-of-another-service", "sk-proj-of-another-service"] {
+        for header in [("x-api-key", key.to_owned()), ("authorization", format!("Bearer {key}"))] {
+            let header = (header.0, header.1.as_str());
+            check(&chat(&server, &[JSON, header]), 400);
+            check(&request(server.address, "GET", "/v1/plugins", &[header], b""), 200);
+            let health = request(server.address, "GET", "/health", &[header], b"").json();
+            assert!(health["models"].is_array(), "{health}");
+        }
     }
 }
 
@@ -49,7 +44,9 @@ fn on_this_machine_no_key_is_needed_and_a_wrong_one_is_wrong() {
 fn names_of_others_are_not_answered_to() {
     let server = Options::default().start();
     let port = server.address.port();
-    for host in ["localhost", &format!("localhost:{port}"), "127.0.0.1", &format!("127.0.0.1:{port}"), "[::1]:1"] {
+    for host in
+        ["localhost", &format!("localhost:{port}"), "127.0.0.1:1", "[::1]:1", &format!("host.docker.internal:{port}")]
+    {
         check(&chat(&server, &[JSON, ("host", host)]), 400);
     }
     for host in ["evil.example", &format!("evil.example:{port}"), "127.0.0.1.evil.example", "", "0.0.0.0"] {
@@ -65,7 +62,12 @@ fn where_keys_are_set_one_of_them_is_needed() {
         check(&chat(&server, &[JSON, right]), 400);
     }
     for wrong in [vec![JSON], vec![JSON, ("x-api-key", "pensieve-local-key")], vec![JSON, ("x-api-key", "first-ke")]] {
-        check(&chat(&server, &wrong), 401);
+        let reply = chat(&server, &wrong);
+        check(&reply, 401);
+        assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
+        for name in ["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OLLAMA_API_KEY"] {
+            assert!(reply.text().contains(name), "{reply:?}");
+        }
         check(&request(server.address, "GET", "/metrics", &wrong, b""), 401);
         check(&request(server.address, "HEAD", "/", &wrong, b""), 200);
         assert_eq!(request(server.address, "GET", "/health", &wrong, b"").json(), json!({"status": "ok"}));
@@ -114,28 +116,44 @@ fn what_a_browser_sends_unasked_is_no_json() {
 }
 
 #[test]
-fn an_envelope_is_in_the_words_of_the_path() {
-    let server = Options::default().start();
-    let wrong = [JSON, ("x-api-key", "wrong")];
-    for path in ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x"] {
+fn an_error_has_the_form_of_the_path_or_else_of_the_headers() {
+    let server = Options::configured("[server]\nkey = \"right\"").start();
+    let bearer = [JSON, ("authorization", "Bearer wrong")];
+    for path in ["/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/x", "/v1/responses", "/nothing"] {
         let method = if path.contains("models") { "GET" } else { "POST" };
-        let error = request(server.address, method, path, &wrong, b"").json();
-        assert!(error["error"]["code"].is_string() && error.get("type").is_none(), "{error}");
+        let error = request(server.address, method, path, &bearer, b"").json();
+        assert!(error["error"]["code"].is_string() && error.get("type").is_none(), "{path}: {error}");
     }
-    let anthropic = [JSON, ("x-api-key", "wrong"), ("anthropic-version", "2023-06-01")];
-    for (method, path) in [("POST", "/v1/messages"), ("GET", "/v1/models"), ("GET", "/nothing"), ("POST", "/execute")] {
-        let reply = request(server.address, method, path, &anthropic, b"");
-        let error = reply.json();
-        assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("authentication_error")));
-        assert_eq!(error["request_id"].as_str(), reply.header("request-id"));
+    for path in ["/api/chat", "/api/nothing"] {
+        let error = request(server.address, "POST", path, &bearer, b"").json();
+        assert!(error["error"].is_string(), "{path}: {error}");
+    }
+    let by_key = [JSON, ("x-api-key", "wrong")];
+    let by_version = [JSON, ("x-api-key", "wrong"), ("anthropic-version", "2023-06-01")];
+    for headers in [&by_key[..], &by_version[..]] {
+        for (method, path) in
+            [("POST", "/v1/messages"), ("GET", "/v1/models"), ("GET", "/nothing"), ("POST", "/execute")]
+        {
+            let reply = request(server.address, method, path, headers, b"");
+            let error = reply.json();
+            assert_eq!((&error["type"], &error["error"]["type"]), (&json!("error"), &json!("authentication_error")));
+            assert_eq!(error["request_id"].as_str(), reply.header("request-id"));
+        }
     }
 }
 
 #[test]
 fn unknown_paths_and_methods_are_told_apart() {
     let server = Options::default().start();
-    for (method, path) in [("GET", "/nothing"), ("POST", "/v1"), ("GET", "/v1/plugins/"), ("GET", "//health")] {
-        check(&request(server.address, method, path, &[], b""), 404);
+    for (method, path, nearest) in [
+        ("GET", "/nothing", "/"),
+        ("POST", "/v1/chat/complete", "'/v1/chat/completions'"),
+        ("POST", "/v1/message", "'/v1/messages'"),
+        ("POST", "/api/chats", "'/api/chat'"),
+    ] {
+        let reply = request(server.address, method, path, &[], b"");
+        assert_eq!(reply.status(), 404, "{reply:?}");
+        assert!(reply.text().contains(&format!("'{path}'")) && reply.text().contains(nearest), "{reply:?}");
     }
     for (method, path, allowed) in [
         ("GET", "/v1/chat/completions", "POST"),
@@ -153,6 +171,23 @@ fn unknown_paths_and_methods_are_told_apart() {
         check(&head, 200);
         assert_eq!(head.body, b"", "{path}");
     }
-    check(&request(server.address, "GET", "/health?x=/y", &[], b""), 200);
-    check(&request(server.address, "POST", "/v1/completions?beta=true", &[JSON], b"{}"), 400);
+    for path in ["/health?x=/y", "/v1/plugins/", "//health", "/models", "/v1/models?limit=1000"] {
+        check(&request(server.address, "GET", path, &[], b""), 200);
+    }
+    for path in ["/v1/completions?beta=true", "/completions", "/v1/v1/messages", "//v1//responses/"] {
+        check(&request(server.address, "POST", path, &[JSON], b"{}"), 400);
+    }
+}
+
+#[test]
+fn the_log_of_a_refused_request_tells_client_path_and_reason() {
+    let server = Options::default().start();
+    let agent = ("user-agent", "some-client/1.2");
+    request(server.address, "POST", "/v1/responses", &[JSON, agent], br#"{"model": "x", "input": 5}"#);
+    server.until("logged", |_| server.log().contains("some-client/1.2"));
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("some-client/1.2")).unwrap();
+    for part in ["POST", "/v1/responses", "responses", "input: should be a list, not 5", "400"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
 }
