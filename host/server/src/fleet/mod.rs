@@ -11,12 +11,15 @@ mod config;
 mod crash_history;
 mod memory;
 mod model;
+mod pace;
 pub mod plugins;
 mod probe;
 mod router;
 mod sources;
 mod stats;
+mod stderr;
 mod stream;
+mod streams;
 mod supervisor;
 mod worker;
 mod worker_handle;
@@ -35,13 +38,13 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 use tokio::{
     sync::{
-        mpsc::{UnboundedSender, unbounded_channel},
+        mpsc::{self, UnboundedSender, unbounded_channel},
         oneshot,
     },
     task::JoinHandle,
@@ -60,6 +63,9 @@ use plugins::PluginFolder;
 use probe::Prober;
 use supervisor::{Message, Supervisor};
 
+/// Reports of workers that wait for the supervisor; a worker that sends more waits on its socket.
+const SIGNALS_MAX: usize = 64;
+
 /// The models of a server. Dropping it ends every worker.
 #[derive(Debug)]
 pub struct Fleet {
@@ -69,6 +75,8 @@ pub struct Fleet {
     registry: Arc<AdapterRegistry>,
     messages: UnboundedSender<Message>,
     next_job: AtomicU64,
+    /// Bytes that wait in the queues of all streams.
+    queued_bytes: Arc<AtomicUsize>,
     closing: AtomicBool,
     supervisor: JoinHandle<()>,
 }
@@ -115,12 +123,14 @@ impl Fleet {
         let config = Arc::new(config);
         let registry = Arc::new(AdapterRegistry::new(&config.models));
         let (messages, received) = unbounded_channel();
+        let (signals, reported) = mpsc::channel(SIGNALS_MAX);
         let supervisor = Supervisor {
             config: config.clone(),
             prober: prober.clone(),
             registry: registry.clone(),
             catalogue: plugins.subscribe(),
             messages: messages.downgrade(),
+            signals,
             models: config.models.iter().map(|_| Model::default()).collect(),
             handles: HashMap::new(),
             next_serial: 0,
@@ -128,9 +138,10 @@ impl Fleet {
             stats_request: None,
             closing: None,
         };
-        let supervisor = tokio::spawn(supervisor.run(received));
+        let supervisor = tokio::spawn(supervisor.run(received, reported));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
-        Ok(Self { config, plugins, prober, registry, messages, next_job, closing, supervisor })
+        let queued_bytes = Arc::default();
+        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, closing, supervisor })
     }
 
     /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
@@ -149,7 +160,7 @@ impl Fleet {
                 );
             }
         }
-        let (updates, received) = unbounded_channel();
+        let (updates, received) = streams::queue(self.queued_bytes.clone());
         let stream = EventStream { job: job.id, updates: received, messages: self.messages.clone(), ended: false };
         let message = Message::Submit { model: target.model, job, updates };
         if self.closing.load(Ordering::Relaxed) || self.messages.send(message).is_err() {
@@ -280,7 +291,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes no more jobs, lets those at handle finish for as long as `drain`, and ends all workers.
+    /// Takes no more jobs, lets running ones finish for as long as `drain`, and ends all workers.
     pub async fn shutdown(&self, drain: Duration) {
         self.closing.store(true, Ordering::Relaxed);
         let (reply, over) = oneshot::channel();

@@ -5,7 +5,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     FleetStats, ModelState, ModelStats,
@@ -15,8 +14,9 @@ use super::{
     plugins::Plugin,
     probe::Probed,
     stream::Update,
+    streams::{JobStreams, UpdateSender},
     supervisor::{Message, Supervisor},
-    worker::{Worker, WorkerDeadlines},
+    worker::{Signals, Worker, WorkerDeadlines},
     worker_handle::WorkerHandle,
 };
 use pensieve_protocol::{
@@ -45,7 +45,7 @@ pub(super) struct Model {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) job: Job,
-    pub(super) updates: UnboundedSender<Update>,
+    pub(super) updates: UpdateSender,
 }
 
 /// How far a model is from answering.
@@ -86,7 +86,7 @@ impl Model {
 
     pub(super) fn notify_waiting(&self, update: &Update) {
         for waiting in &self.waiting {
-            let _ = waiting.updates.send(update.clone());
+            waiting.updates.send(update.clone());
         }
     }
 
@@ -200,9 +200,7 @@ impl Supervisor {
 
     fn load(&mut self, index: usize, now: Instant) {
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
-        let (Some(LoadPlan { probed, need }), Some(messages)) = (model.plan.take(), self.messages.upgrade()) else {
-            return;
-        };
+        let Some(LoadPlan { probed, need }) = model.plan.take() else { return };
         let catalogue = self.catalogue.borrow().clone();
         let (samplers, formats) = (distinct(catalogue.samplers()), distinct(catalogue.adapter_formats()));
         let paths = |plugins: &[Arc<Plugin>]| plugins.iter().map(|plugin| plugin.copy.path().to_path_buf()).collect();
@@ -224,12 +222,10 @@ impl Supervisor {
         };
         self.next_serial += 1;
         let serial = self.next_serial;
-        let messages = messages.downgrade();
-        let notify = move |signal| {
-            messages.upgrade().is_some_and(|messages| messages.send(Message::Worker { serial, signal }).is_ok())
-        };
+        let signals = Signals { serial, sender: self.signals.clone() };
+        let streams = JobStreams::default();
         let deadlines = WorkerDeadlines { silence: self.config.deadlines.silence, step: config.limits.step_timeout };
-        let worker = match Worker::start(self.config.placement(), &config.id, deadlines, notify) {
+        let worker = match Worker::start(self.config.placement(), &config.id, deadlines, streams.clone(), signals) {
             Ok(worker) => worker,
             Err(error) => {
                 let message = format!("model '{}': a worker process does not start: {error}", config.id);
@@ -246,7 +242,8 @@ impl Supervisor {
             plugins,
             bytes: need.bytes,
             adapter_bytes: need.adapter_bytes,
-            jobs: HashMap::new(),
+            streams,
+            jobs_max: 2 * (config.limits.waiting_max as usize + config.limits.sequences_max as usize),
             attaching: BTreeMap::new(),
             attempts: 0,
             refused: HashMap::new(),
@@ -284,7 +281,7 @@ impl Supervisor {
                     LoadState::Quarantined { failure, .. } => Some(failure.to_string()),
                     _ => model.last_failure.as_ref().map(ToString::to_string),
                 },
-                streams: handles.clone().map(|handle| handle.jobs.len() as u64).sum(),
+                streams: handles.clone().map(|handle| handle.streams.len() as u64).sum(),
                 waiting: model.waiting.len() as u64,
                 workers: handles.clone().count() as u64,
                 pid: handle.and_then(|handle| handle.worker.pid),
