@@ -57,7 +57,8 @@ fn open(name: &str) -> Result<Device> {
         Error::invalid(format!("'{name}' names no device")).help("devices are auto, cpu, cuda:N and metal:N")
     })?;
     let new: fn(usize) -> candle_core::Result<Device> = match kind {
-        "cuda" if cfg!(feature = "cuda") => Device::new_cuda,
+        // A stream of its own, which can be captured.
+        "cuda" if cfg!(feature = "cuda") => Device::new_cuda_with_stream,
         "metal" if candle_core::utils::metal_is_available() => Device::new_metal,
         "cuda" | "metal" => return Err(unavailable(format!("this plugin was built without {kind}"))),
         _ => {

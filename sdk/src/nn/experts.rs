@@ -8,10 +8,7 @@
 use candle_core::Tensor;
 use std::{cmp::Ordering, ops::Range};
 
-use super::{
-    Glu, Linear, Loader, Step,
-    ops::{ExpertRows, Ops},
-};
+use super::{Glu, Linear, Loader, Ops, Step, backend::ExpertRows};
 use crate::{Error, Result, weights::RawTensor};
 
 /// What makes scores of a router's logits.

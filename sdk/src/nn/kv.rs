@@ -4,14 +4,15 @@
 //! The host deals out block ids; token `i` of a sequence lies in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod
 //! BLOCK_TOKENS`. On the CPU the memory is mapped and zero, so that blocks cost nothing until they are written.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use half::f16;
 use memmap2::MmapMut;
 use std::ops::Range;
 
 use super::{
+    Ops,
+    backend::StoreShape,
     cpu::{Kv, KvLayout, KvMut},
-    ops::Ops,
 };
 use crate::{Error, KvTransfer, Result, Span};
 
@@ -77,22 +78,9 @@ impl KvCache {
             Error::out_of_memory(format!("no memory for {blocks} KV blocks: {error}"))
                 .help("lower kv_budget or context")
         };
-        let values = shape.kv_heads * shape.head_dim * BLOCK_TOKENS * blocks;
-        let store = || -> Result<Store> {
-            if ops.pool().is_some() {
-                return Ok(Store::Mapped(MmapMut::map_anon(values * kind.bytes()).map_err(|e| full(&e))?));
-            }
-            if ops.device().is_cpu() {
-                // candle would end the process where there is no memory.
-                Vec::<u8>::new().try_reserve_exact(values * kind.bytes()).map_err(|e| full(&e))?;
-            }
-            let dims = (shape.kv_heads, blocks * BLOCK_TOKENS, shape.head_dim);
-            let dtype = match kind {
-                KvType::F32 => DType::F32,
-                KvType::F16 => DType::F16,
-            };
-            Ok(Store::Tensor(Tensor::zeros(dims, dtype, ops.device()).map_err(|e| full(&e))?))
-        };
+        let KvShape { kv_heads, head_dim, .. } = shape;
+        let store = StoreShape { kv_heads, slots: blocks * BLOCK_TOKENS, head_dim, kind };
+        let store = || ops.store(store).map_err(|error| full(&error.message));
         let layers = (0..shape.layers).map(|_| Ok([store()?, store()?])).collect::<Result<_>>()?;
         Ok(Self { shape, kind, blocks, layers })
     }

@@ -6,7 +6,7 @@
 use candle_core::Tensor;
 use std::sync::Arc;
 
-use super::{Loader, Rows, Step, loader::LayerId, ops::Matrix};
+use super::{Loader, Rows, Step, backend::Matrix, loader::LayerId};
 use crate::{Result, weights::RawTensor};
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
@@ -48,11 +48,7 @@ impl Linear {
     }
 
     fn plain(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let out = step.ops().linear(x, &self.weight)?;
-        Ok(match &self.bias {
-            Some(bias) => out.broadcast_add(bias)?,
-            None => out,
-        })
+        step.ops().linear(x, &self.weight, self.bias.as_ref())
     }
 }
 
@@ -82,7 +78,7 @@ impl Embedding {
 
     /// The vectors of the step's tokens, of shape `[tokens, width]`.
     pub fn forward(&self, step: &Step<'_>) -> Result<Tensor> {
-        step.adapt_table(self.id, step.ops().embed(&self.weight, step.tokens())?)
+        step.adapt_table(self.id, step.ops().embed(&self.weight, step)?)
     }
 
     /// The output layer `name` that shares this table, as in models with tied embeddings. An adapter for `name` changes the

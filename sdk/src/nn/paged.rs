@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use super::{
     BLOCK_TOKENS, KvCache, KvShape, KvType, Loader, Ops, Step,
     adapters::Adapters,
+    backend::Computed,
     device::{self, Chosen},
     loader::{Registry, Shared},
     ops::Kernels,
@@ -263,6 +264,17 @@ impl<D: Decoder> Model for PagedModel<D> {
 
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
         let wanted = batch.wanted();
+        let (decoder, ops, kv, adapters) = (&self.decoder, &self.ops, &mut self.kv, &self.adapters);
+        let mut run = |batch: &Batch<'_>| {
+            let mut step = Step::new(ops, batch, kv, adapters);
+            let hidden = decoder.hidden(&mut step)?;
+            let rows = decoder.logits(&hidden, &step)?;
+            Ok(Computed { rows, was_read: step.was_read() })
+        };
+        if ops.decode(batch, &mut run, logits)? {
+            return Ok(());
+        }
+        self.ops.begin(batch)?;
         let mut step = Step::new(&self.ops, batch, &mut self.kv, &self.adapters);
         let hidden = self.decoder.hidden(&mut step)?;
         if wanted.is_empty() {

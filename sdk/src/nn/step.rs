@@ -3,11 +3,15 @@
 //! Layers take a `Step` along with their input, so that a model file is the mathematics of its layers and nothing else.
 
 use candle_core::Tensor;
-use std::{cell::RefCell, collections::HashMap};
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+};
 
 use super::{
     KvCache,
     adapters::{AdaptedRows, Adapters},
+    backend::Group,
     loader::LayerId,
     ops::Ops,
 };
@@ -20,6 +24,7 @@ pub struct Step<'a> {
     pub(super) kv: &'a mut KvCache,
     adapters: &'a Adapters,
     adapted: Vec<AdaptedRows>,
+    was_read: Cell<bool>,
     pub(super) prepared: RefCell<Prepared>,
 }
 
@@ -32,10 +37,10 @@ pub struct Rows {
 /// Index tensors of the generic attention that all layers of a step share.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// For each span, the slots of its tokens, oldest first.
-    pub(super) slots: HashMap<usize, Tensor>,
-    /// For each span, first row and window, what the tokens may not see.
-    pub(super) masks: HashMap<(usize, usize, Option<usize>), Tensor>,
+    /// For each group of spans, the slots of its tokens, oldest first.
+    pub(super) slots: HashMap<Group, Tensor>,
+    /// For each group, first row and window, what the tokens may not see.
+    pub(super) masks: HashMap<(Group, usize, Option<usize>), Tensor>,
     /// Where the new tokens' keys and values go.
     pub(super) targets: Option<Tensor>,
 }
@@ -49,7 +54,7 @@ impl<'a> Step<'a> {
             scale: span.adapter_scale,
         });
         let adapted = adapted.collect();
-        Self { ops, batch, kv, adapters, adapted, prepared: RefCell::default() }
+        Self { ops, batch, kv, adapters, adapted, was_read: Cell::new(false), prepared: RefCell::default() }
     }
 
     /// The computations on the model's device.
@@ -59,17 +64,28 @@ impl<'a> Step<'a> {
 
     /// The batch.
     pub fn batch(&self) -> &'a Batch<'a> {
+        self.was_read.set(true);
         self.batch
     }
 
     /// The new tokens.
     pub fn tokens(&self) -> &'a [u32] {
-        self.batch.tokens
+        self.batch().tokens
     }
 
     /// Their positions.
     pub fn positions(&self) -> &'a [u32] {
-        self.batch.positions
+        self.batch().positions
+    }
+
+    /// The batch, for what is the same in all steps of as many tokens.
+    pub(super) fn input(&self) -> &'a Batch<'a> {
+        self.batch
+    }
+
+    /// Whether anything has looked at the batch, so that what was computed may not hold for another of as many tokens.
+    pub(super) fn was_read(&self) -> bool {
+        self.was_read.get()
     }
 
     /// The columns `start..start + len` of `x`, such as the queries of a fused projection, as a tensor of their own.

@@ -1,0 +1,218 @@
+//! Attention in stock candle ops: gathered keys and values, plain products, masks.
+//!
+//! Sequences that decode one token each are computed together, padded to the longest of them, so that the number of ops
+//! does not grow with their number; a prompt's chunk is computed by itself. Index tensors and masks are built once for
+//! all layers of a step.
+
+use candle_core::{DType, Tensor};
+
+use super::Formulas;
+use crate::{
+    Result, Span,
+    nn::{
+        Attention, Step,
+        kv::{KvCache, Store},
+    },
+};
+
+/// Scores that are held at once: 64 MB.
+const SCORES_MAX: usize = 16 << 20;
+
+/// Values of gathered keys that are held at once, and as many of values: 128 MB.
+const GATHERED_MAX: usize = 32 << 20;
+
+/// Spans that are computed together: one that is longer than a token, or several that decode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::nn) struct Group {
+    /// The first span.
+    start: usize,
+    /// Spans in the group.
+    len: usize,
+    /// Tokens that each of them attends to, or is padded to.
+    all: usize,
+}
+
+/// Some rows of each span of a group.
+#[derive(Clone, Copy)]
+struct Rows {
+    start: usize,
+    len: usize,
+}
+
+pub(super) fn attention(
+    formulas: &Formulas,
+    spec: &Attention,
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    step: &mut Step<'_>,
+) -> Result<Tensor> {
+    remember(formulas, spec, k, v, step)?;
+    let groups = groups(&step.batch().spans, spec.kv_heads * spec.head_dim);
+    let outs = groups.into_iter().map(|group| attend(formulas, spec, q, group, step));
+    let outs = outs.collect::<Result<Vec<_>>>()?;
+    if let [only] = outs.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&outs, 0)?) }
+}
+
+/// Consecutive spans of one token form a group as long as what is gathered for them, `width` values for a token, is
+/// within bounds.
+fn groups(spans: &[Span<'_>], width: usize) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (index, span) in spans.iter().enumerate() {
+        let all = span.past + span.len;
+        let follows = |group: &Group| {
+            span.len == 1 && spans[group.start].len == 1 && (group.len + 1) * group.all.max(all) * width <= GATHERED_MAX
+        };
+        match groups.last_mut().filter(|group| follows(group)) {
+            Some(group) => *group = Group { len: group.len + 1, all: group.all.max(all), ..*group },
+            None => groups.push(Group { start: index, len: 1, all }),
+        }
+    }
+    groups
+}
+
+/// Writes the new tokens' keys and values into their slots.
+fn remember(formulas: &Formulas, spec: &Attention, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<()> {
+    let (tokens, kv_heads, head_dim) = (step.tokens().len(), spec.kv_heads, spec.head_dim);
+    let targets = step.prepared.borrow().targets.clone();
+    let targets = match targets {
+        Some(targets) => targets,
+        None => {
+            // One slot per value, in the shape of the source, as `scatter_set` wants it.
+            let spans = step.batch().spans.iter();
+            let slots = spans.flat_map(|span| KvCache::slots_of(span, span.past..span.past + span.len));
+            let slots: Vec<u32> = slots.flat_map(|slot| std::iter::repeat_n(slot, head_dim)).collect();
+            let slots = formulas.ids(&slots)?.reshape((1, tokens, head_dim))?;
+            let targets = slots.broadcast_as((kv_heads, tokens, head_dim))?.contiguous()?;
+            step.prepared.borrow_mut().targets = Some(targets.clone());
+            targets
+        }
+    };
+    for (store, values) in step.kv.layer(spec.layer)?.iter().zip([k, v]) {
+        let memory = store.tensor()?;
+        let heads = values.reshape((tokens, kv_heads, head_dim))?.transpose(0, 1)?.contiguous()?;
+        memory.scatter_set(&targets, &heads.to_dtype(memory.dtype())?, 1)?;
+    }
+    Ok(())
+}
+
+/// A group's new tokens over all tokens of their sequences.
+fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, step: &mut Step<'_>) -> Result<Tensor> {
+    let slots = slots(formulas, group, step)?;
+    let [keys, values] = step.kv.layer(spec.layer)?;
+    let gather = |store: &Store| -> Result<Tensor> {
+        let gathered = store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?;
+        Ok(gathered.reshape((spec.kv_heads * group.len, group.all, spec.head_dim))?)
+    };
+    let (keys, values) = (gather(keys)?, gather(values)?);
+    let span = &step.batch().spans[group.start];
+    // Scores of all rows at once would take memory with the square of a prompt's length.
+    let rows_at_once = (SCORES_MAX / (spec.heads * group.len * group.all)).max(1);
+    let mut parts = Vec::new();
+    for start in (0..span.len).step_by(rows_at_once) {
+        let rows = Rows { start, len: rows_at_once.min(span.len - start) };
+        let mask = mask(spec, group, rows, step)?;
+        let q = formulas.rows(q, span.start + start, group.len * rows.len)?;
+        parts.push(attend_rows(formulas, spec, &q, (&keys, &values), mask, (group, rows))?);
+    }
+    if let [only] = parts.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&parts, 0)?) }
+}
+
+/// The query heads that share a key head become rows of one product.
+fn attend_rows(
+    formulas: &Formulas,
+    spec: &Attention,
+    q: &Tensor,
+    (keys, values): (&Tensor, &Tensor),
+    mask: Option<Tensor>,
+    (group, rows): (Group, Rows),
+) -> Result<Tensor> {
+    let (spans, all, shared) = (group.len, group.all, spec.heads / spec.kv_heads);
+    let q = if spans == 1 {
+        q.reshape((rows.len, spec.heads, spec.head_dim))?
+    } else {
+        q.reshape((spans, spec.kv_heads, shared * spec.head_dim))?
+    };
+    let q = q.transpose(0, 1)?.contiguous()?;
+    let q = q.reshape((spec.kv_heads * spans, shared * rows.len, spec.head_dim))?;
+    let mut scores = (q.matmul(&keys.transpose(1, 2)?)? * f64::from(spec.scale))?;
+    if let Some(cap) = spec.softcap {
+        scores = ((scores / f64::from(cap))?.tanh()? * f64::from(cap))?;
+    }
+    if let Some(mask) = mask {
+        let dims =
+            if spans == 1 { (spec.kv_heads, shared, rows.len, all) } else { (spec.kv_heads, spans, shared, all) };
+        let mask = mask.reshape((1, mask.dim(0)?, mask.dim(1)?, all))?.broadcast_as(dims)?.contiguous()?;
+        scores = (scores.reshape(dims)? + mask)?.reshape((spec.kv_heads * spans, (), all))?;
+    }
+    let weights = match &spec.sinks {
+        Some(sinks) => {
+            // A row of scores for each head of each span, or for each row of a span's heads.
+            let (heads, of_each) =
+                if spans == 1 { ((spec.kv_heads, shared, 1), rows.len) } else { ((spec.kv_heads, 1, shared), spans) };
+            let sinks = sinks.reshape(heads)?;
+            let sinks = if spans == 1 {
+                sinks.broadcast_as((spec.kv_heads, shared, of_each))?
+            } else {
+                sinks.broadcast_as((spec.kv_heads, of_each, shared))?
+            };
+            let sinks = sinks.contiguous()?.reshape((spec.kv_heads * spans, shared * rows.len, 1))?;
+            formulas.softmax(&Tensor::cat(&[&scores, &sinks], 2)?)?.narrow(2, 0, all)?.force_contiguous()?
+        }
+        None => formulas.softmax(&scores)?,
+    };
+    let out = weights.matmul(values)?;
+    let out = if spans == 1 {
+        out.reshape((spec.heads, rows.len, spec.head_dim))?
+    } else {
+        out.reshape((spec.kv_heads, spans, shared * spec.head_dim))?
+    };
+    Ok(out.transpose(0, 1)?.contiguous()?.reshape((spans * rows.len, spec.heads * spec.head_dim))?)
+}
+
+/// What is added to the scores: −∞ where a token may not look. Of shape `[1, rows, all]` for a span's rows, and
+/// `[spans, 1, all]` for spans that decode.
+fn mask(spec: &Attention, group: Group, rows: Rows, step: &Step<'_>) -> Result<Option<Tensor>> {
+    let spans = &step.batch().spans[group.start..group.start + group.len];
+    let window = spec.window.filter(|&window| window < group.all);
+    let is_padded = spans.iter().any(|span| span.past + span.len != group.all);
+    if spans[0].len == 1 && window.is_none() && !is_padded {
+        return Ok(None);
+    }
+    let key = (group, rows.start, window);
+    if let Some(mask) = step.prepared.borrow().masks.get(&key) {
+        return Ok(Some(mask.clone()));
+    }
+    let visible =
+        |position: usize, column: usize| column <= position && window.is_none_or(|window| position - column < window);
+    let positions = spans.iter().flat_map(|span| (0..rows.len).map(move |row| span.past + rows.start + row));
+    let mask: Vec<f32> = positions
+        .flat_map(|at| (0..group.all).map(move |column| if visible(at, column) { 0.0 } else { f32::NEG_INFINITY }))
+        .collect();
+    let mask = Tensor::from_vec(mask, (group.len, rows.len, group.all), step.ops().device())?;
+    // Masks of a prompt in many parts would take the memory that the parts save.
+    if rows.len == spans[0].len {
+        step.prepared.borrow_mut().masks.insert(key, mask.clone());
+    }
+    Ok(Some(mask))
+}
+
+/// The slots of all tokens of a group's sequences, each padded with slots that its mask hides.
+fn slots(formulas: &Formulas, group: Group, step: &Step<'_>) -> Result<Tensor> {
+    if let Some(slots) = step.prepared.borrow().slots.get(&group) {
+        return Ok(slots.clone());
+    }
+    let spans = &step.batch().spans[group.start..group.start + group.len];
+    let ids: Vec<u32> = spans
+        .iter()
+        .flat_map(|span| {
+            let all = span.past + span.len;
+            // The padding repeats a slot of the sequence's own: others may hold what is not a number.
+            let padding = KvCache::slots_of(span, all - 1..all).next().unwrap_or_default();
+            KvCache::slots_of(span, 0..all).chain(std::iter::repeat_n(padding, group.all - all))
+        })
+        .collect();
+    let slots = formulas.ids(&ids)?;
+    step.prepared.borrow_mut().slots.insert(group, slots.clone());
+    Ok(slots)
+}
