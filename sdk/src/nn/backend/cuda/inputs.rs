@@ -1,0 +1,147 @@
+//! What a step brings to the device besides weights: tokens, positions, slots and block tables, in one copy into one
+//! buffer that stays where it is, so that a captured graph finds the next step's numbers there.
+
+use candle_core::cuda_backend::cudarc::driver::CudaSlice;
+
+use super::module::{Module, failed};
+use crate::{Batch, Result, nn::BLOCK_TOKENS};
+
+/// Words that there is room for at first: a million blocks.
+const ROOM: usize = 1 << 20;
+
+/// New tokens of a prompt that are attended by tiles; fewer are attended one by one.
+const TILED_MIN: usize = 16;
+
+/// Tokens of a tile of `attend_tiles`.
+const TILE: usize = 64;
+
+/// The number that stands for "no slot" and keeps padding from being remembered.
+pub(super) const NO_SLOT: u32 = u32::MAX;
+
+/// The buffer, and where the parts of the present step lie.
+pub(super) struct Inputs {
+    buffer: CudaSlice<u32>,
+    words: Vec<u32>,
+    pub(super) tokens: usize,
+    /// Tokens attended one by one.
+    pub(super) single: usize,
+    pub(super) tiles: usize,
+    /// Tokens of the longest sequence among those that are attended one by one.
+    pub(super) longest: usize,
+    /// Tokens of the longest sequence.
+    pub(super) longest_of_all: usize,
+    tables_at: usize,
+    tiles_at: usize,
+}
+
+impl Inputs {
+    pub(super) fn new(module: &Module) -> Result<Self> {
+        let buffer = module.stream.alloc_zeros(ROOM).map_err(failed)?;
+        Ok(Self {
+            buffer,
+            words: Vec::new(),
+            tokens: 0,
+            single: 0,
+            tiles: 0,
+            longest: 0,
+            longest_of_all: 0,
+            tables_at: 0,
+            tiles_at: 0,
+        })
+    }
+
+    /// Takes in a batch, with rows of padding up to `rows` tokens. Whether the buffer is where it was before.
+    pub(super) fn set(&mut self, module: &Module, batch: &Batch<'_>, rows: usize) -> Result<bool> {
+        let (tokens, all) = (batch.tokens.len(), rows.max(batch.tokens.len()));
+        let words = &mut self.words;
+        words.clear();
+        words.extend_from_slice(batch.tokens);
+        words.resize(all, 0);
+        words.extend_from_slice(batch.positions);
+        words.resize(2 * all, 0);
+        let (mut lens, mut starts, mut single) = (vec![0; all], vec![0; all], Vec::with_capacity(all));
+        let (mut tables, mut tiles) = (Vec::new(), Vec::new());
+        (self.longest, self.longest_of_all) = (0, 0);
+        for span in &batch.spans {
+            let table_at = tables.len() as u32;
+            let blocks = (span.past + span.len).div_ceil(BLOCK_TOKENS);
+            tables.extend_from_slice(&span.blocks[..blocks]);
+            for index in 0..span.len {
+                let at = span.past + index;
+                let block = span.blocks[at / BLOCK_TOKENS];
+                words.push(block * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32);
+                lens[span.start + index] = at as u32 + 1;
+                starts[span.start + index] = table_at;
+            }
+            self.longest_of_all = self.longest_of_all.max(span.past + span.len);
+            if span.len < TILED_MIN {
+                single.extend((span.start..span.start + span.len).map(|token| token as u32));
+                self.longest = self.longest.max(span.past + span.len);
+            } else {
+                let first = (0..span.len).step_by(TILE);
+                tiles.extend(first.map(|at| {
+                    [(span.start + at) as u32, TILE.min(span.len - at) as u32, (span.past + at) as u32, table_at]
+                }));
+            }
+        }
+        words.resize(3 * all, NO_SLOT);
+        words.extend_from_slice(&lens);
+        words.extend_from_slice(&starts);
+        single.extend((tokens..all).map(|token| token as u32));
+        (self.tokens, self.single, self.tiles) = (all, single.len(), tiles.len());
+        single.resize(all, 0);
+        words.extend_from_slice(&single);
+        // Tiles are read as four words at once.
+        words.resize(words.len().next_multiple_of(4), 0);
+        self.tiles_at = words.len();
+        words.extend(tiles.iter().flatten());
+        self.tables_at = words.len();
+        words.extend_from_slice(&tables);
+        let stays = words.len() <= self.buffer.len();
+        if !stays {
+            self.buffer = module.stream.alloc_zeros(2 * words.len()).map_err(failed)?;
+        }
+        let mut part = self.buffer.slice_mut(..self.words.len());
+        module.stream.memcpy_htod(&self.words, &mut part).map_err(failed)?;
+        Ok(stays)
+    }
+
+    fn at(&self, module: &Module, word: usize) -> u64 {
+        module.address(&self.buffer) + 4 * word as u64
+    }
+
+    pub(super) fn token_ids(&self, module: &Module) -> u64 {
+        self.at(module, 0)
+    }
+
+    pub(super) fn positions(&self, module: &Module) -> u64 {
+        self.at(module, self.tokens)
+    }
+
+    pub(super) fn slots(&self, module: &Module) -> u64 {
+        self.at(module, 2 * self.tokens)
+    }
+
+    /// For each token, how many tokens of its sequence it sees.
+    pub(super) fn lens(&self, module: &Module) -> u64 {
+        self.at(module, 3 * self.tokens)
+    }
+
+    /// For each token, where its sequence's table begins.
+    pub(super) fn table_starts(&self, module: &Module) -> u64 {
+        self.at(module, 4 * self.tokens)
+    }
+
+    /// The tokens that are attended one by one.
+    pub(super) fn singles(&self, module: &Module) -> u64 {
+        self.at(module, 5 * self.tokens)
+    }
+
+    pub(super) fn tiles(&self, module: &Module) -> u64 {
+        self.at(module, self.tiles_at)
+    }
+
+    pub(super) fn tables(&self, module: &Module) -> u64 {
+        self.at(module, self.tables_at)
+    }
+}

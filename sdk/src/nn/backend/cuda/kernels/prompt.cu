@@ -1,0 +1,159 @@
+// Attention of prompt chunks on tensor cores: 64 neighbouring tokens of a sequence and one head to a block, online softmax
+// over tiles of 64 keys (arXiv 2205.14135, 2307.08691). Keys and values as in attention.cu, in f16.
+#include "common.cuh"
+
+static constexpr int KEYS = 64, BLOCK_TOKENS = 16, WARPS = 4;
+
+__device__ __forceinline__ void copy16(void *to, const void *from) {
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
+template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+
+__device__ __forceinline__ uint32_t pack(float a, float b) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    return *(const uint32_t *)&pair;
+}
+
+// A tile: the first of its tokens in the batch, how many there are, how many tokens of its sequence come before the first,
+// and where the sequence's table begins.
+template <int D>
+__device__ __forceinline__ void attend_tiles(const float *q, const __half *keys, const __half *values, const int4 *tiles,
+                                             const uint32_t *tables, float scale, float softcap, int window, int heads,
+                                             int kv_heads, size_t all_slots, float *out) {
+    constexpr int STRIDE = D + 8;
+    extern __shared__ __align__(16) __half memory[];
+    __half *key_tile = memory, *value_tile = memory + KEYS * STRIDE;
+    const int4 tile = tiles[blockIdx.x];
+    const int first = tile.x, count = tile.y, before = tile.z, head = blockIdx.y, kv_head = head / (heads / kv_heads);
+    const uint32_t *table = tables + tile.w;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int row0 = warp * 16 + g, row1 = row0 + 8;
+    const int at0 = before + row0, at1 = before + row1;
+
+    uint32_t query[D / 16][4];
+    const float *q0 = q + ((size_t)(first + min(row0, count - 1)) * heads + head) * D;
+    const float *q1 = q + ((size_t)(first + min(row1, count - 1)) * heads + head) * D;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const float2 a = *(const float2 *)(q0 + 16 * i + 2 * t), b = *(const float2 *)(q1 + 16 * i + 2 * t);
+        const float2 c = *(const float2 *)(q0 + 16 * i + 2 * t + 8), d = *(const float2 *)(q1 + 16 * i + 2 * t + 8);
+        query[i][0] = pack(a.x, a.y), query[i][1] = pack(b.x, b.y), query[i][2] = pack(c.x, c.y), query[i][3] = pack(d.x, d.y);
+    }
+
+    float acc[D / 8][4];
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
+    float peak0 = -INFINITY, peak1 = -INFINITY, mass0 = 0.0f, mass1 = 0.0f;
+    const int end = before + count, low = window > 0 ? max(0, before + 1 - window) / KEYS * KEYS : 0;
+    const size_t head_start = (size_t)kv_head * all_slots * D;
+
+    for (int tile_start = low; tile_start < end; tile_start += KEYS) {
+        // Keys, then values, each as a group of copies; keys beyond the last are that one again, and masked.
+#pragma unroll
+        for (int which = 0; which < 2; which++) {
+            const __half *from = (which ? values : keys) + head_start;
+            __half *to = which ? value_tile : key_tile;
+            for (int i = threadIdx.x; i < KEYS * (D / 8); i += WARPS * WARP) {
+                const int key = i / (D / 8), piece = i % (D / 8), at = min(tile_start + key, end - 1);
+                const size_t slot = (size_t)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
+                copy16(to + key * STRIDE + 8 * piece, from + slot * D + 8 * piece);
+            }
+            commit();
+        }
+        wait<1>();
+        __syncthreads();
+        float s[KEYS / 8][4];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+            const __half *key = key_tile + (8 * n + g) * STRIDE + 2 * t;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                mma_f16(s[n], query[i], *(const uint32_t *)(key + 16 * i), *(const uint32_t *)(key + 16 * i + 8));
+            }
+        }
+        float top0 = peak0, top1 = peak1;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int key = tile_start + 8 * n + 2 * t + c % 2, at = c < 2 ? at0 : at1;
+                float score = s[n][c] * scale;
+                if (softcap > 0.0f) score = softcap * tanhf(score / softcap);
+                const bool is_seen = key <= at && (window <= 0 || at - key < window);
+                s[n][c] = is_seen ? score : -INFINITY;
+            }
+            top0 = fmaxf(top0, fmaxf(s[n][0], s[n][1]));
+            top1 = fmaxf(top1, fmaxf(s[n][2], s[n][3]));
+        }
+#pragma unroll
+        for (int offset = 1; offset < 4; offset *= 2) {
+            top0 = fmaxf(top0, __shfl_xor_sync(0xffffffffu, top0, offset));
+            top1 = fmaxf(top1, __shfl_xor_sync(0xffffffffu, top1, offset));
+        }
+        // A row that has seen no key yet keeps a finite peak, as −∞ − −∞ is not a number.
+        const float base0 = top0 == -INFINITY ? 0.0f : top0, base1 = top1 == -INFINITY ? 0.0f : top1;
+        const float factor0 = __expf(peak0 - base0), factor1 = __expf(peak1 - base1);
+        peak0 = top0, peak1 = top1;
+        mass0 *= factor0, mass1 *= factor1;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) acc[i][0] *= factor0, acc[i][1] *= factor0, acc[i][2] *= factor1, acc[i][3] *= factor1;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+            s[n][0] = __expf(s[n][0] - base0), s[n][1] = __expf(s[n][1] - base0);
+            s[n][2] = __expf(s[n][2] - base1), s[n][3] = __expf(s[n][3] - base1);
+            mass0 += s[n][0] + s[n][1];
+            mass1 += s[n][2] + s[n][3];
+        }
+        wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < KEYS / 16; k++) {
+            const uint32_t p[4] = {pack(s[2 * k][0], s[2 * k][1]), pack(s[2 * k][2], s[2 * k][3]),
+                                   pack(s[2 * k + 1][0], s[2 * k + 1][1]), pack(s[2 * k + 1][2], s[2 * k + 1][3])};
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                const __half *value = value_tile + (16 * k + lane % 16) * STRIDE + 16 * i + 8 * (lane / 16);
+                uint32_t b0, b1, b2, b3;
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                             : "=r"(b0), "=r"(b1), "=r"(b2), "=r"(b3)
+                             : "r"((uint32_t)__cvta_generic_to_shared(value)));
+                mma_f16(acc[2 * i], p, b0, b1);
+                mma_f16(acc[2 * i + 1], p, b2, b3);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {
+        mass0 += __shfl_xor_sync(0xffffffffu, mass0, offset);
+        mass1 += __shfl_xor_sync(0xffffffffu, mass1, offset);
+    }
+    const float scale0 = 1.0f / mass0, scale1 = 1.0f / mass1;
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+        if (row0 < count) {
+            float *to = out + ((size_t)(first + row0) * heads + head) * D + 8 * i + 2 * t;
+            *(float2 *)to = make_float2(acc[i][0] * scale0, acc[i][1] * scale0);
+        }
+        if (row1 < count) {
+            float *to = out + ((size_t)(first + row1) * heads + head) * D + 8 * i + 2 * t;
+            *(float2 *)to = make_float2(acc[i][2] * scale1, acc[i][3] * scale1);
+        }
+    }
+}
+
+#define ATTEND_TILES(D)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(WARPS *WARP)                                                           \
+        attend_tiles_##D(const float *q, const __half *keys, const __half *values, const int4 *tiles,                   \
+                         const uint32_t *tables, float scale, float softcap, int window, int heads, int kv_heads,       \
+                         size_t all_slots, float *out) {                                                                \
+        attend_tiles<D>(q, keys, values, tiles, tables, scale, softcap, window, heads, kv_heads, all_slots, out);       \
+    }
+
+ATTEND_TILES(64)
+ATTEND_TILES(80)
+ATTEND_TILES(96)
+ATTEND_TILES(128)
