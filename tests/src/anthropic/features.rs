@@ -189,7 +189,12 @@ fn models_are_listed() {
         let get = |path: &str| request(server.address, "GET", path, &version, b"");
         let list = get("/v1/models?limit=20").json();
         let model = list["data"][0].clone();
-        assert_eq!(list, json!({"data": [model], "has_more": false, "first_id": "scripted", "last_id": "scripted"}));
+        // Claude Code keeps ids with "claude" in them alone, so each model is listed under such a name, too.
+        let alias = list["data"][1].clone();
+        assert_eq!(alias["id"], "pensieve/claude-scripted");
+        let ends = (&list["has_more"], &list["first_id"], &list["last_id"]);
+        assert_eq!(ends, (&json!(false), &json!("scripted"), &alias["id"]));
+        assert_eq!(list["data"].as_array().unwrap().len(), 2);
         assert_eq!(get("/v1/models/scripted").json(), model);
         assert_eq!((&model["type"], &model["display_name"]), (&json!("model"), &json!("scripted")));
         assert!(model["created_at"].as_str().unwrap().ends_with('Z'));

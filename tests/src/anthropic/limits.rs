@@ -101,7 +101,7 @@ fn what_only_the_worker_can_refuse_is_a_status_even_of_a_stream() {
 }
 
 #[test]
-fn what_comes_without_its_type_or_with_a_wrong_key_is_refused() {
+fn what_comes_without_its_type_is_refused_and_any_key_is_taken_where_none_is_set() {
     let root = tempfile::tempdir().unwrap();
     let server = serve(root.path());
     let headers = [("content-type", "application/json")];
@@ -109,7 +109,8 @@ fn what_comes_without_its_type_or_with_a_wrong_key_is_refused() {
         let untyped = soon(|| request(server.address, "POST", path, &[], b"{}"));
         refused(&untyped, 415, "invalid_request_error", "");
         let strange = [("content-type", "application/json"), ("x-api-key", "wrong")];
-        refused(&soon(|| request(server.address, "POST", path, &strange, b"{}")), 401, "authentication_error", "");
+        // The key passes, and the empty body is what is wrong.
+        refused(&soon(|| request(server.address, "POST", path, &strange, b"{}")), 400, "invalid_request_error", "");
     }
     refused(
         &soon(|| request(server.address, "POST", "/v1/messages/batches", &headers, b"{}")),

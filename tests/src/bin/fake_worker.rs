@@ -4,7 +4,7 @@
 
 use pensieve_protocol::{
     job::{Event, Tokens},
-    wire::{self, Command, Level, Loaded, PROTOCOL, Report},
+    wire::{self, Command, Level, PROTOCOL, Report},
 };
 use std::{
     env,
@@ -75,7 +75,7 @@ fn load_and_wait_for_a_job(socket: &mut UnixStream) -> u64 {
     wire::write(socket, &Report::Hello { protocol: PROTOCOL }).unwrap();
     loop {
         match wire::read::<Command>(socket).unwrap() {
-            Some(Command::Load(_)) => wire::write(socket, &Report::Loaded(Box::new(Loaded::default()))).unwrap(),
+            Some(Command::Load(_)) => wire::write(socket, &Report::Loaded(Box::default())).unwrap(),
             Some(Command::Submit(job)) => return job.id,
             Some(_) => {}
             None => exit(0),
