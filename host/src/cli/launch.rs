@@ -76,7 +76,6 @@ struct ListedModel {
     id: String,
     #[serde(default)]
     owned_by: String,
-    #[serde(alias = "max_input_tokens", alias = "context_window")]
     context_length: Option<u32>,
 }
 
