@@ -151,7 +151,7 @@ fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
         reports.send(Report::Log { level: Level::Info, message });
         return None;
     };
-    let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, block_bytes);
+    let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, vec![block_bytes]);
     let complain = |level, why: &str| {
         let message = format!("this model runs without its cache in '{}'{why}", tier.folder.display());
         reports.send(Report::Log { level, message });

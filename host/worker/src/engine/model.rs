@@ -10,11 +10,13 @@ use pensieve_plugin_api::{
         Offered,
         kv_transfer::{self, KvTransfer},
         merge::{Merge, Merged},
+        sequence_state::SequenceState,
     },
 };
 
 use super::{
     adapters::AdapterHost,
+    blocks::{Kind, Places},
     failures::{of_adapter, of_plugin, text_of},
     formats::Formats,
     identity::Identity,
@@ -41,6 +43,8 @@ pub struct Model {
     /// Everything that an exported block depends on besides its text.
     pub identity: String,
     block_bytes: Option<usize>,
+    /// Whether it copies whole sequences.
+    pub copies_sequences: bool,
     batch: Scratch,
 }
 
@@ -101,8 +105,10 @@ impl Model {
             merged: merged.iter().map(|one| (one.adapter.fingerprint.as_str(), one.strength.to_bits())).collect(),
         };
         let identity = identity.to_string();
-        let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
+        let (block_bytes, batch) = (None, Scratch::default());
+        let mut model = Self { model, card, resident, identity, block_bytes, copies_sequences: false, batch };
         model.block_bytes = model.ask_block_bytes()?;
+        model.copies_sequences = !model.is_paged() && SequenceState::of(&mut model.model).is_some_and(|of| of.is_ok());
         Ok(model)
     }
 
@@ -114,6 +120,17 @@ impl Model {
     /// Whether its states lie in blocks.
     pub fn is_paged(&self) -> bool {
         self.card.state == StateKind::PAGED
+    }
+
+    /// Its groups of caches and how many blocks there are of each; none for a per-sequence model.
+    pub fn groups(&self) -> Option<Vec<(Kind, u32)>> {
+        self.is_paged().then(|| vec![(Kind::Tokens, self.resident.blocks)])
+    }
+
+    /// Has a per-sequence model make the state `to` equal to `from`; false if it could not.
+    pub fn fork(&mut self, from: u64, to: u64) -> bool {
+        let copies = SequenceState::of(&mut self.model).and_then(Result::ok);
+        copies.is_some_and(|mut copies| copies.fork(from, to).is_ok())
     }
 
     /// Bytes of an exported block; none if it exports none.
@@ -142,7 +159,10 @@ impl Model {
             rows += usize::from(span.logits);
             let (adapter, adapter_scale) = adapters.get(&span.sequence).copied().unwrap_or((NO_ADAPTER, 1.0));
             let (len, past) = (range.len() as u32, range.start as u32);
-            let blocks = scheduler.table(span.sequence).into();
+            let blocks = match scheduler.places(span.sequence).next() {
+                Some(Places::Blocks(blocks)) => blocks.into(),
+                _ => [].as_slice().into(),
+            };
             let sequence = scheduler.state_of(span.sequence);
             spans.push(api::Span { sequence, start, len, past, want, adapter, adapter_scale, blocks });
         }
