@@ -53,6 +53,7 @@ pub trait AdapterFormat: Send + Sync {
     fn claims(&self, path: RStr<'_>) -> bool;
 
     /// `[control thread]` Reads it. What the format has but pairs cannot express is refused with the reason, never dropped.
+    /// [`crate::ErrorCode::DECLINED`] says that it is another format after all: the next one that claims it is asked.
     fn open(&self, path: RStr<'_>) -> RResult<AdapterData, PluginError>;
 
     /// `[any thread]` An ability beyond contract 1. The functions of its table take this object first.

@@ -30,6 +30,7 @@ mod error;
 pub mod export;
 #[cfg(feature = "nn")]
 pub mod nn;
+mod outputs;
 mod plugin;
 pub mod sampler;
 mod services;
@@ -40,9 +41,10 @@ pub mod weights;
 
 pub use adapter::{AdapterData, AdapterFormat, LowRankPair, Merged};
 pub use architecture::{
-    Architecture, Batch, Capacity, Card, KvTransfer, LoadRequest, Model, Resident, SequenceState, Source, Span,
-    StateKind, Want,
+    Architecture, Batch, Cache, Card, Checkpoint, KvTransfer, LoadRequest, Model, Output, Resident, SequenceState, Source,
+    Span, Table, VACANT, Want,
 };
 pub use error::{Code, Error, Result};
+pub use outputs::{CandidateRows, Outputs};
 pub use plugin::Plugin;
 pub use services::{Level, Services};

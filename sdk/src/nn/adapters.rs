@@ -7,8 +7,9 @@ use candle_core::Tensor;
 use std::{collections::HashMap, ops::Range};
 
 use super::{
+    Ops,
+    backend::LowRank,
     loader::{LayerId, Part, Registered, Registry, RowOrder},
-    ops::{LowRank, Ops},
 };
 use crate::{AdapterData, Error, LowRankPair, Result};
 

@@ -6,7 +6,7 @@
 use candle_core::Tensor;
 use std::sync::Arc;
 
-use super::{Loader, Step, loader::LayerId, ops::Matrix};
+use super::{Loader, Step, backend::Matrix, loader::LayerId};
 use crate::{Result, weights::RawTensor};
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
@@ -28,10 +28,7 @@ impl Linear {
 
     /// Applies the layer to each row of `x`, of shape `[rows, inputs]`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let mut out = step.ops().linear(x, &self.weight)?;
-        if let Some(bias) = &self.bias {
-            out = out.broadcast_add(bias)?;
-        }
+        let out = step.ops().linear(x, &self.weight, self.bias.as_ref())?;
         step.adapt(self.id, x, out)
     }
 }

@@ -12,9 +12,9 @@ use std::{
 };
 
 use super::{
-    Embedding, Linear,
+    Embedding, Linear, Ops,
+    backend::Matrix,
     merge::{Merges, Storey},
-    ops::{Matrix, Ops},
 };
 use crate::{
     Error, Merged, Result, Services,

@@ -2,12 +2,13 @@
 //! file's help, on every device that candle has.
 //!
 //! A model file holds its layers, loads them through a [`Loader`], and applies them to a [`Step`]; [`Paged`] turns that
-//! [`Decoder`] into an architecture. Each idea stands once: `ops` is the only file that chooses between our CPU kernels
-//! and candle, `kv` the only one that knows where a token's keys lie, `adapters` and `merge` the
+//! [`Decoder`] into an architecture. Each idea stands once: `backend` is the seam behind which CPU kernels, stock candle
+//! ops and a device's own kernels answer the same questions, `kv` the only one that knows where a token's keys lie, `adapters` and `merge` the
 //! only ones that know of LoRA.
 
 mod adapters;
 mod attention;
+mod backend;
 mod cpu;
 pub mod device;
 mod kv;
@@ -25,7 +26,7 @@ mod view;
 pub use attention::Attention;
 pub use candle_core::{self as candle, Tensor};
 pub use cpu::Activation;
-pub use kv::{BLOCK_TOKENS, KvShape, KvType};
+pub use kv::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;
 pub use mlp::{GatedMlp, Mlp};

@@ -6,7 +6,7 @@
 use candle_core::Tensor;
 use std::f64::consts::PI;
 
-use super::Step;
+use super::{Step, backend::Rotation};
 use crate::{
     Result,
     weights::{RopeConfig, RopeScaling, RopeStyle},
@@ -25,10 +25,7 @@ pub struct Rope {
 /// The sines and cosines of a step's positions.
 #[derive(Clone, Debug)]
 pub struct Angles {
-    /// `[tokens, rotated values / 2]`.
-    cos: Tensor,
-    sin: Tensor,
-    style: RopeStyle,
+    rotation: Rotation,
     head_dim: usize,
 }
 
@@ -79,33 +76,26 @@ impl Rope {
 
     /// The angles of a step's positions; all layers share them.
     pub fn angles(&self, step: &Step<'_>) -> Result<Angles> {
-        self.angles_scaled(step, |_| 1.0)
+        self.rotation(step, None)
     }
 
     /// Angles that also multiply what they rotate by a factor of its position, as models do with queries whose scores
     /// would fade over long contexts. The whole of a head must be rotated.
     pub fn angles_scaled(&self, step: &Step<'_>, factor: impl Fn(u32) -> f32) -> Result<Angles> {
-        let positions = step.positions();
-        let shape = (positions.len(), self.frequencies.len());
-        let (mut cos, mut sin) = (Vec::with_capacity(shape.0 * shape.1), Vec::with_capacity(shape.0 * shape.1));
-        for &position in positions {
-            let amplitude = self.amplitude * factor(position);
-            for frequency in &self.frequencies {
-                let (s, c) = (position as f32 * frequency).sin_cos();
-                cos.push(c * amplitude);
-                sin.push(s * amplitude);
-            }
-        }
-        let device = step.ops().device();
-        let (cos, sin) = (Tensor::from_vec(cos, shape, device)?, Tensor::from_vec(sin, shape, device)?);
-        Ok(Angles { cos, sin, style: self.style, head_dim: self.head_dim })
+        let factors: Vec<f32> = step.positions().iter().map(|&position| factor(position)).collect();
+        self.rotation(step, Some(&factors))
+    }
+
+    fn rotation(&self, step: &Step<'_>, factors: Option<&[f32]>) -> Result<Angles> {
+        let rotation = step.ops().rotation(&self.frequencies, self.amplitude, factors, self.style, step)?;
+        Ok(Angles { rotation, head_dim: self.head_dim })
     }
 }
 
 impl Angles {
     /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`.
     pub fn rotate(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        step.ops().rotate(x, self.head_dim, &self.cos, &self.sin, self.style)
+        step.ops().rotate(x, self.head_dim, &self.rotation)
     }
 }
 

@@ -3,15 +3,16 @@
 //! Layers take a `Step` along with their input, so that a model file is the mathematics of its layers and nothing else.
 
 use candle_core::Tensor;
-use std::{cell::RefCell, collections::HashMap};
+use std::{cell::RefCell, collections::HashMap, ops::Range};
 
 use super::{
     KvCache,
     adapters::{AdaptedRows, Adapters},
+    backend::Group,
     loader::LayerId,
     ops::Ops,
 };
-use crate::{Batch, Result};
+use crate::{Batch, Checkpoint, Error, Result, Span, Table};
 
 /// One forward pass over a batch.
 pub struct Step<'a> {
@@ -26,12 +27,12 @@ pub struct Step<'a> {
 /// Index tensors of the generic attention that all layers of a step share.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// For each span, the slots of its tokens, oldest first.
-    pub(super) slots: HashMap<usize, Tensor>,
-    /// For each span, first row and window, what the tokens may not see.
-    pub(super) masks: HashMap<(usize, usize, Option<usize>), Tensor>,
-    /// Where the new tokens' keys and values go.
-    pub(super) targets: Option<Tensor>,
+    /// For each group of caches and of spans, the slots of its tokens, oldest first.
+    pub(super) slots: HashMap<(usize, Group), Tensor>,
+    /// For each group, first row and window, what the tokens may not see.
+    pub(super) masks: HashMap<(Group, usize, Option<usize>), Tensor>,
+    /// For each group of caches, heads and their size: where the new tokens' keys or values go.
+    pub(super) targets: HashMap<(usize, usize, usize), Tensor>,
 }
 
 impl<'a> Step<'a> {
@@ -64,6 +65,53 @@ impl<'a> Step<'a> {
     /// Their positions.
     pub fn positions(&self) -> &'a [u32] {
         self.batch.positions
+    }
+
+    /// The blocks of a span's sequence in the group of an attention layer.
+    pub(super) fn blocks(&self, layer: usize, span: &'a Span<'a>) -> Result<&'a [u32]> {
+        match span.caches.get(self.kv.group(layer)?) {
+            Some(Table::Blocks(blocks)) => Ok(blocks),
+            _ => Err(Error::invalid(format!("layer {layer} keeps keys and values, but its group has no blocks"))),
+        }
+    }
+
+    /// Takes a recurrent layer through the new tokens of every sequence. `advance` is given a state, of `values` values in
+    /// single precision, and the rows of the step that follow it, and answers the state after them. It is called once for
+    /// each run of rows after which a state has to be kept; a sequence that begins has a state of zeros.
+    pub fn recur(
+        &mut self,
+        layer: usize,
+        mut advance: impl FnMut(&Step<'_>, Tensor, Range<usize>) -> Result<Tensor>,
+    ) -> Result<()> {
+        let (group, states) = (self.kv.group(layer)?, self.kv.states(layer)?.clone());
+        let values = states.dim(2)?;
+        for span in &self.batch().spans {
+            let Some(Table::Slots { read, write, checkpoints }) = span.caches.get(group) else {
+                return Err(Error::invalid(format!("layer {layer} keeps a state, but its group has no slots")));
+            };
+            let mut state = match read {
+                Some(slot) => states.narrow(1, *slot as usize, 1)?.force_contiguous()?.reshape(values)?,
+                None => Tensor::zeros(values, states.dtype(), states.device())?,
+            };
+            let keep = |state: &Tensor, slot: u32| -> Result<()> {
+                if state.dims() != [values] {
+                    let dims = state.dims();
+                    return Err(Error::invalid(format!("a state of {dims:?} where layer {layer} has {values} values")));
+                }
+                Ok(states.slice_set(&state.reshape((1, 1, values))?.contiguous()?, 1, slot as usize)?)
+            };
+            let mut row = span.start;
+            let last = Checkpoint { after: (span.past + span.len) as u32, slot: *write };
+            for checkpoint in checkpoints.iter().chain([&last]) {
+                let end = span.start + checkpoint.after as usize - span.past;
+                if end > row {
+                    state = advance(self, state, row..end)?;
+                    row = end;
+                }
+                keep(&state, checkpoint.slot)?;
+            }
+        }
+        Ok(())
     }
 
     /// The columns `start..start + len` of `x`, such as the queries of a fused projection, as a tensor of their own.

@@ -1,0 +1,191 @@
+//! The backend of the processor: our own kernels from `nn/cpu`, with weights and KV memory read where they lie.
+
+use candle_core::{Device, Tensor};
+use memmap2::MmapMut;
+
+use super::{Backend, Changed, Form, Formulas, LowRankForm, Matrix, Rotation, StoreShape, foreign, formulas_attention};
+use crate::{
+    Error, Result,
+    nn::{
+        Attention, Step,
+        cpu::{self, Activation, Pool},
+        kv::Store,
+        view::{tensor, view},
+    },
+    weights::{Dtype, RawTensor},
+};
+
+/// Values up to here are kept in half precision without harm.
+const HALF_MAX: f32 = 32_768.0;
+
+/// The processor's kernels and the threads that run them.
+pub(in crate::nn) struct CpuKernels {
+    pool: Pool,
+    formulas: Formulas,
+}
+
+impl CpuKernels {
+    /// Kernels on `threads` threads (0: all cores).
+    pub(in crate::nn) fn new(threads: usize) -> Self {
+        Self { pool: Pool::new(threads), formulas: Formulas::plain(Device::Cpu) }
+    }
+
+    /// Adds `scale · inner · up` to groups of rows.
+    fn add_changes<'a>(
+        &self,
+        out: &Tensor,
+        groups: &'a [Changed<'_>],
+        input: impl Fn(usize) -> cpu::Input<'a>,
+    ) -> Result<Tensor> {
+        let (rows, outputs) = out.dims2()?;
+        let mut changes = Vec::new();
+        for (range, change, scale) in groups {
+            let LowRankForm::Rows { dtype, down, up } = &change.form else { return Err(foreign("a change")) };
+            let factors = cpu::Factors { dtype: *dtype, rank: change.rank, down, up };
+            changes.extend(range.clone().map(|row| cpu::Change { row, factors, scale: *scale, input: input(row) }));
+        }
+        let mut values = view(out)?.to_vec();
+        cpu::low_rank(&self.pool, &changes, outputs, &mut values);
+        tensor(values, (rows, outputs))
+    }
+}
+
+impl Backend for CpuKernels {
+    fn formulas(&self) -> &Formulas {
+        &self.formulas
+    }
+
+    fn note(&self) -> String {
+        format!("{} kernels on {} threads", self.pool.level().name(), self.pool.threads())
+    }
+
+    fn matrix(&self, raw: &RawTensor) -> Result<Form> {
+        Ok(Form::InPlace(raw.clone()))
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
+        let rows = x.dim(0)?;
+        let mut out = vec![0.0; rows * weight.outputs];
+        let matrix = cpu::Matrix { dtype: raw.dtype, data: &raw.data, rows: weight.outputs, cols: weight.inputs };
+        cpu::matmul(&self.pool, &matrix, &view(x)?, rows, &mut out);
+        let out = tensor(out, (rows, weight.outputs))?;
+        Ok(match bias {
+            Some(bias) => out.broadcast_add(bias)?,
+            None => out,
+        })
+    }
+
+    fn embed(&self, weight: &Matrix, ids: &[u32]) -> Result<Tensor> {
+        let Form::InPlace(raw) = &weight.form else { return Err(foreign("an embedding")) };
+        let mut out = vec![0.0; ids.len() * weight.inputs];
+        let row_bytes = raw.data.len() / weight.outputs;
+        for (id, row) in ids.iter().zip(out.chunks_exact_mut(weight.inputs)) {
+            let start = *id as usize * row_bytes;
+            cpu::dequantize_row(raw.dtype, &raw.data[start..start + row_bytes], row);
+        }
+        tensor(out, (ids.len(), weight.inputs))
+    }
+
+    /// Beside weights of less than single precision, factors are kept in half.
+    fn low_rank(&self, _rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRankForm> {
+        let is_half = !single && down.iter().chain(&up).all(|value| value.abs() < HALF_MAX);
+        let pack = |values: Vec<f32>| -> Vec<u8> {
+            if is_half {
+                values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect()
+            } else {
+                values.iter().flat_map(|value| value.to_le_bytes()).collect()
+            }
+        };
+        let dtype = if is_half { Dtype::F16 } else { Dtype::F32 };
+        Ok(LowRankForm::Rows { dtype, down: pack(down), up: pack(up) })
+    }
+
+    fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        let (values, inputs) = (view(x)?, x.dim(1)?);
+        self.add_changes(&out, groups, |row| cpu::Input::Values(&values[row * inputs..(row + 1) * inputs]))
+    }
+
+    fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        self.add_changes(&out, groups, |row| cpu::Input::Token(tokens[row] as usize))
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+        let (rows, width) = x.dims2()?;
+        let mut out = vec![0.0; rows * width];
+        cpu::rms_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, eps, &mut out);
+        tensor(out, (rows, width))
+    }
+
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+        let (rows, width) = x.dims2()?;
+        let mut out = vec![0.0; rows * width];
+        cpu::layer_norm(&self.pool, &view(x)?, rows, width, &view(weight)?, Some(&view(bias)?), eps, &mut out);
+        tensor(out, (rows, width))
+    }
+
+    fn rotate(&self, x: &Tensor, head_dim: usize, rotation: &Rotation) -> Result<Tensor> {
+        let Rotation { cos, sin, style } = rotation;
+        let (tokens, width) = x.dims2()?;
+        let (heads, rotary_dim) = (width / head_dim, 2 * cos.dim(1)?);
+        let mut out = view(x)?.to_vec();
+        cpu::rope(&self.pool, &mut out, tokens, heads, head_dim, rotary_dim, *style, &view(cos)?, &view(sin)?);
+        tensor(out, (tokens, width))
+    }
+
+    fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
+        let mut out = view(x)?.to_vec();
+        cpu::activate(&self.pool, kind, &mut out);
+        tensor(out, x.dims2()?)
+    }
+
+    fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
+        let mut out = vec![0.0; gate.elem_count()];
+        cpu::activate_mul(&self.pool, kind, &view(gate)?, &view(up)?, &mut out);
+        tensor(out, gate.dims2()?)
+    }
+
+    fn store(&self, shape: StoreShape) -> Result<Store> {
+        let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("more than there can be"))?;
+        let mapped = MmapMut::map_anon(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
+        Ok(Store::Mapped(mapped))
+    }
+
+    /// Keys and values are read where they lie.
+    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.attention_over(spec, q, Some((k, Some(v))), step)
+    }
+
+    fn attention_over(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        new: Option<(&Tensor, Option<&Tensor>)>,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        let cache = step.kv.attention(spec.layer)?;
+        if cache.key_dim != cache.value_dim {
+            return formulas_attention::attention(self.formulas(), spec, q, new, step);
+        }
+        let batch = step.batch();
+        let spans = (batch.spans.iter())
+            .map(|span| {
+                let blocks = step.blocks(spec.layer, span)?;
+                Ok(cpu::Span { start: span.start, len: span.len, past: span.past, blocks })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let layout = step.kv.layout(spec.layer)?;
+        let kind = step.kv.kind;
+        let [keys, values] = step.kv.layer(spec.layer)?;
+        if let Some((k, Some(v))) = new {
+            cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+            cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+        }
+        let scores = cpu::Scores { scale: spec.scale, window: spec.window, softcap: spec.softcap };
+        let q_values = view(q)?;
+        let mut out = vec![0.0; q_values.len()];
+        let (keys, values) = (keys.mapped(kind)?, values.mapped(kind)?);
+        cpu::attention(&self.pool, layout, keys, values, &spans, scores, spec.heads, &q_values, &mut out);
+        tensor(out, q.dims2()?)
+    }
+}

@@ -1,0 +1,326 @@
+//! The formulas: every computation in stock candle ops, on every device that candle has.
+//!
+//! candle's backends do not agree on what they accept: several Metal kernels silently compute nonsense on views, on
+//! ranks or with offsets that the CPU handles. The rules that avoid this are kept here:
+//!
+//! - activations are `f32`, contiguous, at offset 0 of their storage (`Ops::check`);
+//! - a matrix product is of rank 2 or 3, its right side dense or exactly transposed;
+//! - `index_select` reads from contiguous tensors, by `u32` ids that were compared with the size on the host;
+//! - a mask is added, never selected by.
+//!
+//! candle has fused kernels for some formulas. Those that [`Formulas::probed`] found to agree with the formula on this
+//! device are used instead.
+
+use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
+use candle_core::{D, DType, Device, Module, Tensor};
+use std::{borrow::Cow, ops::Range, sync::Arc};
+
+use super::{Backend, Changed, Form, LowRank, LowRankForm, Matrix, Rotation, StoreShape, foreign};
+use crate::{
+    Error, Result,
+    nn::{
+        cpu::Activation,
+        kv::{KvType, Store},
+    },
+    weights::{Dtype, RawTensor, RopeStyle},
+};
+
+/// The formulas on a device.
+#[derive(Clone)]
+pub(in crate::nn) struct Formulas {
+    pub(super) device: Device,
+    fused: Fused,
+}
+
+/// Which of candle's fused ops may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Fused {
+    rms_norm: bool,
+    layer_norm: bool,
+    softmax: bool,
+    rope: bool,
+}
+
+impl Backend for Formulas {
+    fn formulas(&self) -> &Formulas {
+        self
+    }
+
+    fn note(&self) -> String {
+        match self.fused == Fused::default() {
+            true => "generic kernels".into(),
+            false => format!("candle's kernels ({:?})", self.fused),
+        }
+    }
+}
+
+impl Formulas {
+    /// The formulas and nothing else.
+    pub(in crate::nn) fn plain(device: Device) -> Self {
+        Self { device, fused: Fused::default() }
+    }
+
+    /// The formulas, but for those of candle's fused ops that agree with them on this device.
+    pub(in crate::nn) fn probed(device: Device) -> Self {
+        let plain = Self::plain(device);
+        Self { fused: plain.probe(), ..plain }
+    }
+
+    pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Form> {
+        let Some(dtype) = ggml(raw.dtype) else { return Ok(Form::Dense(self.dense(raw)?)) };
+        let storage = QStorage::from_data(Cow::Borrowed(&*raw.data), &self.device, dtype)?;
+        let weight = Arc::new(QTensor::new(storage, raw.shape.as_slice())?);
+        Ok(Form::Quantized(weight.clone(), QMatMul::from_arc(weight)?))
+    }
+
+    /// A dense matrix: in its own type on a GPU, in `f32` on the CPU, whose half-precision products are slow.
+    fn dense(&self, raw: &RawTensor) -> Result<Tensor> {
+        let values = Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), &Device::Cpu)?;
+        let dtype = match raw.dtype {
+            Dtype::F16 if !self.device.is_cpu() => DType::F16,
+            Dtype::BF16 if !self.device.is_cpu() => DType::BF16,
+            _ => DType::F32,
+        };
+        Ok(values.to_dtype(dtype)?.to_device(&self.device)?)
+    }
+
+    pub(super) fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        let out = match &weight.form {
+            Form::Dense(w) => x.to_dtype(w.dtype())?.matmul(&w.t()?)?.to_dtype(DType::F32)?,
+            Form::Quantized(_, w) => w.forward(x)?,
+            Form::InPlace(_) => return Err(foreign("a weight")),
+        };
+        Ok(match bias {
+            Some(bias) => out.broadcast_add(bias)?,
+            None => out,
+        })
+    }
+
+    pub(super) fn embed(&self, weight: &Matrix, ids: &[u32]) -> Result<Tensor> {
+        match &weight.form {
+            Form::Dense(w) => Ok(w.index_select(&self.ids(ids)?, 0)?.to_dtype(DType::F32)?),
+            Form::Quantized(w, _) => Ok(w.embedding(&self.ids(ids)?)?.to_dtype(DType::F32)?),
+            Form::InPlace(_) => Err(foreign("an embedding")),
+        }
+    }
+
+    pub(super) fn low_rank(&self, rank: usize, down: Vec<f32>, up: Vec<f32>) -> Result<LowRankForm> {
+        let (down_len, outputs) = (down.len(), up.len() / rank.max(1));
+        Ok(LowRankForm::Tensors {
+            down: Tensor::from_vec(down, down_len, &self.device)?,
+            up: Tensor::from_vec(up, (rank, outputs), &self.device)?,
+        })
+    }
+
+    pub(super) fn add_low_rank(&self, x: &Tensor, out: &Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        let inputs = x.dim(1)?;
+        self.add_changes(out, groups, |rows, change, down| {
+            let down = down.reshape((change.rank, inputs))?;
+            Ok(self.rows(x, rows.start, rows.len())?.matmul(&down.t()?)?)
+        })
+    }
+
+    pub(super) fn add_low_rank_vectors(&self, tokens: &[u32], out: &Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        self.add_changes(out, groups, |rows, change, down| {
+            let down = down.reshape(((), change.rank))?;
+            Ok(down.index_select(&self.ids(&tokens[rows])?, 0)?)
+        })
+    }
+
+    /// Adds `scale · inner · up` to groups of rows.
+    fn add_changes(
+        &self,
+        out: &Tensor,
+        groups: &[Changed<'_>],
+        inner: impl Fn(Range<usize>, &LowRank, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let rows = out.dim(0)?;
+        let (mut parts, mut next) = (Vec::new(), 0);
+        for (range, change, scale) in groups {
+            let LowRankForm::Tensors { down, up } = &change.form else { return Err(foreign("a change")) };
+            if range.start > next {
+                parts.push(out.narrow(0, next, range.start - next)?);
+            }
+            let change = (inner(range.clone(), change, down)?.matmul(up)? * f64::from(*scale))?;
+            parts.push((out.narrow(0, range.start, range.len())? + change)?);
+            next = range.end;
+        }
+        if next < rows {
+            parts.push(out.narrow(0, next, rows - next)?);
+        }
+        Ok(Tensor::cat(&parts, 0)?)
+    }
+
+    /// Indices on the device.
+    pub(in crate::nn) fn ids(&self, ids: &[u32]) -> Result<Tensor> {
+        Ok(Tensor::new(ids, &self.device)?)
+    }
+
+    /// The rows `start..start + len` of an activation as a tensor of their own. (`contiguous` would keep the offset.)
+    pub(super) fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
+        if (start, len) == (0, x.dim(0)?) {
+            return Ok(x.clone());
+        }
+        Ok(x.narrow(0, start, len)?.force_contiguous()?)
+    }
+
+    pub(super) fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+        if self.fused.rms_norm {
+            return Ok(candle_nn::ops::rms_norm(x, weight, eps)?);
+        }
+        let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
+        Ok(x.broadcast_div(&(mean + f64::from(eps))?.sqrt()?)?.broadcast_mul(weight)?)
+    }
+
+    pub(super) fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+        if self.fused.layer_norm {
+            return Ok(candle_nn::ops::layer_norm(x, weight, bias, eps)?);
+        }
+        let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+        let variance = centred.sqr()?.mean_keepdim(D::Minus1)?;
+        let normed = centred.broadcast_div(&(variance + f64::from(eps))?.sqrt()?)?;
+        Ok(normed.broadcast_mul(weight)?.broadcast_add(bias)?)
+    }
+
+    /// Sines and cosines of positions, each with what multiplies them. They are computed in `f32`, as the models were
+    /// trained with.
+    pub(super) fn rotation(
+        &self,
+        frequencies: &[f32],
+        positions: impl ExactSizeIterator<Item = (u32, f32)>,
+        style: RopeStyle,
+    ) -> Result<Rotation> {
+        let shape = (positions.len(), frequencies.len());
+        let (mut cos, mut sin) = (Vec::with_capacity(shape.0 * shape.1), Vec::with_capacity(shape.0 * shape.1));
+        for (position, amplitude) in positions {
+            for frequency in frequencies {
+                let (s, c) = (position as f32 * frequency).sin_cos();
+                cos.push(c * amplitude);
+                sin.push(s * amplitude);
+            }
+        }
+        let (cos, sin) = (Tensor::from_vec(cos, shape, &self.device)?, Tensor::from_vec(sin, shape, &self.device)?);
+        Ok(Rotation { cos, sin, style })
+    }
+
+    pub(super) fn rotate(&self, x: &Tensor, head_dim: usize, rotation: &Rotation) -> Result<Tensor> {
+        let Rotation { cos, sin, style } = rotation;
+        let (tokens, width) = x.dims2()?;
+        let (heads, half) = (width / head_dim, cos.dim(1)?);
+        let x = x.reshape((tokens, heads, head_dim))?;
+        let rotated = x.narrow(2, 0, 2 * half)?.contiguous()?;
+        let rotated = if self.fused.rope && *style == RopeStyle::NeoX {
+            let rotated = rotated.reshape((1, tokens, heads, 2 * half))?;
+            candle_nn::rotary_emb::rope_thd(&rotated, cos, sin)?.reshape((tokens, heads, 2 * half))?
+        } else {
+            rotate_by_formula(&rotated, rotation)?
+        };
+        let out = if 2 * half == head_dim {
+            rotated
+        } else {
+            Tensor::cat(&[&rotated, &x.narrow(2, 2 * half, head_dim - 2 * half)?], 2)?
+        };
+        Ok(out.contiguous()?.reshape((tokens, width))?)
+    }
+
+    pub(super) fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
+        Ok(match kind {
+            Activation::Silu => x.silu()?,
+            Activation::GeluErf => x.gelu_erf()?,
+            Activation::GeluTanh => x.gelu()?,
+        })
+    }
+
+    /// Softmax over the last dimension of scores of rank 3.
+    pub(super) fn softmax(&self, scores: &Tensor) -> Result<Tensor> {
+        if self.fused.softmax {
+            return Ok(candle_nn::ops::softmax_last_dim(scores)?);
+        }
+        let weights = scores.broadcast_sub(&scores.max_keepdim(D::Minus1)?)?.exp()?;
+        Ok(weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?)
+    }
+
+    pub(super) fn store(&self, shape: StoreShape) -> Result<Store> {
+        let StoreShape { kv_heads, slots, head_dim, kind } = shape;
+        if self.device.is_cpu() {
+            // candle would end the process where there is no memory.
+            let bytes = shape.bytes().ok_or_else(|| Error::out_of_memory("more than there can be"))?;
+            Vec::<u8>::new().try_reserve_exact(bytes).map_err(|error| Error::out_of_memory(error.to_string()))?;
+        }
+        let dtype = match kind {
+            KvType::F32 => DType::F32,
+            KvType::F16 => DType::F16,
+        };
+        Ok(Store::Tensor(Tensor::zeros((kv_heads, slots, head_dim), dtype, &self.device)?))
+    }
+
+    /// Compares each fused op with its formula on this device.
+    fn probe(&self) -> Fused {
+        let all = Fused { rms_norm: true, layer_norm: true, softmax: true, rope: true };
+        let fused = Self { fused: all, ..self.clone() };
+        let agrees = |compute: fn(&Self) -> Result<Tensor>| {
+            let (Ok(ours), Ok(formula)) = (compute(&fused), compute(self)) else { return false };
+            let difference = (ours - formula).and_then(|d| d.abs()?.max_all()?.to_scalar::<f32>());
+            difference.is_ok_and(|difference| difference < 1e-4)
+        };
+        Fused {
+            rms_norm: agrees(|it| it.rms_norm(&it.wave(5, 96)?, &it.wave(1, 96)?.squeeze(0)?, 1e-5)),
+            layer_norm: agrees(|it| {
+                let weight = it.wave(1, 96)?.squeeze(0)?;
+                it.layer_norm(&it.wave(5, 96)?, &weight, &weight, 1e-5)
+            }),
+            softmax: agrees(|it| it.softmax(&it.wave(6, 70)?.reshape((2, 3, 70))?)),
+            rope: agrees(|it| {
+                let rotation = Rotation { cos: it.wave(5, 8)?, sin: it.wave(5, 8)?, style: RopeStyle::NeoX };
+                it.rotate(&it.wave(5, 96)?, 32, &rotation)
+            }),
+        }
+    }
+
+    /// A tensor without regularities that an indexing error could hide behind.
+    fn wave(&self, rows: usize, columns: usize) -> Result<Tensor> {
+        let values = (0..rows * columns).map(|i| (i as f32 * 1.7).sin() + (i as f32 * 0.31).cos());
+        Ok(Tensor::from_iter(values, &self.device)?.reshape((rows, columns))?)
+    }
+}
+
+fn rotate_by_formula(x: &Tensor, rotation: &Rotation) -> Result<Tensor> {
+    let (tokens, heads, width) = x.dims3()?;
+    let half = width / 2;
+    let (cos, sin) = (rotation.cos.reshape((tokens, 1, half))?, rotation.sin.reshape((tokens, 1, half))?);
+    let pairs = match rotation.style {
+        RopeStyle::NeoX => (x.narrow(2, 0, half)?, x.narrow(2, half, half)?),
+        RopeStyle::Interleaved => {
+            let x = x.reshape((tokens * heads, half, 2))?;
+            let column = |i| x.narrow(2, i, 1)?.contiguous()?.reshape((tokens, heads, half));
+            (column(0)?, column(1)?)
+        }
+    };
+    let (a, b) = (pairs.0.contiguous()?, pairs.1.contiguous()?);
+    let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+    let second = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
+    Ok(match rotation.style {
+        RopeStyle::NeoX => Tensor::cat(&[first, second], 2)?,
+        RopeStyle::Interleaved => {
+            let shape = (tokens * heads, half, 1);
+            Tensor::cat(&[first.reshape(shape)?, second.reshape(shape)?], 2)?.reshape((tokens, heads, width))?
+        }
+    })
+}
+
+/// candle's name of a quantized type; none for the dense ones.
+fn ggml(dtype: Dtype) -> Option<GgmlDType> {
+    match dtype {
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 => None,
+        Dtype::Q4_0 => Some(GgmlDType::Q4_0),
+        Dtype::Q4_1 => Some(GgmlDType::Q4_1),
+        Dtype::Q5_0 => Some(GgmlDType::Q5_0),
+        Dtype::Q5_1 => Some(GgmlDType::Q5_1),
+        Dtype::Q8_0 => Some(GgmlDType::Q8_0),
+        Dtype::Q2K => Some(GgmlDType::Q2K),
+        Dtype::Q3K => Some(GgmlDType::Q3K),
+        Dtype::Q4K => Some(GgmlDType::Q4K),
+        Dtype::Q5K => Some(GgmlDType::Q5K),
+        Dtype::Q6K => Some(GgmlDType::Q6K),
+    }
+}

@@ -1,0 +1,213 @@
+//! Attention in stock candle ops: gathered keys and values, plain products, masks.
+//!
+//! Sequences that decode one token each are computed together, padded to the longest of them, so that the number of ops
+//! does not grow with their number; a prompt's chunk is computed by itself. Index tensors and masks are built once for
+//! all layers of a step.
+
+use candle_core::{DType, Tensor};
+
+use super::Formulas;
+use crate::{
+    Result, Span,
+    nn::{
+        Attention, Step,
+        kv::{KvCache, Store},
+    },
+};
+
+/// Scores that are held at once: 64 MB.
+const SCORES_MAX: usize = 16 << 20;
+
+/// Values of gathered keys that are held at once, and as many of values: 128 MB.
+const GATHERED_MAX: usize = 32 << 20;
+
+/// Spans that are computed together: one that is longer than a token, or several that decode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::nn) struct Group {
+    /// The first span.
+    start: usize,
+    /// Spans in the group.
+    len: usize,
+    /// Tokens that each of them attends to, or is padded to.
+    all: usize,
+}
+
+/// Some rows of each span of a group.
+#[derive(Clone, Copy)]
+struct Rows {
+    start: usize,
+    len: usize,
+}
+
+pub(super) fn attention(
+    formulas: &Formulas,
+    spec: &Attention,
+    q: &Tensor,
+    new: Option<(&Tensor, Option<&Tensor>)>,
+    step: &mut Step<'_>,
+) -> Result<Tensor> {
+    if let Some((k, v)) = new {
+        remember(formulas, spec, [Some(k), v], step)?;
+    }
+    let groups = groups(&step.batch().spans, spec.kv_heads * spec.head_dim);
+    let outs = groups.into_iter().map(|group| attend(formulas, spec, q, group, step));
+    let outs = outs.collect::<Result<Vec<_>>>()?;
+    if let [only] = outs.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&outs, 0)?) }
+}
+
+/// Consecutive spans of one token form a group as long as what is gathered for them, `width` values for a token, is
+/// within bounds.
+fn groups(spans: &[Span<'_>], width: usize) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (index, span) in spans.iter().enumerate() {
+        let all = span.past + span.len;
+        let follows = |group: &Group| {
+            span.len == 1 && spans[group.start].len == 1 && (group.len + 1) * group.all.max(all) * width <= GATHERED_MAX
+        };
+        match groups.last_mut().filter(|group| follows(group)) {
+            Some(group) => *group = Group { len: group.len + 1, all: group.all.max(all), ..*group },
+            None => groups.push(Group { start: index, len: 1, all }),
+        }
+    }
+    groups
+}
+
+/// Writes the new tokens' keys and values into their slots.
+fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], step: &mut Step<'_>) -> Result<()> {
+    let (tokens, kv_heads) = (step.tokens().len(), spec.kv_heads);
+    for (place, values) in new.into_iter().enumerate() {
+        let Some(values) = values else { continue };
+        let dim = values.dim(1)? / kv_heads;
+        let targets = targets(formulas, spec, dim, step)?;
+        let memory = step.kv.layer(spec.layer)?[place].tensor()?;
+        let heads = values.reshape((tokens, kv_heads, dim))?.transpose(0, 1)?.contiguous()?;
+        memory.scatter_set(&targets, &heads.to_dtype(memory.dtype())?, 1)?;
+    }
+    Ok(())
+}
+
+/// Where the new tokens' heads of this size go: one slot per value, in the shape of the source, as `scatter_set` wants it.
+fn targets(formulas: &Formulas, spec: &Attention, dim: usize, step: &Step<'_>) -> Result<Tensor> {
+    let (tokens, kv_heads, group) = (step.tokens().len(), spec.kv_heads, step.kv.group(spec.layer)?);
+    let key = (group, kv_heads, dim);
+    if let Some(targets) = step.prepared.borrow().targets.get(&key) {
+        return Ok(targets.clone());
+    }
+    let spans = step.batch().spans.iter();
+    let slots = spans.flat_map(|span| KvCache::slots_of(span, group, span.past..span.past + span.len));
+    let slots: Vec<u32> = slots.flat_map(|slot| std::iter::repeat_n(slot, dim)).collect();
+    let slots = formulas.ids(&slots)?.reshape((1, tokens, dim))?;
+    let targets = slots.broadcast_as((kv_heads, tokens, dim))?.contiguous()?;
+    step.prepared.borrow_mut().targets.insert(key, targets.clone());
+    Ok(targets)
+}
+
+/// A group's new tokens over all tokens of their sequences.
+fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, step: &mut Step<'_>) -> Result<Tensor> {
+    let slots = slots(formulas, spec, group, step)?;
+    let [keys, values] = step.kv.layer(spec.layer)?;
+    let gather = |store: &Store, dim: usize| -> Result<Tensor> {
+        let gathered = store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?;
+        Ok(gathered.reshape((spec.kv_heads * group.len, group.all, dim))?)
+    };
+    let keys = gather(keys, spec.head_dim)?;
+    let values = match values {
+        Store::Nothing => keys.narrow(2, 0, spec.value_dim)?.contiguous()?,
+        values => gather(values, spec.value_dim)?,
+    };
+    let span = &step.batch().spans[group.start];
+    // Scores of all rows at once would take memory with the square of a prompt's length.
+    let rows_at_once = (SCORES_MAX / (spec.heads * group.len * group.all)).max(1);
+    let mut parts = Vec::new();
+    for start in (0..span.len).step_by(rows_at_once) {
+        let rows = Rows { start, len: rows_at_once.min(span.len - start) };
+        let mask = mask(spec, group, rows, step)?;
+        let q = formulas.rows(q, span.start + start, group.len * rows.len)?;
+        parts.push(attend_rows(formulas, spec, &q, (&keys, &values), mask, (group, rows))?);
+    }
+    if let [only] = parts.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&parts, 0)?) }
+}
+
+/// The query heads that share a key head become rows of one product.
+fn attend_rows(
+    formulas: &Formulas,
+    spec: &Attention,
+    q: &Tensor,
+    (keys, values): (&Tensor, &Tensor),
+    mask: Option<Tensor>,
+    (group, rows): (Group, Rows),
+) -> Result<Tensor> {
+    let (spans, all, shared) = (group.len, group.all, spec.heads / spec.kv_heads);
+    let q = if spans == 1 {
+        q.reshape((rows.len, spec.heads, spec.head_dim))?
+    } else {
+        q.reshape((spans, spec.kv_heads, shared * spec.head_dim))?
+    };
+    let q = q.transpose(0, 1)?.contiguous()?;
+    let q = q.reshape((spec.kv_heads * spans, shared * rows.len, spec.head_dim))?;
+    let mut scores = (q.matmul(&keys.transpose(1, 2)?)? * f64::from(spec.scale))?;
+    if let Some(cap) = spec.softcap {
+        scores = ((scores / f64::from(cap))?.tanh()? * f64::from(cap))?;
+    }
+    if let Some(mask) = mask {
+        let dims =
+            if spans == 1 { (spec.kv_heads, shared, rows.len, all) } else { (spec.kv_heads, spans, shared, all) };
+        let mask = mask.reshape((1, mask.dim(0)?, mask.dim(1)?, all))?.broadcast_as(dims)?.contiguous()?;
+        scores = (scores.reshape(dims)? + mask)?.reshape((spec.kv_heads * spans, (), all))?;
+    }
+    let out = formulas.softmax(&scores)?.matmul(values)?;
+    let out = if spans == 1 {
+        out.reshape((spec.heads, rows.len, spec.value_dim))?
+    } else {
+        out.reshape((spec.kv_heads, spans, shared * spec.value_dim))?
+    };
+    Ok(out.transpose(0, 1)?.contiguous()?.reshape((spans * rows.len, spec.heads * spec.value_dim))?)
+}
+
+/// What is added to the scores: −∞ where a token may not look. Of shape `[1, rows, all]` for a span's rows, and
+/// `[spans, 1, all]` for spans that decode.
+fn mask(spec: &Attention, group: Group, rows: Rows, step: &Step<'_>) -> Result<Option<Tensor>> {
+    let spans = &step.batch().spans[group.start..group.start + group.len];
+    let window = spec.window.filter(|&window| window < group.all);
+    let is_padded = spans.iter().any(|span| span.past + span.len != group.all);
+    if spans[0].len == 1 && window.is_none() && !is_padded {
+        return Ok(None);
+    }
+    let key = (group, rows.start, window);
+    if let Some(mask) = step.prepared.borrow().masks.get(&key) {
+        return Ok(Some(mask.clone()));
+    }
+    let visible =
+        |position: usize, column: usize| column <= position && window.is_none_or(|window| position - column < window);
+    let positions = spans.iter().flat_map(|span| (0..rows.len).map(move |row| span.past + rows.start + row));
+    let mask: Vec<f32> = positions
+        .flat_map(|at| (0..group.all).map(move |column| if visible(at, column) { 0.0 } else { f32::NEG_INFINITY }))
+        .collect();
+    let mask = Tensor::from_vec(mask, (group.len, rows.len, group.all), step.ops().device())?;
+    // Masks of a prompt in many parts would take the memory that the parts save.
+    if rows.len == spans[0].len {
+        step.prepared.borrow_mut().masks.insert(key, mask.clone());
+    }
+    Ok(Some(mask))
+}
+
+/// The slots of all tokens of a group's sequences, each padded with slots that its mask hides.
+fn slots(formulas: &Formulas, spec: &Attention, group: Group, step: &Step<'_>) -> Result<Tensor> {
+    let caches = step.kv.group(spec.layer)?;
+    if let Some(slots) = step.prepared.borrow().slots.get(&(caches, group)) {
+        return Ok(slots.clone());
+    }
+    let spans = &step.batch().spans[group.start..group.start + group.len];
+    let ids: Vec<u32> = spans
+        .iter()
+        .flat_map(|span| {
+            let all = span.past + span.len;
+            // The padding repeats a slot of the sequence's own: others may hold what is not a number.
+            let padding = KvCache::slots_of(span, caches, all - 1..all).next().unwrap_or_default();
+            KvCache::slots_of(span, caches, 0..all).chain(std::iter::repeat_n(padding, group.all - all))
+        })
+        .collect();
+    let slots = formulas.ids(&ids)?;
+    step.prepared.borrow_mut().slots.insert((caches, group), slots.clone());
+    Ok(slots)
+}

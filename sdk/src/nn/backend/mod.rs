@@ -1,0 +1,244 @@
+//! The seam between layers and devices: what a layer asks for, once, and who answers.
+//!
+//! A layer calls [`Ops`](super::Ops), which checks its arguments and hands them to the [`Backend`] of the model's device.
+//! Each method of the trait has a default: its formula in stock candle ops, from `formulas`. So a backend writes only
+//! what it does better, a new question is answered everywhere as soon as its formula stands, and every backend has the
+//! reference that it is held against. [`Formulas`] overrides nothing, [`CpuKernels`] nearly everything.
+//!
+//! What a backend keeps of weights, adapters and the KV cache in a form of its own is a variant of [`Form`],
+//! [`LowRankForm`] or [`Store`](super::kv::Store).
+
+mod cpu;
+mod formulas;
+mod formulas_attention;
+
+use candle_core::{
+    Device, Tensor,
+    quantized::{QMatMul, QTensor},
+};
+use std::{ops::Range, sync::Arc};
+
+pub(super) use cpu::CpuKernels;
+pub(super) use formulas::Formulas;
+pub(super) use formulas_attention::Group;
+
+use super::{
+    Attention, Step,
+    cpu::Activation,
+    kv::{KvType, Store},
+};
+use crate::{
+    Error, Result,
+    weights::{Dtype, RawTensor, RopeStyle},
+};
+
+/// A weight `[outputs, inputs]` in the form that its device computes with.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct Matrix {
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) form: Form,
+}
+
+#[derive(Clone, Debug)]
+pub(in crate::nn) enum Form {
+    /// As it lies in the checkpoint's map; the CPU kernels read it there.
+    InPlace(RawTensor),
+    /// In the weight's own float type.
+    Dense(Tensor),
+    /// candle's copy in the checkpoint's block format.
+    Quantized(Arc<QTensor>, QMatMul),
+}
+
+impl Matrix {
+    /// Whether it holds numbers of single precision.
+    pub(in crate::nn) fn is_f32(&self) -> bool {
+        match &self.form {
+            Form::InPlace(raw) => raw.dtype == Dtype::F32,
+            Form::Dense(tensor) => tensor.dtype() == candle_core::DType::F32,
+            Form::Quantized(..) => false,
+        }
+    }
+
+    /// Rows of the weight.
+    pub(in crate::nn) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Columns of the weight.
+    pub(in crate::nn) fn inputs(&self) -> usize {
+        self.inputs
+    }
+}
+
+/// The factors of a low-rank change in the form that its device computes with.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct LowRank {
+    pub(super) rank: usize,
+    pub(super) form: LowRankForm,
+}
+
+#[derive(Clone, Debug)]
+pub(in crate::nn) enum LowRankForm {
+    /// For the CPU kernels: row after row, in a float type.
+    Rows { dtype: Dtype, down: Vec<u8>, up: Vec<u8> },
+    /// One after the other, as a linear layer or an embedding will shape them, and `[rank, outputs]`.
+    Tensors { down: Tensor, up: Tensor },
+}
+
+impl LowRank {
+    /// Bytes of the factors.
+    pub(in crate::nn) fn bytes(&self) -> u64 {
+        match &self.form {
+            LowRankForm::Rows { down, up, .. } => (down.len() + up.len()) as u64,
+            LowRankForm::Tensors { down, up } => 4 * (down.elem_count() + up.elem_count()) as u64,
+        }
+    }
+}
+
+/// Rows of an activation, what changes them, and how much.
+pub(in crate::nn) type Changed<'a> = (Range<usize>, &'a LowRank, f32);
+
+/// The sines and cosines by which a step's heads are rotated: `[tokens, rotated values / 2]` each.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct Rotation {
+    pub(in crate::nn) cos: Tensor,
+    pub(in crate::nn) sin: Tensor,
+    pub(in crate::nn) style: RopeStyle,
+}
+
+/// How keys and values lie in memory: `[kv_heads, slots, head_dim]`, and in what type.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::nn) struct StoreShape {
+    pub(in crate::nn) kv_heads: usize,
+    pub(in crate::nn) slots: usize,
+    pub(in crate::nn) head_dim: usize,
+    pub(in crate::nn) kind: KvType,
+}
+
+impl StoreShape {
+    /// Bytes of the whole; none where that is more than there can be.
+    pub(in crate::nn) fn bytes(&self) -> Option<usize> {
+        self.kv_heads.checked_mul(self.slots)?.checked_mul(self.head_dim)?.checked_mul(self.kind.bytes())
+    }
+}
+
+/// The computations of a model on one kind of device. Activations are dense `f32` tensors at offset 0, as `Ops::check`
+/// has made sure; methods without a default need a device or hold a choice.
+pub(in crate::nn) trait Backend: Send + Sync {
+    /// The formulas on this backend's device, for what it has no kernel for.
+    fn formulas(&self) -> &Formulas;
+
+    /// Which kernels run, for a person.
+    fn note(&self) -> String;
+
+    /// Where tensors live.
+    fn device(&self) -> &Device {
+        &self.formulas().device
+    }
+
+    /// Takes in a weight matrix of two dimensions.
+    fn matrix(&self, raw: &RawTensor) -> Result<Form> {
+        self.formulas().matrix(raw)
+    }
+
+    /// `x · Wᵀ + b`, for `x` of shape `[rows, inputs]`.
+    fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.formulas().linear(x, weight, bias)
+    }
+
+    /// The rows of a weight that `ids` name, each below its outputs.
+    fn embed(&self, weight: &Matrix, ids: &[u32]) -> Result<Tensor> {
+        self.formulas().embed(weight, ids)
+    }
+
+    /// Takes in the factors of a low-rank change; `single` where the weight it changes has single precision.
+    fn low_rank(&self, rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRankForm> {
+        let _ = single;
+        self.formulas().low_rank(rank, down, up)
+    }
+
+    /// Adds low-rank changes to rows of a linear layer's output; the groups of rows do not overlap.
+    fn add_low_rank(&self, x: &Tensor, out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        self.formulas().add_low_rank(x, &out, groups)
+    }
+
+    /// Adds low-rank changes to the vectors of tokens.
+    fn add_low_rank_vectors(&self, tokens: &[u32], out: Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
+        self.formulas().add_low_rank_vectors(tokens, &out, groups)
+    }
+
+    /// Root-mean-square norm over the last dimension.
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
+        self.formulas().rms_norm(x, weight, eps)
+    }
+
+    /// `x + delta`, and its root-mean-square norm.
+    fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
+        let sum = (x + delta)?;
+        let normed = self.rms_norm(&sum, weight, eps)?;
+        Ok((sum, normed))
+    }
+
+    /// Layer norm over the last dimension.
+    fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+        self.formulas().layer_norm(x, weight, bias, eps)
+    }
+
+    /// The sines and cosines of a step's positions, times `amplitude` and, where there are any, a factor for each token.
+    fn rotation(
+        &self,
+        frequencies: &[f32],
+        amplitude: f32,
+        factors: Option<&[f32]>,
+        style: RopeStyle,
+        step: &Step<'_>,
+    ) -> Result<Rotation> {
+        let factor = |token: usize| amplitude * factors.map_or(1.0, |factors| factors[token]);
+        let positions = step.positions().iter().enumerate().map(|(token, &position)| (position, factor(token)));
+        self.formulas().rotation(frequencies, positions, style)
+    }
+
+    /// Rotates the first `2 · cos.width` values of each head of `x`, of shape `[tokens, heads · head_dim]`.
+    fn rotate(&self, x: &Tensor, head_dim: usize, rotation: &Rotation) -> Result<Tensor> {
+        self.formulas().rotate(x, head_dim, rotation)
+    }
+
+    /// An activation function.
+    fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
+        self.formulas().activate(x, kind)
+    }
+
+    /// `kind(gate) · up`, the middle of a gated MLP.
+    fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
+        Ok((self.activate(gate, kind)? * up)?)
+    }
+
+    /// Memory for the keys or the values of one layer, all zero. The error says why there is none.
+    fn store(&self, shape: StoreShape) -> Result<Store> {
+        self.formulas().store(shape)
+    }
+
+    /// Remembers the new tokens' `k` and `v` in the layer's memory, and has each token of `q` attend to its sequence so
+    /// far. The shapes were compared with the attention's and the cache's.
+    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        formulas_attention::attention(self.formulas(), spec, q, Some((k, Some(v))), step)
+    }
+
+    /// The same for heads of any size: keys of one and values of another, values that are a view of the keys, and layers that
+    /// remember nothing of their own.
+    fn attention_over(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        new: Option<(&Tensor, Option<&Tensor>)>,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        formulas_attention::attention(self.formulas(), spec, q, new, step)
+    }
+}
+
+/// What is said where a weight, a change or a cache came from another backend than is asked to compute with it.
+pub(in crate::nn) fn foreign(what: &str) -> Error {
+    Error::invalid(format!("{what} was made for other kernels"))
+}
