@@ -246,6 +246,26 @@ async fn bad_plugins_are_refused_each_with_its_reason() {
     assert!(refusal.reason.contains("exit status: 0; it said: licence server not found"), "{refusal}");
 }
 
+/// Whether the kernel has what keeps a child from files and from its parent.
+fn has_landlock() -> bool {
+    // SAFETY: without attributes the call only tells its version, or fails.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, 1) };
+    version >= 6
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_plugin_achieves_nothing_while_it_is_looked_at() {
+    if !has_landlock() {
+        println!("skipped: this kernel has no Landlock of version 6");
+        return;
+    }
+    let home = Home::open_with(|root, _| fs::write(root.join("secret"), "key").unwrap()).await;
+    home.put("libhostile.so", &fs::read(test_plugin("hostile")).unwrap());
+    let Status::Rejected(refusal) = home.verdict("libhostile.so").await.status else { panic!("it is taken") };
+    assert!(refusal.reason.contains("it said: achieved: []"), "{refusal}");
+    assert!(!home.root.path().join("planted").exists());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_prints_and_leaves_processes_behind_is_ready_at_once_and_alone() {
     let home = Home::open().await;

@@ -192,6 +192,8 @@ pub enum FailureCode {
     Conflict,
     /// Another server, which the request needs, does not answer as it should.
     Unreachable,
+    /// The model is in quarantine, since its workers died too often.
+    Quarantined,
 }
 
 impl Failure {

@@ -22,6 +22,9 @@ use serde::{Serialize, de::DeserializeOwned};
 /// The longest frame, without its length.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
+/// The longest frame of a worker, without its length. What a report becomes in memory may be some twenty times as long.
+pub const REPORT_BYTES_MAX: usize = 2 << 20;
+
 /// The length before each frame.
 pub const HEADER_BYTES: usize = 4;
 
@@ -34,6 +37,8 @@ pub enum WireError {
     TooLong {
         /// Its length.
         bytes: usize,
+        /// The length that it may have.
+        bytes_max: usize,
     },
     /// Its bytes are not a message, or not only one.
     Malformed(postcard::Error),
@@ -52,16 +57,48 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
 pub fn encode_into<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<(), WireError> {
     let body = postcard::to_allocvec(message).map_err(WireError::Inexpressible)?;
     let bytes = body.len();
-    let length = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX).ok_or(WireError::TooLong { bytes })?;
+    let length = u32::try_from(bytes).ok().filter(|_| bytes <= FRAME_BYTES_MAX);
+    let length = length.ok_or(WireError::TooLong { bytes, bytes_max: FRAME_BYTES_MAX })?;
     frames.extend_from_slice(&length.to_le_bytes());
     frames.extend_from_slice(&body);
     Ok(())
 }
 
+/// Appends a report, its events in several frames if one would be too long. After an error the buffer is as it was.
+pub fn encode_report_into(report: &Report, frames: &mut Vec<u8>) -> Result<(), WireError> {
+    let begun = frames.len();
+    encode_into(report, frames)?;
+    let bytes = frames.len() - begun - HEADER_BYTES;
+    if bytes <= REPORT_BYTES_MAX {
+        return Ok(());
+    }
+    frames.truncate(begun);
+    match report {
+        Report::Events(events) if events.len() > 1 => {
+            let (first, rest) = events.split_at(events.len() / 2);
+            let encoded = [first, rest].into_iter().try_for_each(|events| {
+                // Long events are rare, so that a copy of them does not matter.
+                encode_report_into(&Report::Events(events.to_vec()), frames)
+            });
+            encoded.inspect_err(|_| frames.truncate(begun))
+        }
+        _ => Err(WireError::TooLong { bytes, bytes_max: REPORT_BYTES_MAX }),
+    }
+}
+
 /// How many bytes follow a header.
 pub fn frame_len(header: [u8; HEADER_BYTES]) -> Result<usize, WireError> {
+    bounded_len(header, FRAME_BYTES_MAX)
+}
+
+/// How many bytes follow the header of a worker's report.
+pub fn report_len(header: [u8; HEADER_BYTES]) -> Result<usize, WireError> {
+    bounded_len(header, REPORT_BYTES_MAX)
+}
+
+fn bounded_len(header: [u8; HEADER_BYTES], bytes_max: usize) -> Result<usize, WireError> {
     let bytes = u32::from_le_bytes(header) as usize;
-    if bytes > FRAME_BYTES_MAX { Err(WireError::TooLong { bytes }) } else { Ok(bytes) }
+    if bytes > bytes_max { Err(WireError::TooLong { bytes, bytes_max }) } else { Ok(bytes) }
 }
 
 /// The message in a frame's bytes after its length.
@@ -111,8 +148,8 @@ impl fmt::Display for WireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "the connection between server and worker broke: {error}"),
-            Self::TooLong { bytes } => {
-                write!(f, "a frame of {bytes} bytes is longer than the {FRAME_BYTES_MAX} that one may have")
+            Self::TooLong { bytes, bytes_max } => {
+                write!(f, "a frame of {bytes} bytes is longer than the {bytes_max} that one may have")
             }
             Self::Malformed(error) => write!(f, "a frame is no message: {error}"),
             Self::Inexpressible(error) => write!(f, "a message cannot be put into a frame: {error}"),

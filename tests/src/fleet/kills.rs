@@ -1,9 +1,10 @@
 //! What happens when workers die, hang or misbehave: their streams end, everything else goes on, and nothing is left behind.
 
 use pensieve_protocol::job::{Failure, FailureCode};
-use pensieve_server::fleet::ModelState;
+use pensieve_server::fleet::{Config, ModelState};
 use std::{
     fs,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -103,6 +104,25 @@ async fn a_panic_in_forward_ends_streams_and_nothing_else() {
     assert_eq!(home.model(0).await.deaths, 0);
 }
 
+/// What the system says of a worker: whether it may gain privileges, and which filter its calls go through.
+async fn fence_of(unfenced: &[&str]) -> (String, String, u64) {
+    let home = Home::open(&["one"], |config| config.unfenced = unfenced.iter().map(|id| (*id).into()).collect()).await;
+    home.ask("one", &[1], 1).await.unwrap();
+    let pid = home.model(0).await.pid.unwrap();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let core = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).unwrap();
+    let core = core.split_whitespace().next().unwrap().parse().unwrap();
+    (field("NoNewPrivs:"), field("Seccomp:"), core)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_runs_behind_a_fence_unless_its_plugin_is_trusted() {
+    assert_eq!(fence_of(&[]).await, ("1".into(), "2".into(), 0));
+    assert_eq!(fence_of(&["faults"]).await, ("1".into(), "0".into(), 0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn three_deaths_are_quarantine_which_a_new_plugin_ends() {
     let home = Home::open(&["one"], |_| ()).await;
@@ -137,13 +157,18 @@ async fn quarantine_ends_with_time_or_by_release() {
     home.ask("one", &[1], 1).await.unwrap();
 }
 
-/// What the fleet says of a worker that is not one; see `bin/fake_worker.rs`.
-async fn obituary(behaviour: &str) -> Failure {
+/// The program of a worker that is not one; see `bin/fake_worker.rs`.
+fn fake_worker(config: &Config, behaviour: &str) -> PathBuf {
+    let fake = config.cards.with_file_name(behaviour);
+    fs::create_dir_all(fake.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_fake_worker"), &fake).unwrap();
+    fake
+}
+
+/// Why such a worker's model is in quarantine.
+async fn quarantine_of(behaviour: &str) -> Failure {
     let home = Home::open(&["one"], |config| {
-        let fake = config.cards.with_file_name(behaviour);
-        fs::create_dir_all(fake.parent().unwrap()).unwrap();
-        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_fake_worker"), &fake).unwrap();
-        config.program = fake;
+        config.program = fake_worker(config, behaviour);
         config.restart.deaths_max = 2;
         config.deadlines.silence = Duration::from_millis(300);
     });
@@ -162,22 +187,61 @@ async fn workers_that_do_not_behave_are_ended_and_their_model_is_quarantined() {
         ("nonsense", "spoke nonsense: "),
         ("too-long", "spoke nonsense: a frame of 4294967295 bytes"),
         ("stranger", stranger.as_str()),
+        ("babbler", "sent more tokens than a job asked for and was ended"),
         ("rude", "did not introduce itself"),
         ("leaves", "ended by itself, with exit status: 7; it said: no licence"),
     ] {
-        let failure = obituary(behaviour).await;
+        let failure = quarantine_of(behaviour).await;
         let expected = format!("the last time so: the worker of model 'one' {expected}");
         assert!(failure.message.contains(&expected), "{behaviour}: {failure}");
     }
 }
 
+/// Memory can only be measured where nothing else runs: in a process of its own.
+#[test]
+fn a_flooding_worker_takes_no_memory_from_its_server() {
+    run_alone("flooded");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run by a_flooding_worker_takes_no_memory_from_its_server"]
+async fn flooded() {
+    const BYTES_MAX: u64 = 150 << 20;
+    let resident = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
+    };
+    let home = Home::open(&["one"], |config| config.program = fake_worker(config, "flooder")).await;
+    let before = resident();
+    // Nothing of it is read.
+    let streams: Vec<_> = (0..8).map(|token| home.submit("one", &[token], 1000)).collect();
+    let until = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < until {
+        let taken = resident().saturating_sub(before);
+        assert!(taken < BYTES_MAX, "{} MiB", taken >> 20);
+        // The supervisor answers all the while.
+        let asked = Instant::now();
+        assert_eq!(home.fleet.stats(false).await.models[0].streams, 8);
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    drop(streams);
+}
+
+/// Runs one of these tests, which is ignored otherwise, in a process of its own.
+fn run_alone(test: &str) {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    let path = format!("fleet::kills::{test}");
+    let output = command.args(["--exact", &path, "--ignored", "--nocapture"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+}
+
 /// Descriptors can only be counted where nothing else runs: in a process of its own.
 #[test]
 fn workers_leave_no_descriptor_behind() {
-    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = command.args(["--exact", "fleet::kills::descriptors", "--ignored", "--nocapture"]).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+    run_alone("descriptors");
 }
 
 #[tokio::test]

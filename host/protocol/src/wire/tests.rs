@@ -141,14 +141,37 @@ fn a_body_that_is_cut_or_too_long_is_no_message() {
 fn a_frame_over_the_limit_is_refused_before_it_is_read() {
     let bytes = FRAME_BYTES_MAX + 1;
     let header = (bytes as u32).to_le_bytes();
-    assert!(matches!(read::<Report>(&mut &header[..]), Err(WireError::TooLong { bytes: found }) if found == bytes));
-    assert!(matches!(frame_len([0xff; 4]), Err(WireError::TooLong { .. })));
-    assert_eq!(frame_len((FRAME_BYTES_MAX as u32).to_le_bytes()).unwrap(), FRAME_BYTES_MAX);
+    assert!(matches!(read::<Report>(&mut &header[..]), Err(WireError::TooLong { bytes: found, .. }) if found == bytes));
+    assert!(matches!(report_len([0xff; 4]), Err(WireError::TooLong { .. })));
+    assert_eq!(report_len((REPORT_BYTES_MAX as u32).to_le_bytes()).unwrap(), REPORT_BYTES_MAX);
 
     let long = Command::Submit(Job { salt: vec![0; FRAME_BYTES_MAX], ..Job::default() });
     let mut frames = vec![1];
     assert!(matches!(encode_into(&long, &mut frames), Err(WireError::TooLong { .. })));
     assert_eq!(frames, [1], "nothing of a refused message is left behind");
+}
+
+#[test]
+fn events_that_are_too_many_for_one_frame_become_several() {
+    let tokens = |id| (id, Event::Tokens(Tokens { bytes: vec![7; 100_000], ..Tokens::default() }));
+    let events: Vec<(u64, Event)> = (0..100).map(tokens).collect();
+    let mut frames = Vec::new();
+    encode_report_into(&Report::Events(events.clone()), &mut frames).unwrap();
+    let (mut reader, mut read_events) = (&frames[..], Vec::new());
+    while let [a, b, c, d, ..] = *reader {
+        report_len([a, b, c, d]).unwrap();
+        match read::<Report>(&mut reader).unwrap() {
+            Some(Report::Events(events)) => read_events.extend(events),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(read_events, events);
+
+    let one =
+        Report::Events(vec![(1, Event::Tokens(Tokens { bytes: vec![7; REPORT_BYTES_MAX], ..Tokens::default() }))]);
+    let mut frames = vec![1];
+    assert!(matches!(encode_report_into(&one, &mut frames), Err(WireError::TooLong { .. })));
+    assert_eq!(frames, [1], "nothing of a refused report is left behind");
 }
 
 #[test]

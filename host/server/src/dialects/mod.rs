@@ -198,7 +198,7 @@ impl From<Failure> for Problem {
             FailureCode::Conflict => ProblemKind::Conflict,
             FailureCode::Unreachable => ProblemKind::Upstream,
             FailureCode::Busy => ProblemKind::Overloaded,
-            FailureCode::Draining => ProblemKind::Unavailable,
+            FailureCode::Draining | FailureCode::Quarantined => ProblemKind::Unavailable,
             FailureCode::Plugin
             | FailureCode::NotANumber
             | FailureCode::Stalled

@@ -9,14 +9,18 @@ mod adapters;
 pub mod child;
 mod config;
 mod crash_history;
+pub mod fence;
 mod memory;
 mod model;
+mod pace;
 pub mod plugins;
 mod probe;
 mod router;
 mod sources;
 mod stats;
+mod stderr;
 mod stream;
+mod streams;
 mod supervisor;
 mod worker;
 mod worker_handle;
@@ -35,13 +39,14 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 use tokio::{
     sync::{
-        mpsc::{UnboundedSender, unbounded_channel},
+        OnceCell,
+        mpsc::{self, UnboundedSender, unbounded_channel},
         oneshot,
     },
     task::JoinHandle,
@@ -53,12 +58,16 @@ use adapter_registry::AdapterRegistry;
 use model::Model;
 use pensieve_protocol::{
     card::Card,
+    fence::Fenced,
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
     wire,
 };
 use plugins::PluginFolder;
 use probe::Prober;
 use supervisor::{Message, Supervisor};
+
+/// Reports of workers that wait for the supervisor; a worker that sends more waits on its socket.
+const SIGNALS_MAX: usize = 64;
 
 /// The models of a server. Dropping it ends every worker.
 #[derive(Debug)]
@@ -69,6 +78,9 @@ pub struct Fleet {
     registry: Arc<AdapterRegistry>,
     messages: UnboundedSender<Message>,
     next_job: AtomicU64,
+    /// Bytes that wait in the queues of all streams.
+    queued_bytes: Arc<AtomicUsize>,
+    fenced: OnceCell<Fenced>,
     closing: AtomicBool,
     supervisor: JoinHandle<()>,
 }
@@ -105,6 +117,7 @@ impl Fleet {
 
     /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
     pub async fn start(config: Config) -> Result<Self, Refusal> {
+        hide_from_children(&config);
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
         let prober = Prober {
             program: config.plugins.program.clone(),
@@ -115,12 +128,14 @@ impl Fleet {
         let config = Arc::new(config);
         let registry = Arc::new(AdapterRegistry::new(&config.models));
         let (messages, received) = unbounded_channel();
+        let (signals, reported) = mpsc::channel(SIGNALS_MAX);
         let supervisor = Supervisor {
             config: config.clone(),
             prober: prober.clone(),
             registry: registry.clone(),
             catalogue: plugins.subscribe(),
             messages: messages.downgrade(),
+            signals,
             models: config.models.iter().map(|_| Model::default()).collect(),
             handles: HashMap::new(),
             next_serial: 0,
@@ -128,9 +143,10 @@ impl Fleet {
             stats_request: None,
             closing: None,
         };
-        let supervisor = tokio::spawn(supervisor.run(received));
+        let supervisor = tokio::spawn(supervisor.run(received, reported));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
-        Ok(Self { config, plugins, prober, registry, messages, next_job, closing, supervisor })
+        let (queued_bytes, fenced) = (Arc::default(), OnceCell::new());
+        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, supervisor })
     }
 
     /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
@@ -149,7 +165,7 @@ impl Fleet {
                 );
             }
         }
-        let (updates, received) = unbounded_channel();
+        let (updates, received) = streams::queue(self.queued_bytes.clone());
         let stream = EventStream { job: job.id, updates: received, messages: self.messages.clone(), ended: false };
         let message = Message::Submit { model: target.model, job, updates };
         if self.closing.load(Ordering::Relaxed) || self.messages.send(message).is_err() {
@@ -260,6 +276,17 @@ impl Fleet {
         Ok(own.or(self.config.models[target.model].samplers.as_deref()))
     }
 
+    /// How much of the fence around children holds on this machine, as a child finds when it is asked for the first time.
+    pub async fn fenced(&self) -> &Fenced {
+        let ask = || async {
+            let arguments = ["probe".into(), "fence".into()];
+            let policy = fence::inspection(&self.config.program);
+            let asked = child::ask(&self.config.program, &arguments, &policy, self.config.deadlines.probe).await;
+            asked.unwrap_or_else(|error| Fenced { missing: vec![format!("a child {error}")], ..Fenced::default() })
+        };
+        self.fenced.get_or_init(ask).await
+    }
+
     /// The plugin folders.
     pub fn plugins(&self) -> &PluginFolder {
         &self.plugins
@@ -280,7 +307,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Takes no more jobs, lets those at handle finish for as long as `drain`, and ends all workers.
+    /// Takes no more jobs, lets running ones finish for as long as `drain`, and ends all workers.
     pub async fn shutdown(&self, drain: Duration) {
         self.closing.store(true, Ordering::Relaxed);
         let (reply, over) = oneshot::channel();
@@ -298,6 +325,20 @@ impl Fleet {
         let registry = self.registry.all();
         of(router::Names { models, variants, adapters: &registry, default: default_model.as_deref() })
     }
+}
+
+/// Keeps this process's memory and environment, in which keys stand, from its children, which run as the same user.
+fn hide_from_children(config: &Config) {
+    // A worker in this process is there for a debugger.
+    #[cfg(target_os = "linux")]
+    if config.in_process.is_none() {
+        use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+        if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+            tracing::warn!("children may read the memory of this process: {error}");
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = config;
 }
 
 fn ended() -> Failure {

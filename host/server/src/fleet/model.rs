@@ -2,23 +2,26 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     FleetStats, ModelState, ModelStats,
     adapters::{Culprit, PendingAdapter},
     crash_history::CrashHistory,
+    fence,
     memory::{self, MemoryPlan, MemoryVerdict, Resident},
     plugins::Plugin,
     probe::Probed,
     stream::Update,
+    streams::{JobStreams, UpdateSender},
     supervisor::{Message, Supervisor},
-    worker::{Worker, WorkerDeadlines},
+    worker::{Signals, Worker, WorkerDeadlines},
     worker_handle::WorkerHandle,
 };
+use crate::hub::Hub;
 use pensieve_protocol::{
     job::{Event, Failure, FailureCode, Job},
     wire::{Command, Load, Provider},
@@ -45,7 +48,7 @@ pub(super) struct Model {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) job: Job,
-    pub(super) updates: UnboundedSender<Update>,
+    pub(super) updates: UpdateSender,
 }
 
 /// How far a model is from answering.
@@ -86,7 +89,7 @@ impl Model {
 
     pub(super) fn notify_waiting(&self, update: &Update) {
         for waiting in &self.waiting {
-            let _ = waiting.updates.send(update.clone());
+            waiting.updates.send(update.clone());
         }
     }
 
@@ -199,10 +202,9 @@ impl Supervisor {
     }
 
     fn load(&mut self, index: usize, now: Instant) {
+        let adapters = self.adapter_places(index);
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
-        let (Some(LoadPlan { probed, need }), Some(messages)) = (model.plan.take(), self.messages.upgrade()) else {
-            return;
-        };
+        let Some(LoadPlan { probed, need }) = model.plan.take() else { return };
         let catalogue = self.catalogue.borrow().clone();
         let (samplers, formats) = (distinct(catalogue.samplers()), distinct(catalogue.adapter_formats()));
         let paths = |plugins: &[Arc<Plugin>]| plugins.iter().map(|plugin| plugin.copy.path().to_path_buf()).collect();
@@ -224,18 +226,20 @@ impl Supervisor {
         };
         self.next_serial += 1;
         let serial = self.next_serial;
-        let messages = messages.downgrade();
-        let notify = move |signal| {
-            messages.upgrade().is_some_and(|messages| messages.send(Message::Worker { serial, signal }).is_ok())
-        };
+        let signals = Signals { serial, sender: self.signals.clone() };
+        let streams = JobStreams::default();
         let deadlines = WorkerDeadlines { silence: self.config.deadlines.silence, step: config.limits.step_timeout };
-        let worker = match Worker::start(self.config.placement(), &config.id, deadlines, notify) {
-            Ok(worker) => worker,
-            Err(error) => {
-                let message = format!("model '{}': a worker process does not start: {error}", config.id);
-                return model.fail(Failure::new(FailureCode::Internal, message).with_help("free processes or memory"));
-            }
-        };
+        let open = self.config.unfenced.contains(&probed.plugin.manifest.id);
+        let policy = fence::worker(&load, need.bytes, adapters, open);
+        let worker =
+            match Worker::start(self.config.placement(&policy), &config.id, deadlines, streams.clone(), signals) {
+                Ok(worker) => worker,
+                Err(error) => {
+                    let message = format!("model '{}': a worker process does not start: {error}", config.id);
+                    return model
+                        .fail(Failure::new(FailureCode::Internal, message).with_help("free processes or memory"));
+                }
+            };
         worker.send(Command::Load(Box::new(load)));
         model.plugin = Some(probed.plugin.copy.sha256().to_owned());
         (model.state, model.loads_total) = (LoadState::Loading(serial), model.loads_total + 1);
@@ -246,7 +250,8 @@ impl Supervisor {
             plugins,
             bytes: need.bytes,
             adapter_bytes: need.adapter_bytes,
-            jobs: HashMap::new(),
+            streams,
+            jobs_max: 2 * (config.limits.waiting_max as usize + config.limits.sequences_max as usize),
             attaching: BTreeMap::new(),
             attempts: 0,
             refused: HashMap::new(),
@@ -259,6 +264,17 @@ impl Supervisor {
             progressed_at: now,
         };
         self.handles.insert(serial, handle);
+    }
+
+    /// Where the worker of a model may read adapters: those that the model has, and the sources of later ones.
+    fn adapter_places(&self, index: usize) -> Vec<PathBuf> {
+        let known = self.registry.of(index).into_values().map(|adapter| adapter.location.path);
+        let pending = self.models[index].pending_adapters.iter().map(|pending| pending.adapter.location.path.clone());
+        let known = known.chain(pending).flat_map(|path| fence::checkpoint(&path));
+        let sources = &self.config.sources;
+        let downloads = Hub::from_environment().ok().filter(|_| sources.downloads).map(|hub| hub.cache);
+        let later = sources.folders.iter().cloned().chain(downloads).map(|folder| fence::absolute(&folder));
+        known.chain(later).collect()
     }
 
     /// What is known of all models.
@@ -284,7 +300,7 @@ impl Supervisor {
                     LoadState::Quarantined { failure, .. } => Some(failure.to_string()),
                     _ => model.last_failure.as_ref().map(ToString::to_string),
                 },
-                streams: handles.clone().map(|handle| handle.jobs.len() as u64).sum(),
+                streams: handles.clone().map(|handle| handle.streams.len() as u64).sum(),
                 waiting: model.waiting.len() as u64,
                 workers: handles.clone().count() as u64,
                 pid: handle.and_then(|handle| handle.worker.pid),

@@ -1,8 +1,8 @@
 //! What a submitter holds: the events of its job, in message, up to the last one.
 
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::UnboundedSender;
 
-use super::supervisor::Message;
+use super::{streams::UpdateReceiver, supervisor::Message};
 use pensieve_protocol::job::{Event, Failure, FailureCode};
 
 /// News of a job.
@@ -32,7 +32,7 @@ impl Update {
 #[derive(Debug)]
 pub struct EventStream {
     pub(super) job: u64,
-    pub(super) updates: UnboundedReceiver<Update>,
+    pub(super) updates: UpdateReceiver,
     pub(super) messages: UnboundedSender<Message>,
     pub(super) ended: bool,
 }

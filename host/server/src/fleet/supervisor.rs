@@ -10,7 +10,7 @@ use std::{
 };
 use tokio::{
     sync::{
-        mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender},
+        mpsc::{Receiver, Sender, UnboundedReceiver, WeakUnboundedSender},
         oneshot, watch,
     },
     time::sleep_until,
@@ -26,12 +26,13 @@ use super::{
     probe::{Probed, Prober},
     stats::Progress,
     stream::Update,
+    streams::UpdateSender,
     worker::WorkerSignal,
     worker_handle::{PluginFreshness, WorkerHandle},
 };
 use pensieve_protocol::{
-    job::{Event, Failure, FailureCode, Job},
-    wire::{AttachedAdapter, Command, Level, Limits, Report},
+    job::{Failure, FailureCode, Job},
+    wire::{AttachedAdapter, Command, Limits, Report},
 };
 
 /// How long workers have to answer for the statistics.
@@ -45,7 +46,7 @@ pub(super) enum Message {
     Submit {
         model: usize,
         job: Job,
-        updates: UnboundedSender<Update>,
+        updates: UpdateSender,
     },
     Cancel {
         job: u64,
@@ -53,10 +54,6 @@ pub(super) enum Message {
     Probed {
         model: usize,
         result: Result<Probed, Failure>,
-    },
-    Worker {
-        serial: u64,
-        signal: WorkerSignal,
     },
     Stats {
         fresh: bool,
@@ -90,6 +87,8 @@ pub(super) struct Supervisor {
     pub(super) registry: Arc<AdapterRegistry>,
     /// Weak, so that the supervisor ends when the last sender is dropped.
     pub(super) messages: WeakUnboundedSender<Message>,
+    /// Where workers report to, under their serial numbers. Bounded: a worker that reports faster than this is handled waits.
+    pub(super) signals: Sender<(u64, WorkerSignal)>,
     pub(super) models: Vec<Model>,
     pub(super) handles: HashMap<u64, WorkerHandle>,
     pub(super) next_serial: u64,
@@ -114,7 +113,11 @@ pub(super) struct ShutdownState {
 
 impl Supervisor {
     /// Handles messages until the last sender is dropped.
-    pub(super) async fn run(mut self, mut messages: UnboundedReceiver<Message>) {
+    pub(super) async fn run(
+        mut self,
+        mut messages: UnboundedReceiver<Message>,
+        mut signals: Receiver<(u64, WorkerSignal)>,
+    ) {
         loop {
             self.advance(Instant::now());
             if self.is_over() {
@@ -126,6 +129,7 @@ impl Supervisor {
                     Some(message) => self.handle(message, Instant::now()),
                     None => return,
                 },
+                Some((serial, signal)) = signals.recv() => self.on_signal(serial, signal, Instant::now()),
                 Ok(()) = self.catalogue.changed() => self.on_plugins_changed(Instant::now()),
                 () = sleep_until(wake.into()) => {}
             }
@@ -137,10 +141,6 @@ impl Supervisor {
             Message::Submit { model, job, updates } => self.submit(model, job, updates, now),
             Message::Cancel { job } => self.cancel(job),
             Message::Probed { model, result } => self.on_probed(model, result, now),
-            Message::Worker { serial, signal: WorkerSignal::Report(report) } => self.on_report(serial, report, now),
-            Message::Worker { serial, signal: WorkerSignal::Exited(failure) } => {
-                self.remove_dead(serial, &failure, now);
-            }
             Message::Stats { fresh, reply } => self.request_stats(fresh, reply, now),
             Message::Release { model } => self.models[model].release(),
             Message::Attach { model, name, adapter, reply } => {
@@ -151,7 +151,20 @@ impl Supervisor {
         }
     }
 
-    fn submit(&mut self, model: usize, job: Job, updates: UnboundedSender<Update>, now: Instant) {
+    fn on_signal(&mut self, serial: u64, signal: WorkerSignal, now: Instant) {
+        match signal {
+            WorkerSignal::Report(report) => self.on_report(serial, report, now),
+            WorkerSignal::JobsEnded => {
+                if let Some(handle) = self.handles.get_mut(&serial) {
+                    self.uses += 1;
+                    (handle.used, handle.used_at, handle.progressed_at) = (self.uses, now, now);
+                }
+            }
+            WorkerSignal::Exited(failure) => self.remove_dead(serial, &failure, now),
+        }
+    }
+
+    fn submit(&mut self, model: usize, job: Job, updates: UpdateSender, now: Instant) {
         // Who gets a place once the model is there does not wait for others.
         let Limits { waiting_max, sequences_max, .. } = self.config.models[model].limits;
         let waiting_max = (waiting_max as usize).saturating_add(sequences_max as usize);
@@ -166,8 +179,7 @@ impl Supervisor {
             None
         };
         if let Some(failure) = refusal {
-            let _ = updates.send(Update::Event(Event::Failed(failure)));
-            return;
+            return updates.fail(failure);
         }
         if let LoadState::Ready(serial) = self.models[model].state
             && let Some(handle) = self.handles.get_mut(&serial)
@@ -184,7 +196,7 @@ impl Supervisor {
             model.waiting.retain(|waiting| waiting.job.id != job);
         }
         // The stream is forgotten when the worker says that it has ended: until then it is not idle.
-        if let Some(handle) = self.handles.values().find(|handle| handle.jobs.contains_key(&job)) {
+        if let Some(handle) = self.handles.values().find(|handle| handle.streams.contains(job)) {
             handle.worker.send(Command::Cancel { id: job });
         }
     }
@@ -222,21 +234,16 @@ impl Supervisor {
                 model.last_failure = Some(failure);
             }
             Report::Attached { attempt, result } => self.on_attached(serial, attempt, result),
-            Report::Events(events) => {
-                let ended = events.into_iter().map(|(job, event)| handle.deliver(job, event)).filter(|last| *last);
-                if ended.count() > 0 {
-                    self.uses += 1;
-                    (handle.used, handle.used_at, handle.progressed_at) = (self.uses, now, now);
-                }
-            }
             Report::Stats(stats) => {
                 handle.stats = Some(*stats);
                 if let Some(stats_request) = &mut self.stats_request {
                     stats_request.missing.remove(&serial);
                 }
             }
-            Report::Log { level, message } => log(name, level, &pensieve_protocol::refusal::clean(&message)),
-            Report::Hello { .. }
+            // The task that reads the worker's socket has dealt with these.
+            Report::Events(_)
+            | Report::Log { .. }
+            | Report::Hello { .. }
             | Report::Detached { .. }
             | Report::Heartbeat { .. }
             | Report::Drained
@@ -269,7 +276,7 @@ impl Supervisor {
                     failure.message
                 );
                 let help = format!("replace the plugin or the checkpoint, or try again in {} s", length.as_secs());
-                let failure = Failure::new(failure.code, message).with_help(help);
+                let failure = Failure::new(FailureCode::Quarantined, message).with_help(help);
                 model.fail_waiting(&failure);
                 LoadState::Quarantined { until: now + length, failure }
             }
@@ -410,15 +417,5 @@ impl Supervisor {
         let next = handles.chain(models).chain(rest).flatten().min();
         let far = now + Duration::from_secs(3600);
         next.unwrap_or(far).min(far).max(now + Duration::from_millis(1))
-    }
-}
-
-/// Writes a worker's log line.
-fn log(model: &str, level: Level, message: &str) {
-    match level {
-        Level::Error => tracing::error!(model, "{message}"),
-        Level::Warn => tracing::warn!(model, "{message}"),
-        Level::Info => tracing::info!(model, "{message}"),
-        Level::Debug => tracing::debug!(model, "{message}"),
     }
 }

@@ -1,25 +1,25 @@
 //! One worker process: started with one end of a socket pair, sent commands, watched, and reaped.
 //!
-//! Whatever happens to it (a signal, an exit, silence, nonsense on the socket), the last thing that is reports of it is one
-//! [`WorkerSignal::Exited`] with the reason. Nothing of it is left then.
+//! The task that reads its socket is where a worker's flood ends. Token events go to their streams ([`JobStreams`]), log
+//! lines to the log at a bounded rate, and only what changes the worker's life goes to the supervisor, through a bounded
+//! channel. Between the socket and this task one frame waits; a worker that sends frames faster than its budget waits on its
+//! own socket. However it ends (a signal, an exit, silence, malformed frames), the last signal is one
+//! [`WorkerSignal::Exited`] with the reason, and no process of it is left then.
 
 use std::{
-    collections::VecDeque,
     io,
     os::unix::process::ExitStatusExt,
     process::ExitStatus,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncReadExt, AsyncWriteExt, BufReader},
     net::{
         UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
-    process::ChildStderr,
     sync::{
-        mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+        mpsc::{self, UnboundedReceiver, UnboundedSender, unbounded_channel},
         oneshot,
     },
     task::{JoinHandle, JoinSet},
@@ -28,17 +28,25 @@ use tokio::{
 
 use super::{
     child::signal_name,
+    pace::{Bucket, LogLimiter},
+    stderr::StderrTail,
+    streams::{JobStreams, bounded_failure},
     worker_runtime::{Placement, WorkerRuntime},
 };
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    wire::{self, Command, PROTOCOL, Report},
+    refusal::clean,
+    wire::{self, Command, Level, PROTOCOL, Report},
 };
 
-/// Lines of a worker's stderr that are kept for its exit_failure.
-const STDERR_LINES_KEPT: usize = 3;
 /// A worker's own watchdog acts first.
 const STEP_GRACE: Duration = Duration::from_secs(2);
+/// Frames of token events that a worker may send in a second, and at once; faster ones wait on its socket.
+const FRAMES_PER_SECOND: u32 = 50_000;
+/// What a report to the supervisor costs of that: every one of them makes it look at all models.
+const CONTROL_COST: u32 = 100;
+/// The longest line of the log that is taken from a worker.
+const LOG_CHARS_MAX: usize = 4096;
 
 /// A worker that runs. Dropping it kills the process.
 #[derive(Debug)]
@@ -50,13 +58,29 @@ pub(super) struct Worker {
     task: JoinHandle<()>,
 }
 
-/// What is reports of a worker.
+/// What the supervisor learns of a worker.
 #[derive(Debug)]
 pub(super) enum WorkerSignal {
-    /// Its own stderr_tail.
+    /// A report that changes what is known of the worker.
     Report(Report),
-    /// It is gone, and nothing follows.
+    /// Jobs have ended; their streams know how.
+    JobsEnded,
+    /// The process has exited, and no signal follows.
     Exited(Failure),
+}
+
+/// Where a worker's signals go, under its serial number.
+#[derive(Clone, Debug)]
+pub(super) struct Signals {
+    pub(super) serial: u64,
+    pub(super) sender: mpsc::Sender<(u64, WorkerSignal)>,
+}
+
+impl Signals {
+    /// Waits while the supervisor is busy; false if there is none any more.
+    async fn send(&self, signal: WorkerSignal) -> bool {
+        self.sender.send((self.serial, signal)).await.is_ok()
+    }
 }
 
 /// What a worker may not exceed.
@@ -67,39 +91,44 @@ pub(super) struct WorkerDeadlines {
 }
 
 impl Worker {
-    /// Starts a worker, whose stderr_tail go to `notify`.
+    /// Starts a worker. Its token events go to `streams`, everything else to `signals`.
     pub(super) fn start(
         placement: Placement<'_>,
         model: &str,
         deadlines: WorkerDeadlines,
-        notify: impl Fn(WorkerSignal) -> bool + Send + Sync + 'static,
+        streams: JobStreams,
+        signals: Signals,
     ) -> io::Result<Self> {
         let (own, other) = std::os::unix::net::UnixStream::pair()?;
         own.set_nonblocking(true)?;
         let (mut runtime, stderr) = WorkerRuntime::start(placement, &own, other)?;
         let socket = UnixStream::from_std(own)?;
         let pid = runtime.pid();
-        let (commands, messages) = unbounded_channel();
-        let (kill_request, mut kill_requested) = oneshot::channel();
-        let (reports, frames) = unbounded_channel();
-        let stderr_tail = StderrTail::listen(stderr, model);
+        let (commands, queued) = unbounded_channel();
+        let (kill_request, kill_requested) = oneshot::channel();
+        let stderr = StderrTail::listen(stderr, model);
         let model = model.to_owned();
+        let cancellations = commands.clone();
         let task = tokio::spawn(async move {
             let (reading, writing) = socket.into_split();
+            let (reports, frames) = mpsc::channel(1);
             let mut halves = JoinSet::new();
-            halves.spawn(write_commands(writing, messages));
+            halves.spawn(write_commands(writing, queued));
             halves.spawn(read_reports(reading, reports));
-            let cause = watch(frames, &mut runtime, deadlines, &mut kill_requested, &notify).await;
+            let mut watch =
+                Watch { model: &model, deadlines, streams, signals, cancellations, log: LogLimiter::default() };
+            let cause = watch.run(frames, &mut runtime, kill_requested).await;
             if matches!(cause, EndCause::SocketClosed(_)) {
                 // It is about to end by itself, and how it does is worth knowing.
                 let _ = timeout(Duration::from_millis(300), runtime.wait()).await;
             }
-            let kill_request = match &cause {
+            let violation = match &cause {
                 EndCause::Violation(failure) => Some(failure),
                 EndCause::SocketClosed(_) => None,
             };
-            let status = runtime.end(kill_request).await;
-            notify(WorkerSignal::Exited(exit_failure(&model, cause, status, &stderr_tail.last().await)));
+            let status = runtime.end(violation).await;
+            let failure = exit_failure(&model, cause, status, &stderr.last().await);
+            watch.signals.send(WorkerSignal::Exited(failure)).await;
         });
         Ok(Self { pid, commands, kill_request: Some(kill_request), task })
     }
@@ -109,7 +138,7 @@ impl Worker {
         let _ = self.commands.send(command);
     }
 
-    /// Ends it for this reason.
+    /// Kills it for this reason.
     pub(super) fn end(&mut self, reason: Failure) {
         if let Some(kill_request) = self.kill_request.take() {
             // Otherwise it has ended already.
@@ -128,12 +157,146 @@ impl Drop for Worker {
 enum EndCause {
     /// It has closed its socket, most likely by ending; it may have said why.
     SocketClosed(Option<Failure>),
-    /// It has to be ended.
+    /// It has to be killed.
     Violation(Failure),
 }
 
-async fn write_commands(mut socket: OwnedWriteHalf, mut messages: UnboundedReceiver<Command>) {
-    while let Some(command) = messages.recv().await {
+type Frame = Result<Report, wire::WireError>;
+
+/// The reader of one worker's reports.
+struct Watch<'a> {
+    model: &'a str,
+    deadlines: WorkerDeadlines,
+    streams: JobStreams,
+    signals: Signals,
+    /// Where jobs are cancelled whose clients do not read.
+    cancellations: UnboundedSender<Command>,
+    log: LogLimiter,
+}
+
+impl Watch<'_> {
+    async fn run(
+        &mut self,
+        mut frames: mpsc::Receiver<Frame>,
+        runtime: &mut WorkerRuntime,
+        mut kill_requested: oneshot::Receiver<Failure>,
+    ) -> EndCause {
+        let (mut introduced, mut ended, mut dying) = (false, false, None);
+        let mut budget = Bucket::new(FRAMES_PER_SECOND, Instant::now());
+        loop {
+            // What an ended worker has sent is there in a moment, even if a process that it left behind holds the socket.
+            let silence = if ended { Duration::from_millis(100) } else { self.deadlines.silence };
+            let report = tokio::select! {
+                biased;
+                Ok(failure) = &mut kill_requested, if !ended => return EndCause::Violation(failure),
+                read = timeout(silence, frames.recv()) => match read {
+                    Err(_) if ended => return EndCause::SocketClosed(dying),
+                    Err(_) => {
+                        let message = format!("said nothing for {} s", silence.as_secs_f32());
+                        return violation(FailureCode::Stalled, message);
+                    }
+                    Ok(None) => return EndCause::SocketClosed(dying),
+                    Ok(Some(Err(error))) => return violation(FailureCode::Plugin, format!("spoke nonsense: {error}")),
+                    Ok(Some(Ok(report))) => report,
+                },
+                _ = runtime.wait(), if !ended => {
+                    ended = true;
+                    continue;
+                }
+            };
+            let cost = if matches!(report, Report::Events(_)) { 1 } else { CONTROL_COST };
+            match report {
+                Report::Hello { protocol: PROTOCOL } => introduced = true,
+                Report::Hello { protocol } => {
+                    let message = format!("speaks protocol {protocol}, this server {PROTOCOL}");
+                    return violation(FailureCode::Internal, message);
+                }
+                _ if !introduced => return violation(FailureCode::Internal, "did not introduce itself".into()),
+                Report::Dying(failure) => dying = Some(bounded_failure(failure)),
+                report => {
+                    if let Err(failure) = self.take(report).await {
+                        return EndCause::Violation(failure);
+                    }
+                }
+            }
+            let pause = budget.take(cost, Instant::now());
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+
+    /// Passes a report on; an error if the worker is to be killed for it.
+    async fn take(&mut self, report: Report) -> Result<(), Failure> {
+        let signal = match report {
+            Report::Events(events) => {
+                let delivered = self.streams.deliver(events);
+                for id in delivered.unread {
+                    // Its end is reported by the worker, and until then the job counts as running.
+                    let _ = self.cancellations.send(Command::Cancel { id });
+                }
+                if let Some(what) = delivered.violation {
+                    return Err(Failure::new(FailureCode::Plugin, what));
+                }
+                if delivered.ended == 0 {
+                    return Ok(());
+                }
+                WorkerSignal::JobsEnded
+            }
+            Report::Heartbeat { step_ms: Some(step), .. }
+                if Duration::from_millis(step) > self.deadlines.step.saturating_add(STEP_GRACE) =>
+            {
+                let message = format!("did not end a step within {step} ms");
+                return Err(Failure::new(FailureCode::Stalled, message));
+            }
+            Report::Log { level, message } => {
+                let message: String = message.chars().take(LOG_CHARS_MAX).collect();
+                self.log(level, &clean(&message));
+                return Ok(());
+            }
+            Report::Hello { .. }
+            | Report::Heartbeat { .. }
+            | Report::Detached { .. }
+            | Report::Drained
+            | Report::Dying(_) => return Ok(()),
+            Report::LoadFailed(failure) => WorkerSignal::Report(Report::LoadFailed(bounded_failure(failure))),
+            Report::Attached { attempt, result } => {
+                let result = result.map_err(bounded_failure);
+                WorkerSignal::Report(Report::Attached { attempt, result })
+            }
+            Report::Progress { done, total, what } => {
+                let what = what.chars().take(LOG_CHARS_MAX).collect();
+                WorkerSignal::Report(Report::Progress { done, total, what })
+            }
+            report @ (Report::Loaded(_) | Report::Stats(_)) => WorkerSignal::Report(report),
+        };
+        match self.signals.send(signal).await {
+            true => Ok(()),
+            false => Err(Failure::new(FailureCode::Draining, "is not needed any more")),
+        }
+    }
+
+    fn log(&mut self, level: Level, message: &str) {
+        let model = self.model;
+        let Some(dropped) = self.log.admit(Instant::now()) else { return };
+        if dropped > 0 {
+            tracing::warn!(model, "{dropped} lines of its worker's log were dropped: it writes too many");
+        }
+        match level {
+            Level::Error => tracing::error!(model, "{message}"),
+            Level::Warn => tracing::warn!(model, "{message}"),
+            Level::Info => tracing::info!(model, "{message}"),
+            Level::Debug => tracing::debug!(model, "{message}"),
+        }
+    }
+}
+
+fn violation(code: FailureCode, message: String) -> EndCause {
+    EndCause::Violation(Failure::new(code, message))
+}
+
+async fn write_commands(mut socket: OwnedWriteHalf, mut commands: UnboundedReceiver<Command>) {
+    while let Some(command) = commands.recv().await {
         let Ok(frame) = wire::encode(&command) else { continue };
         if socket.write_all(&frame).await.is_err() {
             // The reading half reports the exit.
@@ -142,64 +305,13 @@ async fn write_commands(mut socket: OwnedWriteHalf, mut messages: UnboundedRecei
     }
 }
 
-async fn watch(
-    mut frames: UnboundedReceiver<Result<Report, wire::WireError>>,
-    runtime: &mut WorkerRuntime,
-    deadlines: WorkerDeadlines,
-    kill_request: &mut oneshot::Receiver<Failure>,
-    notify: &impl Fn(WorkerSignal) -> bool,
-) -> EndCause {
-    let violation = |code, message: String| EndCause::Violation(Failure::new(code, message));
-    let (mut introduced, mut ended, mut dying) = (false, false, None);
-    loop {
-        // What an ended worker has said is there in a moment, even if something that it left behind holds the socket.
-        let silence = if ended { Duration::from_millis(100) } else { deadlines.silence };
-        let report = tokio::select! {
-            biased;
-            Ok(failure) = &mut *kill_request, if !ended => return EndCause::Violation(failure),
-            read = timeout(silence, frames.recv()) => match read {
-                Err(_) if ended => return EndCause::SocketClosed(dying),
-                Err(_) => {
-                    let message = format!("said nothing for {} s", silence.as_secs_f32());
-                    return violation(FailureCode::Stalled, message);
-                }
-                Ok(None) => return EndCause::SocketClosed(dying),
-                Ok(Some(Err(error))) => return violation(FailureCode::Plugin, format!("spoke nonsense: {error}")),
-                Ok(Some(Ok(report))) => report,
-            },
-            _ = runtime.wait(), if !ended => {
-                ended = true;
-                continue;
-            }
-        };
-        match report {
-            Report::Hello { protocol: PROTOCOL } => introduced = true,
-            Report::Hello { protocol } => {
-                return violation(FailureCode::Internal, format!("speaks protocol {protocol}, this server {PROTOCOL}"));
-            }
-            _ if !introduced => return violation(FailureCode::Internal, "did not introduce itself".into()),
-            Report::Heartbeat { step_ms: Some(step), .. }
-                if Duration::from_millis(step) > deadlines.step.saturating_add(STEP_GRACE) =>
-            {
-                return violation(FailureCode::Stalled, format!("did not end a step within {step} ms"));
-            }
-            Report::Heartbeat { .. } => {}
-            Report::Dying(failure) => dying = Some(failure),
-            report => {
-                if !notify(WorkerSignal::Report(report)) {
-                    return violation(FailureCode::Draining, "is not needed any more".into());
-                }
-            }
-        }
-    }
-}
-
-/// Reads frames until the socket or its sense ends. A task of its own, as a frame that has begun must be read to its end.
-async fn read_reports(socket: OwnedReadHalf, frames: UnboundedSender<Result<Report, wire::WireError>>) {
+/// Reads frames until the socket ends or a frame is malformed. A task of its own, as a frame that has begun must be read to
+/// its end.
+async fn read_reports(socket: OwnedReadHalf, frames: mpsc::Sender<Frame>) {
     let mut socket = BufReader::new(socket);
     while let Some(frame) = read_frame(&mut socket).await.transpose() {
         let last = frame.is_err();
-        if frames.send(frame).is_err() || last {
+        if frames.send(frame).await.is_err() || last {
             return;
         }
     }
@@ -211,7 +323,7 @@ async fn read_frame(socket: &mut BufReader<OwnedReadHalf>) -> Result<Option<Repo
     if socket.read_exact(&mut header).await.is_err() {
         return Ok(None);
     }
-    let length = wire::frame_len(header)?;
+    let length = wire::report_len(header)?;
     let mut body = Vec::new();
     let read = socket.take(length as u64).read_to_end(&mut body).await;
     if read.is_err() || body.len() < length {
@@ -220,8 +332,8 @@ async fn read_frame(socket: &mut BufReader<OwnedReadHalf>) -> Result<Option<Repo
     wire::decode(&body).map(Some)
 }
 
-fn exit_failure(model: &str, cause: EndCause, status: Option<ExitStatus>, stderr_tail: &str) -> Failure {
-    let said = if stderr_tail.is_empty() { String::new() } else { format!("; it said: {stderr_tail}") };
+fn exit_failure(model: &str, cause: EndCause, status: Option<ExitStatus>, stderr: &str) -> Failure {
+    let said = if stderr.is_empty() { String::new() } else { format!("; it said: {stderr}") };
     let help = "ask again: the model is being loaded anew";
     match (cause, status) {
         (EndCause::Violation(failure), _) if failure.code == FailureCode::Draining => {
@@ -244,44 +356,5 @@ fn exit_failure(model: &str, cause: EndCause, status: Option<ExitStatus>, stderr
             };
             Failure::new(FailureCode::WorkerLost, format!("the worker of model '{model}' {how}{said}")).with_help(help)
         }
-    }
-}
-
-/// The last lines of a worker's stderr, which are also passed on.
-struct StderrTail {
-    kept: Arc<Mutex<VecDeque<String>>>,
-    listening: Option<JoinHandle<()>>,
-}
-
-impl StderrTail {
-    fn listen(pipe: Option<ChildStderr>, model: &str) -> Self {
-        let kept = Arc::new(Mutex::new(VecDeque::new()));
-        let Some(pipe) = pipe else { return Self { kept, listening: None } };
-        let (model, lines) = (model.to_owned(), Arc::clone(&kept));
-        let listening = tokio::spawn(async move {
-            const LINE_BYTES_MAX: u64 = 4096;
-            let mut reader = BufReader::new(pipe);
-            let mut line = Vec::new();
-            while (&mut reader).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).await.is_ok_and(|read| read > 0) {
-                let text = pensieve_protocol::refusal::clean(String::from_utf8_lossy(&line).trim_end());
-                line.clear();
-                tracing::info!(model, "its worker says: {text}");
-                let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-                lines.push_back(text);
-                if lines.len() > STDERR_LINES_KEPT {
-                    lines.pop_front();
-                }
-            }
-        });
-        Self { kept, listening: Some(listening) }
-    }
-
-    /// What a worker that has ended said last. Its pipe may still hold some of that, or be held by a process it left behind.
-    async fn last(self) -> String {
-        if let Some(listening) = self.listening {
-            let _ = timeout(Duration::from_millis(200), listening).await;
-        }
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.iter().filter(|line| !line.trim().is_empty()).cloned().collect::<Vec<_>>().join(" / ")
     }
 }

@@ -6,18 +6,17 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc::UnboundedSender;
 
 use super::{
     adapters::{Culprit, PendingAdapter},
     memory::Resident,
     plugins::{Catalogue, Plugin},
     stats::Progress,
-    stream::Update,
+    streams::{JobStreams, UpdateSender},
     worker::Worker,
 };
 use pensieve_protocol::{
-    job::{Event, Failure, FailureCode, Job},
+    job::{Failure, FailureCode, Job},
     wire::{self, Command, Location},
 };
 
@@ -30,7 +29,10 @@ pub(super) struct WorkerHandle {
     pub(super) plugins: Vec<Arc<Plugin>>,
     /// What it takes, by the card.
     pub(super) bytes: u64,
-    pub(super) jobs: HashMap<u64, UnboundedSender<Update>>,
+    /// Its jobs' streams, which the task that reads its socket serves.
+    pub(super) streams: JobStreams,
+    /// How many jobs it may have; those that are cancelled count until the worker has ended them.
+    pub(super) jobs_max: usize,
     /// What of its bytes is for adapters.
     pub(super) adapter_bytes: u64,
     /// Adapters that it is still reading, by the numbers of the attempts. An answer to any other is of no interest any more.
@@ -73,34 +75,21 @@ pub(super) enum PluginFreshness {
 }
 
 impl WorkerHandle {
-    pub(super) fn submit(&mut self, job: Job, updates: UnboundedSender<Update>) {
-        if let Some(failure) = job.adapter.as_ref().and_then(|wish| self.refused.get(&wish.name)) {
-            // The requester may have disconnected.
-            let _ = updates.send(Update::Event(Event::Failed(failure.clone())));
-            return;
+    pub(super) fn submit(&mut self, job: Job, updates: UpdateSender) {
+        if self.streams.len() >= self.jobs_max {
+            let message = format!("{} jobs run or wait at this model's worker", self.jobs_max);
+            return updates.fail(Failure::new(FailureCode::Busy, message).with_help("try again later"));
         }
-        self.jobs.insert(job.id, updates);
+        if let Some(failure) = job.adapter.as_ref().and_then(|wish| self.refused.get(&wish.name)) {
+            return updates.fail(failure.clone());
+        }
+        self.streams.insert(&job, updates);
         self.worker.send(Command::Submit(job));
     }
 
-    /// Passes an event on; true if it was the last one of its job.
-    pub(super) fn deliver(&mut self, job: u64, event: Event) -> bool {
-        let last = event.is_last();
-        if let Some(updates) = self.jobs.get(&job) {
-            // A stream that was dropped has cancelled its job.
-            let _ = updates.send(Update::Event(event));
-        }
-        if last {
-            self.jobs.remove(&job);
-        }
-        last
-    }
-
-    /// Tells every stream that it is over.
+    /// Ends every stream and every pending adapter with this failure.
     pub(super) fn fail(&mut self, failure: &Failure) {
-        for (_, updates) in self.jobs.drain() {
-            let _ = updates.send(Update::Event(Event::Failed(failure.clone())));
-        }
+        self.streams.fail(failure);
         for pending in mem::take(&mut self.attaching).into_values().filter_map(|attempt| attempt.pending) {
             pending.refuse(Culprit::Other, failure.clone());
         }
@@ -146,7 +135,7 @@ impl WorkerHandle {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs.is_empty() && self.attaching.is_empty()
+        self.streams.is_empty() && self.attaching.is_empty()
     }
 
     pub(super) fn resident(&self, serial: u64) -> Resident {

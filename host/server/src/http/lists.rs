@@ -65,9 +65,11 @@ pub(super) async fn health(app: &App, is_known: bool) -> Answer {
             })
         })
         .collect();
+    let fenced = app.chats.fleet().fenced().await;
     let memory = json!({ "budget_bytes": memory_budget, "used_bytes": memory_used });
     answer(&json!({
         "status": "ok", "version": env!("CARGO_PKG_VERSION"), "models": models, "memory": memory,
+        "fence": { "holds": fenced.holds, "missing": fenced.missing },
     }))
 }
 

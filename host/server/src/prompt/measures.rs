@@ -112,6 +112,7 @@ impl Measures {
             FailureCode::Internal => "internal",
             FailureCode::Forbidden => "forbidden",
             FailureCode::Conflict => "conflict",
+            FailureCode::Quarantined => "quarantined",
             FailureCode::Unreachable => "unreachable",
         });
         // A failure's words may quote what a client sent.

@@ -92,7 +92,7 @@ impl ReportWriter {
             let reports = self.next(beaten + HEARTBEAT_INTERVAL);
             bytes.clear();
             for report in &reports {
-                if let Err(error) = wire::encode_into(report, &mut bytes) {
+                if let Err(error) = wire::encode_report_into(report, &mut bytes) {
                     // Only a defect makes such a report; without it the stream would be wrong.
                     eprintln!("pensieve worker: {error}");
                     leave(EXIT_REPORTS_UNREAD);

@@ -125,7 +125,7 @@ fn an_answer_that_is_cut_short_shows_no_half_markers() {
     cut("1 <", &["T:1 <"]);
     // Nor half characters.
     let half = |format: &OutputFormat, thoughts, text: &[u8], expect: &[&str]| {
-        check_from(format, thoughts, text, true, expect)
+        check_from(format, thoughts, text, true, expect);
     };
     half(&hermes(), Thoughts::Never, b"so \xe6\x97", &["T:so "]);
     half(&OutputFormat::default(), Thoughts::Never, b"\xf0\x9f\xab", &[]);

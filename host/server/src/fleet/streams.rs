@@ -1,0 +1,375 @@
+//! The data plane: a worker's token events go from the task that reads its socket straight into the queues of the streams
+//! that wait for them. The supervisor sees none of them, only that jobs have ended.
+//!
+//! Queues are bounded by bytes, and the socket's task never waits for one: a stream whose client does not read for as long as
+//! it takes to fill its queue is cancelled and ends with a failure, so that it cannot stall other streams of its worker. What
+//! a worker sends is checked against what its jobs asked for, since the memory behind a stream belongs to the server.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    mem::size_of,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+use tokio::sync::Notify;
+
+use super::stream::Update;
+use pensieve_protocol::job::{Event, Failure, FailureCode, Job, TokenLogprobs, Tokens};
+
+/// What may wait for one client: some ten thousand tokens.
+const STREAM_BYTES_MAX: usize = 4 << 20;
+/// What may wait for all clients together; above it each may have only [`CROWDED_STREAM_BYTES_MAX`].
+const ALL_STREAMS_BYTES_MAX: usize = 128 << 20;
+const CROWDED_STREAM_BYTES_MAX: usize = 64 << 10;
+/// The longest text of one token that is accepted, and of what stop strings may hold back.
+const TOKEN_BYTES_MAX: u64 = 1024;
+const HELD_BACK_BYTES_MAX: u64 = 64 << 10;
+/// The longest message of a failure that is passed on.
+const FAILURE_CHARS_MAX: usize = 4096;
+
+/// Creates the queue of one stream. `total` counts the bytes of all queues of a fleet.
+pub(super) fn queue(total: Arc<AtomicUsize>) -> (UpdateSender, UpdateReceiver) {
+    let queue = Arc::new(Queue { waiting: Mutex::default(), changed: Notify::new(), total });
+    (UpdateSender(queue.clone()), UpdateReceiver(queue))
+}
+
+/// The sending half of a stream's queue. Dropping it ends the stream.
+#[derive(Debug)]
+pub(super) struct UpdateSender(Arc<Queue>);
+
+/// The receiving half of a stream's queue.
+#[derive(Debug)]
+pub(super) struct UpdateReceiver(Arc<Queue>);
+
+#[derive(Debug)]
+struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Notify,
+    total: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    updates: VecDeque<(Update, usize)>,
+    bytes: usize,
+    /// No update follows.
+    closed: bool,
+}
+
+impl UpdateSender {
+    /// Queues an update; false if the queue is full, whose stream then ends with a failure instead.
+    pub(super) fn send(&self, update: Update) -> bool {
+        let (mut waiting, bytes) = (self.0.lock(), update_bytes(&update));
+        if waiting.closed {
+            return true;
+        }
+        // Of progress only the latest counts.
+        if waiting.updates.back().is_some_and(|(last, _)| is_superseded(last, &update)) {
+            self.0.pop(&mut waiting, VecDeque::pop_back);
+        }
+        let crowded = self.0.total.load(Ordering::Relaxed) > ALL_STREAMS_BYTES_MAX;
+        let bytes_max = if crowded { CROWDED_STREAM_BYTES_MAX } else { STREAM_BYTES_MAX };
+        let fits = update.is_last() || waiting.bytes.saturating_add(bytes) <= bytes_max;
+        let update = if fits { update } else { Update::Event(Event::Failed(unread(waiting.bytes))) };
+        let bytes = update_bytes(&update);
+        waiting.closed = update.is_last();
+        waiting.bytes += bytes;
+        self.0.total.fetch_add(bytes, Ordering::Relaxed);
+        waiting.updates.push_back((update, bytes));
+        drop(waiting);
+        self.0.changed.notify_one();
+        fits
+    }
+
+    /// Ends the stream with a failure.
+    pub(super) fn fail(&self, failure: Failure) {
+        self.send(Update::Event(Event::Failed(failure)));
+    }
+}
+
+impl Drop for UpdateSender {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.changed.notify_one();
+    }
+}
+
+impl UpdateReceiver {
+    /// The next update; none after the last one.
+    pub(super) async fn recv(&mut self) -> Option<Update> {
+        loop {
+            {
+                let mut waiting = self.0.lock();
+                if let Some(update) = self.0.pop(&mut waiting, VecDeque::pop_front) {
+                    return Some(update);
+                }
+                if waiting.closed {
+                    return None;
+                }
+            }
+            self.0.changed.notified().await;
+        }
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(
+        &self,
+        waiting: &mut Waiting,
+        end: impl FnOnce(&mut VecDeque<(Update, usize)>) -> Option<(Update, usize)>,
+    ) -> Option<Update> {
+        let (update, bytes) = end(&mut waiting.updates)?;
+        waiting.bytes -= bytes;
+        self.total.fetch_sub(bytes, Ordering::Relaxed);
+        Some(update)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.lock().bytes, Ordering::Relaxed);
+    }
+}
+
+/// The streams of one worker, shared by the supervisor, which adds them, and the task that reads the worker's socket.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JobStreams(Arc<Mutex<HashMap<u64, JobStream>>>);
+
+#[derive(Debug)]
+struct JobStream {
+    updates: UpdateSender,
+    /// What the job may still send.
+    tokens_left: u64,
+    bytes_left: u64,
+    logprobs_max: usize,
+}
+
+/// What came of the events of one frame.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Delivered {
+    /// How many jobs have ended.
+    pub(super) ended: usize,
+    /// Jobs that are to be cancelled, since their clients do not read.
+    pub(super) unread: Vec<u64>,
+    /// Why the worker is to be killed: it sent what no job asked for.
+    pub(super) violation: Option<String>,
+}
+
+impl JobStreams {
+    /// Adds the stream of a job that is about to be sent to the worker.
+    pub(super) fn insert(&self, job: &Job, updates: UpdateSender) {
+        let tokens_left = u64::from(job.max_tokens);
+        let stream = JobStream {
+            updates,
+            tokens_left,
+            bytes_left: tokens_left.saturating_mul(TOKEN_BYTES_MAX).saturating_add(HELD_BACK_BYTES_MAX),
+            logprobs_max: job.logprobs.map_or(0, usize::from),
+        };
+        self.lock().insert(job.id, stream);
+    }
+
+    pub(super) fn contains(&self, job: u64) -> bool {
+        self.lock().contains_key(&job)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Passes the events of one frame on. Events of unknown jobs are dropped.
+    pub(super) fn deliver(&self, events: Vec<(u64, Event)>) -> Delivered {
+        let (mut streams, mut delivered) = (self.lock(), Delivered::default());
+        for (job, event) in events {
+            let Some(stream) = streams.get_mut(&job) else { continue };
+            if let Event::Tokens(tokens) = &event
+                && let Err(violation) = stream.account(tokens)
+            {
+                delivered.violation = Some(violation);
+                return delivered;
+            }
+            let last = event.is_last();
+            if !stream.updates.send(Update::Event(bounded(event))) {
+                delivered.unread.push(job);
+            }
+            if last {
+                streams.remove(&job);
+                delivered.ended += 1;
+            }
+        }
+        delivered
+    }
+
+    /// Ends every stream with this failure.
+    pub(super) fn fail(&self, failure: &Failure) {
+        for (_, stream) in self.lock().drain() {
+            stream.updates.fail(failure.clone());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, JobStream>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl JobStream {
+    /// Counts new tokens; an error if they are more than the job asked for.
+    fn account(&mut self, tokens: &Tokens) -> Result<(), String> {
+        let (ids, bytes) = (tokens.ids.len() as u64, tokens.bytes.len() as u64);
+        let left = self.tokens_left.checked_sub(ids).zip(self.bytes_left.checked_sub(bytes));
+        (self.tokens_left, self.bytes_left) = left.ok_or("sent more tokens than a job asked for")?;
+        let logprobs = tokens.logprobs.len() as u64 <= ids;
+        if !logprobs || tokens.logprobs.iter().any(|logprobs| logprobs.top.len() > self.logprobs_max) {
+            return Err("sent more log-probabilities than a job asked for".into());
+        }
+        Ok(())
+    }
+}
+
+/// A failure without more text than a client should get.
+pub(super) fn bounded_failure(mut failure: Failure) -> Failure {
+    for text in [&mut failure.message, &mut failure.help, &mut failure.field] {
+        if let Some((end, _)) = text.char_indices().nth(FAILURE_CHARS_MAX) {
+            text.truncate(end);
+            text.shrink_to_fit();
+        }
+    }
+    failure
+}
+
+fn bounded(event: Event) -> Event {
+    match event {
+        Event::Failed(failure) => Event::Failed(bounded_failure(failure)),
+        event => event,
+    }
+}
+
+fn unread(bytes: usize) -> Failure {
+    let message = format!("the answer was not read: {bytes} bytes of it were waiting");
+    Failure::new(FailureCode::Busy, message).with_help("read the stream as it comes, or ask for fewer tokens")
+}
+
+/// Whether the later update makes the earlier one useless.
+fn is_superseded(earlier: &Update, later: &Update) -> bool {
+    matches!(
+        (earlier, later),
+        (Update::Loading { .. }, Update::Loading { .. })
+            | (Update::Event(Event::Prompt { .. }), Update::Event(Event::Prompt { .. }))
+    )
+}
+
+/// What an update takes in memory.
+fn update_bytes(update: &Update) -> usize {
+    let content = match update {
+        Update::Loading { what, .. } => what.len(),
+        Update::Event(Event::Tokens(tokens)) => {
+            let tops: usize = tokens.logprobs.iter().map(|logprobs| logprobs.top.len() * size_of::<(u32, f32)>()).sum();
+            tokens.ids.len() * size_of::<u32>()
+                + tokens.bytes.len()
+                + tokens.logprobs.len() * size_of::<TokenLogprobs>()
+                + tops
+        }
+        Update::Event(Event::Failed(failure)) => failure.message.len() + failure.help.len(),
+        Update::Event(_) => 0,
+    };
+    // What the allocator adds to three small vectors.
+    size_of::<Update>() + 96 + content
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn tokens(count: usize, bytes: usize) -> Event {
+        Event::Tokens(Tokens { ids: vec![7; count], bytes: vec![b'x'; bytes], logprobs: Vec::new() })
+    }
+
+    fn job(id: u64, max_tokens: u32) -> Job {
+        Job { id, max_tokens, ..Job::default() }
+    }
+
+    fn streams(jobs: &[Job]) -> (JobStreams, Vec<UpdateReceiver>, Arc<AtomicUsize>) {
+        let (streams, total) = (JobStreams::default(), Arc::new(AtomicUsize::new(0)));
+        let receivers = jobs.iter().map(|job| {
+            let (sender, receiver) = queue(total.clone());
+            streams.insert(job, sender);
+            receiver
+        });
+        let receivers = receivers.collect();
+        (streams, receivers, total)
+    }
+
+    #[tokio::test]
+    async fn a_stream_that_is_not_read_ends_with_a_failure_and_others_go_on() {
+        let (streams, mut receivers, total) = streams(&[job(1, u32::MAX), job(2, u32::MAX)]);
+        let mut rounds = 0;
+        let unread = loop {
+            let delivered = streams.deliver(vec![(1, tokens(16, 1024)), (2, tokens(1, 1))]);
+            assert_eq!((delivered.ended, &delivered.violation), (0, &None));
+            assert!(matches!(receivers[1].recv().await, Some(Update::Event(Event::Tokens(_)))));
+            rounds += 1;
+            if !delivered.unread.is_empty() {
+                break delivered.unread;
+            }
+            assert!(total.load(Ordering::Relaxed) <= STREAM_BYTES_MAX);
+        };
+        assert_eq!(unread, [1]);
+        assert!(rounds > 1000, "{rounds} rounds");
+        assert_eq!(streams.deliver(vec![(1, tokens(1, 1))]), Delivered::default(), "it is said once");
+        let mut last = None;
+        while let Some(update) = receivers[0].recv().await {
+            last = Some(update);
+        }
+        let Some(Update::Event(Event::Failed(failure))) = last else { panic!("{last:?}") };
+        assert!(failure.message.starts_with("the answer was not read: "), "{failure}");
+        drop((streams, receivers));
+        assert_eq!(total.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_worker_sends_no_more_than_its_jobs_asked_for() {
+        let top = TokenLogprobs { logprob: 0.0, top: vec![(1, 0.0); 3] };
+        let with_logprobs = |logprobs| Event::Tokens(Tokens { ids: vec![1], bytes: Vec::new(), logprobs });
+        for (event, violation) in [
+            (tokens(11, 0), Some("sent more tokens than a job asked for")),
+            (tokens(10, 80_000), Some("sent more tokens than a job asked for")),
+            (with_logprobs(vec![top.clone()]), Some("sent more log-probabilities than a job asked for")),
+            (
+                with_logprobs(vec![TokenLogprobs { top: Vec::new(), ..top.clone() }; 2]),
+                Some("sent more log-probabilities than a job asked for"),
+            ),
+            (with_logprobs(vec![TokenLogprobs { top: vec![(1, 0.0); 2], ..top }]), None),
+            (tokens(10, 10_000), None),
+        ] {
+            let (streams, _receivers, _) = streams(&[Job { logprobs: Some(2), ..job(1, 10) }]);
+            let delivered = streams.deliver(vec![(1, event.clone())]);
+            assert_eq!(delivered.violation.as_deref(), violation, "{event:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn ended_jobs_are_counted_and_progress_is_not_piled_up() {
+        let (streams, mut receivers, _) = streams(&[job(1, 5)]);
+        for computed in 0..1000 {
+            streams.deliver(vec![(1, Event::Prompt { computed, total: 1000 }), (9, tokens(1, 1))]);
+        }
+        let failure = Failure::new(FailureCode::Plugin, "é".repeat(100_000));
+        assert_eq!(streams.deliver(vec![(1, Event::Failed(failure))]), Delivered { ended: 1, ..Delivered::default() });
+        assert!(streams.is_empty());
+        let progress = receivers[0].recv().await;
+        assert_eq!(progress, Some(Update::Event(Event::Prompt { computed: 999, total: 1000 })));
+        let Some(Update::Event(Event::Failed(failure))) = receivers[0].recv().await else { panic!("no failure") };
+        assert_eq!(failure.message.chars().count(), FAILURE_CHARS_MAX);
+        assert_eq!(receivers[0].recv().await, None);
+    }
+}
