@@ -219,7 +219,7 @@ fn neither_words_nor_keys_of_clients_are_in_the_log_whatever_goes_wrong() {
         { "role": "assistant", "content": "zq-said" },
         { "role": "user", "content": words },
     ]);
-    let fine = json!({ "model": "zq-name", "max_tokens": 5, "messages": messages, "prompt": words, "query": words });
+    let fine = json!({ "model": "a-name", "max_tokens": 5, "messages": messages, "prompt": words, "query": words });
     let wrong = [
         ("pensieve", json!({ "grammar": { "regex": "(zq-grammar" } })),
         ("pensieve", json!({ "grammar": { "json_schema": { "type": "zq-schema" } } })),
@@ -251,7 +251,7 @@ fn neither_words_nor_keys_of_clients_are_in_the_log_whatever_goes_wrong() {
                 let body = body.to_string();
                 for key in ["zq-key-of-mine", "zq-key-of-nobody"] {
                     let headers =
-                        [("content-type", "application/json"), ("x-api-key", key), ("user-agent", "zq-agent")];
+                        [("content-type", "application/json"), ("x-api-key", key), ("user-agent", "an-agent")];
                     let target = format!("{path}?zq-query=1");
                     let reply = super::client::request(server.address, "POST", &target, &headers, body.as_bytes());
                     assert_eq!(reply.status() == 401, key == "zq-key-of-nobody", "{reply:?}");

@@ -4,6 +4,9 @@ use std::fmt;
 
 use pensieve_protocol::job::{Failure, FailureCode};
 
+/// How much of a reason is logged.
+const REASON_CHARS_MAX: usize = 300;
+
 /// Why a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -71,6 +74,45 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// Why a request was refused, for the log, without what its client wrote: texts in quotes are left out, and so is what is
+    /// said of a grammar, as that repeats it.
+    pub fn reason(&self) -> String {
+        let is_grammar =
+            |field: &&String| ["grammar", "schema", "format", "parameters"].iter().any(|word| field.contains(word));
+        match self.field.as_ref().filter(is_grammar) {
+            Some(field) => format!("{field}: cannot be used"),
+            None => without_quoted(self.message.lines().next().unwrap_or_default()),
+        }
+    }
+}
+
+/// A sentence whose quoted parts are dots.
+fn without_quoted(text: &str) -> String {
+    let (mut shown, mut quote, mut before) = (String::new(), None, ' ');
+    let mut letters = text.chars().take(REASON_CHARS_MAX).peekable();
+    while let Some(letter) = letters.next() {
+        let is_mark = matches!(letter, '\'' | '"');
+        match quote {
+            None => {
+                shown.push(letter);
+                // Within a word it is an apostrophe.
+                if is_mark && !before.is_alphanumeric() {
+                    quote = Some(letter);
+                    shown.push('…');
+                }
+            }
+            Some(mark) if mark == letter && letters.peek().is_none_or(|next| !next.is_alphanumeric()) => {
+                shown.push(letter);
+                quote = None;
+            }
+            Some(_) => {}
+        }
+        before = letter;
+    }
+    shown
+}
+
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
@@ -98,5 +140,20 @@ impl From<Failure> for ApiError {
         let Failure { message, help, field, .. } = failure;
         let message = if field.is_empty() { message } else { format!("{field}: {message}") };
         Self { code, message, help, field: Some(field).filter(|field| !field.is_empty()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_quoted;
+
+    #[test]
+    fn leaves_out_what_stands_in_quotes_and_keeps_apostrophes() {
+        assert_eq!(without_quoted("no sampler is called 'it's mine' here"), "no sampler is called '…' here");
+        assert_eq!(
+            without_quoted("set the server's key for OpenAI's clients"),
+            "set the server's key for OpenAI's clients"
+        );
+        assert_eq!(without_quoted("a regex \"(a\" and 'open"), "a regex \"…\" and '…");
     }
 }

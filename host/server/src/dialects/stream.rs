@@ -145,7 +145,7 @@ impl<E: EventEncoder> Writer<E> {
             self.is_over = true;
             // Dropping the other generations cancels them.
             self.generations = Generations::empty();
-            tracing::Span::current().record("reason", tracing::field::display(&error));
+            tracing::Span::current().record("reason", error.reason());
             self.encoder.error(&error)
         })
     }

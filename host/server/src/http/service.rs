@@ -10,7 +10,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
-use tracing::{Instrument, field::display};
+use tracing::Instrument;
 use warp::{Reply, reply::Response};
 
 use super::{
@@ -69,7 +69,7 @@ impl Service {
         let serving = self.serve(request, local, &log.id, dialect, found);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
         if let Some(Rejected(error)) = response.extensions_mut().remove() {
-            log.span.record("reason", display(&error));
+            log.span.record("reason", error.reason());
             let allowed = response.headers_mut().remove(header::ALLOW);
             let (status, body) = dialect.error(&error, &log.id);
             response = body::full(status, "application/json", body);
