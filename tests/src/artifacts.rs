@@ -1,6 +1,6 @@
 //! Builds the plugins that tests load, by the cargo that runs the tests, into the same target folder and profile.
 //!
-//! They cannot be dependencies: cargo hands a dependency's `cdylib` to nobody. A build happens once per run, when the first
+//! They cannot be dependencies: cargo does not hand out a dependency's `cdylib`. A build happens once per run, when the first
 //! test asks; another toolchain builds into a folder of its own.
 
 use serde_json::Value;

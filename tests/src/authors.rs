@@ -88,7 +88,7 @@ fn configure(root: &Path, bigram: &TempDir) -> String {
         };
         fs::write(fresh.join(file), bytes).unwrap();
     }
-    // A change of the output, in a format that nobody knows yet.
+    // A change of the output, in a format that no installed plugin knows.
     let a: Vec<f32> = (0..64).map(|place| (place as f32).sin()).collect();
     let b: Vec<[f32; 1]> = (0..264).map(|place| [(place as f32 * 1.7).cos()]).collect();
     let adapter = json!({"pairs": [{"target": "lm_head", "scale": 0.5, "a": [a], "b": b}]});

@@ -141,7 +141,7 @@ fn run(interpreter: &Path, table: &str, packages: &Path) {
     let server = serve(root.path());
     let mut command = Command::new(interpreter);
     command.arg(folder().join(table)).env_clear();
-    // Keys, proxies and settings of whoever runs the tests are none of theirs.
+    // The clients must not see the keys, proxies and settings of the person who runs the tests.
     command.envs(["PATH", "TMPDIR", "LD_LIBRARY_PATH"].iter().filter_map(|name| Some((name, env::var_os(name)?))));
     command.env("HOME", root.path()).env("PYTHONDONTWRITEBYTECODE", "1").env("PYTHONUTF8", "1");
     command.env("PENSIEVE_URL", format!("http://{}", server.address)).env("PENSIEVE_PACKAGES", packages);

@@ -110,7 +110,7 @@ fn retired(catalogue: &Catalogue) -> Vec<bool> {
     catalogue.states().iter().filter_map(in_use).collect()
 }
 
-/// The plugin that tests drop, and the same with other bytes: what stands behind a library's end is nobody's concern.
+/// The plugin that tests drop, and the same with other bytes: bytes behind a library's end are never read.
 fn bigram(version: &str) -> Vec<u8> {
     let mut bytes = fs::read(plugin("bigram")).unwrap();
     bytes.extend(version.bytes());

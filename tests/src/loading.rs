@@ -179,7 +179,7 @@ mod elf {
 
     #[test]
     fn says_what_the_system_says_when_it_refuses() {
-        // A library that is sound but needs one that nobody has: its first needed name is overwritten in place.
+        // A library that is sound but needs one that does not exist: its first needed name is overwritten in place.
         let mut bytes = fs::read(plugin("bigram")).unwrap();
         let name = b"libgcc_s.so.1\0";
         let place = bytes.windows(name.len()).position(|window| window == name).expect("the name of a needed library");

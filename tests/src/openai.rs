@@ -1,5 +1,5 @@
-//! OpenAI's API as it stands on the wire: the bytes of streams, the envelope of errors, and what becomes of work that
-//! nobody waits for. What its SDKs make of all that is in `clients`.
+//! OpenAI's API as it stands on the wire: the bytes of streams, the envelope of errors, and what becomes of work whose
+//! client has gone. What its SDKs make of all that is in `clients`.
 
 use serde_json::{Value, json};
 use std::{path::Path, time::Duration};
@@ -222,7 +222,7 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
         assert!(incoming.event().is_some());
     }
     for child in children(server.pid()) {
-        // SAFETY: the server's children are waited for by the server, and at worst the signal finds nobody.
+        // SAFETY: the server's children are waited for by the server, and at worst the signal finds no process.
         unsafe { libc::kill(child, libc::SIGKILL) };
     }
     let events = incoming.events();

@@ -1,5 +1,5 @@
-//! What a worker need not compute again: prompts that it has seen, in memory and on disk, and only where that is nobody
-//! else's business.
+//! What a worker need not compute again: prompts that it has seen, in memory and on disk, and only for those
+//! who may share them.
 
 use pensieve_protocol::{
     job::{Event, Job},
@@ -157,7 +157,7 @@ fn the_disk_keeps_to_its_budget_and_memory_overflows_into_it() {
     assert_eq!((stats.blocks_disk, blocks_in(folder.path()).len()), (200, 200));
     let bytes: u64 = blocks_in(folder.path()).iter().map(|file| fs::metadata(file).unwrap().len()).sum();
     assert!(bytes <= 200 * file_bytes, "{bytes}");
-    // The last five prompts fit; from memory or from disk, nobody sees a difference.
+    // The last five prompts fit; from memory or from disk, the answer is the same.
     for (n, first) in first.iter().enumerate().rev().take(5) {
         let again = worker.run(&job(100 + n as u64, prompts[n].clone(), 20));
         assert_eq!(again.ids, first.ids);

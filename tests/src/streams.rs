@@ -1,4 +1,4 @@
-//! What streams of one worker say: the same as if each were alone, whoever else is there and whatever happens to them.
+//! What streams of one worker say: the same as if each were alone, whatever other streams are there and whatever happens to them.
 
 use pensieve_protocol::job::{Event, FailureCode, Finish, Job, StageSpec};
 use std::time::{Duration, Instant};

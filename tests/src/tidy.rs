@@ -89,7 +89,7 @@ fn host_and_plugins_meet_in_the_contract_alone() {
             assert!(!direct.contains(foreign), "{plugin} names {foreign}");
         }
     }
-    // An optional dependency of the SDK, which its own feature turns on and nobody else.
+    // An optional dependency of the SDK, which only its own feature turns on.
     for plugin in
         ["pensieve-llama", "pensieve-mistral", "pensieve-phi", "pensieve-qwen", "pensieve-gemma", "pensieve-olmo"]
     {

@@ -27,7 +27,7 @@ pub struct Worker {
     /// What it said of its model.
     pub loaded: Loaded,
     socket: Option<UnixStream>,
-    /// Events of jobs that nobody has asked for yet.
+    /// Events of jobs that the test has not asked for yet.
     events: HashMap<u64, Vec<Event>>,
     others: Vec<Report>,
 }

@@ -7,7 +7,7 @@
 //! checkpoint's; logits of another implementation ([`Options::references`]) find that.
 //!
 //! An author meets the laws as the SDK's `testing::conformance`, a user as `pensieve plugins check`. Run them where a
-//! crash costs nothing: whoever has a wrong model is here to learn so.
+//! crash costs nothing: a wrong model may well crash.
 
 mod memory;
 mod past;
@@ -27,7 +27,7 @@ pub const TOKENS_MIN: u32 = 4;
 struct Law {
     id: &'static str,
     says: &'static str,
-    /// The usual cause, for whoever broke it.
+    /// The usual cause, shown to the author whose model breaks the law.
     hint: &'static str,
     check: fn(&mut Rig<'_>) -> Finding,
 }

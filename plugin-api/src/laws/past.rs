@@ -110,7 +110,7 @@ pub(super) fn recall(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("random tokens cost {once:.2} nats each, and {twice:.2} when repeated: {judged}")))
 }
 
-/// Whoever gives a reference wants to know whether the numbers are right: one that is not compared is no pass.
+/// A reference is given to learn whether the numbers are right: one that is not compared is no pass.
 pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
     let options = rig.options;
     if options.references.is_empty() {

@@ -30,7 +30,7 @@ pub(super) struct Rig<'m> {
     /// The change that the model shows when a past token changes, once known: 0 for one that does not look back.
     pub(super) looks_back: f32,
     texts: Vec<Rc<Text>>,
-    /// Block ids that nobody holds. The first in are the first out, so that a text seldom finds in its blocks what it left
+    /// Block ids that are not in use. The first in are the first out, so that a text seldom finds in its blocks what it left
     /// there itself, which would hide that something is not written.
     free: Vec<u32>,
     laws_tried: usize,

@@ -85,7 +85,7 @@ impl Parameters {
         })
     }
 
-    /// Refuses keys that nobody asked for.
+    /// Refuses keys that the stage does not know.
     pub(crate) fn finish(self) -> Result<()> {
         let Some((key, value)) = self.given.iter().next() else { return Ok(()) };
         let known = if self.known.is_empty() { "none".into() } else { self.known.join(", ") };

@@ -94,7 +94,7 @@ impl api::Model for ExportedModel {
     }
 
     fn release(&mut self, sequence: u64) {
-        // There is nobody to tell: the host has forgotten the sequence already.
+        // An error has no receiver: the host has forgotten the sequence already.
         let _ = guard("release", || {
             self.model()?.release(sequence);
             Ok(())
@@ -121,8 +121,8 @@ static SEQUENCE_STATE: SequenceState = SequenceState { fork, snapshot, restore }
 
 /// The object behind a table's first argument.
 fn exported(model: RMut<'_, ()>) -> &mut ExportedModel {
-    // SAFETY: only the functions of the two tables call this, which `ExportedModel::extension` alone offers, and whoever
-    // calls them passes the object that offered them, exclusively, for the duration of the call.
+    // SAFETY: only the functions of the two tables call this, which `ExportedModel::extension` alone offers, and the
+    // host that calls them passes the object that offered them, exclusively, for the duration of the call.
     unsafe { &mut *model.into_raw().cast::<ExportedModel>() }
 }
 

@@ -110,7 +110,7 @@ unsafe extern "C" fn load_merged(
     services: api::ServicesArc,
     merged: RSlice<'_, merge::Merged>,
 ) -> RResult<api::ModelBox, PluginError> {
-    // SAFETY: this function is in one table only, which `ExportedArchitecture::extension` alone offers, and whoever calls it
+    // SAFETY: this function is in one table only, which `ExportedArchitecture::extension` alone offers, and its caller
     // passes the object that offered it.
     let architecture = unsafe { architecture.transmute_into_ref::<ExportedArchitecture>() };
     guard("load", || {

@@ -27,7 +27,7 @@ impl Bytes {
             return Err(Error::corrupt(format!("{}: is empty", path.display())).help("download it again"));
         }
         // SAFETY: the map is private to this type and never written through. What the compiler must be promised beyond
-        // that, and what no reader of a file can enforce, is that nobody changes the file while it is mapped. Documented
+        // that, and what no reader of a file can enforce, is that the file stays as it is while it is mapped. Documented
         // above as the caller's part; the damage of breaking it is bounded: the bytes are only ever read as plain
         // integers and floats, each index is checked against the length taken here, and a file that shrinks ends the
         // worker process by SIGBUS, which is what worker processes are for.

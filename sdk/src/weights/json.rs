@@ -1,6 +1,6 @@
 //! Reads the small text files beside the weights.
 //!
-//! Unlike weights they are copied, as whoever parses them wants them whole. A limit stands in for trust: a link to an
+//! Unlike weights they are copied, as a parser needs them whole. A limit stands in for trust: a link to an
 //! endless file must cost an error, not the memory of the process.
 
 use std::{io::Read, path::Path};

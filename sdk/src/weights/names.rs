@@ -3,7 +3,7 @@
 //! Plugins ask for Hugging Face's names, as those stand in the papers' reference code and in adapters. The two naming
 //! schemes differ by a handful of words, with exceptions per family, so the translation is a table and a new family is a
 //! few lines of data. A name that the table does not know passes through unchanged: a plugin for an architecture that
-//! nobody here has heard of finds its tensors under the names in the file, or brings rows of its own.
+//! this table has never heard of finds its tensors under the names in the file, or brings rows of its own.
 
 /// What GGUF calls a part of a model, within a layer (`attn_q`) or outside (`token_embd`), and what Hugging Face does.
 pub type Names = &'static [(&'static str, &'static str)];

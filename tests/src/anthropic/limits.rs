@@ -168,7 +168,7 @@ fn a_worker_that_dies_ends_its_streams_with_an_error() {
     let mut incoming = Incoming::open(server.address, MESSAGES, &[], &body);
     while incoming.event().unwrap().name != "content_block_delta" {}
     for child in crate::openai::children(server.pid()) {
-        // SAFETY: the server's children are waited for by the server, and at worst the signal finds nobody.
+        // SAFETY: the server's children are waited for by the server, and at worst the signal finds no process.
         unsafe { libc::kill(child, libc::SIGKILL) };
     }
     let last = incoming.events().pop().unwrap();
@@ -193,7 +193,7 @@ fn a_queue_that_is_full_is_an_overload() {
     assert_eq!((events[0].0.as_str(), &error["error"]["type"]), ("message_start", &json!("overloaded_error")));
     body["stream"] = false.into();
     refused(&post(server.address, MESSAGES, &body), 529, "overloaded_error", "");
-    // Whoever waited is served.
+    // The request that waited is served.
     drop(running);
     assert_eq!(waiting.events().last().unwrap().name, "message_stop");
 }

@@ -22,7 +22,7 @@ fn terminal() -> (File, Stdio) {
     // SAFETY: both places live as long as the call; names, settings and sizes need not be given.
     let opened = unsafe { libc::openpty(&mut reader, &mut writer, null_mut(), null_mut(), null_mut()) };
     assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the two descriptors are new, and nobody else has them.
+    // SAFETY: the two descriptors are new, and have no other owner.
     unsafe { (File::from(OwnedFd::from_raw_fd(reader)), Stdio::from(OwnedFd::from_raw_fd(writer))) }
 }
 

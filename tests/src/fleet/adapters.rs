@@ -231,7 +231,7 @@ async fn one_on_its_way_can_be_taken_away_and_its_name_is_free() {
     assert_eq!((refused.culprit, refused.failure.code), (Culprit::Name, FailureCode::NotFound));
     assert_eq!(home.fleet.detach("one", "it").await.unwrap_err().failure.code, FailureCode::NotFound);
     assert_eq!(home.attach("it", "quick").await.unwrap().source, "quick");
-    // What is read after all takes nobody's place.
+    // An adapter that is read after its deletion does not replace its successor.
     fs::remove_file(slow.join("wait")).unwrap();
     home.ask_under("it").await.unwrap();
     assert_eq!(home.fleet.adapters("one").await.unwrap()[0].source, "quick");

@@ -193,7 +193,7 @@ fn a_bad_adapter_is_refused_by_the_name_of_its_tensor_and_the_model_serves_on() 
     for (name, said, folder) in &bad {
         check_refused(&add(&server, name, &folder.path().display().to_string()), 400, said);
     }
-    // One that the configuration names is listed, and whoever asks for it hears why it is not there.
+    // One that the configuration names is listed, and a request for it is told why it is not there.
     let reply = post(server.address, "/v1/completions", &body("base:broken", json!({})));
     check_refused(&reply, 400, &["adapter 'broken'", "k_proj.lora_A", "NaN"]);
     let listed = server.get("/v1/models/base/adapters").json();

@@ -1,4 +1,4 @@
-//! Slow, long and many: each has an end, and nobody else notices.
+//! Slow, long and many: each has an end, and other clients do not notice.
 
 use std::{
     sync::mpsc,

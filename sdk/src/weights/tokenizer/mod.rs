@@ -3,7 +3,7 @@
 //! The host encodes and decodes with the `tokenizers` crate, which reads exactly one format. Safetensors folders mostly
 //! bring that file along; GGUF files carry a vocabulary and a few names instead, and what those names mean is written
 //! down here. The aim is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost right
-//! makes a model slightly stupid and nobody can tell why, so what is not known for certain is refused.
+//! makes a model slightly stupid without a visible cause, so what is not known for certain is refused.
 //!
 //! `json`'s post-processor and `add_bos`, `add_eos` always agree: encoding with special tokens puts BOS in front exactly
 //! if `add_bos` is set, and encoding without them never does, which is the way to encode a rendered chat template.

@@ -92,7 +92,7 @@ impl Outline {
         added.or_else(|| self.tokens().find(|(_, known)| *known == id).map(|(text, _)| text))
     }
 
-    /// Whether encoding would cut a long text or fill up a short one, as the file was left by whoever trained with it.
+    /// Whether encoding would cut a long text or fill up a short one, as training sometimes leaves the file.
     pub(super) fn resizes(&self) -> bool {
         !self.truncation.is_null() || !self.padding.is_null()
     }
