@@ -34,6 +34,8 @@ pub struct Hub {
     pub token: Option<String>,
     /// The cache, which holds a folder per repository.
     pub cache: PathBuf,
+    /// Bytes of memory that a checkpoint has to fit if no file is named; none for any size.
+    pub memory: Option<u64>,
     /// How long and how often.
     pub retry: RetryPolicy,
 }
@@ -92,7 +94,14 @@ pub struct Offer {
     pub bytes: u64,
     /// Whether it is what is taken when nothing is named.
     pub preferred: bool,
+    /// Whether it fits [`Hub::memory`].
+    pub fits: bool,
 }
+
+/// What a checkpoint takes besides its weights: a worker, and scratch.
+const BESIDE_WEIGHTS_BYTES: u64 = 256 << 20;
+/// The share of the weights' size that a context of some thousand tokens takes: a tenth.
+const CONTEXT_SHARE: u64 = 10;
 
 impl Hub {
     /// The hub and the cache that the environment names: `HF_ENDPOINT`, `HF_TOKEN` or the token that was stored by a login,
@@ -122,8 +131,15 @@ impl Hub {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             token: text("HF_TOKEN").map(|token| token.trim().to_owned()).or_else(stored),
             cache: given("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            memory: None,
             retry: RetryPolicy::default(),
         })
+    }
+
+    /// Whether a checkpoint of `bytes` bytes fits the memory, with a context that one can work with.
+    fn fits(&self, bytes: u64) -> bool {
+        let needed = bytes.saturating_add(bytes / CONTEXT_SHARE).saturating_add(BESIDE_WEIGHTS_BYTES);
+        self.memory.is_none_or(|memory| needed <= memory)
     }
 
     /// What of this name is on this machine, whole. Makes no request.
@@ -131,7 +147,7 @@ impl Hub {
         let storage = Storage::new(&self.cache, name);
         let commit = storage.commit()?;
         let names = storage.files(&commit);
-        let mut choice = Choice::of(name, &names).ok()?;
+        let mut choice = Choice::of(name, &names, &|_| true).ok()?;
         if let Some(index) = choice.index.take() {
             let text = std::fs::read(storage.snapshot(&commit).join(index)).ok()?;
             choice.add_shards(&text, &names).ok()?;
@@ -179,8 +195,7 @@ impl Hub {
         let listing = Listing::fetch(self, &client, name)?;
         let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
         let choice = Choice::of_adapter(name, &names)?;
-        let sizes = listing.files.iter().filter(|file| choice.files.contains(&file.name)).map(|file| file.bytes);
-        let bytes = sizes.fold(0, u64::saturating_add);
+        let bytes = listing.bytes(&choice.files);
         if bytes > bytes_max {
             let message = format!("the adapter '{name}' has {bytes} bytes, and {bytes_max} may be downloaded");
             return Err(HubError::new(HubErrorKind::TooLarge, message).help("raise the model's adapter_memory"));
@@ -196,7 +211,7 @@ impl Hub {
         let client = HubClient::open(self)?;
         let listing = Listing::fetch(self, &client, name)?;
         let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
-        let mut choice = Choice::of(name, &names)?;
+        let mut choice = Choice::of(name, &names, &|files| self.fits(listing.bytes(files)))?;
         if let Some(why) = &choice.why {
             progress.say(why);
         }
@@ -218,17 +233,14 @@ impl Hub {
     pub fn list(&self, name: &HubName) -> Result<Vec<Offer>, HubError> {
         let listing = Listing::fetch(self, &HubClient::open(self)?, name)?;
         let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
-        let bytes = |files: &[String]| {
-            let sizes = listing.files.iter().filter(|file| files.contains(&file.name)).map(|file| file.bytes);
-            sizes.fold(0, u64::saturating_add)
-        };
         let bare = HubName { file: None, ..name.clone() };
-        let preferred = Choice::of(&bare, &names).ok();
+        let preferred = Choice::of(&bare, &names, &|files| self.fits(listing.bytes(files))).ok();
         let mut offers: Vec<Offer> = choice::checkpoints(&names)
             .into_iter()
             .map(|files| Offer {
-                bytes: bytes(&files),
+                bytes: listing.bytes(&files),
                 preferred: preferred.as_ref().is_some_and(|preferred| preferred.files == files),
+                fits: self.fits(listing.bytes(&files)),
                 file: files.into_iter().next().unwrap_or_default(),
             })
             .collect();
@@ -236,8 +248,8 @@ impl Hub {
             // Shards are named by an index that is not here yet; by their names they are known all the same.
             let weights = names.iter().filter(|name| choice::is_weights(name) && !folder.files.contains(name));
             let files: Vec<String> = folder.files.iter().chain(weights).cloned().collect();
-            let bytes = bytes(&files);
-            offers.insert(0, Offer { file: String::new(), bytes, preferred: true });
+            let bytes = listing.bytes(&files);
+            offers.insert(0, Offer { file: String::new(), bytes, preferred: true, fits: self.fits(bytes) });
         }
         Ok(offers)
     }

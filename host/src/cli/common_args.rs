@@ -16,7 +16,7 @@ use crate::{
     starter,
 };
 use pensieve_server::{
-    fleet::{self, check_adapter_name},
+    fleet::{self, check_adapter_name, default_budget},
     hub::Hub,
 };
 
@@ -178,12 +178,13 @@ fn adapter(argument: &str) -> Result<Adapter, String> {
 impl ResolvedConfig {
     /// The fleet that is described. Models of the hub that are not in its cache are downloaded, and the starter is unpacked.
     pub(super) fn fleet(&self) -> Result<fleet::Config, CliError> {
-        self.config.fleet(|source, artifact| locate(source, artifact, &self.config.home))
+        let memory = self.config.fleet.memory.unwrap_or_else(default_budget);
+        self.config.fleet(|source, artifact| locate(source, artifact, &self.config.home, memory))
     }
 }
 
-/// The path of an artifact, which is downloaded first if it has to be.
-fn locate(source: &Source, artifact: Artifact<'_>, home: &Path) -> Result<PathBuf, CliError> {
+/// The path of an artifact, which is downloaded first if it has to be, in a form that fits the memory.
+fn locate(source: &Source, artifact: Artifact<'_>, home: &Path, memory: u64) -> Result<PathBuf, CliError> {
     match source {
         Source::Path(path) => {
             let absolute = std::path::absolute(path).map_err(|error| CliError::system(path.display(), &error))?;
@@ -208,7 +209,8 @@ fn locate(source: &Source, artifact: Artifact<'_>, home: &Path) -> Result<PathBu
         }
         Source::Starter => starter::path(home).map_err(|what| CliError::system("the starter model", &what)),
         Source::Hub(name) => {
-            let (hub, mut download) = (Hub::from_environment()?, DownloadProgress::new());
+            let hub = Hub { memory: Some(memory), ..Hub::from_environment()? };
+            let mut download = DownloadProgress::new();
             let pulled = match (artifact, hub.cached(name)) {
                 (Artifact::Adapter { bytes_max, .. }, _) => hub.pull_adapter(name, bytes_max, &mut download)?,
                 (Artifact::Checkpoint, Some(pulled)) => pulled,
@@ -222,7 +224,7 @@ fn locate(source: &Source, artifact: Artifact<'_>, home: &Path) -> Result<PathBu
 /// The path of a source that is given without a configuration.
 pub(super) fn locate_checkpoint(text: &str) -> Result<PathBuf, CliError> {
     let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
-    locate(&source_of(text)?, Artifact::Checkpoint, &home)
+    locate(&source_of(text)?, Artifact::Checkpoint, &home, default_budget())
 }
 
 fn source_of(text: &str) -> Result<Source, CliError> {

@@ -1,37 +1,54 @@
 //! `pensieve pull`: checkpoints from the hub, onto this machine.
 
 use clap::Args;
-use std::io::Write;
+use std::{
+    hint::black_box,
+    io::Write,
+    thread::{self, available_parallelism},
+    time::Instant,
+};
 
 use super::{
     error::{CliError, CliResult},
     progress::DownloadProgress,
 };
-use crate::config::units;
-use pensieve_server::hub::{Hub, HubError, HubName};
+use crate::config::units::{self, Amount};
+use pensieve_server::{
+    fleet::default_budget,
+    hub::{Hub, HubError, HubName},
+};
+
+/// Bytes that each thread reads to measure the memory's speed: more than its share of any cache.
+const SAMPLE_BYTES: usize = 64 << 20;
 
 /// Bring a model from the Hugging Face hub onto this machine.
 ///
-/// Of several GGUF files it takes a middling quantization (Q4_K_M, if there is one), and says so. A download that was
-/// interrupted goes on where it broke off. Files lie in the hub's own cache, $HF_HOME/hub or $HF_HUB_CACHE.
+/// Of several GGUF files it takes a middling quantization that fits the memory (Q4_K_M, if there is one), and says so. A
+/// download that was interrupted goes on where it broke off. Files lie in the hub's own cache, $HF_HOME/hub or
+/// $HF_HUB_CACHE.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF
   pensieve pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF/qwen2.5-0.5b-instruct-q8_0.gguf
   pensieve pull --list hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF
+  pensieve pull --fit 6GiB hf:bartowski/Meta-Llama-3.1-8B-Instruct-GGUF
   HF_TOKEN=hf_… pensieve pull hf:meta-llama/Llama-3.2-1B-Instruct")]
 pub(super) struct Pull {
     /// What to bring: hf:OWNER/REPO[@REVISION][/FILE].
     #[arg(value_name = "NAME", value_parser = name)]
     name: HubName,
-    /// Only tell what there is, and how large.
+    /// Only list what there is: how large it is, whether it fits, and how fast one stream can be on this machine's CPU at most.
     #[arg(long)]
     list: bool,
+    /// The memory that models may take, if it is not two thirds of this machine's.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    fit: Option<u64>,
 }
 
 impl Pull {
     pub(super) fn run(self) -> CliResult {
-        let hub = Hub::from_environment()?;
+        let memory = self.fit.unwrap_or_else(default_budget);
+        let hub = Hub { memory: Some(memory), ..Hub::from_environment()? };
         if self.list {
             return list(&hub, &self.name);
         }
@@ -42,15 +59,43 @@ impl Pull {
 }
 
 fn list(hub: &Hub, name: &HubName) -> CliResult {
-    let mut stdout = std::io::stdout().lock();
     let bare = HubName { file: None, ..name.clone() };
-    for offer in hub.list(&bare)? {
+    let offers = hub.list(&bare)?;
+    let bandwidth = memory_bandwidth();
+    let mut stdout = std::io::stdout().lock();
+    for offer in offers {
         let slash = if offer.file.is_empty() { "" } else { "/" };
         let mark = if offer.preferred { "  (taken unasked)" } else { "" };
-        let line = writeln!(stdout, "{:>10}  {bare}{slash}{}{mark}", units::bytes(offer.bytes), offer.file);
+        let fits = if offer.fits { "fits" } else { "too large" };
+        // A token reads all weights once, unless the model is a mixture of experts, which reads fewer.
+        let speed = bandwidth / offer.bytes.max(1) as f64;
+        let speed = format!("up to {speed:.0$} tokens/s", usize::from(speed < 10.0));
+        let size = units::bytes(offer.bytes);
+        let line = writeln!(stdout, "{size:>10}  {fits:<9}  {speed:>22}  {bare}{slash}{}{mark}", offer.file);
         line.map_err(|error| CliError::system("standard output", &error))?;
     }
     Ok(())
+}
+
+/// Bytes that all cores together read from memory in a second, measured: the limit of what one stream can generate.
+fn memory_bandwidth() -> f64 {
+    let threads = available_parallelism().map_or(1, usize::from);
+    let buffers: Vec<Vec<u64>> = (0..threads).map(|n| vec![n as u64 + 1; SAMPLE_BYTES / 8]).collect();
+    let pass = || {
+        let began = Instant::now();
+        thread::scope(|scope| {
+            for buffer in &buffers {
+                scope.spawn(move || black_box(buffer.iter().fold(0_u64, |sum, value| sum.wrapping_add(*value))));
+            }
+        });
+        (threads * SAMPLE_BYTES) as f64 / began.elapsed().as_secs_f64().max(1e-9)
+    };
+    // The first pass also brings threads and pages to life.
+    (0..3).map(|_| pass()).fold(0.0, f64::max)
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    u64::parse(text).ok_or_else(|| "it takes a number of bytes with a unit, such as 12GiB".to_owned())
 }
 
 fn name(text: &str) -> Result<HubName, HubError> {

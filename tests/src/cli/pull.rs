@@ -189,9 +189,12 @@ fn a_full_disk_is_told_and_survived() {
     let vast = Hub::serve(&[(FILE, bytes(10))]);
     vast.relist(|listing| listing["siblings"][0]["lfs"]["size"] = (1_u64 << 60).into());
     let desk = Desk::with_hub(vast.endpoint());
-    let said = desk.run(&["pull", NAME]);
+    let said = desk.run(&["pull", "hf:owner/repo/m-Q4_K_M.gguf"]);
     assert_eq!(said.code, Some(6), "{said:?}");
     assert!(said.stderr.contains("no space for 1152921504607 MB in "), "{said:?}");
+    let said = desk.run(&["pull", NAME]);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.stderr.contains("no GGUF file of 'owner/repo' fits the memory for models"), "{said:?}");
     assert!(vast.asked("/resolve/").is_empty());
 }
 
@@ -293,11 +296,37 @@ fn lists_what_there_is() {
     let desk = desk(&hub);
     let said = desk.run(&["pull", "--list", NAME]);
     assert_eq!(said.code, Some(0), "{said:?}");
+    let lines: Vec<Vec<&str>> = said.stdout.lines().map(|line| line.split("  ").map(str::trim).collect()).collect();
+    let words =
+        |line: &[&str]| line.iter().filter(|word| !word.is_empty()).map(ToString::to_string).collect::<Vec<_>>();
+    let lines: Vec<Vec<String>> = lines.iter().map(|line| words(line)).collect();
+    assert_eq!(lines.len(), 2, "{said:?}");
     assert_eq!(
-        said.stdout,
-        "   976 KiB  hf:owner/repo/m-Q4_K_M.gguf  (taken unasked)\n   1.9 KiB  hf:owner/repo/m-Q8_0.gguf\n"
+        (lines[0][0].as_str(), lines[0][1].as_str(), lines[0][4].as_str()),
+        ("976 KiB", "fits", "(taken unasked)")
+    );
+    assert!(lines[0][2].starts_with("up to ") && lines[0][2].ends_with(" tokens/s"), "{said:?}");
+    assert_eq!(
+        (lines[0][3].as_str(), lines[1][3].as_str()),
+        ("hf:owner/repo/m-Q4_K_M.gguf", "hf:owner/repo/m-Q8_0.gguf")
     );
     assert!(hub.asked("/resolve/").is_empty());
+}
+
+#[test]
+fn takes_the_best_quantization_that_fits_the_memory() {
+    let hub = hub();
+    let desk = desk(&hub);
+    // A worker takes 256 MiB besides, so the file of a megabyte does not fit, and that of 2,000 bytes does.
+    let said = desk.run(&["pull", "--fit", "268500000", NAME]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(said.stderr.contains("taking m-Q8_0.gguf of 2 GGUF files, as better ones do not fit"), "{said:?}");
+    assert_eq!(said.stdout.trim(), cached(&desk, "m-Q8_0.gguf").display().to_string());
+    let said = desk.run(&["pull", "--list", "--fit", "268500000", NAME]);
+    assert!(said.stdout.lines().next().is_some_and(|line| line.contains("too large")), "{said:?}");
+    let said = desk.run(&["pull", "--fit", "64MiB", NAME]);
+    assert!(said.code == Some(1) && said.stderr.contains("a file that is named is taken as it is"), "{said:?}");
+    assert_eq!(desk.run(&["pull", "--fit", "much", NAME]).code, Some(2));
 }
 
 struct Deaf;
@@ -318,7 +347,7 @@ fn pull_hastily(hub: &Hub, desk: &Desk) -> Result<pensieve_server::hub::Pulled, 
         pause: Duration::from_millis(1),
     };
     let cache = desk.path(".cache/huggingface/hub");
-    let puller = Puller { endpoint: hub.endpoint(), token: None, cache, retry };
+    let puller = Puller { endpoint: hub.endpoint(), token: None, cache, memory: None, retry };
     puller.pull(&NAME.parse::<HubName>().unwrap(), &mut Deaf)
 }
 

@@ -139,7 +139,7 @@ fn megabytes(bytes: u64) -> String {
 }
 
 /// Two thirds of the machine's memory: on one of 16 GB, a model of 8 B in four bits beside an editor and a browser.
-pub(super) fn default_budget() -> u64 {
+pub fn default_budget() -> u64 {
     let machine = installed_bytes().unwrap_or(MACHINE_BYTES);
     machine / 3 * 2
 }

@@ -28,7 +28,7 @@ mod worker_runtime;
 pub use adapter_registry::{Adapter, check_adapter_name};
 pub use adapters::{AdapterFailure, Culprit};
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
-pub use memory::installed_bytes;
+pub use memory::{default_budget, installed_bytes};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
 pub use stream::{EventStream, Update};

@@ -7,9 +7,10 @@ use super::{HubError, HubErrorKind, HubName};
 
 /// Quantizations in the order in which they are taken: first what is small and nearly as good as the original, then what is
 /// better and larger, then what is worse, and last what is not quantized at all.
-const QUANTS: [&str; 21] = [
-    "Q4_K_M", "Q4_K_S", "Q4_K", "Q5_K_M", "Q5_K_S", "Q5_K", "Q4_1", "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_L",
-    "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "Q2_K_S", "BF16", "F16", "F32",
+const QUANTS: [&str; 32] = [
+    "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q4_1",
+    "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q3_K", "IQ3_S",
+    "IQ3_XXS", "Q2_K_XL", "Q2_K", "Q2_K_S", "IQ2_M", "BF16", "F16", "F32",
 ];
 /// What a folder with safetensors may need besides its weights.
 const BESIDE: [&str; 12] = [
@@ -46,11 +47,11 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Chooses among the files of a repository.
-    pub(super) fn of(name: &HubName, names: &[String]) -> Result<Self, HubError> {
+    /// Chooses among the files of a repository. A file that is not named must fit the memory.
+    pub(super) fn of(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -> Result<Self, HubError> {
         match &name.file {
             Some(file) => named(name, file, names),
-            None => unnamed(name, names),
+            None => unnamed(name, names, fits),
         }
     }
 
@@ -123,12 +124,22 @@ fn named(name: &HubName, file: &str, names: &[String]) -> Result<Choice, HubErro
     Ok(Choice { head: files[0].clone(), files, index: None, why: None })
 }
 
-fn unnamed(name: &HubName, names: &[String]) -> Result<Choice, HubError> {
+fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -> Result<Choice, HubError> {
     let found = checkpoints(names);
-    let ranked = found.iter().filter(|parts| rank(&parts[0]) < QUANTS.len()).count();
-    if let Some(files) = found.first().filter(|_| ranked > 0 || found.len() == 1) {
-        let others: Vec<&str> = found[1..].iter().map(|parts| parts[0].as_str()).collect();
-        let why = format!("taking {} of {} GGUF files; others: {}", files[0], found.len(), listed(&others));
+    let ranked: Vec<_> = found.iter().filter(|parts| found.len() == 1 || rank(&parts[0]) < QUANTS.len()).collect();
+    if let Some(&best) = ranked.first() {
+        let Some(&files) = ranked.iter().find(|files| fits(files)) else {
+            let message = format!("no GGUF file of '{}' fits the memory for models", name.repository());
+            let help = format!(
+                "pensieve pull --list hf:{0} shows how large they are; a file that is named is taken as it is: hf:{0}/{1}",
+                name.repository(),
+                best[0]
+            );
+            return Err(HubError::new(HubErrorKind::TooLarge, message).help(help));
+        };
+        let others: Vec<&str> = found.iter().filter(|other| *other != files).map(|parts| parts[0].as_str()).collect();
+        let reason = if files == best { "" } else { ", as better ones do not fit the memory for models" };
+        let why = format!("taking {} of {} GGUF files{reason}; others: {}", files[0], found.len(), listed(&others));
         let why = (!others.is_empty()).then_some(why);
         return Ok(Choice { head: files[0].clone(), files: files.clone(), index: None, why });
     }
@@ -209,7 +220,7 @@ mod tests {
 
     fn check(name: &str, names: &[&str], expect: Result<(&str, &[&str]), &str>) {
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        let found = Choice::of(&name.parse().unwrap(), &names);
+        let found = Choice::of(&name.parse().unwrap(), &names, &|_| true);
         match (found, expect) {
             (Ok(found), Ok((head, files))) => {
                 assert_eq!(found.head, head, "{name}");
@@ -233,16 +244,32 @@ mod tests {
         ];
         check("hf:o/r", &names, Ok(("a-q4_k_m.gguf", &["a-q4_k_m.gguf"])));
         check("hf:o/r", &["a.Q6_K.gguf", "a.Q5_K_S.gguf"], Ok(("a.Q5_K_S.gguf", &["a.Q5_K_S.gguf"])));
-        check("hf:o/r", &["a-Q4_K_XL.gguf", "a-F32.gguf", "a-BF16.gguf"], Ok(("a-BF16.gguf", &["a-BF16.gguf"])));
+        check("hf:o/r", &["a-IQ1_S.gguf", "a-F32.gguf", "a-BF16.gguf"], Ok(("a-BF16.gguf", &["a-BF16.gguf"])));
+        check("hf:o/r", &["a-UD-Q4_K_XL.gguf", "a-Q8_0.gguf"], Ok(("a-UD-Q4_K_XL.gguf", &["a-UD-Q4_K_XL.gguf"])));
+        check("hf:o/r", &["a-mxfp4.gguf", "a-F16.gguf"], Ok(("a-mxfp4.gguf", &["a-mxfp4.gguf"])));
         check("hf:o/r", &["model.gguf", "config.json"], Ok(("model.gguf", &["model.gguf"])));
     }
 
     #[test]
     fn says_what_else_there_is() {
         let names = ["x-Q4_K_M.gguf".to_owned(), "x-Q8_0.gguf".to_owned()];
-        let why = Choice::of(&"hf:o/r".parse().unwrap(), &names).unwrap().why.unwrap();
+        let why = Choice::of(&"hf:o/r".parse().unwrap(), &names, &|_| true).unwrap().why.unwrap();
         assert_eq!(why, "taking x-Q4_K_M.gguf of 2 GGUF files; others: x-Q8_0.gguf");
-        check("hf:o/r", &["a-IQ2_XS.gguf", "a-IQ3_M.gguf"], Err("name one: hf:o/r/a-IQ2_XS.gguf"));
+        check("hf:o/r", &["a-IQ1_M.gguf", "a-IQ2_XXS.gguf"], Err("name one: hf:o/r/a-IQ1_M.gguf"));
+    }
+
+    #[test]
+    fn takes_the_best_file_that_fits() {
+        let names = ["x-Q4_K_M.gguf", "x-Q8_0.gguf", "x-Q3_K_M.gguf", "x-Q2_K.gguf"].map(str::to_owned);
+        let choose = |name: &str, fits: &[&str]| {
+            Choice::of(&name.parse().unwrap(), &names, &|files| fits.contains(&files[0].as_str()))
+        };
+        let why = choose("hf:o/r", &["x-Q3_K_M.gguf", "x-Q2_K.gguf"]).unwrap().why.unwrap();
+        assert!(why.starts_with("taking x-Q3_K_M.gguf of 4 GGUF files, as better ones do not fit"), "{why}");
+        let error = choose("hf:o/r", &[]).unwrap_err();
+        assert_eq!(error.kind, HubErrorKind::TooLarge);
+        assert!(error.to_string().contains("no GGUF file of 'o/r' fits"), "{error}");
+        assert_eq!(choose("hf:o/r/x-Q8_0.gguf", &[]).unwrap().head, "x-Q8_0.gguf");
     }
 
     #[test]
@@ -259,7 +286,7 @@ mod tests {
         check("hf:o/r", &names, Ok(("", &["config.json", "tokenizer.json", "model.safetensors"])));
         let names = ["config.json", "model.safetensors.index.json", "model-00001-of-00001.safetensors"];
         let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
-        let mut choice = Choice::of(&"hf:o/r".parse().unwrap(), &names).unwrap();
+        let mut choice = Choice::of(&"hf:o/r".parse().unwrap(), &names, &|_| true).unwrap();
         assert_eq!(choice.files, ["config.json", "model.safetensors.index.json"]);
         choice.add_shards(br#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#, &names).unwrap();
         assert_eq!(choice.files.len(), 3);
