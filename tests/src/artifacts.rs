@@ -32,22 +32,30 @@ pub fn example(folder: &str) -> PathBuf {
     workspace().join("examples").join(folder)
 }
 
-/// A plugin's project as a stranger builds it: copied to a fresh folder, from which nothing leads here but the path of the
-/// SDK. It takes this workspace's versions and profiles, so that what all plugins depend on is built once. The program of
-/// its tests is there, too, as `PACKAGE tests`; another toolchain builds the plugin alone.
+/// A plugin's project as a stranger builds it: copied to a fresh folder, against the SDK and the contract as they would be
+/// published. It takes this workspace's versions and profiles, so that what all plugins depend on is built once. The program
+/// of its tests is there, too, as `PACKAGE tests`; another toolchain builds the plugin alone.
 pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifacts {
     once(&format!("{package} outside by {}", toolchain.unwrap_or("this toolchain")), || {
         let fresh = tempfile::tempdir().expect("a temporary folder");
         copy_project(project, fresh.path());
         let manifest = fresh.path().join("Cargo.toml");
+        let packaged = packaged();
+        let sdk = format!("path = \"{}\"", packaged.join("pensieve-sdk").display());
         let text = fs::read_to_string(&manifest).expect("a manifest");
-        let sdk = format!("path = \"{}\"", workspace().join("sdk").display());
-        fs::write(&manifest, text.replace("path = \"../../sdk\"", &sdk)).expect("a writable folder");
+        let text = text.replace("path = \"../../sdk\"", &sdk);
+        let text = text.replace(&format!("path = \"{}\"", workspace().join("sdk").display()), &sdk);
+        assert!(text.contains(&sdk), "{}: depends on another SDK", manifest.display());
+        fs::write(&manifest, text).expect("a writable folder");
         if !fresh.path().join("Cargo.lock").exists() {
             fs::copy(workspace().join("Cargo.lock"), fresh.path().join("Cargo.lock")).expect("a writable folder");
         }
         let manifest = manifest.to_str().expect("a path in UTF-8");
-        let arguments = ["--offline", "--manifest-path", manifest, "--config", "Cargo.toml", "--lib"];
+        // The packaged SDK asks a registry for the contract, which has it once both are published.
+        let contract = packaged.join("pensieve-plugin-api");
+        let contract = format!("patch.crates-io.pensieve-plugin-api.path = \"{}\"", contract.display());
+        let arguments =
+            ["--offline", "--manifest-path", manifest, "--config", "Cargo.toml", "--config", &contract, "--lib"];
         match toolchain {
             // Not where the workspace builds: an example must not take the place of the workspace's plugin of its name.
             None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"], &QUICK].concat()),
@@ -56,6 +64,63 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
             }
         }
     })
+}
+
+/// The folder with what `cargo package` would publish, unpacked: `pensieve-plugin-api` and `pensieve-sdk`.
+fn packaged() -> PathBuf {
+    static PACKAGED: OnceLock<PathBuf> = OnceLock::new();
+    let pack = || {
+        let root = target_dir().join("packaged");
+        let archives = root.join("package");
+        // Archives of other versions would be unpacked, too.
+        let _ = fs::remove_dir_all(&archives);
+        let mut pack = cargo();
+        pack.args(["package", "--offline", "--locked", "--no-verify", "--allow-dirty", "--quiet"]);
+        pack.args(["-p", "pensieve-plugin-api", "-p", "pensieve-sdk", "--target-dir"]).arg(&root);
+        run(pack.current_dir(workspace()));
+        for name in fs::read_dir(&archives).expect("archives").map(|entry| entry.expect("an entry").file_name()) {
+            let Some(file) = name.to_str().and_then(|name| name.strip_suffix(".crate")) else { continue };
+            let (package, _version) = file.rsplit_once('-').expect("a version in the archive's name");
+            let fresh = tempfile::tempdir_in(&root).expect("a temporary folder");
+            run(Command::new("tar").arg("-xzf").arg(archives.join(&name)).arg("-C").arg(fresh.path()));
+            replace(&fresh.path().join(file), &root.join(package));
+        }
+        root
+    };
+    PACKAGED.get_or_init(pack).clone()
+}
+
+/// Makes a folder equal to another without touching files that are equal already, which cargo would compile again.
+fn replace(from: &Path, to: &Path) {
+    let names = |folder: &Path| -> Vec<_> {
+        let entries = fs::read_dir(folder).expect("a folder");
+        entries.map(|entry| entry.expect("an entry").file_name()).collect()
+    };
+    fs::create_dir_all(to).expect("a writable folder");
+    for name in names(to) {
+        let (path, source) = (to.join(&name), from.join(&name));
+        if path.is_dir() && !source.is_dir() {
+            fs::remove_dir_all(path).expect("a writable folder");
+        } else if path.is_file() && !source.is_file() {
+            fs::remove_file(path).expect("a writable folder");
+        }
+    }
+    for name in names(from) {
+        let (path, source) = (to.join(&name), from.join(&name));
+        if source.is_dir() {
+            replace(&source, &path);
+            continue;
+        }
+        let bytes = fs::read(&source).expect("a readable file");
+        if fs::read(&path).ok().as_ref() != Some(&bytes) {
+            fs::write(&path, bytes).expect("a writable folder");
+        }
+    }
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?} failed:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn copy_project(from: &Path, to: &Path) {
