@@ -35,6 +35,7 @@ class Calls:
     arguments_as_text: bool = False
     parallel: bool = True
     beside_text: bool = True
+    beside_both: bool = True
     user_after_result: bool = True
 
 
@@ -64,17 +65,25 @@ TEMPLATES = {
         ("<｜User｜>", "<｜Assistant｜>"),
         calls=Calls(arguments_as_text=True),
     ),
+    "deepseek31": Facts("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", ("<｜User｜>", "<｜Assistant｜>"), tools=True, calls=Calls()),
     "gemma2": Facts("<bos>", "<eos>", ("<end_of_turn>",), system=False, alternates=True, user_first=True),
+    "gemma4": Facts("<bos>", "<turn|>", ("<|turn>", "<|tool_call>", "<tool_call|>"), tools=True, calls=Calls()),
     "glm4": Facts(eos="<|endoftext|>", special=("<|user|>",), tools=True, calls=Calls()),
-    "harmony": Facts("<|startoftext|>", "<|return|>", ("<|end|>",), tools=True, calls=Calls(parallel=False)),
-    "hermes": Facts("<s>", "<|im_end|>", IM, tools=True, calls=Calls(beside_text=False)),
+    "glm45": Facts(eos="<|endoftext|>", special=("<|user|>", "<|assistant|>"), tools=True, calls=Calls()),
+    "granite3": Facts(eos="<|end_of_text|>", special=("<|start_of_role|>", "<|end_of_role|>"), tools=True, calls=Calls()),
+    "harmony": Facts("<|startoftext|>", "<|return|>", ("<|end|>",), tools=True, calls=Calls(parallel=False, beside_both=False)),
+    "hermes": Facts("<s>", "<|im_end|>", IM, tools=True, calls=Calls(beside_text=False, beside_both=False)),
+    "kimi": Facts("[BOS]", "<|im_end|>", ("<|tool_calls_section_begin|>",), tools=True, calls=Calls()),
+    "lfm2": Facts("<|startoftext|>", "<|im_end|>", IM, tools=True, calls=Calls()),
     "llama2": Facts("<s>", "</s>", alternates=True, user_first=True),
     "llama31": Facts(
-        "<|begin_of_text|>", "<|eot_id|>", tools=True, calls=Calls(parallel=False, beside_text=False)
+        "<|begin_of_text|>", "<|eot_id|>", tools=True, calls=Calls(parallel=False, beside_text=False, beside_both=False)
     ),
+    "llama4python": Facts("<|begin_of_text|>", "<|eot|>", ("<|header_start|>", "<|header_end|>"), tools=True, calls=Calls()),
+    "minimax": Facts(eos="[e~[", special=("]~b]",), tools=True, calls=Calls()),
     "mistral1": Facts("<s>", "</s>", system=False, alternates=True, user_first=True),
     "mistral3": Facts(
-        "<s>", "</s>", INST, False, False, True, True, True, Calls(short_ids=True, beside_text=False, user_after_result=False)
+        "<s>", "</s>", INST, False, False, True, True, True, Calls(short_ids=True, beside_text=False, beside_both=False, user_after_result=False)
     ),
     "mistral_small": Facts("<s>", "</s>", INST, tools=True, calls=Calls()),
     "parts": Facts("<s>", "<end_of_utterance>", parts=True),
@@ -82,6 +91,7 @@ TEMPLATES = {
     "phi4mini": Facts(eos="<|endoftext|>", special=("<|end|>",)),
     "qwen25": Facts(eos="<|im_end|>", special=IM, tools=True, calls=Calls()),
     "qwen3": Facts(eos="<|im_end|>", special=IM, tools=True, calls=Calls()),
+    "qwen3coder": Facts(eos="<|im_end|>", special=IM, tools=True, calls=Calls()),
     "smollm3": Facts(eos="<|im_end|>", special=IM, tools=True),
     "zephyr": Facts("<s>", "</s>"),
 }
@@ -149,6 +159,22 @@ CONVERSATIONS = {
     "an_answer_to_continue": dict(turns=[user("Say it."), assistant("The answer  ")]),
     "tools": dict(system="Be brief.", tools=True, turns=[user("What is there to know?")]),
     "a_call": dict(tools=True, turns=[user("Look."), assistant(call("abcDEF123", "search", NESTED)), user(result("abcDEF123", "[1, \"é\"]\nmore"))]),
+    "typed_arguments": dict(
+        tools=True,
+        turns=[
+            user("Look."),
+            assistant(call("abcDEF123", "get_weather", {"place": "Zürich <b>\n", "unit": "°C", "days": 3})),
+            user(result("abcDEF123", "sun")),
+        ],
+    ),
+    "a_broken_call": dict(
+        tools=True,
+        turns=[
+            user("Look."),
+            assistant(call("abcDEF123", "no such tool", {"malformed_arguments": '{"a": <oops>'})),
+            user(result("abcDEF123", "there is no such tool", True)),
+        ],
+    ),
     "calls_beside_text": dict(
         system="Be brief.",
         tools=True,
@@ -166,6 +192,10 @@ CONVERSATIONS = {
     "thoughts": dict(
         tools=True,
         turns=[user("Bern?"), assistant(thought("Hm.\nI ask."), BERN), user(result("call_7Hq2zzxTbW3nLk0a", "rain")), assistant(thought("I see."), "Rain."), user("Sure?")],
+    ),
+    "thoughts_and_text_beside_a_call": dict(
+        tools=True,
+        turns=[user("Bern?"), assistant(thought("Hm."), "I look.", BERN), user(result("call_7Hq2zzxTbW3nLk0a", "rain"))],
     ),
     "thinking_is_off": dict(turns=[user("Quick!")], variables={"enable_thinking": False, "reasoning_effort": "low"}),
     "no_turns_taken": dict(turns=[user("One."), user("Two."), assistant("Three."), assistant("Four."), user("Five.")]),
@@ -356,6 +386,9 @@ def with_calls(messages, facts):
         if message["role"] == "user" and made and made[-1]["role"] == "tool" and not form.user_after_result:
             made[-1]["content"] = join(made[-1]["content"], message["content"])
         elif calls:
+            if form.beside_text and not form.beside_both and message["content"] and message.get("thinking"):
+                message["thinking"] = message["reasoning_content"] = join(message["thinking"], message["content"])
+                message["content"] = ""
             if message["content"] and not form.beside_text:
                 if not facts.alternates:
                     made.append({key: value for key, value in message.items() if key != "tool_calls"})

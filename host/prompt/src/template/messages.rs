@@ -78,6 +78,12 @@ pub(super) fn tools(tools: &[Tool]) -> Value {
     described.collect()
 }
 
+/// Adds thoughts to an answer, as transformers does: some templates read the one, some the other.
+pub(super) fn think(message: &mut Value, thoughts: &str) {
+    message["thinking"] = json!(thoughts);
+    message["reasoning_content"] = json!(thoughts);
+}
+
 /// A text in the form that a template wants.
 pub(super) fn content(text: &str, traits: &TemplateTraits) -> Value {
     if traits.content_parts { json!([{ "type": "text", "text": text }]) } else { json!(text) }
@@ -165,8 +171,11 @@ fn with_calls(steps: Vec<Step>, form: &Calls, traits: &TemplateTraits) -> Vec<St
     let mut steps = steps.into_iter().peekable();
     while let Some(step) = steps.next() {
         match step {
-            Step::Answer { text, thinking, calls } if !calls.is_empty() => {
+            Step::Answer { text, mut thinking, calls } if !calls.is_empty() => {
                 let mut before = text;
+                if form.beside_text && !form.beside_both && !before.is_empty() && !thinking.is_empty() {
+                    thinking = joined(&thinking, &std::mem::take(&mut before));
+                }
                 if !form.beside_text && !before.is_empty() {
                     // Where an answer of its own is refused, the call is what matters.
                     if !traits.alternates {
@@ -271,9 +280,7 @@ impl Step {
             Self::Answer { text, thinking, calls } => {
                 let mut message = message("assistant", &text, traits);
                 if !thinking.is_empty() {
-                    // As transformers does: some templates read the one, some the other.
-                    message["thinking"] = json!(thinking);
-                    message["reasoning_content"] = json!(thinking);
+                    think(&mut message, &thinking);
                 }
                 if !calls.is_empty() {
                     message["tool_calls"] = calls.into_iter().map(|call| call.into_message(traits)).collect();

@@ -28,6 +28,8 @@ pub(crate) struct Calls {
     pub parallel: bool,
     /// With text before them.
     pub beside_text: bool,
+    /// With text and thoughts before them, or one of the two.
+    pub beside_both: bool,
     /// With words of the user right after the results.
     pub user_after_result: bool,
 }

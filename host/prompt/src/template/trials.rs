@@ -20,6 +20,7 @@ const OTHER: &str = "zqother";
 const KEY: &str = "zqkey";
 const VALUE: &str = "zqvalue";
 const CAME: &str = "zqcame";
+const THOUGHT: &str = "zqthought";
 const BACK: &str = "zqback";
 /// Ids of calls: as APIs give them, and as some templates insist on.
 const LONG_IDS: [&str; 2] = ["call_zq0123456789", "call_zq9876543210"];
@@ -99,8 +100,14 @@ impl TemplateTraits {
 fn calls(render: &impl Trial, tools: &Value, asked: &Value, say: &impl Fn(&str, &str) -> Value) -> Option<Calls> {
     let forms = [(false, false), (true, false), (false, true), (true, true)];
     let mut form = forms.into_iter().find_map(|(short_ids, arguments_as_text)| {
-        let form =
-            Calls { short_ids, arguments_as_text, parallel: false, beside_text: false, user_after_result: false };
+        let form = Calls {
+            short_ids,
+            arguments_as_text,
+            parallel: false,
+            beside_text: false,
+            beside_both: false,
+            user_after_result: false,
+        };
         let text = render(
             &[asked.clone(), form.answer(say("assistant", ""), &[(0, TOOL)]), form.result(say("tool", CAME), 0, TOOL)],
             tools,
@@ -121,8 +128,11 @@ fn calls(render: &impl Trial, tools: &Value, asked: &Value, say: &impl Fn(&str, 
     let back = form.result(say("tool", BACK), 1, OTHER);
     let parallel = tried(&[both, came.clone(), back], &[TOOL, OTHER, CAME, BACK]);
     let beside_text = tried(&[call(SAID), came.clone()], &[SAID, TOOL, CAME]);
+    let mut thoughtful = call(SAID);
+    messages::think(&mut thoughtful, THOUGHT);
+    let beside_both = tried(&[thoughtful, came.clone()], &[SAID, TOOL, CAME]);
     let user_after_result = tried(&[call(""), came, say("user", AGAIN)], &[TOOL, CAME, AGAIN]);
-    form = Calls { parallel, beside_text, user_after_result, ..form };
+    form = Calls { parallel, beside_text, beside_both, user_after_result, ..form };
     Some(form)
 }
 

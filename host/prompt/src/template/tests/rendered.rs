@@ -91,6 +91,7 @@ fn trials_find_out_what_a_template_takes() {
                 arguments_as_text: is(calls, "arguments_as_text"),
                 parallel: is(calls, "parallel"),
                 beside_text: is(calls, "beside_text"),
+                beside_both: is(calls, "beside_both"),
                 user_after_result: is(calls, "user_after_result"),
             }),
         };
