@@ -31,7 +31,6 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
 const TANGLED: &[&str] = &[
     "host/server/src/fleet",
     "host/server/src/http",
-    "host/server/src/prompt",
     "host/worker/src/engine/blocks",
     "sdk/src/nn",
     "sdk/src/weights",

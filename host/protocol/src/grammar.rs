@@ -92,7 +92,7 @@ pub enum Grammar {
     /// A grammar in llguidance's dialect of Lark.
     Lark(String),
     /// Several grammars in a frame: a grammar in Lark whose `@part0`, `@part1`, … stand for them. Of the lenient schemas
-    /// among them those that cannot be enforced at all become any JSON object.
+    /// among them those that cannot be enforced at all become any JSON of their type.
     Framed {
         /// The frame.
         frame: String,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     convention::{Convention, Conventions, ToolDialect},
-    formats::{OutputFormat, Rules, Thoughts, ToolParser},
+    formats::{OutputFormat, Rules, Signature, Thoughts, ToolParser},
     generation::{AnswerReader, Generation},
     pool::Pool,
     sampling, size,
@@ -50,7 +50,7 @@ pub struct Prepared {
 #[derive(Clone, Debug)]
 struct Reading {
     is_taught: bool,
-    tools: Arc<[String]>,
+    tools: Arc<[Signature]>,
     thoughts: Thoughts,
 }
 
@@ -174,6 +174,7 @@ impl Prepared {
         let format = OutputFormat {
             calls: format.calls.clone().filter(|_| !tools.is_empty()),
             reasoning: format.reasoning.clone().filter(|_| thoughts != Thoughts::Never),
+            channels: format.channels.clone(),
         };
         let reader = AnswerReader {
             parser: ToolParser::new(&format, tools, thoughts),
@@ -242,8 +243,8 @@ async fn converse(
         thoughts,
     };
     let spec = rules.spec();
-    let names = if choice == ToolChoice::None { Vec::new() } else { tools.into_iter().map(|tool| tool.name).collect() };
-    Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: names.into(), thoughts } })
+    let tools = if choice == ToolChoice::None { Vec::new() } else { tools.iter().map(Signature::of).collect() };
+    Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: tools.into(), thoughts } })
 }
 
 /// What must be called must be there.

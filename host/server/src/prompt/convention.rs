@@ -23,8 +23,26 @@ const KEPT_MAX: usize = 8;
 
 /// Special tokens by which models of several families end a turn, or hand over for a tool's result. Cards name one of them
 /// as a rule, and a model that was trained with another talks on without end.
-const END_OF_TURN: [&str; 7] =
-    ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|return|>"];
+const END_OF_TURN: [&str; 17] = [
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<|eom|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|endoftext|>",
+    "<|return|>",
+    "<|call|>",
+    // What follows a call, or an answer, that the model does not write itself.
+    "<|tool_response>",
+    "<start_function_response>",
+    "<|user|>",
+    "<|observation|>",
+    "[e~[",
+    "<seed:eos>",
+];
 
 /// A model's convention.
 #[derive(Debug)]
@@ -105,9 +123,12 @@ impl Convention {
         let format = OutputFormat::of(&card.formats, card.chat_template.as_deref(), has_token);
         let format = format.map_err(|error| Failure::new(FailureCode::Plugin, format!("the model's card: {error}")))?;
         let taught = instruction::format(format.reasoning.clone());
+        // What stands between two messages of one answer ends no turn.
+        let between = format.channels.as_ref().and_then(|channels| channels.ends.first());
+        let ends = END_OF_TURN.iter().filter(|name| between.is_none_or(|between| between != *name));
         Ok(Self {
-            knows_tools: format.calls.is_some() && model.takes_tools,
-            end_of_turn: END_OF_TURN.iter().filter_map(|name| special(name)).collect(),
+            knows_tools: format.has_calls() && model.takes_tools,
+            end_of_turn: ends.filter_map(|name| special(name)).collect(),
             own: ToolDialect { markers: Markers::of(&format, &vocabulary), format },
             taught: ToolDialect { markers: Markers::of(&taught, &vocabulary), format: taught },
             vocabulary,

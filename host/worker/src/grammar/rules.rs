@@ -81,11 +81,8 @@ impl Rules {
         let rest = self.begin.as_deref().unwrap_or_default().get(written..).unwrap_or_default();
         for token in 0..self.vocabulary.size() {
             let bytes = self.vocabulary.bytes(token);
-            let continues = if self.vocabulary.is_special(token) {
-                bytes == rest
-            } else {
-                bytes.starts_with(rest) || (!bytes.is_empty() && rest.starts_with(bytes))
-            };
+            let ends = bytes.starts_with(rest) && !self.vocabulary.is_special(token);
+            let continues = ends || (!bytes.is_empty() && rest.starts_with(bytes));
             if continues && !rest.is_empty() && !self.vocabulary.ends_turn(token) {
                 bits[(token / u32::BITS) as usize] |= 1 << (token % u32::BITS);
             }

@@ -31,7 +31,7 @@ impl Source {
         self.grammar.bytes()
     }
 
-    /// The same with any JSON object for every lenient schema in its frame that does not compile by itself. An error if
+    /// The same with any JSON of the right type for every lenient schema in its frame that does not compile by itself. An error if
     /// the fault lies elsewhere: that of a part that may not be passed over, or else `error`.
     pub(super) fn relaxed(
         &self,
@@ -44,10 +44,10 @@ impl Source {
             let alone = Self { open: None, grammar: part.grammar.clone(), close: None };
             match compile(&alone) {
                 Ok(()) => {}
-                Err(_) if matches!(part.grammar, Grammar::JsonSchema { lenient: true, .. }) => {
-                    part.grammar = Grammar::any_json_object();
-                }
-                Err(error) => return Err(error.at(&part.field)),
+                Err(error) => match &part.grammar {
+                    Grammar::JsonSchema { schema, lenient: true } => part.grammar = any_of_its_type(schema),
+                    _ => return Err(error.at(&part.field)),
+                },
             }
         }
         if relaxed == *parts {
@@ -88,6 +88,17 @@ impl Source {
         }
         parts.splice(0..0, [GrammarWithLexer::from_lark(frame), body]);
         Ok(TopLevelGrammar { grammars: parts, max_tokens: None })
+    }
+}
+
+/// Any JSON of the type that a schema names, or any object.
+fn any_of_its_type(schema: &str) -> Grammar {
+    let schema: Value = serde_json::from_str(schema).unwrap_or_default();
+    match schema.get("type").and_then(Value::as_str) {
+        Some(kind @ ("array" | "number" | "integer" | "boolean" | "string" | "null")) => {
+            Grammar::json_schema(json!({ "type": kind }).to_string(), true)
+        }
+        _ => Grammar::any_json_object(),
     }
 }
 

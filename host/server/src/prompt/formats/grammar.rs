@@ -9,21 +9,21 @@
 //! Fields come in the order of the convention, and arguments in that of the schema. A schema that cannot be enforced is
 //! any JSON object, unless its tool is strict.
 
+mod arguments;
+mod messages;
+
 use std::fmt::Write as _;
 
-use super::{Body, Calls, Markers, OutputFormat, Thoughts};
+use self::arguments::Writer;
+use super::{Arguments, Body, Calls, Markers, Named, OutputFormat, Thoughts};
 use crate::chat::{Tool, ToolChoice};
-use pensieve_protocol::grammar::{Grammar, Part, Reasoning, Rule, Spec, Then, Trigger};
+use pensieve_protocol::grammar::{Grammar, Marker, Part, Reasoning, Rule, Spec, Then, Trigger};
 
 /// The field of a request that has the tools, whatever its dialect.
 const TOOLS: &str = "tools";
 
 /// White space as calls have it, at most so much.
-const SPACE: &str = r"[ \t\r\n]{0,8}";
-
-/// A schema that is longer is not enforced, nor are those behind so many bytes of them; the engine takes no more.
-const SCHEMA_BYTES_MAX: usize = 256 << 10;
-const SCHEMAS_BYTES_MAX: usize = 2 << 20;
+const SPACE: &str = r"[ \t\r\n]{0,16}";
 
 /// What an answer may be.
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +47,10 @@ pub struct Rules<'a> {
 impl Rules<'_> {
     /// The rules for the engine; none if everything is allowed.
     pub fn spec(&self) -> Option<Spec> {
+        if let Some(channels) = &self.format.channels {
+            let rule = messages::rule(self, channels)?;
+            return Some(Spec { reasoning: None, rules: vec![rule] });
+        }
         let rules = self.rules();
         let reasoning = self.format.reasoning.as_ref().filter(|_| self.thoughts != Thoughts::Never);
         let reasoning = reasoning.map(|reasoning| Reasoning {
@@ -60,30 +64,39 @@ impl Rules<'_> {
         let Some(calls) = self.format.calls.as_ref().filter(|_| !self.tools.is_empty()) else {
             return self.answer.map(|answer| Rule::from_start(answer.clone(), Then::Stop)).into_iter().collect();
         };
-        let named = |name: &str| self.tools.iter().filter(|tool| tool.name == name).collect();
-        let all: Vec<&Tool> = self.tools.iter().collect();
         let frame = |tools| Frame { calls, markers: self.markers, tools, single: self.single };
+        let all: Vec<&Tool> = self.tools.iter().collect();
         match (self.choice, self.answer) {
-            (ToolChoice::Any, _) => vec![from_start(frame(all).must_call(None))],
-            (ToolChoice::Named(name), _) => vec![from_start(frame(named(name)).must_call(None))],
+            (ToolChoice::Any | ToolChoice::Named(_), _) => vec![from_start(frame(self.callable()).must_call(None))],
             (ToolChoice::None, Some(answer)) => vec![Rule::from_start(answer.clone(), Then::Stop)],
             (ToolChoice::None, None) => vec![from_start(frame(all).no_call())],
             (ToolChoice::Auto, Some(answer)) => vec![from_start(frame(all).must_call(Some(answer)))],
             (ToolChoice::Auto, None) => {
                 let frame = frame(all);
                 let then = if self.single { Then::Stop } else { Then::Resume };
-                let marked = Rule {
+                let after = |marker: &str, grammar| Rule {
                     field: TOOLS.to_owned(),
-                    trigger: Trigger::After(self.markers.marker(&calls.open)),
+                    trigger: Trigger::After(self.markers.marker(marker)),
                     open: None,
-                    grammar: frame.rest_of_call(),
+                    grammar,
                     close: None,
                     then,
                 };
-                let bare = calls.bare.then(|| Rule { then, ..from_start(frame.may_call()) });
-                bare.into_iter().chain([marked]).collect()
+                let bare = frame.is_unmarked().then(|| Rule { then, ..from_start(frame.may_call()) });
+                let unopened = calls.unopened().map(|named| after(&named.before, frame.rest_of_unopened()));
+                bare.into_iter().chain([after(&calls.open, frame.rest_of_call())]).chain(unopened).collect()
             }
         }
+    }
+
+    /// The tools that may be called.
+    fn callable(&self) -> Vec<&Tool> {
+        let may = |tool: &&Tool| match self.choice {
+            ToolChoice::Named(name) => tool.name == *name,
+            ToolChoice::None => false,
+            ToolChoice::Any | ToolChoice::Auto => true,
+        };
+        self.tools.iter().filter(may).collect()
     }
 }
 
@@ -100,10 +113,15 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
+    /// Whether a call may have no marker at all, so that it begins an answer.
+    fn is_unmarked(&self) -> bool {
+        self.calls.bare && self.calls.unopened().is_none()
+    }
+
     /// One or more calls, or an answer.
     fn must_call(&self, answer: Option<&Part>) -> Grammar {
         // An answer in JSON and a call that nothing marks begin alike, and the engine cannot keep them apart.
-        let is_bare = self.calls.bare && answer.is_none();
+        let is_bare = self.is_unmarked() && answer.is_none();
         let open = if is_bare { String::new() } else { self.markers.lark(&self.calls.open) };
         let close = if is_bare { String::new() } else { self.close() };
         let space = if open.is_empty() { "" } else { "SPACE" };
@@ -122,9 +140,16 @@ impl Frame<'_> {
         self.framed(&format!("start: SPACE {} {}\n", self.body(), self.close()), None)
     }
 
+    /// What stands behind a single call's own marker, where the one before it is missing.
+    fn rest_of_unopened(&self) -> Grammar {
+        let close = self.close();
+        let close = if close.is_empty() { close } else { format!("({close})?") };
+        self.framed(&format!("start: inner {close}\n"), None)
+    }
+
     /// A call that nothing marks, or any text that does not begin like one.
     fn may_call(&self) -> Grammar {
-        let calls = if self.single { "call" } else { "call (SEPARATOR call)*" };
+        let calls = if self.single || self.is_list() { "call" } else { "call (SEPARATOR call)*" };
         let rules = format!("start: FREE | {calls}\ncall: {}\nSEPARATOR: /{SPACE};?{SPACE}/\n", self.body());
         self.framed(&format!("{rules}FREE: /(?s:.*)/ & ~/{}(?s:.*)/\n", self.bare_heads()), None)
     }
@@ -132,18 +157,26 @@ impl Frame<'_> {
     /// Any text without a call.
     fn no_call(&self) -> Grammar {
         let mut free = String::from("FREE: /(?s:.*)/");
-        // Special tokens are never part of a text.
-        if let pensieve_protocol::grammar::Marker::Text(text) = self.markers.marker(&self.calls.open) {
-            let _ = write!(free, " & ~/(?s:.*){}(?s:.*)/", escaped(&text));
+        let unopened = self.calls.unopened().map(|named| named.before.as_str());
+        for marker in [self.calls.open.as_str()].into_iter().chain(unopened) {
+            // Special tokens are never part of a text.
+            if let Marker::Text(text) = self.markers.marker(marker) {
+                let _ = write!(free, " & ~/(?s:.*){}(?s:.*)/", escaped(&text));
+            }
         }
-        if self.calls.bare {
+        if self.is_unmarked() {
             let _ = write!(free, " & ~/{}(?s:.*)/", self.bare_heads());
         }
         Grammar::Lark(format!("start: FREE\n{free}\n"))
     }
 
+    /// Whether one body holds all calls.
     fn is_list(&self) -> bool {
-        matches!(self.calls.body, Body::List(_))
+        match &self.calls.body {
+            Body::List(_) => true,
+            Body::Python(python) => python.list,
+            Body::Object(_) | Body::Named(_) => false,
+        }
     }
 
     fn close(&self) -> String {
@@ -156,63 +189,98 @@ impl Frame<'_> {
 
     /// The body of a call, or of a list of calls.
     fn body(&self) -> &'static str {
-        match (&self.calls.body, self.single) {
-            (Body::List(_), true) => "\"[\" SPACE object SPACE \"]\"",
-            (Body::List(_), false) => "\"[\" SPACE object (COMMA object)* SPACE \"]\"",
-            _ => "object",
+        let is_python = matches!(self.calls.body, Body::Python(_));
+        let in_group = match &self.calls.body {
+            Body::Named(named) => !named.before.is_empty(),
+            Body::Python(python) => !python.list,
+            Body::Object(_) | Body::List(_) => false,
+        };
+        match (self.is_list(), self.single) {
+            (true, true) if is_python => "first SPACE \"]\"",
+            (true, false) if is_python => "first (COMMA object)* SPACE \"]\"",
+            (true, true) => "\"[\" SPACE object SPACE \"]\"",
+            (true, false) => "\"[\" SPACE object (COMMA object)* SPACE \"]\"",
+            (false, false) if in_group => "object (SPACE object)*",
+            (false, _) => "object",
         }
     }
 
     /// How bare calls begin, up to their tool's name.
     fn bare_heads(&self) -> String {
-        let (Body::Object(keys) | Body::List(keys)) = &self.calls.body else { return r"\z".into() };
-        let names: Vec<String> = self.tools.iter().map(|tool| escaped(&json(&tool.name))).collect();
-        format!("{SPACE}\\{{{SPACE}{}{SPACE}:{SPACE}({})", escaped(&json(&keys.name)), names.join("|"))
+        let names = |quote: fn(&str) -> String| -> String {
+            self.tools.iter().map(|tool| escaped(&quote(&tool.name))).collect::<Vec<_>>().join("|")
+        };
+        match &self.calls.body {
+            Body::Object(keys) | Body::List(keys) => {
+                format!("{SPACE}\\{{{SPACE}{}{SPACE}:{SPACE}({})", escaped(&json(&keys.name)), names(json))
+            }
+            Body::Python(_) => format!("{SPACE}\\[{SPACE}({})\\(", names(str::to_owned)),
+            Body::Named(_) => r"\z".into(),
+        }
     }
 
     /// Adds what calls consist of to a frame's rules.
     fn framed(&self, rules: &str, answer: Option<&Part>) -> Grammar {
-        let mut frame = String::from(rules);
-        let _ = writeln!(frame, "SPACE: /{SPACE}/\nCOMMA: /{SPACE},{SPACE}/\nEND: /{SPACE}\\}}/");
-        if let Body::Object(keys) | Body::List(keys) = &self.calls.body {
-            let [name, arguments] = [&keys.name, &keys.arguments].map(|key| escaped(&json(key)));
-            let _ = writeln!(frame, "OPENING: /\\{{{SPACE}{name}{SPACE}:{SPACE}/");
-            let _ = writeln!(frame, "MIDDLE: /{SPACE},{SPACE}{arguments}{SPACE}:{SPACE}/");
+        let mut writer = Writer::new(self.markers, answer);
+        writer.line(rules.trim_end());
+        let objects = self.tools.iter().enumerate().map(|(index, tool)| match &self.calls.body {
+            Body::Object(_) | Body::List(_) => object(&mut writer, index, tool),
+            Body::Named(named) => self.named(&mut writer, index, tool, named),
+            Body::Python(_) => {
+                let arguments = writer.literals(index, tool, None);
+                writer.line(&format!("rest{index}: {arguments} \")\""));
+                format!("{} rest{index}", json(&format!("{}(", tool.name)))
+            }
+        });
+        let objects = objects.collect::<Vec<_>>().join("\n  | ");
+        match &self.calls.body {
+            Body::Object(keys) | Body::List(keys) => {
+                let [name, arguments] = [&keys.name, &keys.arguments].map(|key| escaped(&json(key)));
+                writer.line(&format!("OPENING: /\\{{{SPACE}{name}{SPACE}:{SPACE}/"));
+                writer.line(&format!("MIDDLE: /{SPACE},{SPACE}{arguments}{SPACE}:{SPACE}/"));
+                writer.line(&format!("END: /{SPACE}\\}}/\nobject: {objects}"));
+            }
+            Body::Named(named) => {
+                writer.line(&format!("object: {} inner\ninner: {objects}", self.markers.lark(&named.before)));
+            }
+            Body::Python(_) => {
+                // In one piece, as text that does not begin like a call goes as far.
+                let first = self.tools.iter().enumerate().map(|(index, tool)| {
+                    writer.line(&format!("HEAD{index}: /\\[{SPACE}{}\\(/", escaped(&tool.name)));
+                    format!("HEAD{index} rest{index}")
+                });
+                let first = first.collect::<Vec<_>>().join(" | ");
+                writer.line(&format!("first: {first}\nobject: {objects}"));
+            }
         }
-        let mut room = SCHEMAS_BYTES_MAX;
-        let mut parts: Vec<Part> = answer.cloned().into_iter().collect();
-        let mut objects = Vec::new();
-        for (index, tool) in self.tools.iter().enumerate() {
-            let part = parts.len();
-            objects.push(match &self.calls.body {
-                Body::Object(_) | Body::List(_) => {
-                    let name = escaped(&json(&tool.name));
-                    let _ = writeln!(frame, "HEAD{index}: OPENING /{name}/ MIDDLE");
-                    format!("HEAD{index} @part{part} END")
-                }
-                Body::Named { arguments, id } => {
-                    let (name, marker) = (json(&tool.name), self.markers.lark(arguments));
-                    let id = if id.is_empty() {
-                        String::new()
-                    } else {
-                        format!("({} /[A-Za-z0-9]{{1,64}}/)?", self.markers.lark(id))
-                    };
-                    format!("{name} {id} {marker} SPACE @part{part}")
-                }
-            });
-            let schema = tool.schema.to_string();
-            let fits = tool.schema.is_object() && schema.len() <= room.min(SCHEMA_BYTES_MAX);
-            let grammar = if fits || tool.strict {
-                room = room.saturating_sub(schema.len());
-                Grammar::json_schema(schema, !tool.strict)
-            } else {
-                Grammar::any_json_object()
-            };
-            parts.push(Part::new(&tool.field, grammar));
-        }
-        let _ = writeln!(frame, "object: {}", objects.join("\n  | "));
-        Grammar::Framed { frame, parts }
+        writer.finish()
     }
+
+    /// A call from the tool's name on.
+    fn named(&self, writer: &mut Writer<'_>, index: usize, tool: &Tool, named: &Named) -> String {
+        let (name, marker) = (json(&tool.name), self.markers.lark(&named.arguments));
+        let id = if named.id.is_empty() {
+            String::new()
+        } else {
+            format!("({} /[A-Za-z0-9_-]{{1,64}}/)?", self.markers.lark(&named.id))
+        };
+        let after = named.after.trim();
+        let space = if after.is_empty() { "" } else { "SPACE" };
+        let arguments = match &named.form {
+            Arguments::Json => format!("SPACE {} {space}", writer.json(tool)),
+            Arguments::Tags(tags) => format!("SPACE {}", writer.tags(index, tool, tags)),
+            Arguments::Quoted { quote } => format!("{} \"}}\" {space}", writer.literals(index, tool, Some(quote))),
+        };
+        let after = self.markers.lark(after);
+        format!("{name} {id} {marker} {arguments} {after}")
+    }
+}
+
+/// A call as an object.
+fn object(writer: &mut Writer<'_>, index: usize, tool: &Tool) -> String {
+    let arguments = writer.json(tool);
+    writer.line(&format!("HEAD{index}: OPENING /{}/ MIDDLE", escaped(&json(&tool.name))));
+    format!("HEAD{index} {arguments} END")
 }
 
 fn json(text: &str) -> String {

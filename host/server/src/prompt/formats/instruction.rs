@@ -7,7 +7,7 @@ use crate::chat::Tool;
 
 /// The convention that is taught.
 pub fn format(reasoning: Option<Reasoning>) -> OutputFormat {
-    OutputFormat { calls: known::hermes(), reasoning }
+    OutputFormat { calls: Some(known::hermes()), reasoning, channels: None }
 }
 
 /// What the system's text tells of tools. It does not depend on whether one must be called, so that the prompt stays the

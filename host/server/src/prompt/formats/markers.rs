@@ -24,7 +24,7 @@ pub struct MarkerWeaver {
 impl Markers {
     /// Finds them.
     pub fn of(format: &OutputFormat, vocabulary: &Vocabulary) -> Self {
-        let texts: Vec<&str> = format.markers().map(|(text, _)| text).collect();
+        let texts: Vec<&str> = format.markers().into_iter().map(|(text, _)| text).collect();
         let named = |token: u32| {
             let name = std::str::from_utf8(vocabulary.bytes(token)).ok().filter(|name| !name.is_empty())?;
             texts.iter().any(|text| text.contains(name)).then(|| (token, name.to_owned()))
@@ -36,7 +36,8 @@ impl Markers {
     /// Those of them that stand in this format, which has less than the one that they were found for.
     #[must_use]
     pub fn within(&self, format: &OutputFormat) -> Self {
-        let stands = |(_, name): &(&u32, &String)| format.markers().any(|(text, _)| text.contains(name.as_str()));
+        let texts = format.markers();
+        let stands = |(_, name): &(&u32, &String)| texts.iter().any(|(text, _)| text.contains(name.as_str()));
         let tokens = self.tokens.iter().filter(stands);
         Self { tokens: tokens.map(|(token, name)| (*token, name.clone())).collect() }
     }

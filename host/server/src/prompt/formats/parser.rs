@@ -12,8 +12,11 @@
 use std::sync::Arc;
 
 use super::{
-    Calls, OutputFormat, Reasoning, Thoughts,
-    body::{Body, Fed, find},
+    Calls, Named, OutputFormat, Reasoning, Signature, Thoughts,
+    body::Body,
+    call::Fed,
+    channels::ChannelReader,
+    pieces::{find, leading, overlap, show, think, whole},
 };
 use crate::chat::Delta;
 
@@ -25,7 +28,9 @@ const UNDECIDED_BYTES_MAX: usize = 256 << 10;
 pub struct ToolParser {
     calls: Option<Calls>,
     reasoning: Option<Reasoning>,
-    tools: Arc<[String]>,
+    /// Reads all of it, where an answer is not one text.
+    channels: Option<ChannelReader>,
+    tools: Arc<[Signature]>,
     state: State,
     /// Bytes that are not decided upon.
     pending: Vec<u8>,
@@ -54,30 +59,38 @@ enum Step {
 
 impl ToolParser {
     /// A parser for an answer in which these tools may be called.
-    pub fn new(format: &OutputFormat, tools: Arc<[String]>, thoughts: Thoughts) -> Self {
+    pub fn new(format: &OutputFormat, tools: Arc<[Signature]>, thoughts: Thoughts) -> Self {
+        let channels = format.channels.as_ref();
+        let channels = channels.map(|channels| ChannelReader::new(channels, tools.clone(), thoughts));
         let calls = format.calls.clone().filter(|_| !tools.is_empty());
         let reasoning = format.reasoning.clone();
         let state = match thoughts {
             Thoughts::Begun if reasoning.is_some() => State::Thinking { begun: false },
             Thoughts::Possible if reasoning.is_some() => State::Opening,
-            _ => State::Text { start: calls.as_ref().is_some_and(|calls| calls.bare), margin: false },
+            _ => State::Text { start: calls.as_ref().is_some_and(Calls::may_begin), margin: false },
         };
-        Self { calls, reasoning, tools, state, pending: Vec::new() }
+        Self { calls, reasoning, channels, tools, state, pending: Vec::new() }
     }
 
     /// Takes in bytes.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<Delta> {
+        if let Some(channels) = &mut self.channels {
+            return channels.push(bytes);
+        }
         self.pending.extend_from_slice(bytes);
         let mut out = Vec::new();
         while self.step(&mut out) == Step::Some {}
         if let State::Call { body, .. } = &mut self.state {
-            body.flush(&mut out, false);
+            body.flush(&mut out);
         }
         out
     }
 
     /// Whether new text belongs to the answer itself; none while that is open.
     pub fn is_text(&self) -> Option<bool> {
+        if let Some(channels) = &self.channels {
+            return Some(channels.is_text());
+        }
         match &self.state {
             State::Text { .. } => Some(true),
             State::Opening => None,
@@ -88,23 +101,34 @@ impl ToolParser {
 
     /// What is left once nothing follows. `cut`: the answer would have gone on.
     pub fn finish(&mut self, cut: bool) -> Vec<Delta> {
+        if let Some(channels) = &mut self.channels {
+            return channels.finish(cut);
+        }
         let mut out = Vec::new();
         let mut pending = std::mem::take(&mut self.pending);
         if cut {
             pending.truncate(whole(&pending));
+            // Half a marker is no thought, and none of its characters is.
+            let marker = match (&self.state, &self.reasoning) {
+                (State::Opening, Some(reasoning)) => reasoning.open.as_bytes(),
+                (State::Thinking { .. }, Some(reasoning)) => reasoning.close.as_bytes(),
+                _ => b"",
+            };
+            let half = overlap(&pending, marker);
+            pending.truncate(pending.len() - if half > 1 { half } else { 0 });
         }
         match std::mem::replace(&mut self.state, State::Closing) {
             State::Opening => show(&mut out, &pending),
             State::Thinking { .. } => think(&mut out, pending.trim_ascii_end()),
             State::Text { margin, .. } => {
-                let begun = self.calls.as_ref().map_or(0, |calls| overlap(&pending, calls.open.as_bytes()));
+                let begun = self.calls.as_ref().map_or(0, |calls| begun(&pending, calls));
                 let begun = if cut && begun > 1 { begun } else { 0 };
                 let text = &pending[..pending.len() - begun];
                 let text = if begun > 0 { text.trim_ascii_end() } else { text };
                 show(&mut out, if margin { text.trim_ascii_start() } else { text });
             }
             State::Call { mut body, raw, bare, .. } => {
-                body.flush(&mut out, !cut);
+                body.finish(cut, &mut out);
                 if body.calls() == 0 && (bare || !cut) {
                     show(&mut out, if cut { &raw[..whole(&raw)] } else { &raw });
                 }
@@ -125,7 +149,7 @@ impl ToolParser {
     }
 
     fn begin_text(&mut self, margin: bool) -> Step {
-        let start = self.calls.as_ref().is_some_and(|calls| calls.bare);
+        let start = self.calls.as_ref().is_some_and(Calls::may_begin);
         self.state = State::Text { start, margin };
         Step::Some
     }
@@ -188,17 +212,20 @@ impl ToolParser {
             }
             return Step::Some;
         }
-        let open = calls.open.as_bytes();
-        let found = find(&self.pending, open);
-        let upto = found.unwrap_or_else(|| self.pending.len() - overlap(&self.pending, open));
+        let found = opener(&self.pending, calls);
+        let upto = found.map_or(self.pending.len() - begun(&self.pending, calls), |(place, ..)| place);
         let text = self.pending[..upto].trim_ascii_end().len();
         match found {
-            Some(place) => {
-                let body = Box::new(Body::new(&calls.body, self.tools.clone(), false));
-                let lead = place + open.len() - text;
+            Some((place, length, unopened)) => {
+                let tools = self.tools.clone();
+                let body = match unopened {
+                    Some(named) => Body::unopened(named, tools),
+                    None => Body::new(&calls.body, tools, false),
+                };
+                let lead = place + length - text;
                 self.release(text, margin, out);
                 let raw = self.pending.drain(..lead).collect();
-                self.state = State::Call { body, raw, lead, bare: false };
+                self.state = State::Call { body: Box::new(body), raw, lead, bare: false };
                 Step::Some
             }
             None => {
@@ -231,6 +258,12 @@ impl ToolParser {
                 Fed::Open => raw.push(byte),
                 Fed::Done => {
                     self.pending.drain(..=index);
+                    self.state = State::Closing;
+                    return Step::Some;
+                }
+                Fed::Ended => {
+                    let again = std::mem::take(raw);
+                    self.pending.splice(..index, again);
                     self.state = State::Closing;
                     return Step::Some;
                 }
@@ -269,43 +302,17 @@ impl ToolParser {
     }
 }
 
-/// How many bytes at the start are such.
-fn leading(bytes: &[u8], such: impl Fn(&u8) -> bool) -> usize {
-    bytes.iter().take_while(|byte| such(byte)).count()
+/// The first opener in a text: where it stands, how long it is, and, if it is a single call's own, the call's form.
+fn opener<'a>(text: &[u8], calls: &'a Calls) -> Option<(usize, usize, Option<&'a Named>)> {
+    let opened = find(text, calls.open.as_bytes()).map(|place| (place, calls.open.len(), None));
+    let named = calls.unopened();
+    let unopened =
+        named.and_then(|named| Some((find(text, named.before.as_bytes())?, named.before.len(), Some(named))));
+    opened.into_iter().chain(unopened).min_by_key(|(place, ..)| *place)
 }
 
-/// How many bytes at the end may be the beginning of a marker.
-fn overlap(bytes: &[u8], marker: &[u8]) -> usize {
-    let longest = bytes.len().min(marker.len().saturating_sub(1));
-    (1..=longest).rev().find(|length| bytes.ends_with(&marker[..*length])).unwrap_or(0)
-}
-
-/// How many bytes there are without a character at the end that may yet be completed.
-pub(super) fn whole(bytes: &[u8]) -> usize {
-    let tail = bytes.len().saturating_sub(3);
-    let lead = bytes[tail..].iter().rposition(|byte| *byte >= 0xc0);
-    match lead.map(|lead| tail + lead) {
-        Some(lead) => match std::str::from_utf8(&bytes[lead..]) {
-            Err(error) if error.error_len().is_none() && error.valid_up_to() == 0 => lead,
-            _ => bytes.len(),
-        },
-        None => bytes.len(),
-    }
-}
-
-fn show(out: &mut Vec<Delta>, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        out.push(Delta::Text { text: String::from_utf8_lossy(bytes).into_owned(), logprobs: Vec::new() });
-    }
-}
-
-fn think(out: &mut Vec<Delta>, bytes: &[u8]) {
-    if !bytes.is_empty() {
-        out.push(Delta::Thinking(String::from_utf8_lossy(bytes).into_owned()));
-    }
-}
-
-/// A name for a call that no other call has: 24 letters and digits, to which dialects add their prefix.
-pub(super) fn call_id() -> String {
-    std::iter::repeat_with(fastrand::alphanumeric).take(24).collect()
+/// How many bytes at the end may be the beginning of an opener.
+fn begun(text: &[u8], calls: &Calls) -> usize {
+    let unopened = calls.unopened().map_or(0, |named| overlap(text, named.before.as_bytes()));
+    unopened.max(overlap(text, calls.open.as_bytes()))
 }

@@ -34,14 +34,14 @@ fn tools() -> Vec<Tool> {
     ]
 }
 
-struct Case {
-    vocabulary: Arc<Vocabulary>,
-    spec: Spec,
-    compiler: Compiler,
+pub(super) struct Case {
+    pub vocabulary: Arc<Vocabulary>,
+    pub spec: Spec,
+    pub compiler: Compiler,
 }
 
 impl Case {
-    fn new(
+    pub fn new(
         format: &OutputFormat,
         choice: &ToolChoice,
         single: bool,
@@ -58,12 +58,22 @@ impl Case {
         Self { vocabulary, spec, compiler }
     }
 
-    fn of(format: &OutputFormat, choice: &ToolChoice) -> Self {
+    pub fn of(format: &OutputFormat, choice: &ToolChoice) -> Self {
         Self::new(format, choice, false, None, Thoughts::Never)
     }
 
+    /// These tools, one of which must be called.
+    pub fn with_tools(format: &OutputFormat, tools: &[Tool]) -> Self {
+        let (vocabulary, choice, thoughts) = (vocabulary(), ToolChoice::Any, Thoughts::Never);
+        let markers = Markers::of(format, &vocabulary);
+        let choice = &choice;
+        let rules = Rules { format, markers: &markers, tools, choice, single: false, answer: None, thoughts };
+        let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
+        Self { vocabulary, spec: rules.spec().unwrap(), compiler }
+    }
+
     /// Writes a text as far as it may be written, token by token; `end` stands for the end of the turn.
-    fn write(&self, text: &str) -> (usize, bool) {
+    pub fn write(&self, text: &str) -> (usize, bool) {
         let mut constraint = self.compiler.compile(&self.spec).unwrap();
         let mut written = 0;
         while written < text.len() && !constraint.is_complete() {
@@ -82,12 +92,17 @@ impl Case {
         (written, may_end)
     }
 
-    fn allows(&self, text: &str) {
+    /// Whether an answer may begin with a token.
+    pub fn allows_token(&self, token: u32) -> bool {
+        allows(&mut self.compiler.compile(&self.spec).unwrap(), token)
+    }
+
+    pub fn allows(&self, text: &str) {
         assert_eq!(self.write(text), (text.len(), true), "{text}: {:#?}", self.spec);
     }
 
     /// Allows just the text before `¦`.
-    fn refuses(&self, text: &str) {
+    pub fn refuses(&self, text: &str) {
         let (head, tail) = text.split_once('¦').unwrap();
         let (written, _) = self.write(&format!("{head}{tail}"));
         assert_eq!(&format!("{head}{tail}")[..written], head, "{:#?}", self.spec);
@@ -147,7 +162,7 @@ fn calls_can_be_barred() {
     assert!(written < "Text <tool_call>".len());
     let case = Case::of(&new_mistral(), &ToolChoice::None);
     let marker = (0..2048).find(|token| case.vocabulary.bytes(*token) == b"[TOOL_CALLS]").unwrap();
-    assert!(!allows(&mut case.compiler.compile(&case.spec).unwrap(), marker));
+    assert!(!case.allows_token(marker));
     let case = Case::of(&llama(), &ToolChoice::None);
     case.allows("{\"name\": \"Alice\"}");
     let (written, _) = case.write("{\"name\": \"Bash\", ");
@@ -241,25 +256,12 @@ fn strict_tools_say_which_of_them_cannot_be_enforced() {
 
 #[test]
 fn many_tools_are_one_grammar() {
-    let vocabulary = vocabulary();
     let tools: Vec<Tool> = (0..200)
         .map(|index| {
             let schema = json!({ "type": "object", "properties": { format!("p{index}"): { "type": "string" } } });
             Tool { name: format!("tool_{index}"), schema, ..Tool::default() }
         })
         .collect();
-    let (format, choice) = (hermes(), ToolChoice::Any);
-    let markers = Markers::of(&format, &vocabulary);
-    let rules = Rules {
-        format: &format,
-        markers: &markers,
-        tools: &tools,
-        choice: &choice,
-        single: false,
-        answer: None,
-        thoughts: Thoughts::Never,
-    };
-    let compiler = Compiler::new(vocabulary.clone(), Duration::from_secs(20));
-    let case = Case { vocabulary, spec: rules.spec().unwrap(), compiler };
+    let case = Case::with_tools(&hermes(), &tools);
     case.allows("<tool_call>{\"name\": \"tool_187\", \"arguments\": {\"p187\": \"x\"}}</tool_call>");
 }

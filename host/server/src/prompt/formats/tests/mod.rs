@@ -1,14 +1,16 @@
 //! Answers in every convention, cut into pieces in every way, and grammars on a real vocabulary.
 
 mod constraints;
+mod families;
 mod finding;
+mod forms;
 mod parsing;
 
 use super::*;
 
 fn format(open: &str, close: &str, body: Body) -> OutputFormat {
     let calls = Calls { open: open.into(), close: close.into(), bare: false, body };
-    OutputFormat { calls: Some(calls), reasoning: None }
+    OutputFormat { calls: Some(calls), ..OutputFormat::default() }
 }
 
 fn hermes() -> OutputFormat {
@@ -32,7 +34,8 @@ fn mistral() -> OutputFormat {
 }
 
 fn new_mistral() -> OutputFormat {
-    format("[TOOL_CALLS]", "", Body::Named { arguments: "[ARGS]".into(), id: "[CALL_ID]".into() })
+    let named = Named { arguments: "[ARGS]".into(), id: "[CALL_ID]".into(), ..Named::default() };
+    format("[TOOL_CALLS]", "", Body::Named(named))
 }
 
 fn phi() -> OutputFormat {
@@ -40,5 +43,6 @@ fn phi() -> OutputFormat {
 }
 
 fn functionary() -> OutputFormat {
-    format("<function=", "</function>", Body::Named { arguments: ">".into(), id: String::new() })
+    let named = Named { arguments: ">".into(), ..Named::default() };
+    format("<function=", "</function>", Body::Named(named))
 }

@@ -1,10 +1,10 @@
 //! What comes out of an answer, however it is cut.
 
 use super::*;
-use crate::chat::Delta;
+use crate::chat::{Delta, Tool};
 
 /// Pieces, those of one kind joined: `T:text`, `R:thoughts`, `C:name arguments`.
-fn joined(deltas: &[Delta]) -> Vec<String> {
+pub(super) fn joined(deltas: &[Delta]) -> Vec<String> {
     let mut joined: Vec<String> = Vec::new();
     for delta in deltas {
         let (kind, text) = match delta {
@@ -26,8 +26,25 @@ fn joined(deltas: &[Delta]) -> Vec<String> {
     joined
 }
 
-fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec<String> {
-    let tools: Vec<String> = vec!["Bash".into(), "read_file".into()];
+/// An answer cut at random.
+pub(super) fn pieces_of<'a>(answer: &'a [u8], random: &mut fastrand::Rng) -> Vec<&'a [u8]> {
+    let (mut pieces, mut rest) = (Vec::new(), answer);
+    while !rest.is_empty() {
+        let (piece, left) = rest.split_at(random.usize(1..=rest.len().min(9)));
+        pieces.push(piece);
+        rest = left;
+    }
+    pieces
+}
+
+pub(super) fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec<String> {
+    let schema = serde_json::json!({ "$defs": { "word": { "type": "string" } }, "properties": {
+        "text": { "type": "string" }, "count": { "type": "integer" }, "flag": { "type": "boolean" },
+        "list": { "type": "array" }, "maybe": { "anyOf": [{ "type": "string" }, { "type": "null" }] },
+        "referred": { "$ref": "#/$defs/word" }, "a": { "type": "string" }, "b": { "type": "string" },
+    } });
+    let tool = |name: &str| Tool { name: name.into(), schema: schema.clone(), ..Tool::default() };
+    let tools = ["Bash", "read_file", "typed"].map(|name| Signature::of(&tool(name)));
     let mut parser = ToolParser::new(format, tools.into(), thoughts);
     let mut deltas = Vec::new();
     for piece in pieces {
@@ -38,7 +55,7 @@ fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) 
 }
 
 /// Whole, byte by byte, in two at every place, and in random pieces: always the same.
-fn check_from(format: &OutputFormat, thoughts: Thoughts, answer: &[u8], cut: bool, expect: &[&str]) {
+pub(super) fn check_from(format: &OutputFormat, thoughts: Thoughts, answer: &[u8], cut: bool, expect: &[&str]) {
     let shown = String::from_utf8_lossy(answer);
     assert_eq!(read(format, thoughts, &[answer], cut), expect, "{shown}");
     let single: Vec<&[u8]> = answer.chunks(1).collect();
@@ -49,17 +66,12 @@ fn check_from(format: &OutputFormat, thoughts: Thoughts, answer: &[u8], cut: boo
     }
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..50 {
-        let (mut pieces, mut rest) = (Vec::new(), answer);
-        while !rest.is_empty() {
-            let (piece, left) = rest.split_at(random.usize(1..=rest.len().min(9)));
-            pieces.push(piece);
-            rest = left;
-        }
+        let pieces = pieces_of(answer, &mut random);
         assert_eq!(read(format, thoughts, &pieces, cut), expect, "{shown}, in {pieces:?}");
     }
 }
 
-fn check(format: &OutputFormat, answer: &str, expect: &[&str]) {
+pub(super) fn check(format: &OutputFormat, answer: &str, expect: &[&str]) {
     let thoughts = if format.reasoning.is_some() { Thoughts::Possible } else { Thoughts::Never };
     check_from(format, thoughts, answer.as_bytes(), false, expect);
 }
@@ -237,12 +249,7 @@ fn random_answers_come_out_the_same_however_they_are_cut() {
         let whole = read(&format, thoughts, &[text.as_bytes()], false);
         calls += whole.iter().filter(|piece| piece.starts_with("C:")).count();
         for _ in 0..6 {
-            let (mut cut, mut rest) = (Vec::new(), text.as_bytes());
-            while !rest.is_empty() {
-                let (piece, left) = rest.split_at(random.usize(1..=rest.len().min(7)));
-                cut.push(piece);
-                rest = left;
-            }
+            let cut = pieces_of(text.as_bytes(), &mut random);
             assert_eq!(read(&format, thoughts, &cut, false), whole, "{text:?} in {cut:?}");
         }
     }
@@ -251,7 +258,8 @@ fn random_answers_come_out_the_same_however_they_are_cut() {
 
 #[test]
 fn arguments_leave_as_they_come() {
-    let mut parser = ToolParser::new(&hermes(), vec!["Bash".into()].into(), Thoughts::Never);
+    let bash = Signature::of(&Tool { name: "Bash".into(), ..Tool::default() });
+    let mut parser = ToolParser::new(&hermes(), [bash].into(), Thoughts::Never);
     assert_eq!(parser.push(b"<tool_call>{\"name\": \"Bash\", \"arguments\":"), []);
     let begun = parser.push(b" {\"comm");
     assert!(

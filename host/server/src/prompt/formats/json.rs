@@ -1,0 +1,280 @@
+//! Calls as JSON: an object with a name and arguments, or a list of such.
+//!
+//! Only so much of JSON is understood as is needed to find names, and where arguments begin and end. A model may write
+//! arguments as a string with JSON in it, and fields in any order; both are put right.
+
+use super::{
+    Keys,
+    call::{Call, Fed},
+};
+use crate::chat::Delta;
+
+const NAME_BYTES_MAX: usize = 1024;
+const DEPTH_MAX: usize = 512;
+
+#[derive(Debug)]
+pub(super) struct Json {
+    keys: Keys,
+    bare: bool,
+    at: At,
+    in_list: bool,
+    key: Vec<u8>,
+    name: Option<String>,
+    /// Arguments that came before the name.
+    early: Option<Vec<u8>>,
+    /// The string that is being read, without its quotes, and whether a backslash came last.
+    text: Vec<u8>,
+    escape: bool,
+    nest: Nest,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Begin,
+    Item,
+    ItemEnd,
+    Key,
+    KeyText,
+    Colon,
+    Value,
+    NameText,
+    Arguments,
+    ArgumentsText,
+    Other,
+    OtherText,
+    Scalar,
+    Field,
+}
+
+/// A JSON value with others in it.
+#[derive(Debug, Default)]
+pub(super) struct Nest {
+    closers: Vec<u8>,
+    in_text: bool,
+    escape: bool,
+}
+
+#[derive(PartialEq, Eq)]
+pub(super) enum Nested {
+    Inside,
+    End,
+    Broken,
+}
+
+enum Step {
+    More,
+    Broken,
+    /// An object is complete.
+    Object,
+    /// The list is complete.
+    List,
+}
+
+impl Json {
+    /// A reader of a call with these keys. `bare`: nothing opened it, so that what is no call is found out as early as can be.
+    pub fn new(keys: Keys, bare: bool) -> Self {
+        Self {
+            keys,
+            bare,
+            at: At::Begin,
+            in_list: false,
+            key: Vec::new(),
+            name: None,
+            early: None,
+            text: Vec::new(),
+            escape: false,
+            nest: Nest::default(),
+        }
+    }
+
+    /// Takes in a byte.
+    pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        match self.at {
+            At::Arguments if self.early.is_none() => {
+                let nested = self.nest.feed(byte);
+                if nested == Nested::Broken {
+                    return Fed::Broken;
+                }
+                if nested == Nested::End {
+                    self.at = At::Field;
+                }
+                call.arguments.push(byte);
+                Fed::Counted
+            }
+            At::Value if self.key == self.keys.arguments.as_bytes() && byte == b'{' && !call.is_open() => {
+                let Some(name) = self.name.clone() else { return self.feed_frame(byte, call, out) };
+                self.at = At::Arguments;
+                self.nest = Nest::default();
+                self.nest.feed(byte);
+                if !call.begin(&name, out) {
+                    return Fed::Broken;
+                }
+                call.arguments.push(byte);
+                Fed::Counted
+            }
+            _ => self.feed_frame(byte, call, out),
+        }
+    }
+
+    /// Takes in a byte that is not among arguments on their way out.
+    fn feed_frame(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        let was_text = matches!(self.at, At::NameText | At::KeyText);
+        match self.step(byte) {
+            Step::More => {
+                // What is no call is text, the sooner the better.
+                let unlike = self.bare && was_text && self.at == At::Colon && !self.is_known_key();
+                let stranger = self.name.as_ref().is_some_and(|name| call.tool(name).is_none());
+                if unlike || stranger { Fed::Broken } else { Fed::Open }
+            }
+            Step::Broken => Fed::Broken,
+            Step::Object => {
+                let (name, early) = (self.name.take(), self.early.take());
+                if !call.is_open() {
+                    let begun = name.is_some_and(|name| call.begin(&name, out));
+                    if !begun {
+                        return Fed::Broken;
+                    }
+                    call.arguments = early.unwrap_or_else(|| b"{}".to_vec());
+                }
+                call.end(out);
+                if self.in_list { Fed::Counted } else { Fed::Done }
+            }
+            Step::List if call.count() == 0 => Fed::Broken,
+            Step::List => Fed::Done,
+        }
+    }
+
+    fn is_known_key(&self) -> bool {
+        let known = [self.keys.name.as_bytes(), self.keys.arguments.as_bytes(), b"type", b"id", b"tool_call_id"];
+        known.contains(&self.key.as_slice())
+    }
+
+    fn step(&mut self, byte: u8) -> Step {
+        let is_space = byte.is_ascii_whitespace();
+        match (self.at, byte) {
+            (At::KeyText | At::NameText | At::ArgumentsText | At::OtherText, _) => return self.step_text(byte),
+            (At::Arguments | At::Other, _) => return self.step_nest(byte),
+            (At::Scalar, b',' | b'}') => {
+                self.at = At::Field;
+                return self.step(byte);
+            }
+            (At::Scalar, b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'E') => {}
+            (At::Scalar, _) if is_space => self.at = At::Field,
+            (_, _) if is_space => {}
+            (At::Begin, b'[') => (self.in_list, self.at) = (true, At::Item),
+            (At::Begin | At::Item, b'{') => self.at = At::Key,
+            (At::Item | At::ItemEnd, b']') => return Step::List,
+            (At::ItemEnd, b',') => self.at = At::Item,
+            (At::Key, b'"') => self.begin_text(At::KeyText),
+            (At::Colon, b':') => self.at = At::Value,
+            (At::Value, _) => return self.begin_value(byte),
+            (At::Field, b',') => self.at = At::Key,
+            (At::Field | At::Key, b'}') => {
+                self.at = At::ItemEnd;
+                return Step::Object;
+            }
+            _ => return Step::Broken,
+        }
+        Step::More
+    }
+
+    fn begin_text(&mut self, at: At) {
+        self.at = at;
+        self.text.clear();
+        self.escape = false;
+    }
+
+    fn begin_value(&mut self, byte: u8) -> Step {
+        let (is_name, is_arguments) =
+            (self.key == self.keys.name.as_bytes(), self.key == self.keys.arguments.as_bytes());
+        match byte {
+            b'"' if is_name => self.begin_text(At::NameText),
+            b'"' if is_arguments => self.begin_text(At::ArgumentsText),
+            b'"' => self.begin_text(At::OtherText),
+            _ if is_name => return Step::Broken,
+            b'{' | b'[' => {
+                if is_arguments && byte == b'[' {
+                    return Step::Broken;
+                }
+                self.at = if is_arguments { At::Arguments } else { At::Other };
+                self.early = if is_arguments { Some(Vec::new()) } else { self.early.take() };
+                self.nest = Nest::default();
+                return self.step_nest(byte);
+            }
+            // Of scalars only null can stand for no arguments.
+            b'n' => self.at = At::Scalar,
+            b'-' | b'0'..=b'9' | b't' | b'f' if !is_arguments => self.at = At::Scalar,
+            _ => return Step::Broken,
+        }
+        Step::More
+    }
+
+    fn step_nest(&mut self, byte: u8) -> Step {
+        let nested = self.nest.feed(byte);
+        if self.at == At::Arguments
+            && let Some(early) = &mut self.early
+        {
+            early.push(byte);
+        }
+        match nested {
+            Nested::Inside => {}
+            Nested::End => self.at = At::Field,
+            Nested::Broken => return Step::Broken,
+        }
+        Step::More
+    }
+
+    fn step_text(&mut self, byte: u8) -> Step {
+        if byte != b'"' || self.escape {
+            self.escape = byte == b'\\' && !self.escape;
+            self.text.push(byte);
+            let endless = self.text.len() > NAME_BYTES_MAX && matches!(self.at, At::NameText | At::KeyText);
+            return if endless { Step::Broken } else { Step::More };
+        }
+        let text = std::mem::take(&mut self.text);
+        let quoted = [b"\"", text.as_slice(), b"\""].concat();
+        let Ok(decoded) = serde_json::from_str::<String>(&String::from_utf8_lossy(&quoted)) else {
+            return Step::Broken;
+        };
+        match self.at {
+            At::KeyText => (self.key, self.at) = (decoded.into_bytes(), At::Colon),
+            At::NameText => (self.name, self.at) = (Some(decoded), At::Field),
+            At::ArgumentsText => {
+                let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&decoded).is_ok();
+                if !is_object {
+                    return Step::Broken;
+                }
+                (self.early, self.at) = (Some(decoded.trim().as_bytes().to_vec()), At::Field);
+            }
+            _ => self.at = At::Field,
+        }
+        Step::More
+    }
+}
+
+impl Nest {
+    /// Takes in a byte, the first of which opens it.
+    pub fn feed(&mut self, byte: u8) -> Nested {
+        if self.in_text {
+            match byte {
+                _ if self.escape => self.escape = false,
+                b'\\' => self.escape = true,
+                b'"' => self.in_text = false,
+                _ => {}
+            }
+            return Nested::Inside;
+        }
+        match byte {
+            b'"' => self.in_text = true,
+            b'{' | b'[' if self.closers.len() >= DEPTH_MAX => return Nested::Broken,
+            b'{' => self.closers.push(b'}'),
+            b'[' => self.closers.push(b']'),
+            b'}' | b']' if self.closers.pop() != Some(byte) => return Nested::Broken,
+            b'}' | b']' if self.closers.is_empty() => return Nested::End,
+            b'}' | b']' | b',' | b':' | b'-' | b'+' | b'.' | b'E' | b'0'..=b'9' | b'a'..=b'z' => {}
+            _ if byte.is_ascii_whitespace() => {}
+            _ => return Nested::Broken,
+        }
+        Nested::Inside
+    }
+}

@@ -1,0 +1,248 @@
+//! Calls that begin with the tool's name: `f[ARGS]{}`, `<function=f><parameter=a>…`, `call:f{a:…}`, and Python's `f(a=…)`.
+
+use super::{
+    Arguments, Named,
+    call::{Call, Fed},
+    json::{Nest, Nested},
+    literal::{Literal, Progress},
+    pieces::find,
+    tags::TagReader,
+};
+use crate::chat::Delta;
+
+const NAME_BYTES_MAX: usize = 1024;
+
+/// Reads calls of one opener.
+#[derive(Debug)]
+pub(super) struct NamedReader {
+    named: Named,
+    /// Whether calls are Python's, and if so, whether a list of them must be opened, may be, or is.
+    python: Option<List>,
+    at: At,
+    /// What has been read of a marker or a name.
+    head: Vec<u8>,
+    name: String,
+    arguments: Form,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum List {
+    Expected,
+    Possible,
+    Open,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// What stands before a name, or, behind a call, the end.
+    Before,
+    Name,
+    Arguments,
+    After,
+}
+
+/// How the arguments at hand are read.
+#[derive(Debug)]
+enum Form {
+    Json(Nest),
+    Tags(Box<TagReader>),
+    Literal(Literal),
+}
+
+impl NamedReader {
+    pub fn new(named: &Named) -> Self {
+        Self {
+            named: named.clone(),
+            python: None,
+            at: At::Before,
+            head: Vec::new(),
+            name: String::new(),
+            arguments: Form::Json(Nest::default()),
+        }
+    }
+
+    /// Behind what stands before a name.
+    pub fn begun(named: &Named) -> Self {
+        Self { at: At::Name, ..Self::new(named) }
+    }
+
+    /// Calls of Python. `bare`: what is no list is no call.
+    pub fn python(bare: bool) -> Self {
+        let named = Named { arguments: "(".into(), ..Named::default() };
+        Self { python: Some(if bare { List::Expected } else { List::Possible }), ..Self::new(&named) }
+    }
+
+    /// The arguments of a tool, as a JSON object and nothing else.
+    pub fn arguments_of(tool: &str) -> Self {
+        Self { at: At::Arguments, name: tool.to_owned(), ..Self::new(&Named::default()) }
+    }
+
+    /// Takes in a byte.
+    pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        match self.at {
+            At::Before => self.before(byte, call, out),
+            At::Name => self.name(byte, call, out),
+            At::Arguments => self.arguments(byte, call, out),
+            At::After => self.after(byte),
+        }
+    }
+
+    /// What is missing of arguments that end with the answer.
+    pub fn rest(&self) -> &'static [u8] {
+        match (&self.arguments, self.at) {
+            (Form::Tags(tags), At::Arguments) => tags.rest(),
+            _ => b"",
+        }
+    }
+
+    fn before(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        let is_between = call.count() > 0 && matches!(byte, b',' | b';');
+        if self.head.is_empty() && (byte.is_ascii_whitespace() || is_between) {
+            return Fed::Open;
+        }
+        if let Some(list) = &mut self.python {
+            match (*list, byte) {
+                (List::Expected | List::Possible, b'[') if call.count() == 0 => {
+                    *list = List::Open;
+                    return Fed::Open;
+                }
+                (List::Open, b']') if call.count() > 0 => return Fed::Done,
+                (List::Expected, _) => return Fed::Broken,
+                _ => {}
+            }
+        }
+        let before = self.named.before.as_bytes();
+        if before.is_empty() {
+            self.at = At::Name;
+            return self.name(byte, call, out);
+        }
+        self.head.push(byte);
+        if self.head == before {
+            self.head.clear();
+            self.at = At::Name;
+        } else if !before.starts_with(&self.head) {
+            return Self::no_call(call);
+        }
+        Fed::Open
+    }
+
+    /// What follows is no further call, or none at all.
+    fn no_call(call: &Call) -> Fed {
+        if call.count() > 0 { Fed::Ended } else { Fed::Broken }
+    }
+
+    fn name(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        let marker = self.named.arguments.as_bytes();
+        if marker.is_empty() {
+            // The arguments begin with white space, a tag or a brace, none of which a name has.
+            let ends = byte.is_ascii_whitespace() || matches!(byte, b'<' | b'{');
+            if !ends || self.head.is_empty() {
+                self.head.push(byte);
+                let is_long = self.head.len() > NAME_BYTES_MAX;
+                return if is_long || ends && !byte.is_ascii_whitespace() { Fed::Broken } else { Fed::Open };
+            }
+            return match self.begin_arguments(self.head.len(), call, out) {
+                Fed::Open if !byte.is_ascii_whitespace() => self.arguments(byte, call, out),
+                fed => fed,
+            };
+        }
+        self.head.push(byte);
+        if self.head.ends_with(marker) {
+            return self.begin_arguments(self.head.len() - marker.len(), call, out);
+        }
+        let is_identifier = byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.') || byte >= 0x80;
+        if self.head.len() > NAME_BYTES_MAX || self.python.is_some() && !is_identifier {
+            return Self::no_call(call);
+        }
+        Fed::Open
+    }
+
+    fn begin_arguments(&mut self, name_bytes: usize, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        let mut name = &self.head[..name_bytes];
+        if let Some(end) = find(name, self.named.id.as_bytes()) {
+            name = &name[..end];
+        }
+        self.name = String::from_utf8_lossy(name).trim().to_owned();
+        self.head.clear();
+        let Some(signature) = call.tool(&self.name) else { return Self::no_call(call) };
+        self.at = At::Arguments;
+        let quote = if let Arguments::Quoted { quote } = &self.named.form { Some(quote.as_str()) } else { None };
+        self.arguments = match &self.named.form {
+            Arguments::Tags(tags) => Form::Tags(Box::new(TagReader::new(tags, &self.named.after, signature.clone()))),
+            Arguments::Json if self.python.is_none() => Form::Json(Nest::default()),
+            _ => {
+                // What opens such arguments is the name's end.
+                call.begin(&self.name, out);
+                call.arguments.push(b'{');
+                self.arguments = Form::Literal(Literal::arguments(quote));
+                return Fed::Counted;
+            }
+        };
+        Fed::Open
+    }
+
+    fn arguments(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
+        let progress = match &mut self.arguments {
+            Form::Json(_) if !call.is_open() && byte.is_ascii_whitespace() => Progress::Inside,
+            Form::Json(nest) => {
+                let is_open = call.is_open() || (byte == b'{' && call.begin(&self.name, out));
+                if !is_open {
+                    return Fed::Broken;
+                }
+                let nested = nest.feed(byte);
+                if nested != Nested::Broken {
+                    call.arguments.push(byte);
+                }
+                match nested {
+                    Nested::Inside => Progress::Inside,
+                    Nested::End => Progress::End,
+                    Nested::Broken => Progress::Broken,
+                }
+            }
+            Form::Literal(literal) => literal.feed(byte, &mut call.arguments),
+            Form::Tags(tags) => {
+                let progress = tags.feed(byte, &mut call.arguments);
+                if !call.is_open() && !call.arguments.is_empty() {
+                    call.begin(&self.name, out);
+                }
+                progress
+            }
+        };
+        match progress {
+            Progress::Inside if call.is_open() => Fed::Counted,
+            Progress::Inside => Fed::Open,
+            Progress::Broken if call.is_open() || call.count() == 0 => Fed::Broken,
+            Progress::Broken => Fed::Ended,
+            Progress::End => {
+                call.end(out);
+                // Tags have read what stands behind them.
+                let is_over = self.named.after.is_empty() || matches!(self.arguments, Form::Tags(_));
+                if is_over { self.next() } else { self.go(At::After) }
+            }
+        }
+    }
+
+    fn go(&mut self, at: At) -> Fed {
+        self.at = at;
+        Fed::Counted
+    }
+
+    fn after(&mut self, byte: u8) -> Fed {
+        if self.head.is_empty() && byte.is_ascii_whitespace() {
+            return Fed::Open;
+        }
+        self.head.push(byte);
+        let after = self.named.after.trim().as_bytes();
+        if self.head == after {
+            self.head.clear();
+            return self.next();
+        }
+        if after.starts_with(&self.head) { Fed::Open } else { Fed::Ended }
+    }
+
+    /// Behind a call: another one, where there may be several.
+    fn next(&mut self) -> Fed {
+        let is_last = self.named.before.is_empty() && self.python.is_none();
+        if is_last { Fed::Done } else { self.go(At::Before) }
+    }
+}

@@ -1,0 +1,142 @@
+//! Arguments between tags, into JSON while they come: `<parameter=a>x</parameter>` is `"a": "x"`. A string leaves as it
+//! comes; any other value waits for its end, as it may be a text after all.
+
+use super::{
+    Tags,
+    literal::Progress,
+    pieces::{escape, overlap},
+    signature::{Signature, Types},
+};
+
+const KEY_BYTES_MAX: usize = 1024;
+const VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// Reads the arguments of one call, up to and with what stands behind them.
+#[derive(Debug)]
+pub(super) struct TagReader {
+    tags: Tags,
+    /// What stands behind all arguments.
+    after: Vec<u8>,
+    signature: Signature,
+    at: At,
+    held: Vec<u8>,
+    types: Types,
+    is_begun: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Between,
+    Key,
+    Opening,
+    /// The margin before a string.
+    Margin,
+    Text,
+    Value,
+}
+
+impl TagReader {
+    pub fn new(tags: &Tags, after: &str, signature: Signature) -> Self {
+        let (tags, after) = (tags.clone(), after.trim().as_bytes().to_vec());
+        Self { tags, after, signature, at: At::Between, held: Vec::new(), types: Types::ANY, is_begun: false }
+    }
+
+    /// Takes in a byte, and adds to the JSON, which is empty until it is sure that there are arguments, or that there are none.
+    pub fn feed(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
+        if matches!(self.at, At::Between | At::Opening) && self.held.is_empty() && byte.is_ascii_whitespace() {
+            return Progress::Inside;
+        }
+        self.held.push(byte);
+        match self.at {
+            At::Between => return self.between(json),
+            At::Key => {
+                if let Some(key) = self.held.strip_suffix(self.tags.key_end.as_bytes()) {
+                    let key = String::from_utf8_lossy(key).trim().to_owned();
+                    self.types = self.signature.types(&key);
+                    json.extend(if std::mem::replace(&mut self.is_begun, true) { ", " } else { "{" }.bytes());
+                    json.extend(serde_json::Value::from(key).to_string().bytes());
+                    json.extend(b": ");
+                    self.held.clear();
+                    if self.tags.value.is_empty() { self.begin_value(json) } else { self.at = At::Opening }
+                } else if self.held.len() > KEY_BYTES_MAX {
+                    return Progress::Broken;
+                }
+            }
+            At::Opening if self.held == self.tags.value.as_bytes() => {
+                self.held.clear();
+                self.begin_value(json);
+            }
+            At::Opening if self.tags.value.as_bytes().starts_with(&self.held) => {}
+            At::Opening => return Progress::Broken,
+            At::Margin => {
+                let margin = self.tags.margin.as_bytes();
+                if self.held == margin {
+                    self.held.clear();
+                    self.at = At::Text;
+                } else if !margin.starts_with(&self.held) {
+                    self.at = At::Text;
+                    self.text(json);
+                }
+            }
+            At::Text => self.text(json),
+            At::Value => {
+                let end = self.tags.end.as_bytes();
+                if let Some(value) = self.held.strip_suffix(end) {
+                    let margin = self.tags.margin.as_bytes();
+                    let value = value.strip_prefix(margin).unwrap_or(value);
+                    json.extend(self.types.json_of(value.strip_suffix(margin).unwrap_or(value)));
+                    self.held.clear();
+                    self.at = At::Between;
+                } else if self.held.len() > VALUE_BYTES_MAX {
+                    return Progress::Broken;
+                }
+            }
+        }
+        Progress::Inside
+    }
+
+    /// What is missing where an answer ends before its arguments do, if they are complete by themselves.
+    pub fn rest(&self) -> &'static [u8] {
+        if self.at == At::Between && self.is_begun { b"}" } else { b"" }
+    }
+
+    fn between(&mut self, json: &mut Vec<u8>) -> Progress {
+        if self.held == self.after {
+            json.extend(if self.is_begun { "}" } else { "{}" }.bytes());
+            return Progress::End;
+        }
+        let key = self.tags.key.as_bytes();
+        if self.held == key {
+            self.held.clear();
+            self.at = At::Key;
+        } else if !key.starts_with(&self.held) && !self.after.starts_with(&self.held) {
+            return Progress::Broken;
+        }
+        Progress::Inside
+    }
+
+    fn begin_value(&mut self, json: &mut Vec<u8>) {
+        self.at = match self.types {
+            Types::TEXT => {
+                json.push(b'"');
+                if self.tags.margin.is_empty() { At::Text } else { At::Margin }
+            }
+            _ => At::Value,
+        };
+    }
+
+    fn text(&mut self, json: &mut Vec<u8>) {
+        let (margin, end) = (self.tags.margin.as_bytes(), self.tags.end.as_bytes());
+        if let Some(text) = self.held.strip_suffix(end) {
+            escape(text.strip_suffix(margin).unwrap_or(text), json);
+            json.push(b'"');
+            self.held.clear();
+            self.at = At::Between;
+            return;
+        }
+        let open = overlap(&self.held, end).max(overlap(&self.held, &[margin, end].concat()));
+        let text = self.held.len() - open;
+        escape(&self.held[..text], json);
+        self.held.drain(..text);
+    }
+}
