@@ -5,6 +5,9 @@
 //! empty `when` fits any. Without a turn in the prompt, `say` follows the last `when` in the text. Special tokens in `say`
 //! are meant as tokens, and the turn ends after it.
 //!
+//! Turns are ChatML's, unless `config.json` has `"turns": {"user": ["text"], "answer": "text"}`: what begins a turn of the user
+//! or of a tool, and what begins an answer.
+//!
 //! Like a real model it is a function of the tokens before, read back from blocks, so prefixes are reused and sequences
 //! recomputed as they are elsewhere. The next token of the script has by far the highest logit, and any sampler picks it.
 //! Where a grammar forces other tokens, the script waits until it may go on; meanwhile what ends texts, objects and lists is
@@ -93,6 +96,7 @@ impl Architecture for Scripted {
             context: if request.context == 0 { card.context } else { request.context.min(card.context) },
             script,
             tokens: Tokens::read(&card.tokenizer)?,
+            turns: turns(&request.source)?,
             step_pause: pause("step_us"),
             token_pause: pause("token_us"),
             seen: vec![0; blocks * BLOCK_TOKENS],
@@ -107,9 +111,23 @@ struct Line {
     say: String,
 }
 
+/// What begins turns that are not ChatML's.
+#[derive(Deserialize)]
+struct Turns {
+    user: Vec<String>,
+    answer: String,
+}
+
+fn turns(source: &Source) -> Result<Option<Turns>> {
+    let mut config = json(&read(source, "config.json")?, "config.json")?;
+    let turns = serde_json::from_value(config["turns"].take());
+    turns.map_err(|error| Error::corrupt(format!("config.json: turns: {error}")))
+}
+
 struct Loaded {
     context: u32,
     script: Vec<Line>,
+    turns: Option<Turns>,
     tokens: Tokens,
     /// How long a step takes, and each token of it.
     step_pause: Duration,
@@ -204,6 +222,16 @@ impl Loaded {
 
     /// The entry that answers a text, and where in it the answer begins.
     fn line(&self, text: &[u8]) -> Option<(&Line, usize)> {
+        if let Some(turns) = &self.turns {
+            // An answer may consist of several messages, so it begins behind the last turn that is not the model's.
+            let user = turns.user.iter().filter_map(|user| last(text, user.as_bytes())).max()?;
+            let since = last(&text[..user], turns.answer.as_bytes()).unwrap_or(0);
+            let answer = user + first(&text[user..], turns.answer.as_bytes())?;
+            let turn = &text[since..answer];
+            let begin = turns.user.iter().filter_map(|user| first(turn, user.as_bytes())).min()?;
+            let line = self.script.iter().find(|line| last(&turn[begin..], line.when.as_bytes()).is_some())?;
+            return Some((line, answer + turns.answer.len()));
+        }
         if let Some(answer) = last(text, ANSWER) {
             let since = last(&text[..answer], ANSWER).unwrap_or(0);
             let turn =

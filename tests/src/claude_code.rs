@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     artifacts::{plugin, program, test_plugin},
-    http::server::{Options, Server},
+    http::server::Options,
     scripted, starter,
 };
 
@@ -73,8 +73,37 @@ pub fn alone() -> Command {
 #[ignore = "the test above runs it in a network of its own"]
 fn round_trip() {
     let Some(claude) = env::var_os("PENSIEVE_CLAUDE") else { return };
+    let command = r#"{"command": "echo $((SECRET * 7)) | tee product", "description": "Multiply"}"#;
+    let call = format!("I shall.\n<tool_call>\n{{\"name\": \"Bash\", \"arguments\": {command}}}\n</tool_call>");
+    let script = [("<tool_response>\n42", SAID), (PROMPT, &call), ("", "Background.")];
+    multiplies(Path::new(&claude), |source| scripted::checkpoint(source, &script));
+}
+
+#[test]
+fn claude_code_runs_a_command_in_the_form_of_every_family() {
+    in_a_network_of_its_own("claude_code::in_every_form");
+}
+
+#[test]
+#[ignore = "the test above runs it in a network of its own"]
+fn in_every_form() {
+    let Some(claude) = env::var_os("PENSIEVE_CLAUDE") else { return };
+    for family in &scripted::FAMILIES {
+        println!("{}", family.template);
+        let call = family.call("Bash", "command", "echo $((SECRET * 7)) | tee product");
+        let (said, background) = (family.text(SAID), family.text("Background."));
+        let script = [(PROMPT, call.as_str()), ("42", &said), ("", &background)];
+        multiplies(Path::new(&claude), |source| family.checkpoint(source, &script));
+    }
+}
+
+/// Claude Code has a model multiply, whose checkpoint is written into a folder.
+fn multiplies(claude: &Path, checkpoint: impl Fn(&Path)) {
     let root = tempfile::tempdir().unwrap();
-    let server = serve(root.path());
+    let source = root.path().join("scripted");
+    checkpoint(&source);
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    let server = Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start();
     let home = root.path().join("home");
     fs::create_dir(&home).unwrap();
     let mut command = Command::new(claude);
@@ -156,15 +185,6 @@ fn with_the_starter() {
         }
     }
     assert!(right >= 8, "{right} of {} are right", REQUESTS.len());
-}
-
-fn serve(root: &Path) -> Server {
-    let source = root.join("scripted");
-    let command = r#"{"command": "echo $((SECRET * 7)) | tee product", "description": "Multiply"}"#;
-    let call = format!("I shall.\n<tool_call>\n{{\"name\": \"Bash\", \"arguments\": {command}}}\n</tool_call>");
-    scripted::checkpoint(&source, &[("<tool_response>\n42", SAID), (PROMPT, &call), ("", "Background.")]);
-    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
-    Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start()
 }
 
 /// The program, installed if it is not there yet.

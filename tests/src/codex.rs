@@ -1,4 +1,4 @@
-//! The real Codex CLI against the real program, without a network: it is asked for something, the starter calls the shell, the
+//! The real Codex CLI against the real program, without a network: it is asked for something, the model calls the shell, the
 //! command really runs, and its output comes back to the model, which says its last word.
 //!
 //! Codex is installed once per target folder, in the version named here. Where it cannot be had (no npm, no network) or
@@ -15,15 +15,26 @@ use std::{
 };
 
 use crate::{
-    artifacts::{plugin, program},
+    artifacts::{plugin, program, test_plugin},
     claude_code::{alone, succeeded},
-    starter,
+    http::server::{Options, Server},
+    scripted, starter,
 };
 
 const VERSION: &str = "0.169.0";
+const COMMAND: &str = "echo tangerine-42";
 
 #[test]
 fn codex_runs_what_the_starter_is_asked_for() {
+    in_a_network_of_its_own("codex::with_the_starter");
+}
+
+#[test]
+fn codex_runs_a_command_in_the_form_of_every_family() {
+    in_a_network_of_its_own("codex::in_every_form");
+}
+
+fn in_a_network_of_its_own(test: &str) {
     let skip = |why: String| {
         let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
         assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but Codex cannot run: {why}");
@@ -31,6 +42,7 @@ fn codex_runs_what_the_starter_is_asked_for() {
     };
     // Nothing is built where there is no network.
     program();
+    test_plugin("scripted");
     starter::PLUGINS.iter().for_each(|package| drop(plugin(package)));
     let codex = match installed() {
         Ok(codex) => codex,
@@ -40,7 +52,7 @@ fn codex_runs_what_the_starter_is_asked_for() {
         return skip(format!("there is no namespace without a network: {why}"));
     }
     let mut inner = alone();
-    inner.arg(env::current_exe().unwrap()).args(["--exact", "--ignored", "--nocapture", "codex::round_trip"]);
+    inner.arg(env::current_exe().unwrap()).args(["--exact", "--ignored", "--nocapture", test]);
     let output = inner.env("PENSIEVE_CODEX", codex).output().unwrap();
     println!("{}", String::from_utf8_lossy(&output.stdout));
     let passed = output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed");
@@ -48,24 +60,45 @@ fn codex_runs_what_the_starter_is_asked_for() {
 }
 
 #[test]
-#[ignore = "the test above runs it in a network of its own"]
-fn round_trip() {
+#[ignore = "a test above runs it in a network of its own"]
+fn with_the_starter() {
     let Some(codex) = env::var_os("PENSIEVE_CODEX") else { return };
+    echoes(Path::new(&codex), &starter::serve(), starter::ID);
+}
+
+#[test]
+#[ignore = "a test above runs it in a network of its own"]
+fn in_every_form() {
+    let Some(codex) = env::var_os("PENSIEVE_CODEX") else { return };
+    for family in &scripted::FAMILIES {
+        println!("{}", family.template);
+        let root = tempfile::tempdir().unwrap();
+        let source = root.path().join("scripted");
+        let call = family.call("exec_command", "cmd", COMMAND);
+        let said = family.text("It printed tangerine-42.");
+        // The result has the exit code before the output.
+        family.checkpoint(&source, &[("exited with code 0", &said), (COMMAND, &call), ("", &said)]);
+        let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+        let server = Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start();
+        echoes(Path::new(&codex), &server, "scripted");
+    }
+}
+
+/// Codex is asked to run a command, which the model has it run.
+fn echoes(codex: &Path, server: &Server, model: &str) {
     let root = tempfile::tempdir().unwrap();
-    let server = starter::serve();
     let (home, project) = (root.path().join("home"), root.path().join("project"));
     fs::create_dir(&home).unwrap();
     fs::create_dir(&project).unwrap();
     let config = format!(
-        "model = \"{}\"\nmodel_provider = \"pensieve\"\nmodel_context_window = 32768\n\
+        "model = \"{model}\"\nmodel_provider = \"pensieve\"\nmodel_context_window = 32768\n\
          [model_providers.pensieve]\nname = \"Pensieve\"\nbase_url = \"http://{}/v1\"\nwire_api = \"responses\"\n",
-        starter::ID,
         server.address
     );
     fs::write(home.join("config.toml"), config).unwrap();
     let mut command = Command::new(codex);
     command.args(["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]);
-    command.arg("Run the command: echo tangerine-42").current_dir(&project).stdin(Stdio::null());
+    command.arg(format!("Run the command: {COMMAND}")).current_dir(&project).stdin(Stdio::null());
     command.env_clear().env("CODEX_HOME", &home).env("HOME", root.path()).env("PATH", env::var_os("PATH").unwrap());
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
