@@ -105,10 +105,11 @@ fn bearer(value: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// `[::1]:8000` without its port.
+/// `[::1]:8000` without its port; what stands behind a colon and is no port belongs to the name.
 fn without_port(host: &str) -> &str {
+    let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok();
     match host.rsplit_once(':') {
-        Some((name, port)) if !port.contains(']') && (!name.contains(':') || name.ends_with(']')) => name,
+        Some((name, port)) if is_port(port) && (!name.contains(':') || name.ends_with(']')) => name,
         _ => host,
     }
 }
@@ -159,6 +160,9 @@ mod tests {
             assert!(!check(&[host], "/", "127.0.0.1"), "{host}");
         }
         for host in ["localhost.", "192.168.1.7", "[::1", "::1", "127.0.0.1:80:80", "localhost@evil.example", "ö"] {
+            assert!(!check(&[host], "/", "127.0.0.1"), "{host}");
+        }
+        for host in ["localhost:evil.example", "localhost:", "localhost:+80", "localhost:65536", "[::1]:evil.example"] {
             assert!(!check(&[host], "/", "127.0.0.1"), "{host}");
         }
         assert!(!check(&[], "/", "127.0.0.1"));
