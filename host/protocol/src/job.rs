@@ -159,6 +159,8 @@ pub struct Failure {
     pub help: String,
     /// The field of the request that is at fault; empty if none is.
     pub field: String,
+    /// After how long it makes sense to try again, where that is known.
+    pub retry_after: Option<Duration>,
 }
 
 /// Which party can act on a failure: the client, the operator, or a plugin's author.
@@ -192,12 +194,14 @@ pub enum FailureCode {
     Conflict,
     /// Another server, which the request needs, does not answer as it should.
     Unreachable,
+    /// The model's workers died too often, and it is not loaded for a while.
+    Quarantined,
 }
 
 impl Failure {
     /// A failure without help.
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), help: String::new(), field: String::new() }
+        Self { code, message: message.into(), help: String::new(), field: String::new(), retry_after: None }
     }
 
     /// Adds the field of the request that is at fault.

@@ -1,6 +1,6 @@
 //! Why a request is not served, in the words of no API. Each dialect writes it in its own form.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use pensieve_protocol::job::{Failure, FailureCode};
 
@@ -18,6 +18,8 @@ pub struct ApiError {
     pub help: String,
     /// The field at fault.
     pub field: Option<String>,
+    /// After how long it makes sense to try again, where that is known.
+    pub retry_after: Option<Duration>,
 }
 
 /// The class of an error.
@@ -43,7 +45,7 @@ pub enum ErrorCode {
     TooLong,
     /// Too many requests are waiting.
     Overloaded,
-    /// The server is about to end.
+    /// The server is about to end, or the model rests for a while.
     Unavailable,
     /// The body or the answer took too long.
     Timeout,
@@ -56,7 +58,7 @@ pub enum ErrorCode {
 impl ApiError {
     /// An error that belongs to no field.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), help: String::new(), field: None }
+        Self { code, message: message.into(), help: String::new(), field: None, retry_after: None }
     }
 
     /// A value that cannot be: the message says `FIELD: WHY`.
@@ -130,16 +132,16 @@ impl From<Failure> for ApiError {
             FailureCode::Conflict => ErrorCode::Conflict,
             FailureCode::Unreachable => ErrorCode::Upstream,
             FailureCode::Busy => ErrorCode::Overloaded,
-            FailureCode::Draining => ErrorCode::Unavailable,
+            FailureCode::Draining | FailureCode::Quarantined => ErrorCode::Unavailable,
             FailureCode::Plugin
             | FailureCode::NotANumber
             | FailureCode::Stalled
             | FailureCode::WorkerLost
             | FailureCode::Internal => ErrorCode::Internal,
         };
-        let Failure { message, help, field, .. } = failure;
+        let Failure { message, help, field, retry_after, .. } = failure;
         let message = if field.is_empty() { message } else { format!("{field}: {message}") };
-        Self { code, message, help, field: Some(field).filter(|field| !field.is_empty()) }
+        Self { code, message, help, field: Some(field).filter(|field| !field.is_empty()), retry_after }
     }
 }
 

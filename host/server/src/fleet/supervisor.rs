@@ -170,8 +170,8 @@ impl Supervisor {
         let waiting_max = (waiting_max as usize).saturating_add(sequences_max as usize);
         let refusal = if self.closing.is_some() {
             Some(Failure::new(FailureCode::Draining, "the server is about to end"))
-        } else if let LoadState::Quarantined { failure, .. } = &self.models[model].state {
-            Some(failure.clone())
+        } else if let LoadState::Quarantined { until, failure } = &self.models[model].state {
+            Some(Failure { retry_after: Some(until.saturating_duration_since(now)), ..failure.clone() })
         } else if self.models[model].waiting.len() >= waiting_max {
             let message = format!("{waiting_max} requests wait for model '{}' already", self.config.models[model].id);
             Some(Failure::new(FailureCode::Busy, message).with_help("try again later"))
@@ -275,9 +275,9 @@ impl Supervisor {
                     self.config.restart.window.as_secs(),
                     failure.message
                 );
-                let help = format!("replace the plugin or the checkpoint, or try again in {} s", length.as_secs());
-                let failure = Failure::new(failure.code, message).with_help(help);
-                model.fail_waiting(&failure);
+                let help = "replace the plugin or the checkpoint, or wait until it is tried again";
+                let failure = Failure::new(FailureCode::Quarantined, message).with_help(help);
+                model.fail_waiting(&Failure { retry_after: Some(length), ..failure.clone() });
                 LoadState::Quarantined { until: now + length, failure }
             }
         };

@@ -9,6 +9,7 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 use tracing::Instrument;
 use warp::{Reply, reply::Response};
@@ -29,7 +30,8 @@ use crate::{
 
 /// The label in the metrics of requests that no route takes.
 const NO_ROUTE: &str = "none";
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+/// After how long a client should try again, where nothing else is known.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Authentication and the routes behind it.
 pub(super) struct Service {
@@ -68,8 +70,10 @@ impl Service {
         let log = RequestLog::begin(&request, pattern, dialect.name());
         let serving = self.serve(request, local, &log.id, dialect, found);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
+        let mut retry_after = RETRY_AFTER;
         if let Some(Rejected(error)) = response.extensions_mut().remove() {
             log.span.record("reason", error.reason());
+            retry_after = error.retry_after.unwrap_or(retry_after);
             let allowed = response.headers_mut().remove(header::ALLOW);
             let (status, body) = dialect.error(&error, &log.id);
             response = body::full(status, "application/json", body);
@@ -81,7 +85,9 @@ impl Service {
         let status = response.status();
         let headers = response.headers_mut();
         if [429, 503, 529].contains(&status.as_u16()) {
-            headers.insert(header::RETRY_AFTER, RETRY_AFTER);
+            // Whole seconds, of which a part counts as one.
+            let seconds = retry_after.as_millis().div_ceil(1000).max(1);
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)));
         }
         if let Ok(id) = HeaderValue::from_str(&log.id) {
             headers.insert(HeaderName::from_static("request-id"), id.clone());

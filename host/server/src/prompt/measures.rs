@@ -113,6 +113,7 @@ impl Measures {
             FailureCode::Forbidden => "forbidden",
             FailureCode::Conflict => "conflict",
             FailureCode::Unreachable => "unreachable",
+            FailureCode::Quarantined => "quarantined",
         });
         // A failure's words may quote what a client sent.
         tracing::warn!(model = self.model, code = ?failure.code, "an answer failed");

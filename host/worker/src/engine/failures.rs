@@ -12,7 +12,7 @@ pub fn of_plugin(error: api::PluginError) -> Failure {
         api::ErrorCode::NOT_FOUND => FailureCode::NotFound,
         _ => FailureCode::Plugin,
     };
-    Failure { code, message: error.message.into_string(), help: error.help.into_string(), field: String::new() }
+    Failure::new(code, error.message.into_string()).with_help(error.help.into_string())
 }
 
 /// The same of an error over an adapter, whose fault it mostly is: whatever it lacks is no affair of the request's model.
