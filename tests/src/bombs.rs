@@ -186,14 +186,18 @@ fn a_tokenizer_or_a_template_that_runs_away_is_an_error_of_its_own_model() {
     let constant = altered(root.path(), "constant", "chat_template.jinja", |text| {
         format!("{{% set x = {} %}}{text}", vec!["'aaaaaaaa' * 99999999"; 16].join(" ~ "))
     });
+    // None of these takes much memory for long; together they take minutes.
+    let slow = altered(root.path(), "slow", "chat_template.jinja", |text| {
+        format!("{{% set x = {} %}}{text}", vec!["('aaaaaaaa' * 9999999) == ('aaaaaaaa' * 9999998)"; 2000].join(" or "))
+    });
     let deep = altered(root.path(), "deep", "chat_template.jinja", |text| {
         format!("{}x{}{text}", "{% if true %}".repeat(35_000), "{% endif %}".repeat(35_000))
     });
-    let server = start(vec![good(root.path()), grown, constant, deep]);
+    let server = start(vec![good(root.path()), grown, constant, slow, deep]);
     others_are_served(&server);
     let before = peaks(&server);
     thread::scope(|scope| {
-        let asked: Vec<_> = ["grown", "constant", "deep"]
+        let asked: Vec<_> = ["grown", "constant", "slow", "deep"]
             .into_iter()
             .map(|model| {
                 let server = &server;

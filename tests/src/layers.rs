@@ -14,7 +14,7 @@ use std::{
 /// of one group know nothing of each other.
 const LAYERS: &[(&str, &[&[&str]])] = &[
     ("host", &[&["main"], &["cli"], &["config", "starter"]]),
-    ("host/server", &[&["http"], &["dialects"], &["prompt"], &["chat"], &["fleet"], &["hub"]]),
+    ("host/server", &[&["http"], &["dialects"], &["prompt"], &["chat", "shares"], &["fleet"], &["hub"]]),
     ("host/prompt", &[&["process"], &["model"], &["template"], &["tokens"], &["rendered"]]),
     ("host/worker", &[&["process"], &["engine"], &["grammar"], &["patterns", "plugin"]]),
     (
@@ -22,7 +22,7 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
         &[
             &["path_policy", "prompt", "questions", "wire"],
             &["job"],
-            &["card", "checkpoint", "conversation", "grammar", "manifest", "refusal", "vocabulary"],
+            &["card", "checkpoint", "conversation", "grammar", "manifest", "refusal", "share", "vocabulary"],
         ],
     ),
 ];

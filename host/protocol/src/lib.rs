@@ -14,5 +14,6 @@ pub mod path_policy;
 pub mod prompt;
 pub mod questions;
 pub mod refusal;
+pub mod share;
 pub mod vocabulary;
 pub mod wire;

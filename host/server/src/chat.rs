@@ -12,8 +12,13 @@ use pensieve_protocol::{
 /// Who asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
-    /// Clients take turns; equal for requests with the same key.
+    /// Equal for requests with the same key.
     pub id: u64,
+    /// Clients take turns and have shares of what is limited: this is a key at an address, or [`ONLY_CLIENT`] where a server
+    /// can have no other.
+    ///
+    /// [`ONLY_CLIENT`]: pensieve_protocol::share::ONLY_CLIENT
+    pub share: u64,
     /// Keeps the cached prompts of one key out of reach of others.
     pub salt: Vec<u8>,
 }

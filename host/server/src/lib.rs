@@ -11,3 +11,4 @@ pub mod fleet;
 pub mod http;
 pub mod hub;
 pub mod prompt;
+mod shares;

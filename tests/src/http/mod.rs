@@ -5,6 +5,7 @@ pub mod server;
 
 mod adapters;
 mod auth;
+mod crowds;
 mod disconnects;
 mod ends;
 mod in_process;

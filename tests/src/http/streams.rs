@@ -21,6 +21,11 @@ const LINE: &str = "The quick brown fox jumps over the lazy dog. ";
 
 /// A server of the scripted model, which takes so many microseconds for each step, and the model's folder.
 pub fn scripted(config: &str, step_us: u64) -> (Server, TempDir) {
+    scripted_with(config, step_us, "")
+}
+
+/// The same with more lines about the model.
+pub fn scripted_with(config: &str, step_us: u64, model: &str) -> (Server, TempDir) {
     let root = tempfile::tempdir().unwrap();
     let long = LINE.repeat(400);
     let script = [("hello", "Hello, Größe 😀!"), ("endless", long.as_str()), ("", "What?")];
@@ -30,7 +35,7 @@ pub fn scripted(config: &str, step_us: u64) -> (Server, TempDir) {
         plugins: vec![test_plugin("scripted"), plugin("pensieve-samplers")],
         config: format!(
             "{config}\n[[models]]\nid = \"scripted\"\nsource = \"{source}\"\nthreads = 1\n\
-            options = {{ step_us = {step_us} }}\n"
+            options = {{ step_us = {step_us} }}\n{model}"
         ),
         ..Options::default()
     };
@@ -41,12 +46,12 @@ fn names(events: &[ServerEvent]) -> Vec<&str> {
     events.iter().map(|event| event.name.as_str()).collect()
 }
 
-fn execute(prompt: &str) -> Value {
+pub fn execute(prompt: &str) -> Value {
     json!({ "prompt": format!("<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"), "max_tokens": 100_000 })
 }
 
 /// A long answer of which the first piece is there.
-fn begun(server: &Server) -> Incoming {
+pub fn begun(server: &Server) -> Incoming {
     let mut stream = Incoming::open(server.address, "/execute", &[], &execute("endless"));
     assert_eq!(stream.event().unwrap().name, "started");
     assert_eq!(stream.event().unwrap().name, "token");

@@ -22,7 +22,7 @@ const COMMENT: &[u8] = b": alive\n\n";
 
 /// Runs a generation.
 pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let permit = call.shared.streams.take()?;
+    let permit = call.stream_permit()?;
     let prompt =
         |body: &super::fields::Field<'_>| Ok(Input::Text(body.get("prompt").text(PROMPT_BYTES_MAX)?.to_owned()));
     let running = simple::start(&chats, &call, prompt).await?;

@@ -28,10 +28,13 @@ pub(crate) use ids::fresh_id;
 use std::{pin::Pin, sync::Arc};
 
 use futures_util::Stream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::chat::Client;
+use crate::{
+    chat::Client,
+    shares::{Share, Shares},
+};
 use fields::{Document, Notes};
+use pensieve_protocol::share::ONLY_CLIENT;
 use responses::ResponseStore;
 use usage::UsageBoard;
 
@@ -94,26 +97,27 @@ impl Dialect {
 /// How many answers may be streamed at once. By default there is no limit.
 #[derive(Clone, Debug, Default)]
 pub struct StreamLimit {
-    permits: Option<(Arc<Semaphore>, usize)>,
+    permits: Option<(Shares, usize)>,
 }
 
 /// Lets one answer be streamed until it is dropped.
 #[derive(Debug, Default)]
 pub struct StreamPermit {
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Option<Share>,
 }
 
 impl StreamLimit {
     /// At most this many streams.
     pub fn new(count: usize) -> Self {
-        Self { permits: Some((Arc::new(Semaphore::new(count)), count)) }
+        Self { permits: Some((Shares::new(count), count)) }
     }
 
-    /// Takes a permit, before any work is begun for the stream.
-    pub fn take(&self) -> Result<StreamPermit, ApiError> {
+    fn take(&self, client: u64) -> Result<StreamPermit, ApiError> {
         let Some((permits, count)) = &self.permits else { return Ok(StreamPermit::default()) };
-        let taken = permits.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{count} answers are streamed already; try again later");
+        let taken = permits.take(client, 1).ok_or_else(|| {
+            let message = format!(
+                "this client's share of the {count} answers that are streamed at once is taken; try again later"
+            );
             ApiError::new(ErrorCode::Overloaded, message)
         })?;
         Ok(StreamPermit { _permit: Some(taken) })
@@ -189,6 +193,11 @@ impl ApiRequest {
 
     fn client(&self) -> Client {
         self.client.clone().unwrap_or_default()
+    }
+
+    /// Lets the answer be streamed; taken before any work is begun for it.
+    fn stream_permit(&self) -> Result<StreamPermit, ApiError> {
+        self.shared.streams.take(self.client.as_ref().map_or(ONLY_CLIENT, |client| client.share))
     }
 }
 

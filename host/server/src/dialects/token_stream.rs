@@ -18,7 +18,7 @@ const QUERY_BYTES_MAX: usize = 16 << 20;
 
 /// Answers a query.
 pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let permit = call.shared.streams.take()?;
+    let permit = call.stream_permit()?;
     let running = simple::start(&chats, &call, |body| {
         let text = body.get("query").text(QUERY_BYTES_MAX)?.to_owned();
         let turns = vec![Turn { role: Role::User, parts: vec![Part::Text(text)] }];

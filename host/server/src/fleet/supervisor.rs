@@ -32,6 +32,7 @@ use super::{
 };
 use pensieve_protocol::{
     job::{Failure, FailureCode, Job},
+    share,
     wire::{AttachedAdapter, Command, Limits, Report},
 };
 
@@ -168,12 +169,16 @@ impl Supervisor {
         // Who gets a place once the model is there does not wait for others.
         let Limits { waiting_max, sequences_max, .. } = self.config.models[model].limits;
         let waiting_max = (waiting_max as usize).saturating_add(sequences_max as usize);
+        let waiting = &self.models[model].waiting;
+        let own = waiting.iter().filter(|waiting| waiting.job.client == job.client).count();
+        let free = waiting_max.saturating_sub(waiting.len());
         let refusal = if self.closing.is_some() {
             Some(Failure::new(FailureCode::Draining, "the server is about to end"))
         } else if let LoadState::Quarantined { until, failure } = &self.models[model].state {
             Some(Failure { retry_after: Some(until.saturating_duration_since(now)), ..failure.clone() })
-        } else if self.models[model].waiting.len() >= waiting_max {
-            let message = format!("{waiting_max} requests wait for model '{}' already", self.config.models[model].id);
+        } else if !share::may_take(job.client, own, free, 1) {
+            let (id, waiting) = (&self.config.models[model].id, waiting.len());
+            let message = format!("{waiting} requests wait for model '{id}' already, {own} of them this client's");
             Some(Failure::new(FailureCode::Busy, message).with_help("try again later"))
         } else {
             None

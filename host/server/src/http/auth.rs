@@ -16,19 +16,22 @@ use crate::{
     chat::Client,
     dialects::{ApiError, ErrorCode},
 };
+use pensieve_protocol::share::ONLY_CLIENT;
 
 /// What the auth looks at.
 #[derive(Debug)]
 pub(super) struct Auth {
     keys: Vec<Key>,
     is_local: bool,
+    /// Whether there may be more than one client.
+    has_clients: bool,
     hosts: Vec<String>,
     origins: Vec<String>,
 }
 
 impl Auth {
-    /// A auth at this address.
-    pub(super) fn new(settings: &Settings, address: SocketAddr) -> Self {
+    /// The auth of a server at this address, which may have more than one client or not.
+    pub(super) fn new(settings: &Settings, address: SocketAddr, has_clients: bool) -> Self {
         let is_local = settings.keys.is_empty();
         let keys = if is_local { vec![Key::new(LOCAL_KEY)] } else { settings.keys.clone() };
         let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".into(), "[::1]".into(), "host.docker.internal".into()];
@@ -37,7 +40,7 @@ impl Auth {
         }
         hosts.extend(settings.hosts.iter().map(|host| host.to_ascii_lowercase()));
         let origins = settings.origins.iter().map(|origin| origin.trim_end_matches('/').to_ascii_lowercase());
-        Self { keys, is_local, hosts, origins: origins.collect() }
+        Self { keys, is_local, has_clients, hosts, origins: origins.collect() }
     }
 
     /// Refuses requests that were not meant for this server. `local` is the address that the client has reached.
@@ -73,9 +76,16 @@ impl Auth {
 
     /// The client, by the key that it sends. A server without a key of its own is reached from this machine alone and takes
     /// any key: clients send the one that they have for another service.
-    pub(super) fn check_key(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
+    pub(super) fn check_key(&self, headers: &HeaderMap, network: u64) -> Result<Client, ApiError> {
+        let client = |key: &Key| {
+            let mut client = key.client(ONLY_CLIENT);
+            if self.has_clients {
+                client.share = (client.id ^ network.rotate_left(32)).max(1);
+            }
+            client
+        };
         if self.is_local {
-            return Ok(self.keys[0].client());
+            return Ok(client(&self.keys[0]));
         }
         let bearer = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.to_str().ok()?));
         let plain = headers.get_all("x-api-key").iter().filter_map(|value| value.to_str().ok());
@@ -88,7 +98,7 @@ impl Auth {
                 found = Some(key);
             }
         }
-        found.map(Key::client).ok_or_else(|| {
+        found.map(client).ok_or_else(|| {
             let what = if presented.is_empty() { "this server needs a key" } else { "the key is wrong" };
             ApiError { help: KEY_HELP.to_owned(), ..ApiError::new(ErrorCode::Authentication, what) }
         })
@@ -137,7 +147,7 @@ mod tests {
             origins: vec!["https://app.example/".into()],
             ..Settings::default()
         };
-        Auth::new(&settings, LOCAL)
+        Auth::new(&settings, LOCAL, true)
     }
 
     fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
@@ -190,7 +200,7 @@ mod tests {
 
     #[test]
     fn without_a_key_set_any_key_or_none_will_do() {
-        let check = |lines: &[(&'static str, &str)]| auth(&[]).check_key(&headers(lines)).unwrap();
+        let check = |lines: &[(&'static str, &str)]| auth(&[]).check_key(&headers(lines), 1).unwrap();
         let client = check(&[]);
         for line in [("x-api-key", LOCAL_KEY), ("x-api-key", "sk-ant-other"), ("authorization", "Bearer sk-proj-x")] {
             assert_eq!(check(&[line]), client, "{line:?}");
@@ -198,8 +208,17 @@ mod tests {
     }
 
     #[test]
+    fn a_share_is_a_keys_at_an_address() {
+        let share = |key: &str, network: u64| {
+            auth(&["one", "two"]).check_key(&headers(&[("x-api-key", key)]), network).unwrap().share
+        };
+        assert_eq!(share("one", 1), share("one", 1));
+        assert!(share("one", 1) != share("two", 1) && share("one", 1) != share("one", 2));
+    }
+
+    #[test]
     fn with_a_key_set_nothing_else_will_do() {
-        let check = |lines: &[(&'static str, &str)]| auth(&["one", "two"]).check_key(&headers(lines)).ok();
+        let check = |lines: &[(&'static str, &str)]| auth(&["one", "two"]).check_key(&headers(lines), 1).ok();
         let (one, two) = (check(&[("x-api-key", "one")]).unwrap(), check(&[("authorization", "bearer two")]).unwrap());
         assert!(one.id != two.id && one.salt != two.salt);
         assert_eq!(check(&[("authorization", "Bearer wrong"), ("x-api-key", "one")]), Some(one));

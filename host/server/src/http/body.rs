@@ -8,17 +8,21 @@ use hyper::{
 use std::{
     convert::Infallible,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     task::{Context, Poll},
+    time::Duration,
 };
-use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::timeout,
-};
+use tokio::time::{Instant, timeout_at};
 use warp::{Buf, Reply, http::StatusCode, reply::Response};
 
-use super::Limits;
-use crate::dialects::{ApiBody, ApiError, ApiResponse, ErrorCode, FrameStream, StreamPermit};
+use super::{BYTES_PER_SECOND_MIN, Limits, connections::Reading};
+use crate::{
+    dialects::{ApiBody, ApiError, ApiResponse, ErrorCode, FrameStream, StreamPermit},
+    shares::{Share, Shares},
+};
+
+/// The part of the time for a whole body after which it has to keep to the least rate.
+const GRACE: u32 = 6;
 
 /// Refuses what is not declared as JSON or is declared as too long, before any of it is read.
 pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), ApiError> {
@@ -40,65 +44,62 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), ApiError
     }
 }
 
-/// BodyBudget for the bodies of all requests. Each takes as much of it as has come of it, so that nobody can reserve any by saying
-/// how much he is about to send.
-#[derive(Clone, Debug)]
-pub(super) struct BodyBudget(Arc<Semaphore>);
-
 /// A body, and the memory that it takes as long as this is kept.
 pub(super) struct Body {
     pub(super) bytes: Vec<u8>,
-    pub(super) held: Option<OwnedSemaphorePermit>,
+    pub(super) held: Option<Share>,
 }
 
-impl BodyBudget {
-    pub(super) fn new(limits: &Limits) -> Self {
-        Self(Arc::new(Semaphore::new(limits.bodies_bytes_max.min(Semaphore::MAX_PERMITS))))
-    }
-
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ApiError> {
-        let count = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.0.clone().try_acquire_many_owned(count).map_err(|_| {
-            let message = "the requests at hand take all the memory that there is for them; try again later";
-            ApiError::new(ErrorCode::Overloaded, message)
-        })
-    }
-}
-
-/// Reads a body to its end.
+/// Reads a body to its end. It takes memory from the client's share of `memory`.
 pub(super) async fn read(
     body: impl Stream<Item = Result<impl Buf, warp::Error>>,
     limits: &Limits,
-    memory: &BodyBudget,
+    memory: &Shares,
+    client: u64,
+    mut reading: Reading,
 ) -> Result<Body, ApiError> {
     let mut body = pin!(body);
-    let mut read = Vec::new();
-    let mut held: Option<OwnedSemaphorePermit> = None;
-    let reading = async {
-        while let Some(piece) = body.next().await {
-            let invalid = |error| ApiError::new(ErrorCode::InvalidRequest, format!("the body broke off: {error}"));
-            let mut piece = piece.map_err(invalid)?;
-            if piece.remaining() > limits.body_bytes_max - read.len() {
-                return Err(too_large(limits));
-            }
-            let more = memory.take(piece.remaining())?;
-            match &mut held {
-                Some(held) => held.merge(more),
-                None => held = Some(more),
-            }
-            while piece.has_remaining() {
-                let chunk = piece.chunk();
-                let length = chunk.len();
-                read.extend_from_slice(chunk);
-                piece.advance(length);
-            }
+    let mut read = Body { bytes: Vec::new(), held: None };
+    let began = Instant::now();
+    loop {
+        let earned = Duration::from_secs_f64(read.bytes.len() as f64 / BYTES_PER_SECOND_MIN);
+        let patience = (limits.body_timeout / GRACE + earned).min(limits.body_timeout);
+        let Ok(piece) = timeout_at(began + patience, body.next()).await else { return Err(too_slow(limits, patience)) };
+        let Some(piece) = piece else { return Ok(read) };
+        let invalid = |error| ApiError::new(ErrorCode::InvalidRequest, format!("the body broke off: {error}"));
+        let mut piece = piece.map_err(invalid)?;
+        let more = piece.remaining();
+        if more > limits.body_bytes_max - read.bytes.len() {
+            return Err(too_large(limits));
         }
-        Ok(())
+        let is_held = match &mut read.held {
+            Some(held) => held.grow(more),
+            None => {
+                read.held = memory.take(client, more);
+                read.held.is_some()
+            }
+        };
+        if !is_held {
+            let message = "the requests at hand take all the memory that there is for this client; try again later";
+            return Err(ApiError::new(ErrorCode::Overloaded, message));
+        }
+        reading.received(more);
+        while piece.has_remaining() {
+            let chunk = piece.chunk();
+            let length = chunk.len();
+            read.bytes.extend_from_slice(chunk);
+            piece.advance(length);
+        }
+    }
+}
+
+fn too_slow(limits: &Limits, patience: Duration) -> ApiError {
+    let message = if patience < limits.body_timeout {
+        format!("the body comes too slowly, at less than {BYTES_PER_SECOND_MIN} bytes a second")
+    } else {
+        format!("the body did not arrive within {} s", patience.as_secs_f32())
     };
-    let seconds = limits.body_timeout.as_secs_f32();
-    let slow = |_| ApiError::new(ErrorCode::Timeout, format!("the body did not arrive within {seconds} s"));
-    timeout(limits.body_timeout, reading).await.map_err(slow)??;
-    Ok(Body { bytes: read, held })
+    ApiError::new(ErrorCode::Timeout, message)
 }
 
 fn too_large(limits: &Limits) -> ApiError {
@@ -107,7 +108,7 @@ fn too_large(limits: &Limits) -> ApiError {
 }
 
 /// The response of an answer. The permit of a request is kept until its stream ends, as the stream's own is.
-pub(super) fn write(answer: ApiResponse, permit: Option<OwnedSemaphorePermit>) -> Response {
+pub(super) fn write(answer: ApiResponse, permit: Option<Share>) -> Response {
     let ApiResponse { status, media_type, warnings, body } = answer;
     let mut response = match body {
         ApiBody::Full(body) => full(status, media_type, body),
@@ -146,7 +147,7 @@ pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Resp
 struct FrameBody {
     /// warp wants bodies that threads may share; the lock is never waited for.
     frames: Mutex<FrameStream>,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permit: Option<Share>,
     _stream_permit: StreamPermit,
 }
 

@@ -6,10 +6,11 @@ use std::{
     convert::Infallible,
     future::poll_fn,
     io,
+    net::IpAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
@@ -18,7 +19,11 @@ use tokio::{
     time::{Sleep, sleep, timeout},
 };
 
-use super::{Limits, service::Service};
+use super::{
+    BYTES_PER_SECOND_MIN, Limits,
+    connections::{ConnectionHandle, Place},
+    service::{Ends, Service},
+};
 
 /// How long, and for how many bytes, the server goes on reading what it does not want. If it closed at once, the system
 /// would reset the connection, and a client that is still sending would never see why.
@@ -29,19 +34,40 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
     content-length: 102\r\nconnection: close\r\n\r\n\
     {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too many connections; try again later\"}}";
 
-/// Serves a connection to its end. When the server stops, the answer that is being written is the last one.
-pub(super) async fn serve(stream: TcpStream, service: Arc<Service>, mut stopping: watch::Receiver<bool>) {
+/// Serves a connection to its end, or until it has to make room for another one.
+pub(super) async fn serve(
+    stream: TcpStream,
+    peer: IpAddr,
+    place: Place,
+    service: Arc<Service>,
+    stopping: watch::Receiver<bool>,
+) {
+    tokio::select! {
+        () = serve_requests(stream, peer, place.handle().clone(), service, stopping) => {}
+        () = place.has_to_go() => metrics::counter!("pensieve_http_connections_evicted_total").increment(1),
+    }
+}
+
+/// Answers one request after another. When the server stops, the answer that is being written is the last one.
+async fn serve_requests(
+    stream: TcpStream,
+    peer: IpAddr,
+    handle: ConnectionHandle,
+    service: Arc<Service>,
+    mut stopping: watch::Receiver<bool>,
+) {
     let Ok(local) = stream.local_addr() else { return };
+    let ends = Ends { local: local.ip(), peer };
     // Tokens are small and have to leave at once.
     let _ = stream.set_nodelay(true);
     let limits = *service.limits();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
-        let (service, local) = (service.clone(), local.ip());
+        let (service, handle) = (service.clone(), handle.clone());
         // hyper lets go of a connection only if the future may be moved.
-        let answer = async move { Ok::<_, Infallible>(service.answer(request, local).await) };
+        let answer = async move { Ok::<_, Infallible>(service.answer(request, ends, handle).await) };
         Box::pin(answer)
     });
-    let socket = TokioIo::new(StallTimeout { stream, limit: limits.write_stall, stall: None });
+    let socket = TokioIo::new(StallTimeout::new(stream, limits.write_stall));
     let mut connection = builder(&limits).serve_connection(socket, service);
     let mut told = *stopping.borrow_and_update();
     if told {
@@ -105,24 +131,38 @@ async fn linger(mut stream: TcpStream) {
     let _ = timeout(LINGER, closed).await;
 }
 
-/// A socket that fails when nobody reads what is written to it.
+/// A socket that fails when what is written to it is not read, or too slowly. Waiting uses up a time, and what is read gives
+/// some of it back.
 struct StallTimeout {
     stream: TcpStream,
     limit: Duration,
-    stall: Option<Pin<Box<Sleep>>>,
+    left: Duration,
+    stall: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl StallTimeout {
-    fn wait<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.stall = None;
+    fn new(stream: TcpStream, limit: Duration) -> Self {
+        Self { stream, limit, left: limit, stall: None }
+    }
+
+    fn wait(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(result) = &written {
+            let waited = self.stall.take().map_or(Duration::ZERO, |(since, _)| since.elapsed());
+            let bytes = result.as_ref().map_or(0, |bytes| *bytes);
+            self.left = left_after(self.left, waited, bytes, self.limit);
             return written;
         }
-        let limit = self.limit;
-        let stall = self.stall.get_or_insert_with(|| Box::pin(sleep(limit)));
+        let left = self.left;
+        let (_, stall) = self.stall.get_or_insert_with(|| (Instant::now(), Box::pin(sleep(left))));
         ready!(stall.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read, or too slowly")))
     }
+}
+
+/// What is left of the time for waiting.
+fn left_after(left: Duration, waited: Duration, bytes: usize, limit: Duration) -> Duration {
+    let earned = Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND_MIN);
+    (left.saturating_sub(waited) + earned).min(limit)
 }
 
 impl AsyncRead for StallTimeout {
@@ -167,6 +207,17 @@ impl AsyncWrite for StallTimeout {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_reads_too_slowly_is_cut_off() {
+        let second = Duration::from_secs(1);
+        let (mut slow, mut fair) = (60 * second, 60 * second);
+        for _ in 0..20 {
+            slow = left_after(slow, 10 * second, 4 << 10, 60 * second);
+            fair = left_after(fair, 10 * second, 16 << 10, 60 * second);
+        }
+        assert_eq!((slow.as_secs(), fair), (4, 60 * second));
+    }
 
     #[test]
     fn the_refusal_is_as_long_as_it_says() {

@@ -66,6 +66,10 @@ fn describe() {
         "Requests whose client left before the end of the answer."
     );
     metrics::describe_counter!("pensieve_http_connections_refused_total", "Connections beyond the limit.");
+    metrics::describe_counter!(
+        "pensieve_http_connections_evicted_total",
+        "Connections that waited for their clients and made room for others."
+    );
     metrics::describe_gauge!("pensieve_http_requests_in_flight", "Requests that are being served.");
     metrics::describe_histogram!("pensieve_http_request_seconds", "Time from a request's headers to its last byte.");
     crate::prompt::measures::describe();
@@ -141,7 +145,7 @@ const COLUMNS: [Column; 18] = [
     column("pensieve_model_quarantined", "gauge", "1 if its workers died too often.", |model| {
         u64::from(model.state == ModelState::Quarantined)
     }),
-    column("pensieve_model_bytes", "gauge", "BodyBudget that the model takes, by its card.", |model| model.bytes),
+    column("pensieve_model_bytes", "gauge", "Memory that the model takes, by its card.", |model| model.bytes),
     column("pensieve_workers", "gauge", "Processes that serve the model.", |model| model.workers),
     column("pensieve_worker_loads_total", "counter", "Workers started for the model.", |model| model.loads),
     column("pensieve_worker_deaths_total", "counter", "Workers that ended unasked.", |model| model.deaths),

@@ -9,6 +9,7 @@
 mod auth;
 mod body;
 mod connection;
+mod connections;
 mod info;
 mod metrics;
 mod openapi;
@@ -32,6 +33,9 @@ use crate::chat::Client;
 /// The key that clients on this machine may send where none is set, since some of them insist on having one.
 pub const LOCAL_KEY: &str = "pensieve-local-key";
 
+/// Clients that send or read more slowly than this for long are cut off.
+const BYTES_PER_SECOND_MIN: f64 = 1024.0;
+
 /// Where a server listens, and to whom.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -54,7 +58,7 @@ pub struct Settings {
 pub struct Limits {
     /// Connections at once.
     pub connections_max: usize,
-    /// Requests with a body that are being read, wait or are answered.
+    /// Requests that have come with their bodies, and wait or are answered.
     pub requests_max: usize,
     /// Answers that are streamed at once.
     pub streams_max: usize,
@@ -70,7 +74,7 @@ pub struct Limits {
     pub header_timeout: Duration,
     /// How long the body of a request may take.
     pub body_timeout: Duration,
-    /// How long a client may leave its answer unread.
+    /// How long a client may leave its answer unread, or read it at less than a kilobyte a second.
     pub write_stall: Duration,
     /// How long running answers have when the server is told to end.
     pub drain: Duration,
@@ -122,11 +126,11 @@ impl Key {
         self.0.ct_eq(&other.0)
     }
 
-    /// Whoever has this key. Neither of the two numbers gives the key away.
-    fn client(&self) -> Client {
+    /// The client that has this key, and this share. Neither the id nor the salt gives the key away.
+    fn client(&self, share: u64) -> Client {
         let salt: [u8; 32] = Sha256::new().chain_update(b"pensieve client\0").chain_update(self.0).finalize().into();
         let (id, _) = salt.split_first_chunk().unwrap_or((&[0; 8], &[]));
-        Client { id: u64::from_le_bytes(*id), salt: salt.to_vec() }
+        Client { id: u64::from_le_bytes(*id), share, salt: salt.to_vec() }
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 use tracing::{Span, field::Empty};
 use warp::reply::Response;
 
+use super::connections::Answering;
 use crate::dialects::fresh_id;
 
 const PATH_LEN_MAX: usize = 200;
@@ -32,6 +33,7 @@ pub(super) struct RequestLog {
     status: Option<u16>,
     is_complete: bool,
     began: Instant,
+    _answering: Answering,
 }
 
 /// The body of an answer and whose it is.
@@ -43,7 +45,12 @@ pub(super) struct LoggedBody {
 
 impl RequestLog {
     /// A request has come that a route of this pattern will answer.
-    pub(super) fn begin(request: &hyper::Request<Incoming>, route: &'static str, dialect: &'static str) -> Self {
+    pub(super) fn begin(
+        request: &hyper::Request<Incoming>,
+        route: &'static str,
+        dialect: &'static str,
+        answering: Answering,
+    ) -> Self {
         let id = fresh_id("req_");
         let method = request.method();
         let path = printable(request.uri().path(), PATH_LEN_MAX);
@@ -68,7 +75,7 @@ impl RequestLog {
         );
         metrics::gauge!("pensieve_http_requests_in_flight").increment(1);
         let method = if is_common(method) { method.to_string() } else { "other".to_owned() };
-        Self { id, span, method, route, status: None, is_complete: false, began: Instant::now() }
+        Self { id, span, method, route, status: None, is_complete: false, began: Instant::now(), _answering: answering }
     }
 
     /// The answer's head is there.

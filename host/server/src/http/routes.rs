@@ -100,10 +100,14 @@ where
     let answer = move |headers: HeaderMap, context: RequestContext, body| {
         let (app, handler) = (app.clone(), handler.clone());
         async move {
+            let client = context.share();
             let read = async {
-                let permit = app.admit()?;
+                // Whether there is a place is known before the body is read, and decided after it: a client that sends
+                // its body slowly holds none.
+                drop(app.admit(client)?);
                 body::check(&headers, app.limits())?;
-                Ok((permit, body::read(body, app.limits(), &app.memory).await?))
+                let body = body::read(body, app.limits(), &app.bodies, client, context.connection.reading()).await?;
+                Ok((app.admit(client)?, body))
             };
             let (permit, body) = match read.await {
                 Ok(read) => read,

@@ -1,4 +1,4 @@
-//! Listens, lets connections in up to a number, and ends in order.
+//! Listens, lets connections in, and ends in order.
 
 use futures_util::FutureExt;
 use std::{
@@ -15,9 +15,13 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Key, LOCAL_KEY, Settings, connection, service::Service};
+use super::{
+    Key, LOCAL_KEY, Settings, connection,
+    connections::{self, Connections},
+    service::Service,
+};
 use crate::prompt::Chats;
-use pensieve_protocol::refusal::Refusal;
+use pensieve_protocol::{refusal::Refusal, share::ONLY_CLIENT};
 
 /// How long the last words of a server that ends may take.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -71,22 +75,28 @@ impl Server {
     }
 
     /// The next connection at any of the addresses.
-    async fn accept(&self) -> io::Result<TcpStream> {
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|context| {
             let accepted = self.listeners.iter().find_map(|(listener, _)| match listener.poll_accept(context) {
                 Poll::Ready(accepted) => Some(accepted),
                 Poll::Pending => None,
             });
-            accepted.map_or(Poll::Pending, |accepted| Poll::Ready(accepted.map(|(stream, _)| stream)))
+            accepted.map_or(Poll::Pending, Poll::Ready)
         })
         .await
+    }
+
+    /// Whether other machines can reach it.
+    fn is_open(&self) -> bool {
+        self.addresses().any(|address| !address.ip().to_canonical().is_loopback())
     }
 
     /// Serves until `stop`, lets what runs finish for a while, and ends the fleet.
     pub async fn run(self, chats: Arc<Chats>, stop: impl Future<Output = ()>) {
         let limits = self.settings.limits;
-        let service = Service::new(chats.clone(), &self.settings, self.address());
-        let connections = Arc::new(Semaphore::new(limits.connections_max));
+        let (is_open, has_clients) = (self.is_open(), self.is_open() || self.settings.keys.len() > 1);
+        let service = Service::new(chats.clone(), &self.settings, self.address(), has_clients);
+        let connections = Connections::new(limits.connections_max);
         let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
         let (stopping, told) = watch::channel(false);
         let upkeep = tokio::spawn(service.upkeep());
@@ -96,8 +106,8 @@ impl Server {
                 accepted = self.accept() => accepted,
                 () = &mut stop => break,
             };
-            let stream = match accepted {
-                Ok(stream) => stream,
+            let (stream, peer) = match accepted {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     // Without descriptors there is nothing to do but to wait for some.
                     tracing::warn!("a connection cannot be accepted: {error}");
@@ -105,9 +115,9 @@ impl Server {
                     continue;
                 }
             };
-            if let Ok(permit) = connections.clone().try_acquire_owned() {
-                let serving = connection::serve(stream, service.clone(), told.clone());
-                tokio::spawn(serving.map(|()| drop(permit)));
+            let network = if is_open { connections::network(peer.ip()) } else { ONLY_CLIENT };
+            if let Some(place) = connections.admit(network).await {
+                tokio::spawn(connection::serve(stream, peer.ip(), place, service.clone(), told.clone()));
             } else if let Ok(permit) = refusals.clone().try_acquire_owned() {
                 metrics::counter!("pensieve_http_connections_refused_total").increment(1);
                 tokio::spawn(connection::refuse(stream).map(|()| drop(permit)));
@@ -117,13 +127,12 @@ impl Server {
         tracing::info!("ending: no more requests are taken");
         let _ = stopping.send(true);
         // What was taken is answered, even if its model is only being loaded; then the rest is told that it is over.
-        let all = u32::try_from(limits.connections_max).unwrap_or(u32::MAX);
         let began = Instant::now();
-        let _ = timeout(limits.drain, connections.acquire_many(all)).await;
+        let _ = timeout(limits.drain, connections.all_ended()).await;
         // Workers that have nothing left to do still put their caches on disk.
         chats.fleet().shutdown(limits.drain.saturating_sub(began.elapsed())).await;
         // Whoever does not read the last event is not waited for.
-        let _ = timeout(LAST_WORDS, connections.acquire_many(all)).await;
+        let _ = timeout(LAST_WORDS, connections.all_ended()).await;
         upkeep.abort();
     }
 }

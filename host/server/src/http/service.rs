@@ -18,12 +18,14 @@ use super::{
     Limits, Settings,
     auth::Auth,
     body,
+    connections::{self, ConnectionHandle},
     request_log::{LoggedBody, RequestLog},
-    router::{RouteMatch, Router},
+    router::{PathParams, RouteMatch, Router},
     routes::{self, PUBLIC_PATHS, Rejected},
     state::{AppState, RequestContext},
 };
 use crate::{
+    chat::Client,
     dialects::{ApiError, Dialect, ErrorCode},
     prompt::Chats,
 };
@@ -33,6 +35,15 @@ const NO_ROUTE: &str = "none";
 /// After how long a client should try again, where nothing else is known.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
+/// The addresses of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// What the client has reached.
+    pub(super) local: IpAddr,
+    /// Where the client is.
+    pub(super) peer: IpAddr,
+}
+
 /// Authentication and the routes behind it.
 pub(super) struct Service {
     app: Arc<AppState>,
@@ -41,10 +52,10 @@ pub(super) struct Service {
 }
 
 impl Service {
-    pub(super) fn new(chats: Arc<Chats>, settings: &Settings, address: SocketAddr) -> Arc<Self> {
+    pub(super) fn new(chats: Arc<Chats>, settings: &Settings, address: SocketAddr, has_clients: bool) -> Arc<Self> {
         let app = AppState::new(chats, settings);
         let router = routes::router(&app);
-        Arc::new(Self { app, auth: Auth::new(settings, address), router })
+        Arc::new(Self { app, auth: Auth::new(settings, address, has_clients), router })
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -56,19 +67,22 @@ impl Service {
         self.app.recorder.clone().upkeep()
     }
 
-    /// Answers a request that reached this address.
+    /// Answers a request of this connection.
     pub(super) async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
-        local: IpAddr,
+        ends: Ends,
+        connection: ConnectionHandle,
     ) -> hyper::Response<LoggedBody> {
         let path = self.router.normalized(request.uri().path());
         let has = |name: &str| request.headers().contains_key(name);
         let dialect = Dialect::of(&path, has("anthropic-version") || has("x-api-key"));
         let found = self.router.find(request.method(), &path);
         let pattern = if let RouteMatch::Found(route, _) = &found { route.pattern } else { NO_ROUTE };
-        let log = RequestLog::begin(&request, pattern, dialect.name());
-        let serving = self.serve(request, local, &log.id, dialect, found);
+        let log = RequestLog::begin(&request, pattern, dialect.name(), connection.answering());
+        let context =
+            |client, params| RequestContext { client, request_id: log.id.clone(), dialect, params, connection };
+        let serving = self.serve(request, ends, found, context);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
         let mut retry_after = RETRY_AFTER;
         if let Some(Rejected(error)) = response.extensions_mut().remove() {
@@ -106,12 +120,11 @@ impl Service {
     async fn serve(
         &self,
         mut request: Request<Incoming>,
-        local: IpAddr,
-        request_id: &str,
-        dialect: Dialect,
+        ends: Ends,
         found: RouteMatch<'_>,
+        context: impl FnOnce(Option<Client>, PathParams) -> RequestContext,
     ) -> (Response, Option<String>) {
-        let checked = self.auth.check_host(request.uri(), request.headers(), local);
+        let checked = self.auth.check_host(request.uri(), request.headers(), ends.local);
         let origin = match checked.and_then(|()| self.auth.check_origin(request.headers())) {
             Ok(origin) => origin,
             Err(error) => return (routes::rejected(error), None),
@@ -124,7 +137,7 @@ impl Service {
             return (preflight(headers), origin);
         }
         let is_public = matches!(&found, RouteMatch::Found(route, _) if PUBLIC_PATHS.contains(&route.pattern));
-        let client = match self.auth.check_key(headers) {
+        let client = match self.auth.check_key(headers, connections::network(ends.peer)) {
             Ok(client) => Some(client),
             Err(_) if is_public => None,
             Err(error) => return (routes::rejected(error), origin),
@@ -141,8 +154,7 @@ impl Service {
                 return (response, origin);
             }
         };
-        let request_id = request_id.to_owned();
-        request.extensions_mut().insert(RequestContext { client, request_id, dialect, params });
+        request.extensions_mut().insert(context(client, params));
         ((route.handler)(request).await, origin)
     }
 }

@@ -1,23 +1,26 @@
 //! What routes share, and what is known of a request before its body is read.
 
 use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{Limits, Settings, body::BodyBudget, metrics::Recorder, router::PathParams};
+use super::{Limits, Settings, connections::ConnectionHandle, metrics::Recorder, router::PathParams};
 use crate::{
     chat::Client,
     dialects::{ApiError, ApiRequest, Dialect, ErrorCode, Shared, StreamLimit},
     prompt::Chats,
+    shares::{Share, Shares},
 };
+use pensieve_protocol::share::ONLY_CLIENT;
 
 /// What routes share.
 pub(super) struct AppState {
     pub(super) chats: Arc<Chats>,
     pub(super) recorder: Recorder,
     limits: Limits,
-    requests: Arc<Semaphore>,
+    requests: Shares,
+    /// Bytes of the bodies of all requests. Each takes as much as has come of it, so that no client can reserve any by saying
+    /// how much it is about to send.
+    pub(super) bodies: Shares,
     shared: Arc<Shared>,
-    pub(super) memory: BodyBudget,
 }
 
 /// What is known of a request before its body is read; an extension of the request.
@@ -27,12 +30,18 @@ pub(super) struct RequestContext {
     pub(super) request_id: String,
     pub(super) dialect: Dialect,
     pub(super) params: PathParams,
+    pub(super) connection: ConnectionHandle,
 }
 
 impl RequestContext {
+    /// Whose share of requests and memory it takes.
+    pub(super) fn share(&self) -> u64 {
+        self.client.as_ref().map_or(ONLY_CLIENT, |client| client.share)
+    }
+
     /// The request as dialects see it.
     pub(super) fn into_request(self, body: Vec<u8>, app: &AppState) -> ApiRequest {
-        let Self { client, request_id, dialect, params: PathParams { id, name } } = self;
+        let Self { client, request_id, dialect, params: PathParams { id, name }, connection: _ } = self;
         ApiRequest { id, name, dialect, body, client, request_id, shared: app.shared.clone() }
     }
 }
@@ -41,19 +50,19 @@ impl AppState {
     pub(super) fn new(chats: Arc<Chats>, settings: &Settings) -> Arc<Self> {
         let limits = settings.limits;
         let shared = Shared::new(settings.dialects.clone(), StreamLimit::new(limits.streams_max));
-        let requests = Arc::new(Semaphore::new(limits.requests_max));
-        let (recorder, memory) = (Recorder::install(), BodyBudget::new(&limits));
-        Arc::new(Self { chats, recorder, limits, requests, shared: Arc::new(shared), memory })
+        let (requests, bodies) = (Shares::new(limits.requests_max), Shares::new(limits.bodies_bytes_max));
+        Arc::new(Self { chats, recorder: Recorder::install(), limits, requests, bodies, shared: Arc::new(shared) })
     }
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// A permit among the requests at hand.
-    pub(super) fn admit(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        self.requests.clone().try_acquire_owned().map_err(|_| {
-            let message = format!("{} requests are at hand already; try again later", self.limits.requests_max);
+    /// A place among the requests at hand.
+    pub(super) fn admit(&self, client: u64) -> Result<Share, ApiError> {
+        self.requests.take(client, 1).ok_or_else(|| {
+            let max = self.limits.requests_max;
+            let message = format!("this client's share of the {max} requests at hand is taken; try again later");
             ApiError::new(ErrorCode::Overloaded, message)
         })
     }

@@ -92,11 +92,11 @@ impl Chats {
             return Err(Failure::new(FailureCode::TooLong, message));
         }
         if let Some(spec) = &prompt.spec {
-            convention.prompter.try_grammar(request.client.id, spec).await?;
+            convention.prompter.try_grammar(request.client.share, spec).await?;
         }
         let room = known.context - input_tokens;
         let job = Job {
-            client: request.client.id,
+            client: request.client.share,
             salt: request.client.salt,
             tokens: prompt.tokens,
             max_tokens: request.max_tokens.map_or(room, |tokens| tokens.min(room)),

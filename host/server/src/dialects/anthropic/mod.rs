@@ -62,7 +62,7 @@ pub(crate) async fn messages(
 ) -> Result<ApiResponse, ApiError> {
     let first_event = Instant::now() + FIRST_EVENT;
     let (MessageRequest { request, stream }, warnings) = read(&call, request::message).await?;
-    let permit = (stream || always_stream).then(|| call.shared.streams.take()).transpose()?;
+    let permit = (stream || always_stream).then(|| call.stream_permit()).transpose()?;
     let (name, stops) = (request.model.clone(), request.stops.clone());
     let model = validation::model_name(&call, &name).to_owned();
     let request = Request { client: call.client(), model, ..request };

@@ -79,7 +79,7 @@ fn error_line(error: &ApiError) -> Value {
 
 async fn answer(chats: &Chats, call: &ApiRequest, asked: OllamaRequest, shape: Shape) -> Result<ApiResponse, ApiError> {
     let OllamaRequest { request, name, stream, with_thinking } = asked;
-    let permit = stream.then(|| call.shared.streams.take()).transpose()?;
+    let permit = stream.then(|| call.stream_permit()).transpose()?;
     let Some(request) = request else {
         // Without a prompt a client only wants to know that the model is there.
         let model = validation::model_name(call, model_name(&name));

@@ -113,7 +113,7 @@ impl Plan {
         requests: Vec<Request>,
         stream: bool,
     ) -> Result<ApiResponse, ApiError> {
-        let permit = stream.then(|| call.shared.streams.take()).transpose()?;
+        let permit = stream.then(|| call.stream_permit()).transpose()?;
         let model = requests.first().map(|request| request.model.clone()).unwrap_or_default();
         let mut prepared: Vec<Prepared> = Vec::with_capacity(requests.len());
         for request in requests {

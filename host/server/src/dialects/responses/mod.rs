@@ -47,7 +47,7 @@ const TRUNCATIONS_MAX: usize = 8;
 /// `POST /v1/responses`.
 pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let (asked, mut warnings) = read(&call)?;
-    let permit = asked.stream.then(|| call.shared.streams.take()).transpose()?;
+    let permit = asked.stream.then(|| call.stream_permit()).transpose()?;
     let prepared = prepare(&chats, &call, asked.request, asked.truncate, &mut warnings).await?;
     let head = Head {
         id: fresh_id("resp_"),

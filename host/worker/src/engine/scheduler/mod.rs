@@ -22,6 +22,7 @@ use super::{
     states::StateTable,
 };
 use pace::Pace;
+use pensieve_protocol::share;
 use waiting::Waiting;
 
 /// The scheduler of one model.
@@ -82,8 +83,9 @@ impl Scheduler {
             return Err(Refused::Duplicate);
         }
         // Who takes a free place does not wait for long.
-        let free = self.config.sequences_max.saturating_sub(self.running.len());
-        if self.waiting.len() >= self.config.waiting_max.saturating_add(free) {
+        let idle = self.config.sequences_max.saturating_sub(self.running.len());
+        let free = self.config.waiting_max.saturating_add(idle).saturating_sub(self.waiting.len());
+        if !share::may_take(client, self.waiting.of(client), free, 1) {
             return Err(Refused::Busy { waiting: self.waiting.len() });
         }
         let mut root = Key(0);

@@ -42,7 +42,7 @@ impl Default for Config {
 pub struct Request {
     /// Its id, which no other sequence here has.
     pub sequence: u64,
-    /// Who asks; clients take turns.
+    /// Who asks; clients take turns, and none may fill the queue but [`ONLY_CLIENT`](pensieve_protocol::share::ONLY_CLIENT).
     pub client: u64,
     /// What besides tokens its keys and values depend on: see [`root`](crate::engine::blocks::BlockTable::root).
     pub salt: Vec<u8>,

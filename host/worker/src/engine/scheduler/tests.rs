@@ -135,6 +135,15 @@ fn a_client_with_many_requests_does_not_hold_up_another() {
 }
 
 #[test]
+fn a_client_leaves_places_in_the_queue_to_others() {
+    let mut scheduler = paged(64, Config { sequences_max: 1, waiting_max: 8, ..config() });
+    let mut submit = |sequence, client| scheduler.submit(Request { client, ..request(sequence, &[1]) });
+    let taken = (1..20).filter(|sequence| submit(*sequence, 7).is_ok()).count();
+    assert_eq!(taken, 6);
+    assert_eq!((submit(30, 8), submit(31, 9)), (Ok(()), Ok(())));
+}
+
+#[test]
 fn the_newest_gives_its_blocks_up_and_goes_on_later_where_it_was() {
     let mut scheduler = paged(6, config());
     submit(&mut scheduler, 1, 7);

@@ -18,6 +18,11 @@ impl Waiting {
         self.preempted.len() + self.clients.iter().map(|(_, queue)| queue.len()).sum::<usize>()
     }
 
+    /// How many of a client's requests wait that have not run yet.
+    pub(super) fn of(&self, client: u64) -> usize {
+        self.clients.iter().find(|(other, _)| *other == client).map_or(0, |(_, queue)| queue.len())
+    }
+
     pub(super) fn push(&mut self, client: u64, sequence: u64) {
         match self.clients.iter_mut().find(|(other, _)| *other == client) {
             Some((_, queue)) => queue.push_back(sequence),

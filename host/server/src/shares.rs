@@ -1,0 +1,91 @@
+//! Places, streams and memory that all clients share.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use pensieve_protocol::share;
+
+/// So much of something, of which no client may hold more than its share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shares(Arc<Mutex<Held>>);
+
+#[derive(Debug)]
+struct Held {
+    free: usize,
+    by_client: HashMap<u64, usize>,
+}
+
+/// What a client holds as long as this is kept.
+#[derive(Debug)]
+pub(crate) struct Share {
+    of: Shares,
+    client: u64,
+    amount: usize,
+}
+
+impl Shares {
+    pub(crate) fn new(total: usize) -> Self {
+        Self(Arc::new(Mutex::new(Held { free: total, by_client: HashMap::new() })))
+    }
+
+    /// A part for this client, if its share allows that.
+    pub(crate) fn take(&self, client: u64, amount: usize) -> Option<Share> {
+        let mut share = Share { of: self.clone(), client, amount: 0 };
+        share.grow(amount).then_some(share)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Share {
+    /// Takes more; false if the client's share does not allow that.
+    #[must_use]
+    pub(crate) fn grow(&mut self, amount: usize) -> bool {
+        let mut held = self.of.held();
+        let own = held.by_client.get(&self.client).copied().unwrap_or(0);
+        if !share::may_take(self.client, own, held.free, amount) {
+            return false;
+        }
+        held.free -= amount;
+        *held.by_client.entry(self.client).or_default() += amount;
+        self.amount += amount;
+        true
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut held = self.of.held();
+        held.free += self.amount;
+        if let Some(own) = held.by_client.get_mut(&self.client) {
+            *own -= self.amount;
+            if *own == 0 {
+                held.by_client.remove(&self.client);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_comes_back() {
+        let shares = Shares::new(8);
+        let taken: Vec<Share> = std::iter::from_fn(|| shares.take(1, 1)).collect();
+        assert_eq!(taken.len(), 6);
+        let mut other = shares.take(2, 1).unwrap();
+        assert!(!other.grow(1));
+        drop(taken);
+        assert!(other.grow(4));
+        drop(other);
+        let held = shares.held();
+        assert!(held.free == 8 && held.by_client.is_empty(), "{held:?}");
+    }
+}
