@@ -12,8 +12,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// The normal dependencies of every package, by name, as resolved for this platform.
-fn dependencies() -> HashMap<String, BTreeSet<String>> {
+/// What cargo knows of all packages, as resolved for this platform.
+pub fn metadata() -> Value {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let output = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--locked", "--offline", "--filter-platform", &platform()])
@@ -21,7 +21,12 @@ fn dependencies() -> HashMap<String, BTreeSet<String>> {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// The normal dependencies of every package, by name.
+fn dependencies() -> HashMap<String, BTreeSet<String>> {
+    let metadata = metadata();
     let packages = metadata["packages"].as_array().unwrap().iter().map(|package| {
         let normal =
             package["dependencies"].as_array().unwrap().iter().filter(|dependency| dependency["kind"].is_null());
