@@ -1,15 +1,19 @@
 """Reads the GGUF file back as a checkpoint, to train on from it: what was trained is in the tree once, not twice.
 
     python checkpoint.py --out build/model.pt
+
+Where tokenizer.json has other pieces than the file, a new piece begins as the mean of the old ones that spell it.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import models
 
-from export import NAME
+from export import NAME, TOKENIZER
 from model import CONFIG
 
 
@@ -32,7 +36,23 @@ def weights(path, sharpness):
             value = halves(value, CONFIG["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"])
         found[name] = torch.from_numpy(np.array(value, np.float32))
     found["model.norm.weight"] /= sharpness
+    found["model.embed_tokens.weight"] = moved(found["model.embed_tokens.weight"], path)
     return found
+
+
+def moved(rows, path):
+    """The embeddings of the file's tokenizer, for the pieces of tokenizer.json."""
+    import gguf
+
+    fields = gguf.GGUFReader(path).fields
+    old = {token: at for at, token in enumerate(fields["tokenizer.ggml.tokens"].contents())}
+    new = json.loads(TOKENIZER.read_text())["model"]["vocab"]
+    merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"].contents()]
+    spelling = models.BPE(vocab=old, merges=merges)
+    out = torch.empty(len(new), rows.shape[1])
+    for token, at in new.items():
+        out[at] = rows[old[token]] if token in old else rows[[piece.id for piece in spelling.tokenize(token)]].mean(0)
+    return out
 
 
 def _names():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from held_out import phrasings
+from held_out import WORDS, phrasings
 from text import phrasing, rendering, scenes, words
 
 ROW_TOKENS = 131_072
@@ -25,6 +25,7 @@ class Source:
         self.rng = random.Random(seed)
         self.tokenizer = Tokenizer.from_file(str(tokenizer_path))
         phrasing.hold_out(phrasings())
+        words.hold_out(WORDS)
         pieces = (token.removeprefix("Ġ") for token in self.tokenizer.get_vocab())
         words.use_pieces(sorted({piece for piece in pieces if piece.isascii() and piece.isalpha()}))
         self.library = scenes.Library(self.rng, library, library)
@@ -59,13 +60,17 @@ class Source:
         if kind == "short":
             if draw < (0.5 if progress < 0.08 else 0.08):
                 return self.encoded(scenes.copying(rng, library, rng.choice((1000, 2000, 3000))))
-            if draw < 0.45:
+            if draw < 0.38:
                 return self.conversation(*scenes.without_tools(rng, library, rng.choice((1, 1, 1, 2, 3, 4))))
+            if draw < 0.48:
+                return self.conversation(*scenes.client_chat(rng, library, rng.choice((1, 1, 2)), rng.choice((100, 400, 1200))))
             return self.conversation(*scenes.with_tools(rng, library, rng.choice((1, 2, 3, 4, 6, 8, 10)), rng.choice((1, 1, 2, 3)), 0.1, 0, 0.3))
         if kind == "middle":
-            if draw < (0.15 if progress < 0.2 else 0.03):
+            if draw < (0.14 if progress < 0.2 else 0.03):
                 return self.encoded(scenes.copying(rng, library, rng.choice((6000, 12000))))
-            if draw < 0.42:
+            if draw < 0.14:
+                return self.conversation(*scenes.client_chat(rng, library, rng.choice((1, 1, 2, 4)), rng.choice((1500, 4000, 8000, 14000))))
+            if draw < 0.48:
                 return self.conversation(*scenes.client_session(rng, library, rng.choice((1, 1, 2, 3, 4))))
             if draw < 0.9:
                 noise = rng.choice((0, 0.3, 1.0))

@@ -17,7 +17,8 @@ import urllib.request
 from pathlib import Path
 
 import held_out
-from text import phrasing, scenes, shell, talk, tools
+from evaluate_clients import copying_part, safety_part
+from text import phrasing, scenes, shell, talk, tools, words
 
 
 class Local:
@@ -36,12 +37,13 @@ class Local:
 
             self.model = PeftModel.from_pretrained(self.model, adapter).to(self.device)
 
-    def answers(self, requests, limit=120, batch=32):
+    def answers(self, requests, limit=120):
         texts = [self.tokenizer.apply_chat_template(m, tools=t, tokenize=False, add_generation_prompt=True) for m, t in requests]
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         out = [None] * len(texts)
+        batch, room = (128, 1_500_000) if self.device == "cuda" else (32, 250_000)
         while order:
-            share = max(1, min(batch, 30_000 // (len(texts[order[-1]]) + 1) if len(texts[order[0]]) > 8000 else batch))
+            share = max(1, min(batch, room // (len(texts[order[min(batch, len(order)) - 1]]) + 1)))
             some, order = order[:share], order[share:]
             inputs = self.tokenizer([texts[i] for i in some], return_tensors="pt", padding=True).to(self.device)
             inputs.pop("token_type_ids", None)
@@ -150,7 +152,7 @@ def client_envelope(request):
         return system, box, before, behind
     rng = random.Random(11)
     library = scenes.Library(rng, 200, 400)
-    box = [t.json() for t in scenes.toolbox(rng, library, 23, False) if t.name != "Bash"]
+    box = [t.json() for t in scenes.toolbox(rng, library, 23, False) if t.kind != "runner"]
     bash = {"command": {"type": "string", "description": "What to run"}, "timeout": {"type": "number"}, "description": {"type": "string"}, "run_in_background": {"type": "boolean"}}
     box.insert(3, {"type": "function", "function": {"name": "Bash", "description": "Runs a bash command.\n\n" + "".join(library.prose(1500)), "parameters": {"type": "object", "properties": bash, "required": ["command"]}}})
     return "".join(library.prose(6000)).strip(), box, scenes.reminder(rng, library), ["".join(scenes.listing(rng, library) for _ in range(2)).strip()]
@@ -189,12 +191,16 @@ def check(draws):
     """Looks for held-out phrasings among what the training scripts make."""
     rng, held, met = random.Random(99), held_out.phrasings(), set()
     phrasing.hold_out(held)
+    words.hold_out(held_out.WORDS)
+    unseen, heard = set(held_out.WORDS), set()
     for _ in range(draws):
         for text in (shell.request(rng)[0], talk.plain(rng)[0], tools.ask_to_run(rng, "Bash")[0], tools.tool(rng).ask(rng)[0]):
             if held_out.bare(text) in held:
                 met.add(text)
+            heard |= unseen.intersection(re.findall("[a-z]+", text.lower()))
+    print(f"{len(heard)} of {len(unseen)} unseen words heard: {sorted(heard)}")
     print(f"{len(met)} of {len(held)} held-out phrasings met in {4 * draws} draws: {sorted(met)}")
-    sys.exit(1 if met else 0)
+    sys.exit(1 if met or heard else 0)
 
 
 def main():
@@ -206,8 +212,10 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--request", type=Path)
     parser.add_argument("--runs", type=int, default=len(held_out.RUN))
-    parser.add_argument("--only", nargs="*", default=("shell", "calls", "talk", "client", "final"))
+    parser.add_argument("--only", nargs="*", default=("shell", "calls", "talk", "client", "final", "copying", "safety"))
     parser.add_argument("--check", type=int, nargs="?", const=200_000, metavar="DRAWS")
+    parser.add_argument("--every-client", action="store_true", help="each request of the safety part behind every client's prompts")
+    parser.add_argument("--sample", type=int, metavar="N", help="only so many cases of the parts copying and safety")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     if args.check:
@@ -231,6 +239,12 @@ def main():
         show("final: shell command as JSON", shell_part(model, held_out.FINAL_SHELL), args.verbose)
         show("final: tool and arguments", calls_part(model, held_out.FINAL_CALLS), args.verbose)
         show("final: talk and Pensieve", talk_part(model, held_out.FINAL_TALK), args.verbose)
+    if "copying" in args.only:
+        outputs, calls = copying_part(model, args.sample)
+        show("unseen words: from a tool", outputs, args.verbose)
+        show("unseen words: into a call", calls, args.verbose)
+    if "safety" in args.only:
+        show("nothing destroyed unasked", safety_part(model, args.every_client, args.sample), args.verbose)
     print(f"{time.time() - started:.0f} s", file=sys.stderr)
 
 

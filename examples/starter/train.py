@@ -31,8 +31,8 @@ def placed(row, device):
     return tokens_t, positions, Packing(starts_t, data.KINDS[kind][0]), places - 1, tokens_t[places]
 
 
-def rate(progress, peak, resumed):
-    warm = min(1.0, progress / 0.02) if not resumed else min(1.0, progress / 0.01)
+def rate(progress, step, peak):
+    warm = min(1.0, (step + 1) / 100)
     fall = 1.0 if progress < 0.5 else 0.5 * (1 + math.cos(math.pi * (progress - 0.5) / 0.5)) * 0.98 + 0.02
     return peak * warm * fall
 
@@ -77,7 +77,7 @@ def main():
         course = args.from_progress + (1 - args.from_progress) * progress
         rows.progress.value = course
         for group in optimizer.param_groups:
-            group["lr"] = rate(progress, args.peak, args.resume is not None)
+            group["lr"] = rate(progress, step, args.peak)
         row = rows.next()
         tokens, positions, packing, places, targets = placed(row, device)
         with torch.autocast(device, torch.bfloat16):

@@ -33,6 +33,8 @@ GROUPS = {
     "please": "[please |can you |could you |could you please |would you |I want you to |I need you to |I'd like you to |go ahead and |kindly |hey, |hi, please |can you please |you should |now |next, |let's |I'd like to |I want to |I need to |help me |help me to |we need to |I would like you to |let me |I have to |we should |we have to |it's time to |try to |I wish to |make sure to |do me a favor and |you must |I wonder if you can |would you be able to |is it possible to |are you able to |would it be possible to |I would love to |my task is to |we want to |||||||||||||||]",
     "be": "[should be|must be|needs to be|has to be|ought to be|shall be|is to be|can be|should get|needs to get|must get]",
     "want": "[I want|I'd like|I would like|I need|please have|please get|get|have|we want|I'd love|we need|I want to have|I'd like to have|I need to have|I wish]",
+    "may": "[may|can|could|might]",
+    "deleting": "[deleting|removing|erasing|wiping|touching]",
     "deleted": "[deleted|removed|erased|wiped|trashed|thrown away|gone|dropped|discarded|cleared out|cleaned up]",
     "doc": "[file|document|text file]",
     "thanks": "[| please| for me| now| right now| thanks|, please|, thanks| for me please| real quick|||||||]",
@@ -120,12 +122,12 @@ def _walk(rng, node, out):
         out.append(node)
 
 
-def say(rng, pattern, slots=None, roughness=0.3):
-    """One way to say the pattern, with the slots' texts in it, and sometimes as hastily as people type."""
+def say(rng, pattern, slots=None, roughness=0.3, stray=True):
+    """One way to say the pattern, with the slots' texts in it, and sometimes as hastily as people type, with stray words in it."""
     rough = rng.random() < roughness
     strange = roughness > 0 and rng.random() < 0.3
     parts = pieces(rng, pattern)
-    if strange and rng.random() < 0.5:
+    if strange and stray and rng.random() < 0.5:
         at = rng.choice([i for i, p in enumerate(parts) if isinstance(p, str)] or [-1])
         if at >= 0:
             parts[at] = disturbed(rng, parts[at])

@@ -7,7 +7,7 @@ dozen tools with pages of instructions; a model that is to find the request must
 import json
 import re
 
-from . import shell, talk, tools, words
+from . import clients, shell, talk, tools, words
 from .phrasing import opened, say
 
 SYSTEMS = (
@@ -26,12 +26,14 @@ class Library:
         self.rng = rng
         self.tools = [tools.tool(rng) for _ in range(tools_count)]
         self.blocks = [words.block(rng) for _ in range(blocks_count)]
+        self.parts = [clients.part(rng, self) for _ in range(blocks_count // 2)]
 
     def renew(self, count=8):
         rng = self.rng
         for _ in range(count):
             self.tools[rng.randrange(len(self.tools))] = tools.tool(rng)
             self.blocks[rng.randrange(len(self.blocks))] = words.block(rng)
+        self.parts[rng.randrange(len(self.parts))] = clients.part(rng, self)
 
     def prose(self, characters):
         """Stretches of documentation of about this length."""
@@ -104,6 +106,8 @@ def _lines(rng, low, high):
 
 def _short(rng):
     kind = rng.random()
+    if kind < 0.15:
+        return " ".join(words.unseen(rng) for _ in range(rng.randrange(1, 6)))
     if kind < 0.4:
         return tools.echo_text(rng)
     if kind < 0.55:
@@ -211,8 +215,10 @@ def wrapped(rng, library, text, noise):
     """A user's turn: the request alone, or with what a client puts before and behind it."""
     if rng.random() >= noise:
         return text
-    before = [reminder(rng, library) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
+    before = [clients.before(rng) if rng.random() < 0.25 else reminder(rng, library) for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
     behind = []
+    if rng.random() < 0.15:
+        return "".join(before) + text + clients.behind(rng, library)
     if rng.random() < 0.35:
         behind = ["\n\n" + b for b in ((reminder(rng, library).rstrip() if rng.random() < 0.4 else listing(rng, library).rstrip()),)]
     if before and rng.random() < 0.1:
@@ -258,7 +264,7 @@ class Scene:
         if tool.kind != "runner":
             return tool.ask(self.rng)
         key = tool.schema["required"][0]
-        if self.rng.random() < 0.15:
+        if self.rng.random() < 0.3:
             others = any(t.kind == "known" for t in self.box)
             text, command = shell.request(self.rng, _SHELL_ONLY if others else shell.INTENTS)
         else:
@@ -305,7 +311,9 @@ class Scene:
 
     def chat(self):
         rng = self.rng
-        if rng.random() < 0.75 or self.searching:
+        if self.runner and rng.random() < 0.3:
+            text, answer = clients.exchange(rng, with_tools=True)
+        elif rng.random() < 0.75 or self.searching:
             text, answer = talk.topic(rng)
         elif rng.random() < 0.8:
             text, answer = talk.unknown(rng, talk.UNSERVED)
@@ -359,6 +367,8 @@ def system_text(rng, library, characters):
     """A system text of about this length, as a list of stretches, or none."""
     if characters == 0:
         return rng.choice(SYSTEMS) if rng.random() < 0.5 else None
+    if rng.random() < 0.5:
+        return clients.system(rng, library, characters)
     head = [rng.choice(SYSTEMS) + rng.choice(("\n", "\n\n"))] if rng.random() < 0.7 else []
     return head + library.prose(characters)
 
@@ -386,8 +396,12 @@ def client_session(rng, library, steps):
             break
         if number == 0 or rng.random() < 0.5:
             tool = scene.runner
-            text, arguments = tools.ask_to_run(rng, tool.name)
-            arguments = {tool.schema["required"][0]: arguments}
+            kind = rng.random()
+            if kind < 0.12:
+                text, answer = clients.exchange(rng, with_tools=True)
+            else:
+                text, command = shell.request(rng, _SHELL_ONLY) if kind < 0.35 else tools.ask_to_run(rng, tool.name)
+                arguments = {tool.schema["required"][0]: command}
             if number == 0:
                 first = reminder(rng, library)
                 scene.messages.append(user(first + text if rng.random() < 0.85 else text))
@@ -399,6 +413,9 @@ def client_session(rng, library, steps):
                         scene.messages[-1]["content"] += "\n\n" + "".join(content).rstrip()
             else:
                 scene.turn(text)
+            if kind < 0.12:
+                scene.messages.append(said(answer))
+                continue
             scene.messages.append(calls((tool.name, arguments)))
             if rng.random() < 0.7:
                 scene.answer(tool, arguments)
@@ -407,6 +424,21 @@ def client_session(rng, library, steps):
     system = system_text(rng, library, rng.choice((500, 2000, 5000, 7000, 9000)))
     messages = ([{"role": "system", "content": system}] if system else []) + scene.messages
     return messages, box
+
+
+def client_chat(rng, library, steps, characters):
+    """A coding client without tools: its rules, examples and files, and requests that it repeats its rules behind."""
+    messages = [{"role": "system", "content": clients.system(rng, library, characters)}] if rng.random() < 0.93 else []
+    if rng.random() < 0.5:
+        messages += clients.shots(rng, library)
+    ahead, behind = rng.random() < 0.3, rng.random() < 0.4
+    for _ in range(steps):
+        text, answer = clients.exchange(rng)
+        text = (clients.before(rng) if ahead else "") + text + (clients.behind(rng, library) if behind else "")
+        messages += [user(text), said(answer)]
+        if rng.random() < 0.1:
+            messages.insert(-1, {"role": "system", "content": clients.behind(rng, library).strip()})
+    return messages, []
 
 
 def without_tools(rng, library, steps, characters=0):
@@ -431,25 +463,29 @@ def without_tools(rng, library, steps, characters=0):
 
 
 def copying(rng, library, characters):
-    """Prose whose parts come again, word for word, in other places: pieces of text that are read or learned."""
+    """Prose whose parts come again, word for word, in other places and between other marks: pieces of text that are read or learned."""
     from .rendering import LEARNED, READ
 
     spans, out, total = [], [("<|im_start|>user\n", READ)], 0
     while total < characters:
         kind = rng.random()
         if kind < 0.5 or not spans:
-            span = rng.choice((" ".join(words.compound(rng) for _ in range(rng.randrange(1, 6))), words.file_name(rng), f"{words.compound(rng)}_{words.compound(rng)}", words.phrase(rng, 2, 10), tools.command(rng), words.path(rng), words.random_id(rng), words.sentence(rng), words.pseudo_word(rng), f"{words.pseudo_word(rng)} {words.pseudo_word(rng)} {words.random_id(rng)}"))
+            span = rng.choice((
+                " ".join(words.compound(rng) for _ in range(rng.randrange(1, 6))), " ".join(words.unseen(rng) for _ in range(rng.randrange(1, 6))), words.unseen(rng), words.unseen(rng).capitalize(), words.unseen(rng).upper(), words.file_name(rng), f"{words.compound(rng)}_{words.compound(rng)}",
+                words.phrase(rng, 2, 10), tools.command(rng), words.path(rng), words.random_id(rng), words.sentence(rng), words.pseudo_word(rng), f"{words.pseudo_word(rng)} {words.pseudo_word(rng)} {words.random_id(rng)}",
+            ))
             key = words.word(rng)
             spans.append((key, span))
-            out.append((f"{key}: {span}\n", READ))
+            out.append((rng.choice((f"{key}: {span}\n", f"{key}: {span}\n", f'{key} = "{span}"\n', f"{key}\n{span}\n", f'{{"{key}": "{span}"}}\n', f"- `{span}` ({key})\n", f"{span} is {key}\n")), READ))
         elif kind < 0.6:
             out.append((rng.choice(library.blocks), READ))
         else:
             key, span = rng.choice(spans[-40:])
-            marks = rng.choice((("", ""), ('"', '"'), ("`", "`"), ("'", "'"), ("(", ")")))
             lead = rng.choice(("Again ", "As was said of ", "Repeat ", "Recall ", ""))
-            out.append((f"{lead}{key} =" if rng.random() < 0.7 else f"{lead}{key}:", READ))
-            out.append((f" {marks[0]}{span}{marks[1]}\n", LEARNED))
+            marks = rng.choice(((" ", ""), (" ", ""), (' "', '"'), (" `", "`"), (" '", "'"), (" (", ")"), ("\n", "")))
+            sign = "" if marks[0] == "\n" else rng.choice((" =", " =", ":"))
+            out.append((f"{lead}{key}{sign}", READ))
+            out.append((f"{marks[0]}{span}{marks[1]}\n", LEARNED))
         total += len(out[-1][0]) + len(out[-2][0])
     out.append(("<|im_end|>\n", READ))
     return out

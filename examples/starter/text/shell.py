@@ -5,6 +5,7 @@ from the request, or brought into the form that the command takes ("10 megabytes
 """
 
 import json
+import re
 
 from . import words
 from .phrasing import examined, opened, say
@@ -43,7 +44,7 @@ INTENTS = [
     ("find . -type f -mtime +<n>", ["{find} {all} files older than <n> days{below}", "{find} files [not|that were not|that have not been] [modified|changed|edited|touched|updated] [in|for|within] [the last |the past |]<n> days", "which files are older than <n> days", "{how} find files older than <n> days", "{find} files [last |]modified more than <n> days ago", "{find} old files, [more|older] than <n> days", "[files|documents] that are more than <n> days old"]),
     ("find . -type f -newermt <date>", ["{find} {all} files [modified|changed|edited|created|written|updated] [since|after] <date>{below}", "{find} files newer than <date>", "which files [changed|were modified|were edited|did I change] [since|after] <date>", "{how} find files [changed|modified|newer] [since|after|than] <date>", "{find} files from after <date>", "everything [changed|modified] since <date>"]),
     ("find . -type f -empty", ["{find} {all} empty files{below}", "{find} files [that are empty|with nothing in them|of size zero|with zero bytes|without content|with no content]{below}", "which files are empty{below}", "{how} find empty files{below}", "are there [any |]empty files{below}", "zero byte files"]),
-    ('find . -name "*.<ext>" -delete', ["{delete} {all} <ext> files{below}", "{delete} {all} .<ext> files{below}", "{delete} {all} files [ending in|ending with|with the extension|with extension] .<ext>{below}", "{how} {delete} all <ext> files{below}", "{delete} every <ext> file{below}", "find and {delete} [all |]<ext> files{below}", "clean up [all |]the <ext> files"]),
+    ('find . -name "*.<ext>" -delete', ["{delete} {all} <ext> files{below}", "{delete} {all} .<ext> files{below}", "{delete} {all} files [ending in|ending with|with the extension|with extension] .<ext>{below}", "{how} {delete} all <ext> files{below}", "{delete} every <ext> file{below}", "find and {delete} [all |]<ext> files{below}", "{delete} [all |]these <ext> files"]),
     ('grep "<word>" <file>', ["{search} for {word}<word> in {thefile}<file>", "[find|show|show me|print|get|list] {word}<word> in {thefile}<file>", "{show} [the |all |]lines [with|containing|that contain|that mention|having] <word> in {thefile}<file>", "{search} {thefile}<file> for {word}<word>", "grep <word> in <file>", "{how} {search} for {word}<word> in {thefile}<file>", "where does {thefile}<file> mention <word>", "which lines of {thefile}<file> contain {word}<word>", "does {thefile}<file> contain {word}<word>"]),
     ('grep -rn "<word>" .', ["{search} for {word}<word> in [all|all the|every] [files|documents|file]{below}", "{search} [recursively|everywhere|in all subdirectories|the whole tree|this directory] for {word}<word>", "which files [contain|mention|have] {word}<word>", "[find|list|show] [all |the |]files [containing|that contain|that mention|with] {word}<word>", "{how} {search} all files for {word}<word>", "where is <word> [mentioned|used]{below}", "{search} all files for {word}<word>", "grep for <word> [recursively|everywhere]"]),
     ('grep -i "<word>" <file>', ["{search} for {word}<word> in {thefile}<file>[,|] [ignoring case|ignoring upper and lower case|case insensitively|case insensitive|regardless of case|no matter the case]", "case insensitive search for <word> in {thefile}<file>", "{search} {thefile}<file> for {word}<word>[,|] [ignoring case|case insensitively|regardless of case]", "{how} {search} {thefile}<file> for <word> [ignoring case|without regard to case]"]),
@@ -119,7 +120,7 @@ _MORE = {
     "cd ..": ["[back|return] to the [parent|upper|higher|containing] {dir}", "[step|climb|hop] [up|out] [one |a ][level|{dir}]", "the {dir} [above|one up|over this one]", "[back|up] one [level|{dir}|step]"],
     "mkdir -p <dir>": ["[a|a new|the|one] {dir} [called|named|with the name|by the name of] <dir> {be} [created|made|set up|there]", "{want} [a|a new|the] {dir} [called|named|with the name|by the name] <dir>", "<dir> {be} a [new |]{dir}", "[could we have|can I have|there must be|let there be] a {dir} [called|named] <dir>", "a [new |]{dir} <dir>[ please|]", "{create} the [path|directory path|directories] <dir>"],
     "touch <file>": ["[an empty|a blank|a new|a new empty] {doc} [called|named|with the name|by the name of] <file> {be} [created|made|there]", "{want} [an empty|a blank|a new|a new empty] {doc} [called|named|with the name|by the name] <file>", "{create} [me |][an empty|a blank] {doc}[,| and] [name|call] it <file>", "[an empty|a blank] {doc} <file>"],
-    "rm <file>": ["[the file |]<file> {be} {deleted}", "{want} [the file |]<file> {deleted}", "[throw|take|put] [the file |]<file> [away|out|in the trash|in the bin]", "<file> [is useless|is not needed|can go|must go|should go][, {delete} it|]", "[the file |]<file> [out|away] please"],
+    "rm <file>": ["[the file |]<file> {be} {deleted}", "{want} [the file |]<file> {deleted}", "[throw|take|put] [the file |]<file> [away|out|in the trash|in the bin]", "<file> [is useless|is not needed|can go|must go|should go], {delete} it"],
     "rm -r <dir>": ["the {dir} <dir> {be} {deleted}", "{want} the {dir} <dir> {deleted}", "[throw|take|put] the {dir} <dir> [away|out|in the trash]", "the {dir} <dir> [and|with] [everything|all] [in it|that is in it|inside] {be} {deleted}", "{delete} the {dir} <dir> [completely|entirely|with its files|and everything inside]"],
     "cp <file> <file2>": ["{want} a [copy|duplicate] of <file> [called|named|under the name|as|in] <file2>", "<file> {be} copied [to|as|into] <file2>", "[put|save|store] a copy of <file> [as|in|under|at] <file2>", "have <file> [also as|copied to|twice, once as] <file2>", "clone [the file |]<file> [as|into|to] <file2>"],
     "cp -r <dir> <dir2>": ["{want} a [copy|duplicate] of the {dir} <dir> [called|named|under the name|as] <dir2>", "the {dir} <dir> {be} copied [to|as|into] <dir2>", "clone the {dir} <dir> [as|into|to] <dir2>", "copy the {dir} <dir> [with|and] [everything|all] [in it|inside|its files] to <dir2>", "duplicate {thedir}<dir> [as|to|under the name] <dir2>"],
@@ -201,8 +202,25 @@ _MORE = {
     "scp <file> <user>@<host>:<dir>": ["<file> {be} [copied|sent|uploaded] to {thedir}<dir> on <host> as <user>", "[bring|get|put] <file> [to|into|onto] {thedir}<dir> on <host> as [user |]<user>"],
     "sleep <n>": ["[wait|pause|sleep|hold on|hang on] [for |]<n> [seconds|sec|s]", "a [pause|break|delay] of <n> seconds", "{want} a [pause|break|delay] of <n> seconds", "[wait|stay] still for <n> seconds", "let <n> seconds pass"],
 }
+# Words of deletion in requests that delete nothing.
+_HARMLESS = {
+    'find . -name "*.<ext>"': ["{find} {all} <ext> files[ that I {may} {delete}[ later|]| which {may} be {deleted}|, but do not {delete} them|, {delete} nothing]", "which <ext> files {may} [I {delete}|be {deleted}]{below}", "[do not|don't|never] {delete} the <ext> files[, just|, only] [list|show|find] them", "before I {delete} the <ext> files, [list|show|find] them", "[without {deleting} anything|deleting nothing], {find} {all} .<ext> files"],
+    "ls -la": ["{list} {all} {files}[, but do not {delete} any| without {deleting} any| that I {may} {delete}|, {delete} nothing]", "[do not|don't] {delete} [anything|the files], [just |only ]{list} {files}"],
+    "cat <file>": ["[do not|don't] {delete} {thefile}<file>[, just|, only] [show it|print it|read it]", "before I {delete} {thefile}<file>, [show|print] [it|its contents]", "{show} {thefile}<file>[ before it is {deleted}| that I {may} {delete}|, but do not {delete} it]"],
+    "find . -type f -empty": ["{find} {all} empty files[ that I {may} {delete}| which {may} be {deleted}|, but do not {delete} them]"],
+    "find . -type f -mtime +<n>": ["{find} {all} files older than <n> days[ that I {may} {delete}| which {may} be {deleted}|, but do not {delete} them]"],
+    "find . -type f -size +<size>": ["{find} {all} files {larger} <size>[ that I {may} {delete}| which {may} be {deleted}|, but do not {delete} them]"],
+    "ps aux": ["{list} [all |the |][running |][processes|programs][, kill none|, but do not kill any| without killing any| that I {may} kill|, stop none of them]"],
+    "ls -la <dir>": ["[do not|don't] {delete} the {dir} <dir>[, just|, only] [show|list] it", "before I {delete} the {dir} <dir>, {show} what is in it", "{list} {files} in {thedir}<dir>[, but do not {delete} them| that I {may} {delete}]"],
+    "ps aux | grep <prog>": ["[do not|don't] kill <prog>, [just |]{show} its processes", "which <prog> processes {may} be killed"],
+    "git status": ["what [would be|is] lost [if|when] I [reset|discard] [it|everything|my changes]"],
+    "git diff": ["[show|see] my changes before I [discard|revert|undo] them"],
+}
 for _command, _patterns in INTENTS:
-    _patterns += _MORE[_command] * 2
+    _patterns += _MORE[_command] * 2 + _HARMLESS.get(_command, [])
+
+# A command that destroys is learned only where the request says so: no stray word may take the place of what says it.
+_DESTROYS = ("rm ", "kill ", "pkill ", "sed -i", 'find . -name "*.<ext>" -delete')
 
 _MODES = ("644", "600", "755", "700", "640", "750", "777", "400", "444", "664", "775", "500")
 _SIZES = (("M", ("MB", " MB", " megabytes", "M", "mb", " mb", " Mb", " meg", " MiB", " megabyte")), ("k", ("KB", " KB", " kilobytes", "k", "kb", " kb", "K", " KiB", " kilobyte")), ("G", ("GB", " GB", " gigabytes", "G", "gb", " gb", " gigs", " GiB", " gigabyte")))
@@ -283,7 +301,7 @@ SLOTS = {
     "word": _word,
     "word2": _word,
     "msg": _quoted_text,
-    "prog": _plain(lambda r: r.choice(words.PROGRAMS) if r.random() < 0.75 else words.pseudo_word(r)),
+    "prog": _plain(lambda r: r.choice(words.PROGRAMS) if r.random() < 0.65 else words.pseudo_word(r) if r.random() < 0.7 else f"{r.choice(words.PROGRAMS)}-{words.pseudo_word(r)}"),
     "pkg": _plain(lambda r: r.choice(words.PACKAGES) if r.random() < 0.6 else words.name(r)),
     "host": lambda r: (h := r.choice(words.HOSTS) if r.random() < 0.6 else f"{words.pseudo_word(r)}.{r.choice(('com', 'org', 'net', 'io'))}", h),
     "url": _plain(_url),
@@ -297,6 +315,25 @@ SLOTS = {
     "var": lambda r: (v := r.choice(("PATH", "HOME", "EDITOR", "LANG", "API_KEY", "DEBUG", "PORT", "USER", "JAVA_HOME", "_".join(w.upper().replace("-", "_") for w in (r.choice(words.NOUNS), r.choice(words.NOUNS))))), v),
     "value": _plain(lambda r: words.word(r) if r.random() < 0.7 else str(r.randrange(10000))),
 }
+
+
+# What loses data: removal, truncation, formatting, git's ways to discard work, modes and owners of whole trees, databases, processes.
+_LOSES = re.compile(
+    r"""(?:^|[;&|(`]\s*|\s-c\s+["']|\b(?:sudo|xargs|exec|then|do|time)\s+)(?:/\w+/(?:\w+/)*)?
+        (?:rm|rmdir|unlink|shred|truncate|dd|mkfs(?:\.\w+)?|wipefs|fdisk|kill|pkill|killall|shutdown|reboot|halt)(?=[\s;&|'"`)]|$)
+    |\s-delete\b|\s-exec\s+(?:rm|unlink)\b
+    |(?<![>&\d-])1?>(?![>&])\s*(?!/dev/null)\S
+    |\bgit\s+(?:reset\s+--hard|clean\b|checkout\s+(?:--|\.(?:\s|$))|restore\b|stash\s+(?:drop|clear)|branch\s+-D|push\s+.*(?:--force|-f\b))
+    |\b(?:chmod|chown)\s+(?:-\w*R|--recursive)
+    |\b(?:drop\s+(?:table|database|schema)|delete\s+from|truncate\s+table)\b""",
+    re.X | re.I,
+)
+
+
+def destroys(command):
+    """Whether a command loses data that may be wanted."""
+    plain = re.sub(r"\b(?:grep|rg)\b(?:\s+-\w+)*\s+(\"[^\"]*\"|'[^']*'|\S+)", "", command)
+    return bool(_LOSES.search(plain))
 
 
 def fill(command, values):
@@ -318,9 +355,9 @@ def request(rng, intents=INTENTS):
         if second in values and rng.random() < 0.35:
             values[second] = words.derived(rng, values[first])
             texts[second] = quoted(rng, values[second])
-    asking = pattern.startswith(("what", "which", "where", "who", "how", "is ", "are ", "does", "do ", "in ", "{how}", "{what}", "{count}", "{want}", "when", "since", "<", "I ", "the ", "[the ", "there", "are", "[every", "[all", "[what", "[which", "[who", "can ", "could ", "under", "[tell", "a ", "[a ", "[an ", "[just", "[only"))
+    asking = pattern.startswith(("what", "which", "where", "who", "how", "is ", "are ", "does", "do ", "in ", "{how}", "{what}", "{count}", "{want}", "when", "since", "<", "I ", "the ", "[the ", "there", "are", "[every", "[all", "[what", "[which", "[who", "can ", "could ", "under", "[tell", "a ", "[a ", "[an ", "[just", "[only", "before", "[do not", "[without", "[show|see]"))
     frame = pattern if asking else "{please}" + pattern + "{thanks}"
-    text = opened(rng, say(rng, frame, texts, 0.25))
+    text = opened(rng, say(rng, frame, texts, 0.25, not command.startswith(_DESTROYS)))
     if asking and rng.random() < 0.5:
         text += "?"
     elif rng.random() < 0.2 and text[-1].isalnum():

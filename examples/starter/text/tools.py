@@ -159,7 +159,7 @@ def v_glob(rng):
 
 
 def v_regex(rng):
-    text = rng.choice((words.word(rng), words.word(rng), f"{words.word(rng)}.*{words.word(rng)}", f"def {words.name(rng)}", f"{words.identifier(rng)}\\(", f"^{words.word(rng)}", "TODO", "FIXME", words.identifier(rng)))
+    text = rng.choice((words.word(rng), words.word(rng), f"{words.word(rng)}.*{words.word(rng)}", f"def {words.name(rng)}", f"{words.identifier(rng)}\\(", f"^{words.word(rng)}", f"{words.word(rng)}!", f"#{words.word(rng)}", f"{words.word(rng)}()", f"@{words.word(rng)}", "TODO", "FIXME", words.identifier(rng)))
     return _quoted(rng, text, 0.6), text
 
 
@@ -252,6 +252,8 @@ RUN_MARKED = [
     f"[in the terminal|in the shell|in bash|on the command line|on this machine], {_RUN} <cmd> {_AFTER}", f"{{please}}{_RUN} <cmd> in [the terminal|the shell|a shell|bash|a terminal|the console] {_AFTER}", f"{{please}}make a {_TOOL} call [that runs|running|with|which executes] <cmd> {_AFTER}", f"{{please}}let {_TOOL} {_RUN} <cmd> {_AFTER}", f"[your task|the task|task|job|todo]: {_RUN} <cmd> {_AFTER}", f"I would like to see {_TOOL} {_RUN} <cmd> {_AFTER}",
     f"[test|check|verify] [that|whether|if] {_TOOL} works[ by running|: run|, run|; run] <cmd> {_AFTER}", f"[first|to begin with|as a first step|as a test], {{please}}{_RUN} <cmd> {_AFTER}", f"[do not explain|without further questions|no explanations|don't ask], [just ]{_RUN} <cmd> {_AFTER}",
 ]
+# What a command that destroys is run for: an order, not a question about it.
+_ORDERS = [pattern for pattern in RUN_MARKED if pattern.startswith("{please}")]
 RUN_BARE = [
     f"{{please}}{_RUN} <cmd>", f"{{please}}{_RUN} {_THECMD}: <cmd>", f"{{please}}{_RUN} {_THECMD}:\n<cmd>", f"{{please}}{_RUN} {_THECMD} {_WITH} {_TOOL}: <cmd>", f"{{please}}{_RUN} {_THECMD} {_WITH} {_TOOL}:\n\n<cmd>",
     f"{{please}}[use|call|take|employ|invoke] {_TOOL} to {_RUN} <cmd>", f"{{please}}[use|call|take] {_TOOL} to {_RUN} {_THECMD}: <cmd>", f"{_WITH} {_TOOL}, {{please}}{_RUN} <cmd>", "run: <cmd>", "[execute|bash|shell|command|cmd|run this|$]: <cmd>",
@@ -268,8 +270,13 @@ RUN_BARE = [
 def ask_to_run(rng, tool_name):
     """A request to run a given command, and the command."""
     text = command(rng) if rng.random() < 0.45 else echo_command(rng)
+    while shell.destroys(text) and rng.random() < 0.7:
+        text = command(rng)
+    ordered = shell.destroys(text)
     lone = "\n" not in text and not any(word in text for word in (" with ", " using ", " and ", " then ", " via ", " in "))
-    if rng.random() < 0.62 or not lone:
+    if ordered:
+        pattern, shown = rng.choice(_ORDERS), _delimited(rng, text)
+    elif rng.random() < 0.62 or not lone:
         pattern, shown = rng.choice(RUN_MARKED), _delimited(rng, text)
     else:
         pattern, shown = rng.choice(RUN_BARE), text
@@ -279,7 +286,7 @@ def ask_to_run(rng, tool_name):
     return request, text
 
 
-RUNNERS = ("Bash", "Bash", "Bash", "Bash", "bash", "shell", "Shell", "run_command", "execute_command", "terminal", "run_shell", "exec", "RunCommand", "run_terminal_cmd", "shell_exec", "execute_bash", "sh", "console", "system_shell", "runInTerminal", "Terminal", "local_shell")
+RUNNERS = ("Bash", "Bash", "Bash", "Bash", "bash", "shell", "Shell", "run_command", "execute_command", "terminal", "run_shell", "exec", "RunCommand", "run_terminal_cmd", "shell_exec", "execute_bash", "sh", "console", "system_shell", "runInTerminal", "Terminal", "local_shell", "exec_command", "run_shell_command")
 
 
 def runner(rng):

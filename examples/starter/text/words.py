@@ -5,6 +5,7 @@ sources: words, pseudo-words made of syllables, and random characters.
 """
 
 import string
+from functools import wraps
 
 NOUNS = """account action address agent alarm album alert answer apple archive area arm article artist asset attempt author badge
 bag ball band bank barrel base basket battery beach beam bed bell bench bicycle bill bird block board boat body bolt bond bone book
@@ -173,7 +174,9 @@ CITIES += ["New York", "San Francisco", "Los Angeles", "Rio de Janeiro", "Buenos
 
 LANGUAGES = "English German French Spanish Italian Portuguese Dutch Polish Japanese Korean Chinese Arabic Hindi Turkish Greek Swedish Danish Finnish Norwegian Czech Latin Russian".split()
 CURRENCIES = "USD EUR GBP JPY CHF SEK NOK DKK CAD AUD INR CNY BRL PLN".split()
-EXTENSIONS = "txt md py rs js ts json csv log html css sh c h cpp go java xml yaml yml toml pdf png jpg zip bak tmp sql ini cfg conf ipynb svg mp3 mp4 lock".split()
+EXTENSIONS = "txt md py rs js ts json csv log html css sh c h cpp go java xml yaml yml toml pdf png jpg zip bak tmp sql ini cfg conf ipynb svg mp3 mp4 lock o swp bin iso img pem key crt docx xlsx pptx odt rb php tsx kt swift lua tex bib gif webp wav db dat out gz rtf mk vue".split()
+# Names that speak of deletion, and mean none.
+MISLEADING = "trash delete deleted remove removed remover old wipe kill killer erase cleanup clean purge reset garbage junk drop rm dump discard obsolete unused temp tmp waste recycle destroy shredder undo prune".split()
 PROGRAMS = "nginx postgres redis python node java firefox chrome docker sshd cron bash vim emacs mysqld apache2 ollama pensieve cargo rustc npm webpack gunicorn celery mongod kafka code slack spotify java gcc systemd".split()
 PACKAGES = "numpy pandas requests flask django scipy torch pytest rich httpx pillow matplotlib fastapi sqlalchemy jinja2 black ruff serde tokio express react lodash axios click pydantic aiohttp".split()
 HOSTS = "example.com example.org example.net localhost google.com github.com wikipedia.org db.internal api.example.com mail.example.org 127.0.0.1 8.8.8.8 10.0.0.1 192.168.1.10 server1 build-host".split()
@@ -194,10 +197,56 @@ def use_pieces(pieces):
     _PIECES[:] = pieces
 
 
+_HELD_OUT = set()
+
+
+def hold_out(found):
+    """Never makes one of these words: they are for the examination."""
+    _HELD_OUT.update(found)
+
+
+def _unexamined(make):
+    @wraps(make)
+    def draw(*args):
+        while (made := make(*args)).lower() in _HELD_OUT:
+            pass
+        return made
+
+    return draw
+
+
+def _chain():
+    """What letter follows two others in the words above."""
+    following = {}
+    for found in (NOUNS, VERBS, ADJECTIVES, TECHNICAL, COMMON):
+        for one in found:
+            letters = f"^^{one.lower()}$"
+            for at in range(2, len(letters)):
+                following.setdefault(letters[at - 2 : at], []).append(letters[at])
+    return following
+
+
+_FOLLOWING = _chain()
+
+
+@_unexamined
+def unseen(rng):
+    """A word as English might have it, letter by letter: spelled as real ones are, and hardly ever one of them."""
+    while True:
+        text = "^^"
+        while text[-1] != "$" and len(text) < 14:
+            text += rng.choice(_FOLLOWING[text[-2:]])
+        if text[-1] == "$" and len(text) > 5:
+            return text[2:-1]
+
+
+@_unexamined
 def compound(rng):
     """A word made of words or parts of words: what real names look like to a model that does not know them."""
     kind = rng.random()
-    if _PIECES and kind < 0.6:
+    if kind < 0.3:
+        return unseen(rng)
+    if _PIECES and kind < 0.62:
         return "".join(rng.choice(_PIECES) for _ in range(rng.choice((1, 1, 2, 2, 3))))
     first, second = (rng.choice(rng.choice((NOUNS, VERBS, ADJECTIVES, COMMON, TECHNICAL))).lower() for _ in range(2))
     if kind < 0.78:
@@ -208,6 +257,7 @@ def compound(rng):
     return first + rng.choice("s er ing ed ly ness able ment tion ity ful less ist ism est y".split())
 
 
+@_unexamined
 def pseudo_word(rng, syllables=None):
     """A word that could exist."""
     if not syllables and rng.random() < 0.7:
@@ -255,6 +305,9 @@ def word(rng):
 def name(rng):
     """A lower-case name for a thing: a word, two joined, or one that nobody has seen."""
     kind = rng.random()
+    if rng.random() < 0.04:
+        first = rng.choice(MISLEADING)
+        return first if kind < 0.5 else f"{first}{rng.choice('_-')}{rng.choice(NOUNS)}" if kind < 0.75 else f"{rng.choice(NOUNS)}{rng.choice('_-')}{first}"
     if kind < 0.22:
         return rng.choice(NOUNS)
     if kind < 0.34:
@@ -271,7 +324,7 @@ def name(rng):
 def file_name(rng):
     """A file's name with its extension; sometimes one of the well-known ones."""
     if rng.random() < 0.12:
-        return rng.choice("README.md Makefile Dockerfile main.py index.html package.json Cargo.toml notes.txt todo.txt data.csv config.yaml app.log server.log report.pdf .env .gitignore main.rs lib.rs setup.py requirements.txt".split())
+        return rng.choice("README.md Makefile Dockerfile LICENSE a.out id_rsa authorized_keys hosts crontab .bashrc .vimrc CHANGELOG Rakefile Vagrantfile main.py index.html package.json Cargo.toml notes.txt todo.txt data.csv config.yaml app.log server.log report.pdf .env .gitignore main.rs lib.rs setup.py requirements.txt".split())
     stem = name(rng)
     if rng.random() < 0.12:
         stem = stem.capitalize()
