@@ -100,18 +100,18 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("pip install torch numpy safetensors tokenizers gguf transformers peft", ByHand(TRAINING)),
     ("python tokenizer.py", ByHand(TRAINING)),
     ("python train.py --seconds 1200 --out build/model.pt", ByHand(TRAINING)),
-    ("python checkpoint.py --out build/model.pt", ByHand(TRAINING)),
+    ("python checkpoint.py --gguf a630cbd.gguf --out build/model.pt", ByHand(TRAINING)),
     (
-        "torchrun --nproc-per-node 2 train.py --resume build/model.pt --from-progress 0.45 --seconds 455 --peak 1.2e-3 --seed 12 --out build/one.pt",
+        "torchrun --nproc-per-node 4 train.py --resume build/model.pt --from-progress 0.05 --seconds 305 --peak 1.5e-3 --seed 21 --out build/one.pt",
         ByHand(TRAINING),
     ),
     (
-        "torchrun --nproc-per-node 2 train.py --resume build/one.pt --from-progress 0.6 --seconds 300 --peak 8e-4 --seed 13 --out build/two.pt",
+        "python train.py --resume build/one.pt --from-progress 0.45 --seconds 120 --peak 4e-4 --seed 22 --out build/two.pt",
         ByHand(TRAINING),
     ),
     ("python export.py build/model.pt", ByHand(TRAINING)),
     ("python export.py build/one.pt build/two.pt", ByHand(TRAINING)),
-    ("python style.py build/two.pt", ByHand(TRAINING)),
+    ("python style.py build/one.pt", ByHand(TRAINING)),
     ("python evaluate.py build/hf", ByHand(TRAINING)),
     ("python evaluate.py --check", As("python3 examples/starter/evaluate.py --check 300", &["0 of "])),
     (
