@@ -239,7 +239,8 @@ impl<'a> Field<'a> {
     pub(crate) fn entries(&self) -> Result<impl Iterator<Item = (&'a str, Self)> + use<'a>, ApiError> {
         let (path, notes) = (self.path.clone(), self.notes);
         let entry = move |(name, value): (&'a String, &'a Value)| {
-            let path = join(&path, name);
+            // An error repeats the path, and the client has made up the name.
+            let path = join(&path, &Quote(name).to_string());
             (name.as_str(), Self { path, value: Some(value).filter(|value| !value.is_null()), notes })
         };
         Ok(self.object()?.iter().map(entry))
@@ -328,6 +329,13 @@ mod tests {
         assert_eq!(complaint(root.get("messages").items(0).map(drop)), "messages: has 1 items, more than 0");
         assert_eq!(complaint(root.get("messages").get("x").string()), "messages.x: this field is required");
         assert_eq!(complaint(root.get("messages").object()), "messages: should be an object, not a list");
+    }
+
+    #[test]
+    fn a_name_that_the_client_made_up_is_repeated_in_short() {
+        let value = json!({ "a".repeat(100_000): 1 });
+        let (_, entry) = Field::root(&value).entries().unwrap().next().unwrap();
+        assert!(entry.invalid("no").to_string().len() < 200);
     }
 
     #[test]
