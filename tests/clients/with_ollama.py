@@ -91,7 +91,7 @@ def errors():
     assert error.error.startswith("options.top_p: "), error.error
     equal(refused(ollama.ResponseError, lambda: client.embed(MODEL, "x")).status_code, 400)
     equal(refused(ollama.ResponseError, lambda: client.show("nobody")).status_code, 404)
-    assert "pensieve pull" in refused(ollama.ResponseError, lambda: client.pull("nobody")).error
+    assert "hf:OWNER/REPO" in refused(ollama.ResponseError, lambda: client.pull("nobody")).error
 
 
 if __name__ == "__main__":

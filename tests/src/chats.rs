@@ -22,7 +22,8 @@ use crate::scripted;
 const PATIENCE: Duration = Duration::from_secs(60);
 const CALL: &str = "<tool_call>\n{\"name\": \"Bash\", \"arguments\": {\"command\": \"ls -la | wc\"}}\n</tool_call>";
 
-const SCRIPT: [(&str, &str); 9] = [
+const SCRIPT: [(&str, &str); 10] = [
+    ("loop", "Well, na na na na na na na na na na na na na na na na na na na na na na na na na na na."),
     ("<tool_response>", "There are three files."),
     (
         "call twice",
@@ -165,6 +166,17 @@ async fn stop_strings_and_limits_end_an_answer() {
     let short = home.ask(Request { max_tokens: Some(3), ..request(asked("stop")) }).await.unwrap();
     assert_eq!((short.reason, short.usage.generated), (Some(Finish::Length), 3));
     assert!("One, two, STOP".starts_with(&short.text), "{}", short.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_that_goes_round_in_circles_ends_where_that_is_set() {
+    let home = Home::open(|config| config.models[0].limits.loop_tokens = 16).await;
+    let cut = home.ask(request(asked("loop"))).await.unwrap();
+    assert_eq!(cut.reason, Some(Finish::Repetition));
+    assert!(cut.text.starts_with("Well, na na") && cut.usage.generated < 45, "{cut:?}");
+    assert_eq!(home.ask(request(asked("stop"))).await.unwrap().reason, Some(Finish::EndOfTurn));
+    let whole = Home::open(|_| ()).await.ask(request(asked("loop"))).await.unwrap();
+    assert!(whole.text.ends_with("na."), "{whole:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

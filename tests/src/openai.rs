@@ -22,11 +22,16 @@ const SCRIPT: [(&str, &str); 3] = [
 ];
 
 fn serve(root: &Path) -> Server {
+    serve_with(root, "")
+}
+
+fn serve_with(root: &Path, config: &str) -> Server {
     let source = root.join("scripted");
     let forever = SCRIPT[2].1.repeat(2000);
     scripted::checkpoint(&source, &[SCRIPT[0], SCRIPT[1], ("forever", &forever)]);
     let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
-    Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start()
+    let config = config.to_owned();
+    Options { plugins, models: vec![("scripted".into(), source)], config, ..Options::default() }.start()
 }
 
 /// A chat about this, with more fields.
@@ -69,6 +74,25 @@ fn refused(reply: &Reply, status: u16, param: Option<&str>) {
     assert_eq!(error["type"], "invalid_request_error", "{reply:?}");
     assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{reply:?}");
     assert!(error.get("code").is_some() && reply.header("x-request-id").is_some(), "{reply:?}");
+}
+
+#[test]
+fn a_request_that_limits_nothing_gets_the_configured_limit() {
+    let root = tempfile::tempdir().unwrap();
+    let server = serve_with(root.path(), "[server]\nmax_tokens = 7\n");
+    let ask = |path: &str, body: Value| post(server.address, path, &body).json();
+    let messages = json!([{"role": "user", "content": "forever"}]);
+    let chat = ask(CHAT, chat("forever", json!({})));
+    assert_eq!(
+        (&chat["usage"]["completion_tokens"], &chat["choices"][0]["finish_reason"]),
+        (&json!(7), &json!("length"))
+    );
+    let response = ask("/v1/responses", json!({"model": "scripted", "input": "forever"}));
+    assert_eq!(response["usage"]["output_tokens"], 7);
+    let line = ask("/api/chat", json!({"model": "scripted", "messages": messages, "stream": false}));
+    assert_eq!((&line["eval_count"], &line["done_reason"]), (&json!(7), &json!("length")));
+    let longer = json!({"model": "scripted", "messages": messages, "max_completion_tokens": 9});
+    assert_eq!(ask(CHAT, longer)["usage"]["completion_tokens"], 9);
 }
 
 #[test]

@@ -135,6 +135,8 @@ pub enum Finish {
     ContextFull,
     /// The grammar allows nothing more.
     GrammarDone,
+    /// The model repeats itself.
+    Repetition,
 }
 
 /// Token counts of a job, as clients are told them.
@@ -161,6 +163,8 @@ pub struct Failure {
     pub field: String,
     /// After how long it makes sense to try again, where that is known.
     pub retry_after: Option<Duration>,
+    /// Whether the message repeats what a client wrote, so that no log may have it.
+    pub is_private: bool,
 }
 
 /// Which party can act on a failure: the client, the operator, or a plugin's author.
@@ -201,7 +205,14 @@ pub enum FailureCode {
 impl Failure {
     /// A failure without help.
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), help: String::new(), field: String::new(), retry_after: None }
+        Self {
+            code,
+            message: message.into(),
+            help: String::new(),
+            field: String::new(),
+            retry_after: None,
+            is_private: false,
+        }
     }
 
     /// Adds the field of the request that is at fault.
@@ -209,6 +220,12 @@ impl Failure {
     pub fn at(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();
         self
+    }
+
+    /// Keeps the message out of logs, since it repeats what a client wrote.
+    #[must_use]
+    pub fn private(self) -> Self {
+        Self { is_private: true, ..self }
     }
 
     /// Adds what the reader can do about it.

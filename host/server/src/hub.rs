@@ -74,6 +74,10 @@ pub trait Progress {
     fn reach(&mut self, done: u64);
     /// It is whole.
     fn end(&mut self);
+    /// Whether the rest is wanted no more. What has come is kept, and another pull goes on there.
+    fn is_cancelled(&self) -> bool {
+        false
+    }
 }
 
 /// What is on this machine.

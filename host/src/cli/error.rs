@@ -78,7 +78,7 @@ impl From<HubError> for CliError {
             HubErrorKind::Network => Exit::Network,
             HubErrorKind::Space => Exit::Space,
             HubErrorKind::Damaged => Exit::Damaged,
-            HubErrorKind::TooLarge | HubErrorKind::Other => Exit::Failed,
+            HubErrorKind::TooLarge | HubErrorKind::Cancelled | HubErrorKind::Other => Exit::Failed,
         };
         Self::new(exit, error.to_string())
     }

@@ -43,7 +43,7 @@ pub(super) struct Run {
     /// What stands before the conversation.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// How many tokens to generate at most.
+    /// How many tokens to generate at most [default: 'max_tokens' of the configuration, 32768].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
     /// 0 takes the most likely token each time.
@@ -80,19 +80,22 @@ struct Completion {
 }
 
 impl Run {
-    pub(super) fn run(self) -> CliResult {
+    pub(super) fn run(mut self) -> CliResult {
         let request = if self.prompt.is_empty() { None } else { Some(self.request()?) };
         let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
         self.adapters.add_to(&mut resolved.config, Some(&model))?;
         // One answer is not worth the disk.
         resolved.config.cache.budget = 0;
+        self.max_tokens = self.max_tokens.or(resolved.config.server.http().dialects.max_tokens);
         let config = resolved.fleet()?;
         let runtime = super::runtime()?;
         let outcome = runtime.block_on(async {
             let fleet = Arc::new(Fleet::start(config).await?);
             let chats = Chats::new(fleet.clone());
             let outcome = match request {
-                Some(request) => self.answer_once(&chats, Request { model, ..request }).await,
+                Some(request) => {
+                    self.answer_once(&chats, Request { model, max_tokens: self.max_tokens, ..request }).await
+                }
                 None => self.chat(&chats, &model).await,
             };
             fleet.shutdown(Duration::ZERO).await;
@@ -192,6 +195,7 @@ impl Run {
 fn finish(reason: Finish) -> &'static str {
     match reason {
         Finish::Length => "max_tokens",
+        Finish::Repetition => "repetition",
         Finish::ContextFull => "context_full",
         Finish::Deadline => "deadline",
         Finish::Cancelled => "cancelled",

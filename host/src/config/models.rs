@@ -172,6 +172,7 @@ fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
     section.integer("step_tokens_max", 16..=1 << 20, &mut model.limits.step_tokens_max);
     let range = Duration::from_secs(1)..=Duration::from_secs(3600);
     section.duration("step_timeout", range, &mut model.limits.step_timeout);
+    section.integer("loop_tokens", 0..=4096, &mut model.limits.loop_tokens);
     section.bytes("adapter_memory", 1 << 20..=1 << 50, &mut model.adapter_memory);
     adapters(&section, &mut model, folder);
     if let Err(what) = check_device(&model.device) {

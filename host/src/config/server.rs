@@ -27,6 +27,8 @@ pub struct ServerSettings {
     pub adapter_folders: Vec<PathBuf>,
     /// Whether adapters may be downloaded while the server runs: `allow` or `refuse`.
     pub adapter_downloads: &'static str,
+    /// Whether models may be downloaded while the server runs: `allow` or `refuse`.
+    pub model_downloads: &'static str,
     /// Whether an image becomes a note in the prompt or an error: `note` or `reject`.
     pub attachments: &'static str,
     /// Tokens of an answer whose request does not limit it; 0 for as many as fit.
@@ -74,6 +76,7 @@ impl ServerSettings {
                 reject_attachments: self.attachments == "reject",
                 max_tokens: u32::try_from(self.max_tokens).ok().filter(|tokens| *tokens > 0),
                 claude_prefix: self.claude_prefix.clone(),
+                model_downloads: self.model_downloads == "allow",
                 response_store_bytes: usize::try_from(self.response_store).unwrap_or(usize::MAX),
             },
         };
@@ -98,6 +101,7 @@ impl ServerSettings {
         section.texts("origins", &mut self.origins);
         section.texts("adapter_folders", &mut folders);
         section.word("adapter_downloads", &["allow", "refuse"], &mut self.adapter_downloads);
+        section.word("model_downloads", &["allow", "refuse"], &mut self.model_downloads);
         section.word("attachments", &["note", "reject"], &mut self.attachments);
         section.integer("max_tokens", 0..=1 << 24, &mut self.max_tokens);
         section.text("claude_prefix", &mut self.claude_prefix);
@@ -161,8 +165,9 @@ impl Default for ServerSettings {
             origins: Vec::new(),
             adapter_folders: Vec::new(),
             adapter_downloads: "allow",
+            model_downloads: "allow",
             attachments: "note",
-            max_tokens: 0,
+            max_tokens: dialects.max_tokens.map_or(0, |tokens| tokens as usize),
             claude_prefix: dialects.claude_prefix,
             response_store: dialects.response_store_bytes as u64,
             log: "info".into(),

@@ -78,6 +78,25 @@ fn without_a_question_every_line_is_a_turn_of_a_chat() {
 }
 
 #[test]
+fn a_turn_of_a_chat_brings_the_turns_before_it_to_the_model() {
+    let desk = desk();
+    // This template writes all turns into the one that the scripted model looks at.
+    let template = "<|im_start|>user\n{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}<|im_end|>\n<|im_start|>assistant\n";
+    let whole =
+        "system: Be brief.\nuser: I am Ada\nassistant: Hello, Ada.\nuser: and now?\nassistant: Hm.\nuser: who am I?";
+    scripted::checkpoint(
+        &desk.path("model"),
+        &[(whole, "You are Ada."), ("and now?", "Hm."), ("I am Ada", "Hello, Ada."), ("who am I?", "Hm.")],
+    );
+    fs::write(desk.path("model/chat_template.jinja"), template).unwrap();
+    let mut child =
+        desk.command(&["run", "--model", "model", "--system", "Be brief."]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"I am Ada\nand now?\nwho am I?\n/clear\nwho am I?\n").unwrap();
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!((said.code, said.stdout.as_str()), (Some(0), "Hello, Ada.\nHm.\nYou are Ada.\nHm.\n"), "{said:?}");
+}
+
+#[test]
 fn a_configured_name_is_a_model() {
     let desk = desk();
     let config = "[[models]]\nid = \"talker\"\nsource = \"model\"\n[[models]]\nid = \"muse\"\nbase = \"talker\"\nsamplers = [\"greedy\"]\n";

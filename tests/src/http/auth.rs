@@ -178,16 +178,3 @@ fn unknown_paths_and_methods_are_told_apart() {
         check(&request(server.address, "POST", path, &[JSON], b"{}"), 400);
     }
 }
-
-#[test]
-fn the_log_of_a_refused_request_tells_client_path_and_reason() {
-    let server = Options::default().start();
-    let agent = ("user-agent", "some-client/1.2");
-    request(server.address, "POST", "/v1/responses", &[JSON, agent], br#"{"model": "x", "input": 5}"#);
-    server.until("logged", |_| server.log().contains("some-client/1.2"));
-    let log = server.log();
-    let line = log.lines().find(|line| line.contains("some-client/1.2")).unwrap();
-    for part in ["POST", "/v1/responses", "responses", "input: should be a list, not 5", "400"] {
-        assert!(line.contains(part), "{part}: {line}");
-    }
-}

@@ -11,5 +11,7 @@ mod ends;
 mod in_process;
 mod limits;
 mod lists;
+mod logged;
+mod pulled;
 mod restart;
 mod streams;

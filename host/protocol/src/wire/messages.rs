@@ -132,11 +132,19 @@ pub struct Limits {
     pub step_tokens_max: u32,
     /// The worker ends itself when a step takes longer: the plugin hangs.
     pub step_timeout: Duration,
+    /// An answer ends when its last so many tokens are one sequence over and over; 0 for never.
+    pub loop_tokens: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { sequences_max: 64, waiting_max: 1024, step_tokens_max: 1024, step_timeout: Duration::from_secs(60) }
+        Self {
+            sequences_max: 64,
+            waiting_max: 1024,
+            step_tokens_max: 1024,
+            step_timeout: Duration::from_secs(60),
+            loop_tokens: 0,
+        }
     }
 }
 

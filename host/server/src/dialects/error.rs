@@ -20,6 +20,8 @@ pub struct ApiError {
     pub field: Option<String>,
     /// After how long it makes sense to try again, where that is known.
     pub retry_after: Option<Duration>,
+    /// Whether the message repeats more of what a client wrote than names, so that the log leaves it out.
+    pub is_private: bool,
 }
 
 /// The class of an error.
@@ -58,7 +60,7 @@ pub enum ErrorCode {
 impl ApiError {
     /// An error that belongs to no field.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), help: String::new(), field: None, retry_after: None }
+        Self { code, message: message.into(), help: String::new(), field: None, retry_after: None, is_private: false }
     }
 
     /// A value that cannot be: the message says `FIELD: WHY`.
@@ -77,14 +79,13 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// Why a request was refused, for the log, without what its client wrote: texts in quotes are left out, and so is what is
-    /// said of a grammar, as that repeats it.
+    /// Why a request was refused, for the log, without what its client wrote: of a message that repeats it there is the field
+    /// only, and of the others what is not in quotes.
     pub fn reason(&self) -> String {
-        let is_grammar =
-            |field: &&String| ["grammar", "schema", "format", "parameters"].iter().any(|word| field.contains(word));
-        match self.field.as_ref().filter(is_grammar) {
-            Some(field) => format!("{field}: cannot be used"),
-            None => without_quoted(self.message.lines().next().unwrap_or_default()),
+        match (self.is_private, &self.field) {
+            (true, Some(field)) => format!("{field}: cannot be used"),
+            (true, None) => "something in the request cannot be used".to_owned(),
+            (false, _) => without_quoted(self.message.lines().next().unwrap_or_default()),
         }
     }
 }
@@ -139,15 +140,28 @@ impl From<Failure> for ApiError {
             | FailureCode::WorkerLost
             | FailureCode::Internal => ErrorCode::Internal,
         };
-        let Failure { message, help, field, retry_after, .. } = failure;
+        let Failure { message, help, field, retry_after, is_private, .. } = failure;
         let message = if field.is_empty() { message } else { format!("{field}: {message}") };
-        Self { code, message, help, field: Some(field).filter(|field| !field.is_empty()), retry_after }
+        Self { code, message, help, field: Some(field).filter(|field| !field.is_empty()), retry_after, is_private }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::without_quoted;
+    use super::*;
+
+    #[test]
+    fn a_message_that_repeats_the_request_is_left_out_but_for_its_field() {
+        let failure = || Failure::new(FailureCode::Invalid, "unexpected <secret>").at("tools.0.parameters");
+        assert_eq!(ApiError::from(failure()).reason(), "tools.0.parameters: unexpected <secret>");
+        let private = ApiError::from(failure().private());
+        assert_eq!(private.reason(), "tools.0.parameters: cannot be used");
+        assert_eq!(private.to_string(), "tools.0.parameters: unexpected <secret>", "its client reads all of it");
+        assert_eq!(
+            ApiError::field("response_format", "should be an object, not 5").reason(),
+            "response_format: should be an object, not 5"
+        );
+    }
 
     #[test]
     fn leaves_out_what_stands_in_quotes_and_keeps_apostrophes() {

@@ -82,7 +82,7 @@ fn word(reason: Finish, stops: &[String]) -> (&'static str, Option<&str>) {
     match reason {
         Finish::EndOfTurn | Finish::StopToken(_) | Finish::GrammarDone => ("stop", None),
         Finish::StopString(place) => ("stop", stops.get(place as usize).map(String::as_str)),
-        Finish::Length | Finish::ContextFull => ("length", None),
+        Finish::Length | Finish::Repetition | Finish::ContextFull => ("length", None),
         Finish::Deadline => ("deadline", None),
         Finish::Cancelled => ("cancelled", None),
     }

@@ -57,6 +57,11 @@ impl Document {
         Field { path: String::new(), value: Some(&self.value), notes: Some(&self.notes) }
     }
 
+    /// What it was parsed into.
+    pub(crate) fn value(&self) -> &Value {
+        &self.value
+    }
+
     /// The notes so far.
     pub(crate) fn warnings(&self) -> Vec<String> {
         self.notes.list.lock().unwrap_or_else(PoisonError::into_inner).clone()

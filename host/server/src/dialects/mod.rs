@@ -18,6 +18,7 @@ mod error;
 mod extensions;
 mod fields;
 mod ids;
+mod shape;
 mod simple;
 mod stream;
 mod validation;
@@ -28,6 +29,7 @@ pub(crate) use ids::fresh_id;
 use std::{pin::Pin, sync::Arc};
 
 use futures_util::Stream;
+use tokio::sync::Semaphore;
 
 use crate::{
     chat::Client,
@@ -124,6 +126,10 @@ impl StreamLimit {
     }
 }
 
+/// Tokens of an answer whose request does not limit it: more than any client here was seen to need in one turn, and an end
+/// for a model that finds none.
+const MAX_TOKENS_USUAL: u32 = 32_768;
+
 /// What an operator decides about all dialects.
 #[derive(Clone, Debug)]
 pub struct DialectSettings {
@@ -133,6 +139,8 @@ pub struct DialectSettings {
     pub max_tokens: Option<u32>,
     /// What stands before a model's id where Claude Code's discovery would hide it; empty for nothing.
     pub claude_prefix: String,
+    /// Whether models may be downloaded while the server runs.
+    pub model_downloads: bool,
     /// Bytes of responses that are stored for `previous_response_id`; 0 stores none.
     pub response_store_bytes: usize,
 }
@@ -141,27 +149,36 @@ impl Default for DialectSettings {
     fn default() -> Self {
         Self {
             reject_attachments: false,
-            max_tokens: None,
+            max_tokens: Some(MAX_TOKENS_USUAL),
             claude_prefix: "pensieve/claude-".to_owned(),
+            model_downloads: true,
             response_store_bytes: 64 << 20,
         }
     }
 }
 
 /// What all requests share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Shared {
     pub(crate) settings: DialectSettings,
     pub(crate) streams: StreamLimit,
     pub(crate) responses: ResponseStore,
     pub(crate) usage: UsageBoard,
+    /// Taken while a model is being downloaded.
+    pub(crate) download: Arc<Semaphore>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self::new(DialectSettings::default(), StreamLimit::default())
+    }
 }
 
 impl Shared {
     /// The state of a server that has just started.
     pub fn new(settings: DialectSettings, streams: StreamLimit) -> Self {
         let responses = ResponseStore::new(settings.response_store_bytes);
-        Self { settings, streams, responses, usage: UsageBoard::default() }
+        Self { settings, streams, responses, usage: UsageBoard::default(), download: Arc::new(Semaphore::new(1)) }
     }
 }
 
@@ -188,7 +205,9 @@ impl ApiRequest {
     /// Parses the body, which is to be a JSON object.
     fn document(&self) -> Result<Document, ApiError> {
         let notes = Notes::new(self.shared.settings.reject_attachments);
-        Document::parse(&self.body, notes)
+        let document = Document::parse(&self.body, notes)?;
+        tracing::debug!("the body has {}", shape::Shape(document.value()));
+        Ok(document)
     }
 
     fn client(&self) -> Client {

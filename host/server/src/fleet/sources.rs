@@ -5,7 +5,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::hub::{self, Hub, HubError, HubName};
+use crate::hub::{self, Hub, HubName};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     path_policy,
@@ -98,22 +98,9 @@ impl Sources {
 }
 
 fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
-    let pulled = || -> Result<PathBuf, HubError> {
-        let name: HubName = source.parse()?;
-        let hub = Hub::from_environment()?;
-        Ok(hub.pull_adapter(&name, bytes_max, &mut Log)?.path)
-    };
-    pulled().map_err(|error| {
-        let code = match error.kind {
-            hub::HubErrorKind::Usage => FailureCode::Invalid,
-            hub::HubErrorKind::Absent => FailureCode::NotFound,
-            hub::HubErrorKind::Denied => FailureCode::Forbidden,
-            hub::HubErrorKind::TooLarge => FailureCode::Unsupported,
-            hub::HubErrorKind::Network | hub::HubErrorKind::Damaged => FailureCode::Unreachable,
-            hub::HubErrorKind::Space | hub::HubErrorKind::Other => FailureCode::Internal,
-        };
-        Failure::new(code, error.message).with_help(error.help)
-    })
+    let name: HubName = source.parse()?;
+    let hub = Hub::from_environment()?;
+    Ok(hub.pull_adapter(&name, bytes_max, &mut Log)?.path)
 }
 
 /// What a message quotes of a source.

@@ -24,11 +24,18 @@ use crate::{
 /// The part of the time for a whole body after which it has to keep to the least rate.
 const GRACE: u32 = 6;
 
-/// Refuses what is not declared as JSON or is declared as too long, before any of it is read.
-pub(super) fn check(headers: &HeaderMap, limits: &Limits) -> Result<(), ApiError> {
+/// What a browser adds to requests of web pages.
+const OF_PAGES: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
+
+/// Refuses what is not declared as JSON or is declared as too long, before any of it is read. Ollama takes a body whatever it is
+/// declared as, and its users' `curl -d` declares a form, so a route of its API does, too, as long as no web page is behind
+/// the request: a page may send a form anywhere without being asked.
+pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let media_type = text(CONTENT_TYPE).map(|value| value.split(';').next().unwrap_or_default().trim());
-    if !media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json")) {
+    let is_forgiven = is_ollama && OF_PAGES.iter().all(|name| !headers.contains_key(*name));
+    let is_json = media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json"));
+    if !is_json && !is_forgiven {
         let message = match media_type {
             None => "there is no Content-Type; send application/json".to_owned(),
             Some(_) => "the Content-Type is not application/json; send the body as that".to_owned(),
@@ -173,7 +180,7 @@ mod tests {
                 (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
             };
             let headers: HeaderMap = lines.iter().map(line).collect();
-            super::check(&headers, &limits).map_err(|error| error.code)
+            super::check(&headers, &limits, false).map_err(|error| error.code)
         };
         let json = ("content-type", "application/json");
         assert_eq!(check(&[json]), Ok(()));
@@ -185,5 +192,14 @@ mod tests {
             assert_eq!(check(&[("content-type", other)]), Err(ErrorCode::MediaType), "{other}");
         }
         assert_eq!(check(&[]), Err(ErrorCode::MediaType));
+        let of_ollama = |names: &[&'static str]| {
+            let line = |name: &&'static str| (HeaderName::from_static(name), HeaderValue::from_static("text/plain"));
+            super::check(&names.iter().map(line).collect(), &limits, true).map_err(|error| error.code)
+        };
+        assert_eq!(of_ollama(&[]), Ok(()));
+        assert_eq!(of_ollama(&["content-type"]), Ok(()));
+        for of_page in OF_PAGES {
+            assert_eq!(of_ollama(&["content-type", of_page]), Err(ErrorCode::MediaType), "{of_page}");
+        }
     }
 }

@@ -105,7 +105,7 @@ where
                 // Whether there is a place is known before the body is read, and decided after it: a client that sends
                 // its body slowly holds none.
                 drop(app.admit(client)?);
-                body::check(&headers, app.limits())?;
+                body::check(&headers, app.limits(), pattern.starts_with("/api/"))?;
                 let body = body::read(body, app.limits(), &app.bodies, client, context.connection.reading()).await?;
                 Ok((app.admit(client)?, body))
             };

@@ -1,5 +1,6 @@
 //! Why a transfer from the hub failed, in classes that the command line turns into exit codes.
 
+use pensieve_protocol::job::{Failure, FailureCode};
 use std::{fmt, io, path::Path};
 
 /// The class of a failure.
@@ -19,6 +20,8 @@ pub enum HubErrorKind {
     Space,
     /// What came is not what was promised.
     Damaged,
+    /// The one who asked for it wants it no more.
+    Cancelled,
     /// Something else.
     Other,
 }
@@ -68,6 +71,20 @@ impl fmt::Display for HubError {
 }
 
 impl std::error::Error for HubError {}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        let code = match error.kind {
+            HubErrorKind::Usage => FailureCode::Invalid,
+            HubErrorKind::Absent => FailureCode::NotFound,
+            HubErrorKind::Denied => FailureCode::Forbidden,
+            HubErrorKind::TooLarge => FailureCode::Unsupported,
+            HubErrorKind::Network | HubErrorKind::Damaged => FailureCode::Unreachable,
+            HubErrorKind::Space | HubErrorKind::Cancelled | HubErrorKind::Other => FailureCode::Internal,
+        };
+        Self::new(code, error.message).with_help(error.help)
+    }
+}
 
 /// Text from the hub, on one line of a bounded length.
 pub(super) fn cleaned(text: &str) -> String {

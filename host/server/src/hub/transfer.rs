@@ -164,6 +164,9 @@ impl HubClient {
             sum.update(&chunk[..count]);
             *done += count as u64;
             progress.reach(*done);
+            if progress.is_cancelled() {
+                return Err(Broken::Final(HubError::new(HubErrorKind::Cancelled, "the download was cancelled")));
+            }
         }
         Ok(())
     }

@@ -91,7 +91,10 @@ impl Generation {
             }
             Event::Finished { reason, usage } => {
                 let reason = self.reason(reason);
-                let cut = matches!(reason, Finish::Length | Finish::ContextFull | Finish::Deadline | Finish::Cancelled);
+                let cut = matches!(
+                    reason,
+                    Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline | Finish::Cancelled
+                );
                 let rest = self.reader.parser.finish(cut);
                 self.show(rest, true);
                 self.measures.finished(reason, usage);

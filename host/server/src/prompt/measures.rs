@@ -84,6 +84,7 @@ impl Measures {
             Finish::EndOfTurn => "end_of_turn",
             Finish::StopString(_) | Finish::StopToken(_) => "stop",
             Finish::Length => "length",
+            Finish::Repetition => "repetition",
             Finish::ContextFull => "context_full",
             Finish::GrammarDone => "grammar",
             Finish::Deadline => "deadline",

@@ -28,6 +28,7 @@ pub mod tier;
 
 mod identity;
 mod logits;
+mod repetition;
 
 #[cfg(test)]
 mod simulation;

@@ -8,6 +8,7 @@ use pensieve_plugin_api::Card;
 use super::{
     chain::{Chain, Room, Samplers},
     logits,
+    repetition::RepetitionDetector,
     stops::Stops,
 };
 use crate::grammar::{Constraint, ConstraintError};
@@ -34,6 +35,7 @@ pub struct Sequence {
     stop_tokens: Vec<u32>,
     logprobs: Option<u8>,
     constraint: Option<Constraint>,
+    repetition: Option<RepetitionDetector>,
 }
 
 /// What the engine holds of a model's tokens.
@@ -117,7 +119,14 @@ impl Sequence {
             stop_tokens: job.stop_tokens.clone(),
             logprobs: job.logprobs,
             constraint,
+            repetition: None,
         })
+    }
+
+    /// The same, ending when its last so many tokens are a loop.
+    #[must_use]
+    pub fn ending_in_loops_of(self, tokens: u32) -> Self {
+        Self { repetition: RepetitionDetector::new(tokens), ..self }
     }
 
     /// Whether it has all the tokens that it may have.
@@ -182,6 +191,10 @@ impl Sequence {
         if let (None, Some(constraint)) = (finish, &mut self.constraint) {
             constraint.accept(token).map_err(|error| astray(&error))?;
             finish = constraint.is_complete().then_some(Finish::GrammarDone);
+        }
+        let loops = self.repetition.as_mut().is_some_and(|detector| detector.push(token));
+        if finish.is_none() && loops {
+            finish = Some(Finish::Repetition);
         }
         if finish.is_none() && self.is_full() {
             finish = Some(Finish::Length);

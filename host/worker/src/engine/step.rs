@@ -45,6 +45,8 @@ pub struct Engine {
     sequences: HashMap<u64, Sequence>,
     room: Room,
     events: Vec<(u64, Event)>,
+    /// Tokens of a loop that ends an answer; 0 for none.
+    loop_tokens: u32,
     stats: Stats,
     /// Time in the model in the last step.
     last_forward: Duration,
@@ -78,6 +80,7 @@ impl Engine {
             sequences: HashMap::new(),
             room: Room::default(),
             events: Vec::new(),
+            loop_tokens: limits.loop_tokens,
             stats: Stats::default(),
             last_forward: Duration::ZERO,
             born: Instant::now(),

@@ -38,7 +38,9 @@ impl GrammarError {
             Self::Unsupported(_) => FailureCode::Unsupported,
             Self::Invalid(_) | Self::TooLarge(_) | Self::Deadline { .. } => FailureCode::Invalid,
         };
-        Failure::new(code, self.to_string())
+        let failure = Failure::new(code, self.to_string());
+        // The compiler's words have pieces of the grammar in them.
+        if matches!(self, Self::Invalid(_) | Self::Unsupported(_)) { failure.private() } else { failure }
     }
 
     /// The same about a field of the request; what is known to be about a part of it stays there.

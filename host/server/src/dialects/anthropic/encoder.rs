@@ -147,7 +147,7 @@ impl MessageEncoder {
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::GrammarDone => {
                 because(if self.has_called { "tool_use" } else { "end_turn" })
             }
-            Finish::Length => because("max_tokens"),
+            Finish::Length | Finish::Repetition => because("max_tokens"),
             Finish::ContextFull => because("model_context_window_exceeded"),
             Finish::Deadline => Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may")),
             Finish::Cancelled => Err(ApiError::new(ErrorCode::Internal, "the answer was cancelled")),

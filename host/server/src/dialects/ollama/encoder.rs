@@ -112,7 +112,7 @@ impl LineEncoder {
     fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<u8>, ApiError> {
         let reason = match reason {
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => "stop",
-            Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
+            Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "length",
             Finish::Cancelled => {
                 return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
             }

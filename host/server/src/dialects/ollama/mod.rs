@@ -5,16 +5,18 @@
 //!   stay in memory until another one needs their room.
 //! - `options` that name parts of Ollama's own engine (`num_gpu`, `num_thread`, `mirostat`, …) are accepted and ignored.
 //! - `raw` prompts and `template` are refused or left out where the model's own template does the work.
-//! - `/api/pull` answers for models that are there; others are downloaded with `pensieve pull` and served after a restart.
+//! - `/api/pull` downloads as `pensieve pull` does; what it has brought is served after a restart that names it.
 
 mod encoder;
 mod models;
+mod pull;
 mod request;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use models::{ps, pull, show, tags, version};
+pub(crate) use models::{ps, show, tags, version};
+pub(crate) use pull::pull;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::model_name;
 use crate::{
-    dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::Entry, validation},
+    dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::Entry, fields::Field, validation},
     prompt::Chats,
 };
 use pensieve_protocol::card::Card;
@@ -45,7 +45,8 @@ pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, 
 
 /// `POST /api/show`.
 pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let entry = named(&chats, &call).await?;
+    let document = call.document()?;
+    let entry = named(&chats, &call, &document.root()).await?;
     let known = chats.fleet().known(&entry.id).await.map_err(ApiError::of_model)?;
     let card = &known.card;
     let architecture = card.architecture.as_str();
@@ -65,20 +66,8 @@ pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     })))
 }
 
-/// `POST /api/pull`: a model that is there is up to date.
-pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    named(&chats, &call).await.map_err(|error| ApiError {
-        help:
-            "download it with 'pensieve pull hf:OWNER/REPO' and serve it with 'pensieve serve --model ID=hf:OWNER/REPO'"
-                .to_owned(),
-        ..error
-    })?;
-    Ok(ApiResponse::text("application/x-ndjson", format!("{}\n", json!({ "status": "success" }))))
-}
-
-async fn named(chats: &Chats, call: &ApiRequest) -> Result<Entry, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
+/// The model that a body names.
+pub(super) async fn named(chats: &Chats, call: &ApiRequest, body: &Field<'_>) -> Result<Entry, ApiError> {
     let field = if body.get("model").is_absent() { body.get("name") } else { body.get("model") };
     if field.is_absent() {
         return Err(body.get("model").invalid("this field is required"));

@@ -104,7 +104,7 @@ impl ChoiceState {
             Finish::EndOfTurn | Finish::StopString(_) | Finish::StopToken(_) | Finish::GrammarDone => {
                 if self.calls > 0 { "tool_calls" } else { "stop" }
             }
-            Finish::Length | Finish::ContextFull | Finish::Deadline => "length",
+            Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "length",
             // Nobody waits for what its client has cancelled, so it was the server.
             Finish::Cancelled => {
                 return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
@@ -165,7 +165,7 @@ mod tests {
         for finish in [Finish::EndOfTurn, Finish::StopString(0), Finish::StopToken(7), Finish::GrammarDone] {
             assert_eq!(end(finish), Some(ChoiceDelta::End("stop")));
         }
-        for finish in [Finish::Length, Finish::ContextFull, Finish::Deadline] {
+        for finish in [Finish::Length, Finish::Repetition, Finish::ContextFull, Finish::Deadline] {
             assert_eq!(end(finish), Some(ChoiceDelta::End("length")));
         }
         assert_eq!(end(Finish::Cancelled), None);

@@ -255,7 +255,7 @@ impl ResponseEncoder {
     fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<u8>, ApiError> {
         let is_cut = match reason {
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => false,
-            Finish::Length | Finish::ContextFull => true,
+            Finish::Length | Finish::Repetition | Finish::ContextFull => true,
             Finish::Deadline => {
                 return Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may"));
             }

@@ -100,7 +100,8 @@ impl Engine {
         constraint: Option<Constraint>,
         waited: Duration,
     ) -> Result<(), Failure> {
-        let sequence = Sequence::new(&job, constraint, &self.text, self.model.resident.context, &self.samplers)?;
+        let sequence = Sequence::new(&job, constraint, &self.text, self.model.resident.context, &self.samplers)?
+            .ending_in_loops_of(self.loop_tokens);
         let adapter = serial.zip(job.adapter.take());
         let absent = || Failure::new(FailureCode::Internal, "a job was let in before its adapter");
         let under = adapter.as_ref().map(|(serial, wish)| self.adapters.salt(*serial, wish.scale).ok_or_else(absent));
