@@ -43,7 +43,45 @@ function addsUp(usage) {
   assert(usage.prompt_tokens_details.cached_tokens <= usage.prompt_tokens);
 }
 
+const FLAT = TOOLS.map(({ type, function: tool }) => ({ type, ...tool, strict: false }));
+const respond = (input, more) => client.responses.create({ model: MODEL, input, ...more });
+
 await run({
+  async responses() {
+    const response = await respond("Say hello", { instructions: "Be kind." });
+    equal([response.output_text, response.status, response.object], [HELLO, "completed", "response"]);
+    equal((await client.responses.retrieve(response.id)).output_text, HELLO);
+    const next = await respond("Count", { previous_response_id: response.id, max_output_tokens: 3 });
+    equal([next.status, next.incomplete_details.reason], ["incomplete", "max_output_tokens"]);
+    await client.responses.delete(response.id);
+    await refused(OpenAI.NotFoundError, () => client.responses.retrieve(response.id));
+  },
+
+  async responsesStreamed() {
+    const events = await all(await respond("Say hello", { stream: true }));
+    equal(events.map((event) => event.sequence_number), events.map((_, place) => place));
+    const deltas = events.filter((event) => event.type === "response.output_text.delta");
+    equal(deltas.map((event) => event.delta).join(""), HELLO);
+    const helper = client.responses.stream({ model: MODEL, input: "Say hello" });
+    equal((await helper.finalResponse()).output_text, HELLO);
+  },
+
+  async responsesFunction() {
+    const first = await respond("Call for the weather", { tools: FLAT });
+    const [call] = first.output;
+    equal([call.type, call.name, JSON.parse(call.arguments)], ["function_call", "weather", { city: "Oslo" }]);
+    const output = { type: "function_call_output", call_id: call.call_id, output: "21 degrees" };
+    const answer = "It is 21 degrees in Oslo.";
+    equal((await respond([output], { previous_response_id: first.id, tools: FLAT })).output_text, answer);
+    equal((await respond([user("Call for the weather"), call, output], { tools: FLAT, store: false })).output_text, answer);
+  },
+
+  async responsesParsed() {
+    const format = { type: "json_schema", name: "weather", schema: SCHEMA, strict: true };
+    const response = await client.responses.parse({ model: MODEL, input: "Answer in JSON", text: { format } });
+    equal(response.output_parsed, OSLO);
+  },
+
   async chat() {
     const answer = await ask("Say hello");
     equal([answer.object, answer.model], ["chat.completion", MODEL]);

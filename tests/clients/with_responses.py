@@ -1,8 +1,12 @@
 """The Responses API through OpenAI's Python SDK: its methods, its typed events, and a round trip of a function."""
 
+import json
+import re
+
+import httpx
 import openai
-from openai.types.responses import Response, ResponseFunctionToolCall
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseFunctionToolCall, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
 
 from calls import KEY, MODEL, URL, call, equal, main, refused
 
@@ -32,6 +36,20 @@ def valid(response):
     """The SDK builds its types from whatever comes; this holds a response against them strictly."""
     Response.model_validate(response.model_dump(warnings=False))
     return response
+
+
+EVENT = TypeAdapter(ResponseStreamEvent)
+
+
+def events(**body):
+    """The events of an answer as they stand on the wire, each held against the SDK's types."""
+    body = {"model": MODEL, "stream": True, **body}
+    lines = httpx.post(f"{URL}/v1/responses", json=body, timeout=60).text.splitlines()
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    for event in data:
+        typed = EVENT.validate_python(event)
+        equal(typed.type, event["type"])
+    return data
 
 
 @call
@@ -98,6 +116,61 @@ def reasoning_goes_there_and_back():
     assert reasoning.encrypted_content and message.content[0].text.strip() == "Forty-two.", response
     history = [*(item.model_dump(exclude_none=True) for item in response.output), {"role": "user", "content": "Say hello"}]
     equal(create(history).output_text, HELLO)
+
+
+PATCH = {
+    "type": "custom",
+    "name": "patch",
+    "description": "Changes a file.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: line+\nline: ("+" | "-") /[^\\n]*/ "\\n"\n'},
+}
+NUMBER = {"type": "custom", "name": "number", "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{2}"}}
+
+
+@call
+def every_event_is_of_the_sdks_types():
+    seen = set()
+    for body in [
+        {"input": "Say hello"},
+        {"input": "Think first", "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "high"}},
+        {"input": "Call for both", "tools": TOOLS, "tool_choice": "required", "instructions": "Be kind."},
+        {"input": "Patch the file", "tools": [PATCH], "parallel_tool_calls": False},
+        {"input": "Answer in JSON", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}}},
+        {"input": "Count", "max_output_tokens": 3, "metadata": {"a": "b"}, "temperature": 0.5},
+    ]:
+        seen |= {event["type"].removeprefix("response.") for event in events(**body)}
+    expected = {
+        "created", "in_progress", "completed", "incomplete", "output_item.added", "output_item.done", "content_part.added",
+        "content_part.done", "output_text.delta", "output_text.done", "reasoning_text.delta", "reasoning_text.done",
+        "function_call_arguments.delta", "function_call_arguments.done", "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+    }
+    equal(seen, expected)
+
+
+@call
+def a_custom_tool_keeps_to_its_grammar():
+    (item,) = valid(create("Patch the file", tools=[PATCH])).output
+    equal((item.type, item.name), ("custom_tool_call", "patch"))
+    assert item.input.startswith('+say "hi"\n'), item.input
+    output = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "21 degrees"}
+    history = [{"role": "user", "content": "Patch the file"}, item.model_dump(exclude_none=True), output]
+    equal(create(history, tools=[PATCH]).output_text, "It is 21 degrees in Oslo.")
+    # The model would write what the pattern does not take.
+    item = create("Give a number", tools=[NUMBER]).output[0]
+    assert re.fullmatch("[0-9]{2}", item.input), item.input
+
+
+@call
+def a_strict_function_is_enforced_or_refused():
+    hopeless = {"type": "object", "properties": {"x": {"$ref": "https://example.org/x"}}}
+    tool = {"type": "function", "name": "weather", "parameters": hopeless, "strict": True}
+    error = refused(openai.BadRequestError, lambda: create("Call for the weather", tools=[tool]))
+    equal(error.param, "tools.0.parameters")
+    create("Call for the weather", tools=[{**tool, "strict": False}])
+    tool = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": "(a"}}
+    error = refused(openai.BadRequestError, lambda: create("Patch the file", tools=[tool]))
+    equal(error.param, "tools.0.format.definition")
 
 
 @call

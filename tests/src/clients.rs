@@ -24,7 +24,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What the model says in the tables. The first line whose first text stands in the last turn holds.
-const SCRIPT: [(&str, &str); 8] = [
+const SCRIPT: [(&str, &str); 10] = [
     ("<tool_response>\n21 degrees", "It is 21 degrees in Oslo."),
     ("Say hello", "Hello there, blåbær friend 🫐."),
     (
@@ -40,6 +40,18 @@ const SCRIPT: [(&str, &str); 8] = [
             r#"{"name": "time", "arguments": {"city": "Bergen"}}"#,
             "\n</tool_call>",
         ),
+    ),
+    (
+        "Patch the file",
+        concat!(
+            "<tool_call>\n",
+            r#"{"name": "patch", "arguments": {"input": "+say \"hi\"\n no more\n-bye\n"}}"#,
+            "\n</tool_call>"
+        ),
+    ),
+    (
+        "Give a number",
+        concat!("<tool_call>\n", r#"{"name": "number", "arguments": {"input": "7 or 8"}}"#, "\n</tool_call>"),
     ),
     ("Answer in JSON", r#"{"city": "Oslo", "degrees": 21}"#),
     ("Think first", "<think>\nLet me see.\n</think>\n\nForty-two."),

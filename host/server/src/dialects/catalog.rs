@@ -21,6 +21,9 @@ use crate::{
 /// Claude Code's discovery gives up after 3 seconds.
 const CARD_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How much of a tool's output Codex may show to a model.
+const TOOL_OUTPUT_BYTES_MAX: usize = 10_000;
+
 /// A name, and what is known of its model.
 pub(super) struct Entry {
     pub(super) id: String,
@@ -58,7 +61,10 @@ pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiRespon
     Ok(ApiResponse::json(&if call.dialect == Dialect::Anthropic {
         anthropic_list(&entries, &call.shared.settings.claude_prefix)
     } else {
-        json!({ "object": "list", "data": entries.iter().map(openai_entry).collect::<Vec<Value>>() })
+        let data: Vec<Value> = entries.iter().map(openai_entry).collect();
+        // Codex reads the same list under another name, in a form of its own.
+        let models: Vec<Value> = entries.iter().enumerate().map(|(place, entry)| codex_entry(entry, place)).collect();
+        json!({ "object": "list", "data": data, "models": models })
     }))
 }
 
@@ -116,6 +122,23 @@ fn openai_entry(entry: &Entry) -> Value {
             value[name] = known.context.into();
         }
         value["capabilities"] = json!(["completion", "tools"]);
+    }
+    value
+}
+
+/// Codex refuses a list in which one of these fields is missing. It calls itself what its instructions are for, so they are not
+/// given here.
+fn codex_entry(entry: &Entry, place: usize) -> Value {
+    let mut value = json!({
+        "slug": entry.id, "display_name": entry.id, "description": null, "priority": place,
+        "visibility": "list", "supported_in_api": true, "upgrade": null, "availability_nux": null,
+        "base_instructions": "", "shell_type": "default", "apply_patch_tool_type": null, "experimental_supported_tools": [],
+        "truncation_policy": { "mode": "bytes", "limit": TOOL_OUTPUT_BYTES_MAX },
+        "supports_parallel_tool_calls": true, "supports_reasoning_summaries": false,
+        "supported_reasoning_levels": [], "support_verbosity": false, "default_verbosity": null, "input_modalities": ["text"],
+    });
+    if let Some(known) = &entry.known {
+        value["context_window"] = known.context.into();
     }
     value
 }

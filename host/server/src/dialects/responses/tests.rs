@@ -180,6 +180,9 @@ fn a_call_goes_back_under_the_name_and_in_the_form_that_the_client_knows() {
     assert!(names(&events).contains(&"custom_tool_call_input.done"));
 
     let known = conversation(json!({ "tools": tools })).tools;
+    assert!(known[1].strict && known[1].field == "tools.1.format.definition" && !known[0].strict);
+    let strict = json!([{"type": "function", "name": "f", "strict": true, "parameters": {"type": "object"}}]);
+    assert!(conversation(json!({ "tools": strict })).tools[0].strict);
     assert_eq!(known[0].name, "agents__close");
     assert_eq!(known[1].schema["properties"]["input"]["pattern"], "^(?:a+)$");
     let items = json!([

@@ -170,8 +170,8 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
         name: name(&item.get("name"))?.to_owned(),
         description: description(item)?,
         schema,
-        // A schema beyond the grammar engine degrades to any JSON: a 400 would end a session of Codex.
-        strict: false,
+        // Without it, a schema beyond the grammar engine degrades to any JSON: a 400 would end a session of Codex.
+        strict: item.get("strict").present().map(Field::boolean).transpose()?.unwrap_or(false),
         field: parameters.path().to_owned(),
     })
 }
@@ -181,16 +181,20 @@ fn custom(item: &Field<'_>) -> Result<Tool, ApiError> {
     let format = item.get("format");
     let mut text = json!({ "type": "string" });
     let mut description = description(item)?;
+    let (definition, mut strict) = (format.get("definition"), false);
     if let Some(format) = format.present() {
         format.object()?;
         if format.get("type").choice(&["text", "grammar"])? == 1 {
-            let definition = format.get("definition").text(GRAMMAR_BYTES_MAX)?;
+            let text_of = definition.text(GRAMMAR_BYTES_MAX)?;
             let is_regex = format.get("syntax").choice(&["lark", "regex"])? == 1;
-            if is_regex {
-                text["pattern"] = format!("^(?:{definition})$").into();
-            }
-            let kind = if is_regex { "regular expression" } else { "Lark grammar" };
-            description.push_str(&format!("\nThe input has to match this {kind}:\n{definition}"));
+            let kind = if is_regex {
+                text["pattern"] = format!("^(?:{text_of})$").into();
+                strict = true;
+                "regular expression"
+            } else {
+                "Lark grammar"
+            };
+            description.push_str(&format!("\nThe input has to match this {kind}:\n{text_of}"));
         }
     }
     Ok(Tool {
@@ -200,8 +204,8 @@ fn custom(item: &Field<'_>) -> Result<Tool, ApiError> {
             "type": "object", "properties": { CUSTOM_ARGUMENT: text }, "required": [CUSTOM_ARGUMENT],
             "additionalProperties": false,
         }),
-        strict: false,
-        field: format.path().to_owned(),
+        strict,
+        field: definition.path().to_owned(),
     })
 }
 
