@@ -77,7 +77,12 @@ enum Verb {
 
 /// Does what the command line says.
 pub fn run() -> ExitCode {
-    match Arguments::parse().verb {
+    let verb = Arguments::parse().verb;
+    // A child that a server has started: nothing foreign is open yet, and there is one thread.
+    if let Err(what) = pensieve_worker::fence::enter_from_environment() {
+        return end(Err(CliError::new(error::Exit::Failed, what)));
+    }
+    match verb {
         Verb::Serve(serve) => end(serve.run()),
         Verb::Run(run) => end(run.run()),
         Verb::Launch(launch) => launch.run(),

@@ -56,6 +56,8 @@ pub struct PluginSettings {
     pub folders: Vec<PathBuf>,
     /// The only files that may be plugins; none for any.
     pub allow: Option<Vec<String>>,
+    /// Plugins, by id, whose workers may do everything that the user may.
+    pub unfenced: Vec<String>,
     /// What is looked at, and for how long.
     pub limits: fleet::plugins::Limits,
 }
@@ -166,6 +168,7 @@ impl Config {
     ) -> Result<fleet::Config, E> {
         let mut config = fleet::Config::new(&self.plugins.folders, &self.home);
         config.plugins.allow.clone_from(&self.plugins.allow);
+        config.unfenced.clone_from(&self.plugins.unfenced);
         config.plugins.limits = self.plugins.limits.clone();
         if let Some(bytes) = self.fleet.memory {
             config.memory_bytes = bytes;
@@ -193,6 +196,7 @@ impl PluginSettings {
         let (mut folders, mut allow) = (Vec::new(), Vec::new());
         section.texts("folders", &mut folders);
         section.texts("allow", &mut allow);
+        section.texts("unfenced", &mut self.unfenced);
         section.duration("settle", Duration::ZERO..=MINUTE, &mut self.limits.settle);
         section.duration("inspection_timeout", 100 * MS..=10 * MINUTE, &mut self.limits.inspection);
         section.bytes("file_max", 1024..=1 << 40, &mut self.limits.file_bytes_max);

@@ -16,13 +16,13 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     ("host", &[&["main"], &["cli"], &["config", "starter"]]),
     ("host/server", &[&["http"], &["dialects"], &["prompt"], &["chat", "shares"], &["fleet"], &["hub"]]),
     ("host/prompt", &[&["process"], &["model"], &["template"], &["tokens"], &["rendered"]]),
-    ("host/worker", &[&["process"], &["engine"], &["grammar"], &["patterns", "plugin"]]),
+    ("host/worker", &[&["fence"], &["process"], &["engine"], &["grammar"], &["patterns", "plugin"]]),
     (
         "host/protocol",
         &[
             &["path_policy", "prompt", "questions", "wire"],
             &["job"],
-            &["card", "checkpoint", "conversation", "grammar", "manifest", "refusal", "share", "vocabulary"],
+            &["card", "checkpoint", "conversation", "fence", "grammar", "manifest", "refusal", "share", "vocabulary"],
         ],
     ),
 ];

@@ -33,6 +33,7 @@ mod docs;
 mod dropped;
 mod extensions;
 mod families;
+mod fence;
 mod fleet;
 mod grammars;
 mod http;

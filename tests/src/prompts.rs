@@ -3,10 +3,12 @@
 use pensieve_prompt::Model;
 use pensieve_protocol::{
     conversation::{Conversation, Part, Role, Turn},
+    fence::VARIABLE,
     job::FailureCode,
     prompt::{Answer, Question, Tokenizer},
     wire,
 };
+use pensieve_server::fleet::fence::prompt;
 use std::{
     fs,
     path::Path,
@@ -23,7 +25,7 @@ struct Process(Child);
 impl Process {
     fn start(memory: u64) -> Self {
         let mut command = Command::new(program());
-        command.args(["prompt", "--memory", &memory.to_string()]);
+        command.arg("prompt").env(VARIABLE, prompt(memory).to_variable());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         Self(command.spawn().unwrap())
     }
@@ -84,6 +86,20 @@ fn the_tokens_are_those_that_the_model_gives_in_this_process() {
     }
     let Some(Answer::Tokens(tokens)) = process.ask(&Question::Text("plain".into())) else { panic!("no tokens") };
     assert_eq!(tokens, model.text("plain").unwrap());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn it_works_behind_a_fence() {
+    let process = ready();
+    let status = fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
+    for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapInh:\t0000000000000000"] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    let limits = fs::read_to_string(format!("/proc/{}/limits", process.0.id())).unwrap();
+    for (name, limit) in [("Max core file size", " 0 "), ("Max open files", " 64 ")] {
+        assert!(limits.lines().any(|line| line.starts_with(name) && line.contains(limit)), "{name}: {limits}");
+    }
 }
 
 #[test]

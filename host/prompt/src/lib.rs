@@ -2,8 +2,8 @@
 //!
 //! Both come out of a checkpoint and are programs in all but name: a template can loop and allocate, and so can a tokenizer
 //! whose normalizer replaces each letter by a thousand. The server therefore never runs them. It starts this program again
-//! under a hidden verb, gives it a limit of memory and each question a deadline, and a process that breaks either costs the
-//! one request that asked.
+//! under a hidden verb, behind a fence with a limit of memory, and gives each question a deadline; a process that breaks
+//! either costs the one request that asked.
 //!
 //! [`serve`] is the process; [`Model`] is what it runs, for `plugins check` and tests as well.
 
@@ -16,4 +16,4 @@ mod template;
 mod tokens;
 
 pub use model::Model;
-pub use process::{Limits, serve};
+pub use process::serve;

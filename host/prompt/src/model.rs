@@ -6,14 +6,11 @@ use pensieve_protocol::{
     card::Card,
     conversation::Conversation,
     job::{Failure, FailureCode},
-    prompt::Tokenizer,
+    prompt::{STACK_BYTES, Tokenizer},
     vocabulary::Vocabulary,
 };
 
 use crate::{template::Template, tokens::Tokens};
-
-/// The stack of a thread that reads or runs a model: address space, most of which is never touched.
-pub(crate) const STACK_BYTES: usize = 256 << 20;
 
 /// A model's tokenizer, and its template once that is read.
 #[derive(Debug)]

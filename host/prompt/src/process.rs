@@ -1,4 +1,4 @@
-//! The process around a model: its limits, and questions and answers over its standard streams.
+//! The process around a model: questions and answers over its standard streams.
 //!
 //! One thread reads questions and ends the process as soon as the server has gone, whatever the other one does. The other
 //! one answers, on a stack that is deep enough for nested templates. A panic ends the process with a status of its own, as the
@@ -16,52 +16,20 @@ use std::{
     thread,
 };
 
-use crate::model::{Model, STACK_BYTES};
+use crate::model::Model;
 use pensieve_protocol::{
     grammar::Spec,
     job::{Failure, FailureCode},
-    prompt::{Answer, PANICKED, Question},
+    prompt::{Answer, PANICKED, Question, STACK_BYTES},
     vocabulary::Vocabulary,
     wire::{self, WireError},
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
-/// What a process maps besides what it allocates: the program, its libraries, and stacks of threads.
-const MAPPED_BYTES: u64 = 2 << 30;
-/// Its standard streams, and a few for time zones.
-const OPEN_FILES_MAX: u64 = 64;
-
-/// What a prompt process may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Bytes of memory, stacks aside.
-    pub memory_bytes: u64,
-}
 
 /// How a grammar is tried; the engine that compiles grammars is not of this crate.
 pub type TryGrammar = fn(&Arc<Vocabulary>, &Spec) -> Result<(), Failure>;
 
-impl Limits {
-    /// Limits this process. Nothing that it reads later can raise them again.
-    fn set(self) -> io::Result<()> {
-        let set = |resource, limit: u64| {
-            // A limit that holds already is not raised.
-            let limit = getrlimit(resource).maximum.map_or(limit, |maximum| maximum.min(limit));
-            let result = setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) });
-            // Other systems know the names of these limits, and neither take nor enforce all of them.
-            if cfg!(target_os = "linux") { result.map_err(io::Error::from) } else { Ok(()) }
-        };
-        // A kernel that counts only one of the two counts that one.
-        set(Resource::Data, self.memory_bytes + 3 * STACK_BYTES as u64)?;
-        set(Resource::As, self.memory_bytes + MAPPED_BYTES)?;
-        set(Resource::Core, 0)?;
-        set(Resource::Nofile, OPEN_FILES_MAX)
-    }
-}
-
 /// Answers questions from standard input on standard output until the server has gone.
-pub fn serve(limits: Limits, try_grammar: TryGrammar) -> io::Result<()> {
-    limits.set()?;
+pub fn serve(try_grammar: TryGrammar) -> io::Result<()> {
     // Foreign code must not be able to fill the log; the server is told of a panic.
     panic::set_hook(Box::new(|_| {}));
     let mut output = File::from(io::stdout().as_fd().try_clone_to_owned()?);

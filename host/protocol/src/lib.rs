@@ -7,6 +7,7 @@
 pub mod card;
 pub mod checkpoint;
 pub mod conversation;
+pub mod fence;
 pub mod grammar;
 pub mod job;
 pub mod manifest;

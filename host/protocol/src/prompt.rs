@@ -11,6 +11,9 @@ use crate::{card::Card, conversation::Conversation, grammar::Spec, job::Failure,
 /// The status that a prompt process ends with after a panic.
 pub const PANICKED: i32 = 101;
 
+/// The stack of each thread of a prompt process that reads or runs a model: address space, most of which is never touched.
+pub const STACK_BYTES: usize = 256 << 20;
+
 /// What the server asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Question {

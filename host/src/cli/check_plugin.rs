@@ -30,7 +30,10 @@ use pensieve_protocol::{
     questions::Checked,
     refusal::{Refusal, clean},
 };
-use pensieve_server::fleet::child::{self, ChildError};
+use pensieve_server::fleet::{
+    child::{self, ChildError},
+    fence::{hide_from_children, inspection},
+};
 use pensieve_worker::plugin::LoadedPlugin;
 
 /// How long a plugin may take to say who it is.
@@ -83,8 +86,10 @@ impl Check {
     fn inspect(&self) -> Result<Manifest, CliError> {
         let arguments = ["plugins", "check", "--json"].map(OsString::from);
         let arguments = [&arguments[..], &["--".into(), self.file.clone().into()]].concat();
-        let asked =
-            super::runtime()?.block_on(async { child::ask(&program()?, &arguments, INSPECTION_TIME_MAX).await });
+        hide_from_children();
+        let asked = super::runtime()?.block_on(async {
+            child::ask(&program()?, &arguments, &inspection(&self.file), INSPECTION_TIME_MAX).await
+        });
         let name = self.file.display();
         match asked {
             Ok(Checked::Manifest(manifest)) => Ok(manifest),

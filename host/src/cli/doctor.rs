@@ -200,6 +200,9 @@ async fn models(found: &mut Findings, config: &Config) {
         Err(refusal) => return found.broken("plugins", &refusal.to_string()),
     };
     plugins(found, &fleet, &folders);
+    let fenced = fleet.fenced().await;
+    fenced.holds.iter().for_each(|what| found.good("fence", what));
+    fenced.missing.iter().for_each(|what| found.odd("fence", &format!("missing: {what}")));
     for line in config.missing_samplers(&super::sampler_names(&fleet)) {
         found.broken("samplers", &line);
     }

@@ -40,6 +40,8 @@ pub(super) enum Probe {
         #[arg(allow_hyphen_values = true)]
         options: String,
     },
+    /// How much of the fence around this process holds?
+    Fence,
     /// Does the model obey the contract's laws?
     Laws(RunLaws),
 }
@@ -51,6 +53,7 @@ impl Probe {
             Self::Describe { plugin, architecture, source, options } => {
                 answer(|| card(&plugin, &architecture, &source, &options))
             }
+            Self::Fence => answer(pensieve_worker::fence::entered),
             Self::Laws(trial) => trial.run(),
         }
     }

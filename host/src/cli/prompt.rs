@@ -5,19 +5,14 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use pensieve_prompt::{Limits, serve};
 use pensieve_worker::grammar;
 
 #[derive(Args)]
-pub(super) struct Prompt {
-    /// How much memory it may take.
-    #[arg(long, value_name = "BYTES")]
-    memory: u64,
-}
+pub(super) struct Prompt;
 
 impl Prompt {
     pub(super) fn run(self) -> ExitCode {
-        match serve(Limits { memory_bytes: self.memory }, grammar::try_compile) {
+        match pensieve_prompt::serve(grammar::try_compile) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("pensieve prompt: {error}");

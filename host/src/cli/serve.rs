@@ -141,10 +141,18 @@ async fn serve(server: Server, fleet: fleet::Config, resolved: &ResolvedConfig) 
             tracing::info!("listening on http://{address}");
         }
     }
+    tokio::spawn(log_missing_fence(fleet.clone()));
     let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::BannerInfo::of(resolved)));
     server.run(Arc::new(Chats::new(fleet)), ended).await;
     banner.abort();
     Ok(())
+}
+
+/// Says what of the fence around children this machine does not have: models run all the same.
+async fn log_missing_fence(fleet: Arc<Fleet>) {
+    for what in &fleet.fenced().await.missing {
+        tracing::warn!("children run without: {what}");
+    }
 }
 
 /// Logs what every model is. An error if none of them can ever be served; one that only lacks a plugin can, since plugins may

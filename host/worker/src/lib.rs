@@ -5,6 +5,7 @@
 //! and its watchdog. This crate and the server's know nothing of each other: both know the protocol.
 
 pub mod engine;
+pub mod fence;
 pub mod grammar;
 pub mod plugin;
 pub mod process;

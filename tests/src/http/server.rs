@@ -5,6 +5,7 @@ use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
+    os::unix::{fs::lchown, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
@@ -32,6 +33,8 @@ pub struct Options {
     pub arguments: Vec<String>,
     /// More variables.
     pub variables: Vec<(String, String)>,
+    /// The user that it runs as, which root alone can choose.
+    pub user: Option<u32>,
 }
 
 /// A server that runs.
@@ -97,7 +100,11 @@ impl Options {
         let link = home.path().join("bin").join("pensieve");
         if !link.exists() {
             fs::create_dir_all(link.parent().unwrap()).unwrap();
-            fs::hard_link(program(), &link).or_else(|_| fs::copy(program(), &link).map(drop)).unwrap();
+            // A file has one owner under all of its names.
+            let linked = self.user.is_none() && fs::hard_link(program(), &link).is_ok();
+            if !linked {
+                fs::copy(program(), &link).unwrap();
+            }
         }
         fs::write(home.path().join("pensieve.toml"), &self.config).unwrap();
         let mut command = Command::new(&link);
@@ -119,7 +126,19 @@ impl Options {
         command.envs(["PATH", "TMPDIR", "LD_LIBRARY_PATH"].iter().filter_map(|name| Some((name, env::var_os(name)?))));
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(user) = self.user {
+            give(home.path(), user);
+            command.uid(user).gid(user);
+        }
         command.spawn().unwrap()
+    }
+}
+
+/// Gives everything in a folder to a user.
+fn give(path: &Path, user: u32) {
+    lchown(path, Some(user), Some(user)).unwrap();
+    if path.is_dir() {
+        fs::read_dir(path).unwrap().for_each(|entry| give(&entry.unwrap().path(), user));
     }
 }
 

@@ -5,6 +5,7 @@
 //! as soon as the answer or the deadline is there, and its output is read up to a limit. What it wrote to stderr last goes
 //! into the error, as it is often the only trace of the reason.
 
+use pensieve_protocol::fence::{Policy, VARIABLE};
 use serde::de::DeserializeOwned;
 use std::{
     ffi::OsString,
@@ -49,9 +50,10 @@ const VARIABLES: [&str; 18] = [
     "PENSIEVE_KERNELS",
 ];
 
-/// The variables of a child that runs foreign code.
-pub(super) fn environment() -> impl Iterator<Item = (&'static str, OsString)> {
-    VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)))
+/// The variables of a child that runs foreign code, its policy among them.
+pub(super) fn environment(policy: Option<&Policy>) -> impl Iterator<Item = (&'static str, OsString)> {
+    let known = VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?)));
+    known.chain(policy.map(|policy| (VARIABLE, policy.to_variable().into())))
 }
 
 /// Why there is no answer.
@@ -114,27 +116,30 @@ impl fmt::Display for ChildError {
     }
 }
 
-/// Runs the program with these arguments and reads its answer.
+/// Runs the program with these arguments, behind the fence of this policy, and reads its answer. The child ends with this
+/// process, which holds its standard input.
 pub async fn ask<T: DeserializeOwned>(
     program: &Path,
     arguments: &[OsString],
+    policy: &Policy,
     deadline: Duration,
 ) -> Result<T, ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, Stdio::null())?;
+    let mut child = RunningChild::spawn(program, arguments, Some(policy))?;
     let answer = child.line(deadline).await;
     child.end().await;
     answer
 }
 
 /// Runs the program with these arguments and passes its output on line by line until `hear` breaks. No line may take
-/// longer than the deadline. The child's standard input ends with this process, so that the child may end with it too.
+/// longer than the deadline. The child's standard input ends with this process, so that the child may end with it too. It has
+/// no fence: a person asked for it, and may want to look into it with a debugger.
 pub async fn ask_for_lines<T: DeserializeOwned>(
     program: &Path,
     arguments: &[OsString],
     deadline: Duration,
     mut hear: impl FnMut(T) -> ControlFlow<()>,
 ) -> Result<(), ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, Stdio::piped())?;
+    let mut child = RunningChild::spawn(program, arguments, None)?;
     let stdin = child.child.stdin.take();
     let heard = loop {
         match child.line(deadline).await {
@@ -160,10 +165,10 @@ struct RunningChild {
 }
 
 impl RunningChild {
-    fn spawn(program: &Path, arguments: &[OsString], stdin: Stdio) -> Result<Self, ChildError> {
+    fn spawn(program: &Path, arguments: &[OsString], policy: Option<&Policy>) -> Result<Self, ChildError> {
         let mut command = Command::new(program);
-        command.args(arguments).env_clear().envs(environment()).process_group(0).kill_on_drop(true);
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).env_clear().envs(environment(policy)).process_group(0).kill_on_drop(true);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(ChildError::Spawn)?;
         let group = ProcessGroup::of(&child);
         let stderr = tokio::spawn(last_stderr_line(child.stderr.take()));

@@ -7,6 +7,7 @@ use super::{
     worker_runtime::{Placement, WorkerMain},
 };
 use pensieve_protocol::{
+    fence::Policy,
     job::{AdapterUse, StageSpec},
     wire::{DiskTier, Limits},
 };
@@ -28,6 +29,8 @@ pub struct Config {
     pub(super) in_process: Option<WorkerMain>,
     /// Where cards of checkpoints are kept.
     pub cards: PathBuf,
+    /// Plugins, by id, whose workers may do everything that this user may.
+    pub unfenced: Vec<String>,
     /// The models.
     pub models: Vec<ModelConfig>,
     /// Other names for them.
@@ -131,6 +134,7 @@ impl Config {
             in_process: None,
             plugins,
             cards: home.join("cache/cards"),
+            unfenced: Vec::new(),
             models: Vec::new(),
             variants: Vec::new(),
             sources: Sources::default(),
@@ -150,8 +154,8 @@ impl Config {
         self.models.iter_mut().for_each(|model| model.limits.step_timeout = FOR_EVER);
     }
 
-    pub(super) fn placement(&self) -> Placement<'_> {
-        self.in_process.map_or(Placement::Process(&self.program), Placement::Thread)
+    pub(super) fn placement<'a>(&'a self, policy: &'a Policy) -> Placement<'a> {
+        self.in_process.map_or(Placement::Process(&self.program, policy), Placement::Thread)
     }
 }
 

@@ -9,6 +9,7 @@ mod adapters;
 pub mod child;
 mod config;
 mod crash_history;
+pub mod fence;
 mod memory;
 mod model;
 mod pace;
@@ -44,6 +45,7 @@ use std::{
 };
 use tokio::{
     sync::{
+        OnceCell,
         mpsc::{self, UnboundedSender, unbounded_channel},
         oneshot,
     },
@@ -56,6 +58,7 @@ use adapter_registry::AdapterRegistry;
 use model::Model;
 use pensieve_protocol::{
     card::Card,
+    fence::Fenced,
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
     wire,
 };
@@ -77,6 +80,7 @@ pub struct Fleet {
     next_job: AtomicU64,
     /// Bytes that wait in the queues of all streams.
     queued_bytes: Arc<AtomicUsize>,
+    fenced: OnceCell<Fenced>,
     closing: AtomicBool,
     supervisor: JoinHandle<()>,
 }
@@ -113,6 +117,10 @@ impl Fleet {
 
     /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
     pub async fn start(config: Config) -> Result<Self, Refusal> {
+        // A worker in this process is there for a debugger, which may want to look into it.
+        if config.in_process.is_none() {
+            fence::hide_from_children();
+        }
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
         let prober = Prober {
             program: config.plugins.program.clone(),
@@ -140,8 +148,8 @@ impl Fleet {
         };
         let supervisor = tokio::spawn(supervisor.run(received, reported));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
-        let queued_bytes = Arc::default();
-        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, closing, supervisor })
+        let (queued_bytes, fenced) = (Arc::default(), OnceCell::new());
+        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, supervisor })
     }
 
     /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
@@ -269,6 +277,17 @@ impl Fleet {
         let target = self.resolve(name)?;
         let own = target.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
         Ok(own.or(self.config.models[target.model].samplers.as_deref()))
+    }
+
+    /// How much of the fence around children holds on this machine, as a child finds when it is asked for the first time.
+    pub async fn fenced(&self) -> &Fenced {
+        let ask = || async {
+            let arguments = ["probe".into(), "fence".into()];
+            let policy = fence::inspection(&self.config.program);
+            let asked = child::ask(&self.config.program, &arguments, &policy, self.config.deadlines.probe).await;
+            asked.unwrap_or_else(|error| Fenced { missing: vec![format!("a child {error}")], ..Fenced::default() })
+        };
+        self.fenced.get_or_init(ask).await
     }
 
     /// The plugin folders.

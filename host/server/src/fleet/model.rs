@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,6 +11,7 @@ use super::{
     FleetStats, ModelState, ModelStats,
     adapters::{Culprit, PendingAdapter},
     crash_history::CrashHistory,
+    fence,
     memory::{self, MemoryPlan, MemoryVerdict, Resident},
     plugins::Plugin,
     probe::Probed,
@@ -19,6 +21,7 @@ use super::{
     worker::{Signals, Worker, WorkerDeadlines},
     worker_handle::WorkerHandle,
 };
+use crate::hub::Hub;
 use pensieve_protocol::{
     job::{Event, Failure, FailureCode, Job},
     wire::{Command, Load, Provider},
@@ -199,6 +202,7 @@ impl Supervisor {
     }
 
     fn load(&mut self, index: usize, now: Instant) {
+        let adapters = self.adapter_places(index);
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
         let Some(LoadPlan { probed, need }) = model.plan.take() else { return };
         let catalogue = self.catalogue.borrow().clone();
@@ -225,13 +229,17 @@ impl Supervisor {
         let signals = Signals { serial, sender: self.signals.clone() };
         let streams = JobStreams::default();
         let deadlines = WorkerDeadlines { silence: self.config.deadlines.silence, step: config.limits.step_timeout };
-        let worker = match Worker::start(self.config.placement(), &config.id, deadlines, streams.clone(), signals) {
-            Ok(worker) => worker,
-            Err(error) => {
-                let message = format!("model '{}': a worker process does not start: {error}", config.id);
-                return model.fail(Failure::new(FailureCode::Internal, message).with_help("free processes or memory"));
-            }
-        };
+        let open = self.config.unfenced.contains(&probed.plugin.manifest.id);
+        let policy = fence::worker(&load, need.bytes, adapters, open);
+        let worker =
+            match Worker::start(self.config.placement(&policy), &config.id, deadlines, streams.clone(), signals) {
+                Ok(worker) => worker,
+                Err(error) => {
+                    let message = format!("model '{}': a worker process does not start: {error}", config.id);
+                    return model
+                        .fail(Failure::new(FailureCode::Internal, message).with_help("free processes or memory"));
+                }
+            };
         worker.send(Command::Load(Box::new(load)));
         model.plugin = Some(probed.plugin.copy.sha256().to_owned());
         (model.state, model.loads_total) = (LoadState::Loading(serial), model.loads_total + 1);
@@ -256,6 +264,17 @@ impl Supervisor {
             progressed_at: now,
         };
         self.handles.insert(serial, handle);
+    }
+
+    /// Where the worker of a model may read adapters: those that the model has, and the sources of later ones.
+    fn adapter_places(&self, index: usize) -> Vec<PathBuf> {
+        let known = self.registry.of(index).into_values().map(|adapter| adapter.location.path);
+        let pending = self.models[index].pending_adapters.iter().map(|pending| pending.adapter.location.path.clone());
+        let known = known.chain(pending).flat_map(|path| fence::checkpoint(&path));
+        let sources = &self.config.sources;
+        let downloads = Hub::from_environment().ok().filter(|_| sources.downloads).map(|hub| hub.cache);
+        let later = sources.folders.iter().cloned().chain(downloads).map(|folder| fence::absolute(&folder));
+        known.chain(later).collect()
     }
 
     /// What is known of all models.

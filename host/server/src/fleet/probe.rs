@@ -18,6 +18,7 @@ use std::{
 
 use super::{
     child::{ChildError, ask},
+    fence,
     plugins::{Catalogue, Claimant, Plugin, Status},
 };
 use pensieve_protocol::{
@@ -97,7 +98,8 @@ impl Prober {
             return Ok(name);
         }
         let arguments = ["probe".into(), "name".into(), source.into()];
-        let named: Named = ask(&self.program, &arguments, self.deadline).await.map_err(|error| {
+        let policy = fence::description(None, source);
+        let named: Named = ask(&self.program, &arguments, &policy, self.deadline).await.map_err(|error| {
             let message = format!("the checkpoint '{}' {error}", source.display());
             failure(FailureCode::Plugin, &message, "copy or download it again")
         })?;
@@ -125,7 +127,8 @@ impl Prober {
             source.into(),
             options.into(),
         ];
-        let described = ask(&self.program, &arguments, self.deadline).await.map_err(|error: ChildError| {
+        let policy = fence::description(Some(plugin.copy.path()), source);
+        let described = ask(&self.program, &arguments, &policy, self.deadline).await.map_err(|error: ChildError| {
             let message = format!("plugin '{}' {error}", plugin.manifest.id);
             failure(FailureCode::Plugin, &message, "update the plugin, or download the checkpoint again")
         })?;

@@ -21,7 +21,10 @@ use tokio::{
 };
 
 use super::child::{ProcessGroup, environment};
-use pensieve_protocol::job::{Failure, FailureCode};
+use pensieve_protocol::{
+    fence::Policy,
+    job::{Failure, FailureCode},
+};
 
 /// How long the system may take to end a process that was killed.
 const KILL_WAIT: Duration = Duration::from_secs(2);
@@ -32,8 +35,8 @@ pub(crate) type WorkerMain = fn(OwnedFd) -> i32;
 /// Where a worker is to run.
 #[derive(Clone, Copy)]
 pub(super) enum Placement<'a> {
-    /// In a process of its own, which runs this program.
-    Process(&'a Path),
+    /// In a process of its own, which runs this program behind a fence.
+    Process(&'a Path, &'a Policy),
     /// In a thread of this process.
     Thread(WorkerMain),
 }
@@ -59,8 +62,8 @@ impl WorkerRuntime {
         other: UnixStream,
     ) -> io::Result<(Self, Option<ChildStderr>)> {
         match placement {
-            Placement::Process(program) => {
-                let mut child = spawn(program, &other)?;
+            Placement::Process(program, policy) => {
+                let mut child = spawn(program, policy, &other)?;
                 let (group, stderr) = (Some(ProcessGroup::of(&child)), child.stderr.take());
                 Ok((Self::Process { child, group }, stderr))
             }
@@ -110,12 +113,12 @@ impl WorkerRuntime {
     }
 }
 
-fn spawn(program: &Path, socket: &UnixStream) -> io::Result<Child> {
+fn spawn(program: &Path, policy: &Policy, socket: &UnixStream) -> io::Result<Child> {
     let mut command = Command::new(program);
     let number = socket.as_raw_fd();
     command.args([OsString::from("worker"), "--socket".into(), number.to_string().into()]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    command.env_clear().envs(environment()).process_group(0).kill_on_drop(true);
+    command.env_clear().envs(environment(Some(policy))).process_group(0).kill_on_drop(true);
     let inherit = move || {
         // SAFETY: the descriptor is open in the child, which is a copy of this process from when `socket` was alive.
         let socket = unsafe { BorrowedFd::borrow_raw(number) };

@@ -49,9 +49,11 @@ pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
             })
         })
         .collect();
+    let fence = app.chats.fleet().fenced().await;
     let memory = json!({ "budget_bytes": memory_budget, "used_bytes": memory_used });
     ApiResponse::json(&json!({
         "status": "ok", "version": env!("CARGO_PKG_VERSION"), "models": models, "memory": memory,
+        "fence": fence,
     }))
 }
 

@@ -8,7 +8,10 @@ use super::{
     copy::{Cache, CopyError},
     scan::Found,
 };
-use crate::fleet::child::{self, ChildError};
+use crate::fleet::{
+    child::{self, ChildError},
+    fence,
+};
 use pensieve_protocol::{questions::Checked, refusal::Refusal};
 
 /// What came of looking at a file.
@@ -56,7 +59,8 @@ pub(super) async fn inspect(
     }
     let arguments = ["plugins", "check", "--json"].map(OsString::from);
     let arguments = arguments.into_iter().chain([copy.path().into()]).collect::<Vec<_>>();
-    let refusal = match child::ask(&settings.program, &arguments, settings.limits.inspection).await {
+    let policy = fence::inspection(copy.path());
+    let refusal = match child::ask(&settings.program, &arguments, &policy, settings.limits.inspection).await {
         Ok(Checked::Manifest(manifest)) => {
             let plugin = Plugin { file: found.path, manifest, copy };
             return Inspected::Knowledge(Knowledge::Plugin(Arc::new(plugin)));

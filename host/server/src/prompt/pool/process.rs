@@ -14,8 +14,9 @@ use tokio::{
     time::timeout,
 };
 
-use crate::fleet::child::signal_name;
+use crate::fleet::{child::signal_name, fence};
 use pensieve_protocol::{
+    fence::VARIABLE,
     prompt::{Answer, PANICKED, Question},
     wire,
 };
@@ -52,8 +53,9 @@ impl Process {
     /// Starts one that may take so much memory.
     pub fn start(program: &Path, memory_bytes: u64) -> Result<Self, Death> {
         let mut command = Command::new(program);
-        command.arg("prompt").arg("--memory").arg(memory_bytes.to_string());
+        command.arg("prompt");
         command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.env(VARIABLE, fence::prompt(memory_bytes).to_variable());
         // What it says is the allocator's last word at most, and the status tells as much.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(Death::Spawn)?;

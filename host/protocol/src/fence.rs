@@ -1,0 +1,50 @@
+//! The fence around a child process: what it may read, write and take. The server writes it down as a policy before it starts
+//! the child, and the child enters it before it opens anything that is foreign.
+//!
+//! A child is this very program until it maps its first plugin or interprets its first template, so it can be trusted to
+//! close the door behind itself. The policy comes in one environment variable: a child's first frame arrives only after it
+//! has started threads, and most of a fence holds for the thread that enters it and for later ones alone.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The variable that holds a child's policy, in JSON.
+pub const VARIABLE: &str = "PENSIEVE_FENCE";
+
+/// What a child may do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Policy {
+    /// Files and folders that it may read, besides the system's libraries.
+    pub read: Vec<PathBuf>,
+    /// Folders that it may also write to.
+    pub write: Vec<PathBuf>,
+    /// Bytes of private memory; none for no limit of its own.
+    pub data_bytes: Option<u64>,
+    /// Bytes of address space. None where drivers reserve more than they use.
+    pub address_bytes: Option<u64>,
+    /// Open files.
+    pub files: u64,
+    /// Whether a GPU's driver has to work in it: device files, sockets on this machine, processes of its own.
+    pub drivers: bool,
+    /// It ends when its standard input does, as its server has gone then; others see that by themselves.
+    pub ends_with_input: bool,
+    /// The operator has allowed a plugin of this child everything that the user may do; limits and privileges stay.
+    pub open: bool,
+}
+
+impl Policy {
+    /// What the variable holds.
+    pub fn to_variable(&self) -> String {
+        // Paths that are not UTF-8 make no JSON; a child with an empty policy says so and ends.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// How much of a fence holds on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fenced {
+    /// What holds, in words for people.
+    pub holds: Vec<String>,
+    /// What does not, and why.
+    pub missing: Vec<String>,
+}

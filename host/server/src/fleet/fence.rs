@@ -1,0 +1,207 @@
+//! Writes down what each child may do, before it is started; `pensieve_worker::fence` enters it there.
+//!
+//! A child reads the files that its question or its model is about, writes its own cache, and takes the memory that it is
+//! known to need with a margin. No process outlives it: it can neither start one nor leave the group that is killed when it
+//! ends. Where a GPU's driver works the fence is wider, as drivers start programs and reserve address space.
+
+use std::{
+    collections::BTreeSet,
+    fs::DirBuilder,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use pensieve_protocol::{fence::Policy, prompt::STACK_BYTES, wire::Load};
+
+const GIB: u64 = 1 << 30;
+/// Opening a library and reading its manifest takes a few megabytes.
+const INSPECTION_BYTES: u64 = GIB;
+const INSPECTION_ADDRESS_BYTES: u64 = 4 * GIB;
+/// A card takes a tokenizer of some megabytes; a checkpoint may be mapped as a whole besides.
+const DESCRIPTION_BYTES: u64 = 4 * GIB;
+const DESCRIPTION_ADDRESS_BYTES: u64 = 16 * GIB;
+/// What a worker may take beyond twice what its card says.
+const WORKER_MARGIN_BYTES: u64 = 4 * GIB;
+const FILES_MAX: u64 = 4096;
+/// What a prompt process maps besides what it allocates: the program, its libraries, and stacks of threads.
+const PROMPT_MAPPED_BYTES: u64 = 2 * GIB;
+/// Its standard streams, and a few for time zones.
+const PROMPT_FILES_MAX: u64 = 64;
+/// Files behind the links of a checkpoint that are named one by one; of more, their folders are.
+const LINKED_FILES_MAX: usize = 64;
+/// Device files whose presence means that a driver may be at work.
+const GPU_FILES: [&str; 3] = ["/dev/nvidiactl", "/dev/kfd", "/dev/dxg"];
+
+/// For a child that opens a plugin and reads its manifest.
+pub fn inspection(plugin: &Path) -> Policy {
+    Policy {
+        read: vec![absolute(plugin)],
+        data_bytes: Some(INSPECTION_BYTES),
+        address_bytes: Some(INSPECTION_ADDRESS_BYTES),
+        files: FILES_MAX,
+        ends_with_input: true,
+        ..Policy::default()
+    }
+}
+
+/// For a prompt process that may take this much memory, stacks aside. Everything it works on comes in questions.
+pub fn prompt(memory_bytes: u64) -> Policy {
+    Policy {
+        // A kernel that counts only one of the two counts that one.
+        data_bytes: Some(memory_bytes + 3 * STACK_BYTES as u64),
+        address_bytes: Some(memory_bytes + PROMPT_MAPPED_BYTES),
+        files: PROMPT_FILES_MAX,
+        ..Policy::default()
+    }
+}
+
+/// For a child that looks at a checkpoint, by a plugin or without.
+pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Policy {
+    let mut read = checkpoint(source);
+    read.extend(plugin.map(absolute));
+    let bytes = read.iter().fold(0_u64, |sum, path| sum.saturating_add(file_bytes(path)));
+    Policy {
+        read,
+        data_bytes: Some(DESCRIPTION_BYTES),
+        address_bytes: Some(DESCRIPTION_ADDRESS_BYTES.saturating_add(bytes)),
+        files: FILES_MAX,
+        ends_with_input: true,
+        ..Policy::default()
+    }
+}
+
+/// For a worker: `bytes` is what its card says, and adapters may come from `adapters` later. With `open`, the configuration
+/// trusts its plugin.
+pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool) -> Policy {
+    let drivers = needs_drivers(&load.device);
+    let plugins = [&load.architecture.plugin].into_iter().chain(&load.samplers).chain(&load.adapter_formats);
+    let mut read: Vec<PathBuf> = plugins.map(|plugin| absolute(plugin)).chain(checkpoint(&load.source)).collect();
+    read.extend(load.merged.iter().flat_map(|adapter| checkpoint(&adapter.path)));
+    read.extend(adapters);
+    let limit = bytes.saturating_mul(2).saturating_add(WORKER_MARGIN_BYTES);
+    if let Some(tier) = &load.disk {
+        // Only a folder that is there can be let through. The worker says what is wrong with one that cannot be made.
+        let _ = DirBuilder::new().recursive(true).mode(0o700).create(&tier.folder);
+    }
+    Policy {
+        read,
+        write: load.disk.iter().map(|tier| absolute(&tier.folder)).collect(),
+        data_bytes: Some(limit).filter(|_| !drivers && !open),
+        address_bytes: None,
+        files: FILES_MAX,
+        drivers,
+        ends_with_input: false,
+        open,
+    }
+}
+
+/// Whether a GPU's driver may be at work in a worker for this device.
+fn needs_drivers(device: &str) -> bool {
+    match device {
+        "cpu" => false,
+        "auto" => GPU_FILES.iter().any(|path| Path::new(path).exists()),
+        _ => true,
+    }
+}
+
+/// A checkpoint or an adapter as the system finds it: its file or folder, and what links in it lead to.
+pub(super) fn checkpoint(source: &Path) -> Vec<PathBuf> {
+    let Ok(found) = source.canonicalize() else { return vec![source.to_path_buf()] };
+    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
+    let is_folder = found.is_dir();
+    // A checkpoint in several files is named by its first one, and a tokenizer may lie beside.
+    let is_part =
+        |path: &Path| is_folder || is_gguf(path) || path.file_name().is_some_and(|name| name == "tokenizer.json");
+    let folder = if is_folder { Some(source) } else { source.parent().filter(|_| is_gguf(source)) };
+    let entries = folder.and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path()).filter(|path| is_part(path));
+    let targets = paths.filter_map(|path| path.canonicalize().ok());
+    let mut linked: BTreeSet<PathBuf> = targets.filter(|path| !is_folder || !path.starts_with(&found)).collect();
+    if linked.len() > LINKED_FILES_MAX {
+        linked = linked.iter().filter_map(|path| path.parent()).map(Path::to_path_buf).collect();
+    }
+    linked.insert(found);
+    linked.into_iter().collect()
+}
+
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
+}
+
+/// Bytes of a file, or of all files in a folder.
+fn file_bytes(path: &Path) -> u64 {
+    let Ok(metadata) = path.metadata() else { return 0 };
+    if !metadata.is_dir() {
+        return metadata.len();
+    }
+    let files = path.read_dir().into_iter().flatten().flatten().filter_map(|entry| entry.metadata().ok());
+    files.filter(std::fs::Metadata::is_file).fold(0, |sum, file| sum.saturating_add(file.len()))
+}
+
+/// Keeps this process's memory and environment, in which keys stand, from its children, which run as the same user.
+pub fn hide_from_children() {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+        if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+            tracing::warn!("children may read the memory of this process: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use pensieve_protocol::wire::{Limits, Provider};
+    use std::{fs, os::unix::fs::symlink, time::Duration};
+
+    #[test]
+    fn a_checkpoint_is_what_its_links_lead_to() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        for folder in ["blobs", "snapshot", "other"] {
+            fs::create_dir(root.join(folder)).unwrap();
+        }
+        for file in ["blobs/a", "blobs/b", "other/secret", "snapshot/plain", "blobs/tokenizer.json"] {
+            fs::write(root.join(file), "1234").unwrap();
+        }
+        symlink("../blobs/a", root.join("snapshot/m-1-of-2.gguf")).unwrap();
+        symlink("../blobs/b", root.join("snapshot/m-2-of-2.gguf")).unwrap();
+        let found = |source: &str| checkpoint(&root.join(source));
+        let expected = |paths: &[&str]| paths.iter().map(|path| root.join(path)).collect::<Vec<_>>();
+        assert_eq!(found("snapshot"), expected(&["blobs/a", "blobs/b", "snapshot"]));
+        assert_eq!(found("snapshot/m-1-of-2.gguf"), expected(&["blobs/a", "blobs/b"]));
+        assert_eq!(found("blobs/a"), expected(&["blobs/a"]));
+        let policy = description(None, &root.join("snapshot"));
+        assert_eq!(policy.address_bytes, Some(DESCRIPTION_ADDRESS_BYTES + 12));
+        fs::rename(root.join("blobs/b"), root.join("blobs/b.gguf")).unwrap();
+        assert_eq!(found("blobs/b.gguf"), expected(&["blobs/b.gguf", "blobs/tokenizer.json"]));
+    }
+
+    #[test]
+    fn a_worker_on_the_cpu_is_limited_and_one_with_drivers_is_not() {
+        let load = |device: &str| Load {
+            architecture: Provider { plugin: "/p".into(), name: "a".into() },
+            samplers: Vec::new(),
+            adapter_formats: Vec::new(),
+            merged: Vec::new(),
+            adapter_memory: 0,
+            adapter_deadline: Duration::ZERO,
+            source: "/m".into(),
+            options: String::new(),
+            device: device.into(),
+            context: 0,
+            kv_budget: 0,
+            threads: 0,
+            disk: None,
+            limits: Limits::default(),
+        };
+        let policy = worker(&load("cpu"), GIB, Vec::new(), false);
+        assert_eq!((policy.data_bytes, policy.drivers), (Some(6 * GIB), false));
+        let policy = worker(&load("cuda:0"), GIB, Vec::new(), false);
+        assert_eq!((policy.data_bytes, policy.drivers, policy.open), (None, true, false));
+        let policy = worker(&load("cpu"), GIB, Vec::new(), true);
+        assert_eq!((policy.data_bytes, policy.open), (None, true));
+    }
+}

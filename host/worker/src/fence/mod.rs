@@ -1,0 +1,113 @@
+//! Enters the fence that the server has written down for this process, before anything foreign is opened in it.
+//!
+//! Four parts hold: limits of memory and files; Landlock, which restricts files, TCP and signals, and keeps other
+//! processes' memory and environment out of reach even for root; a seccomp filter, which refuses new processes, sockets and
+//! the calls that inspect other processes; and the loss of root's capabilities. What a kernel does not know is left out and
+//! said: an old system runs models too.
+
+#[cfg(target_os = "linux")]
+mod capabilities;
+#[cfg(target_os = "linux")]
+mod filter;
+#[cfg(target_os = "linux")]
+mod paths;
+
+use pensieve_protocol::fence::{Fenced, Policy, VARIABLE};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::{io, sync::OnceLock, thread};
+
+/// The stack of the first thread, which the limit of private memory does not count.
+const STACK_BYTES_MAX: u64 = 64 << 20;
+
+static ENTERED: OnceLock<Fenced> = OnceLock::new();
+
+/// Enters the fence of the environment, if there is one. To be called while the process has a single thread.
+pub fn enter_from_environment() -> Result<(), String> {
+    let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
+    let text = text.into_string().map_err(|_| format!("{VARIABLE} is not UTF-8"))?;
+    let policy: Policy = serde_json::from_str(&text).map_err(|error| format!("{VARIABLE} is no policy: {error}"))?;
+    let fenced = enter(&policy);
+    // It is entered once per process.
+    let _ = ENTERED.set(fenced);
+    if policy.ends_with_input { end_with_input() } else { Ok(()) }
+}
+
+fn end_with_input() -> Result<(), String> {
+    let watch = || {
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        crate::process::leave(0)
+    };
+    let started = thread::Builder::new().name("input".to_owned()).spawn(watch);
+    started.map(drop).map_err(|error| format!("a thread does not start: {error}"))
+}
+
+/// What holds of the fence around this process; nothing outside of one.
+pub fn entered() -> Fenced {
+    ENTERED.get().cloned().unwrap_or_default()
+}
+
+fn enter(policy: &Policy) -> Fenced {
+    let mut fenced = Fenced::default();
+    let limits = limits(policy);
+    fenced.note("limits of memory and files, no core dumps", limits);
+    #[cfg(target_os = "linux")]
+    {
+        if policy.drivers && !policy.open {
+            // Which of a driver's needs a fence would cut is not tried out yet on a machine with a GPU.
+            fenced.missing.push("files, network and processes: a GPU's driver works in this process".into());
+            return fenced;
+        }
+        let hidden = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
+        fenced.note("its memory is hidden from other processes", hidden.map_err(|error| error.to_string()));
+        fenced.note("no new privileges", no_new_privileges());
+        if policy.open {
+            fenced.missing.push("files, network and processes: the configuration allows its plugin all of them".into());
+            return fenced;
+        }
+        fenced.note("root's capabilities are dropped", capabilities::drop());
+        paths::restrict(policy, &mut fenced);
+        fenced.note("no new processes, no sockets, no looking into other processes", filter::install(policy.drivers));
+    }
+    #[cfg(not(target_os = "linux"))]
+    fenced.missing.push("files, network and processes: this system has neither Landlock nor seccomp".into());
+    fenced
+}
+
+trait Note {
+    fn note(&mut self, what: &str, done: Result<(), String>);
+}
+
+impl Note for Fenced {
+    fn note(&mut self, what: &str, done: Result<(), String>) {
+        match done {
+            Ok(()) => self.holds.push(what.to_owned()),
+            Err(why) => self.missing.push(format!("{what}: {why}")),
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn no_new_privileges() -> Result<(), String> {
+    // SAFETY: the call takes plain numbers and sets a flag of this thread, which has no other yet.
+    let set = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().to_string()) }
+}
+
+fn limits(policy: &Policy) -> Result<(), String> {
+    let limits = [
+        (Resource::Core, Some(0)),
+        (Resource::Data, policy.data_bytes),
+        (Resource::As, policy.address_bytes),
+        (Resource::Stack, Some(STACK_BYTES_MAX)),
+        (Resource::Nofile, Some(policy.files)),
+    ];
+    for (resource, bytes) in limits {
+        let Some(bytes) = bytes else { continue };
+        // A limit that is lower already stays.
+        let known = getrlimit(resource);
+        let lower = |limit: Option<u64>| Some(limit.map_or(bytes, |limit| limit.min(bytes)));
+        let limit = Rlimit { current: lower(known.current), maximum: lower(known.maximum) };
+        setrlimit(resource, limit).map_err(|error| format!("{resource:?}: {error}"))?;
+    }
+    Ok(())
+}

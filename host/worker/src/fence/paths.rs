@@ -1,0 +1,96 @@
+//! Landlock: which files the process may read and write, that it neither listens nor connects over TCP, and that it signals
+//! no process outside. A process in a Landlock domain can trace none outside of it either, so that the server's memory and
+//! environment are out of reach whatever user both run as.
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, RestrictionStatus, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, path_beneath_rules,
+};
+use std::{fs::File, path::PathBuf};
+
+use pensieve_protocol::fence::{Fenced, Policy};
+
+/// What every process reads: libraries, their configuration, and what the system says of itself. Not `/etc` as a whole,
+/// which holds secrets where the process belongs to root.
+const SYSTEM: [&str; 21] = [
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/bin",
+    "/opt",
+    "/nix/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+    "/etc/localtime",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/sys",
+    "/proc/version",
+    "/sys",
+    "/dev/urandom",
+    "/dev/random",
+];
+/// Where the loader and drivers may look besides.
+const SEARCHED: [&str; 3] = ["LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"];
+/// What a GPU's driver writes to, besides its cache, and what it reads.
+const DEVICES: [&str; 2] = ["/dev", "/proc/self"];
+const DRIVERS: &str = "/proc/driver";
+
+/// The newest version whose rights are used; an older kernel enforces those that it knows.
+const NEWEST: ABI = ABI::V6;
+
+/// Restricts this thread and all later ones, and says what holds.
+pub(super) fn restrict(policy: &Policy, fenced: &mut Fenced) {
+    let holds = "reads its model and plugins, writes its own cache, no TCP, no signals to others (Landlock)";
+    match enforce(policy) {
+        Ok(RestrictionStatus { ruleset: RulesetStatus::FullyEnforced, .. }) => fenced.holds.push(holds.into()),
+        Ok(RestrictionStatus { ruleset: RulesetStatus::PartiallyEnforced, .. }) => {
+            fenced.holds.push("reads its model and plugins, writes its own cache (Landlock)".into());
+            fenced.missing.push("TCP, signals and some rights: this kernel's Landlock is too old".into());
+        }
+        Ok(_) => fenced.missing.push(format!("{holds}: this kernel has no Landlock, or has it turned off")),
+        Err(error) => fenced.missing.push(format!("{holds}: {error}")),
+    }
+}
+
+fn enforce(policy: &Policy) -> Result<RestrictionStatus, RulesetError> {
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(AccessFs::from_all(NEWEST))?
+        .handle_access(AccessNet::from_all(NEWEST))?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?;
+    // A rule holds for an inode, and that of this folder stays the same while a file in it is open.
+    std::mem::forget(File::open("/proc/self/status"));
+    let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
+    read.extend(searched());
+    read.extend(policy.read.iter().cloned());
+    let mut write = policy.write.clone();
+    if policy.drivers {
+        read.push(DRIVERS.into());
+        write.extend(DEVICES.iter().map(PathBuf::from).chain(driver_cache()));
+    }
+    let reads = AccessFs::ReadFile | AccessFs::ReadDir;
+    let writes = AccessFs::from_all(NEWEST) & !AccessFs::Execute;
+    ruleset
+        .add_rules(path_beneath_rules(read, reads))?
+        .add_rules(path_beneath_rules(write, writes))?
+        .add_rules(path_beneath_rules(["/dev/null"], AccessFs::ReadFile | AccessFs::WriteFile))?
+        .restrict_self()
+}
+
+fn searched() -> impl Iterator<Item = PathBuf> {
+    let values = SEARCHED.iter().filter_map(std::env::var_os);
+    values.flat_map(|value| std::env::split_paths(&value).collect::<Vec<_>>()).filter(|path| path.is_absolute())
+}
+
+fn driver_cache() -> impl Iterator<Item = PathBuf> {
+    let named = std::env::var_os("CUDA_CACHE_PATH").map(PathBuf::from);
+    let usual = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".nv"));
+    named.into_iter().chain(usual)
+}
