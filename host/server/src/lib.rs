@@ -10,5 +10,6 @@ pub mod dialects;
 pub mod fleet;
 pub mod http;
 pub mod hub;
+mod ids;
 pub mod prompt;
 mod shares;

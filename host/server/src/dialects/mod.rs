@@ -17,14 +17,13 @@ pub(crate) mod usage;
 mod error;
 mod extensions;
 mod fields;
-mod ids;
 mod shape;
 mod simple;
 mod stream;
 mod validation;
 
+pub(crate) use crate::ids::fresh_id;
 pub use error::{ApiError, ErrorCode};
-pub(crate) use ids::fresh_id;
 
 use std::{pin::Pin, sync::Arc};
 

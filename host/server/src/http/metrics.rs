@@ -9,10 +9,9 @@ use std::{
     time::Duration,
 };
 
-use super::state::AppState;
 use crate::{
     dialects::ApiResponse,
-    fleet::{FleetStats, ModelState, ModelStats},
+    fleet::{Fleet, FleetStats, ModelState, ModelStats},
 };
 
 /// Seconds, from a token to a long answer.
@@ -76,9 +75,9 @@ fn describe() {
 }
 
 /// The page.
-pub(super) async fn answer(app: &AppState) -> ApiResponse {
-    let stats = app.chats.fleet().stats(true).await;
-    let mut page = Page(app.recorder.0.render());
+pub(super) async fn answer(recorder: &Recorder, fleet: &Fleet) -> ApiResponse {
+    let stats = fleet.stats(true).await;
+    let mut page = Page(recorder.0.render());
     page.fleet(&stats);
     page.process();
     ApiResponse::text("text/plain; version=0.0.4; charset=utf-8", page.0)
@@ -115,7 +114,7 @@ impl Page {
         self.family("pensieve_blocks", "gauge", "Blocks of keys and values by where they are.", samples);
         let adapters: Vec<(String, u64)> = stats.models.iter().flat_map(adapters).collect();
         let samples = adapters.iter().map(|(labels, bytes)| (labels.as_str(), *bytes));
-        let help = "BodyBudget that an adapter takes; 0 while it is not loaded.";
+        let help = "Bytes that an adapter takes; 0 while it is not loaded.";
         self.family("pensieve_adapter_bytes", "gauge", help, samples);
     }
 

@@ -56,7 +56,7 @@ fn own(app: &Arc<AppState>) -> Vec<Route> {
         get(app, "/v1/plugins", |app, _| async move { Ok(info::plugins(&app)) }),
         get(app, "/v1/usage", |_, call| async move { usage::answer(&call) }),
         get(app, "/health", |app, call| async move { Ok(info::health(&app, call.client.is_some()).await) }),
-        get(app, "/metrics", |app, _| async move { Ok(metrics::answer(&app).await) }),
+        get(app, "/metrics", |app, _| async move { Ok(metrics::answer(&app.recorder, app.chats.fleet()).await) }),
         get(app, "/openapi.json", |_, _| async move { Ok(openapi::answer()) }),
         get(app, "/", |_, _| async move { Ok(info::greeting()) }),
     ]

@@ -3,11 +3,8 @@
 
 use std::sync::Arc;
 
-use super::{
-    pieces::{call_id, whole},
-    signature::Signature,
-};
-use crate::chat::Delta;
+use super::{pieces::whole, signature::Signature};
+use crate::{chat::Delta, ids::fresh_id};
 
 /// A call on its way out.
 #[derive(Debug)]
@@ -60,7 +57,7 @@ impl Call {
             return false;
         }
         (self.is_open, self.count) = (true, self.count + 1);
-        out.push(Delta::ToolCall { id: call_id(), name: name.to_owned() });
+        out.push(Delta::ToolCall { id: fresh_id(""), name: name.to_owned() });
         true
     }
 

@@ -57,8 +57,3 @@ pub(super) fn escape(bytes: &[u8], json: &mut Vec<u8>) {
         }
     }
 }
-
-/// A name for a call that no other call has: 24 letters and digits, to which dialects add their prefix.
-pub(super) fn call_id() -> String {
-    std::iter::repeat_with(fastrand::alphanumeric).take(24).collect()
-}

@@ -1,4 +1,4 @@
-//! Ids of requests, answers and their parts: a prefix that the API prescribes and 24 random letters and digits.
+//! Ids of requests, answers and their parts: the prefix that an API prescribes, and 24 random letters and digits.
 
 /// An id that no other answer has.
 pub(crate) fn fresh_id(prefix: &str) -> String {
