@@ -3,7 +3,9 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::{
-    Adapter, Sources, plugins,
+    adapter_registry::Adapter,
+    machine, plugins,
+    sources::Sources,
     worker_runtime::{Placement, WorkerMain},
 };
 use pensieve_protocol::{
@@ -135,7 +137,7 @@ impl Config {
             variants: Vec::new(),
             sources: Sources::default(),
             default_model: None,
-            memory_bytes: super::memory::default_budget(),
+            memory_bytes: machine::default_budget(),
             idle_timeout: None,
             restart: Restart::default(),
             deadlines: Deadlines::default(),

@@ -20,8 +20,6 @@ const STATES: u64 = 16;
 /// A state that grows with its sequence is given less than its longest, if there is no more; a model whose states do not
 /// grow says by itself that this is too little.
 const STATE_BYTES_MIN: u64 = 64 << 20;
-/// Without a budget a machine of this size is assumed.
-const MACHINE_BYTES: u64 = 16 << 30;
 
 /// A worker that occupies memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +82,7 @@ pub(super) struct MemoryPlan {
     pub(super) bytes: u64,
 }
 
-/// Plans a model's memory by its card. MemoryVerdict for adapters is kept where there are some.
+/// Plans a model's memory by its card. Room for adapters is kept where there are some.
 pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
     let adapter_bytes = if adapters { model.adapter_memory } else { 0 };
@@ -138,31 +136,9 @@ fn megabytes(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
-/// Two thirds of the machine's memory: on one of 16 GB, a model of 8 B in four bits beside an editor and a browser.
-pub fn default_budget() -> u64 {
-    let machine = installed_bytes().unwrap_or(MACHINE_BYTES);
-    machine / 3 * 2
-}
-
-/// The machine's memory, where the system tells.
-#[cfg(target_os = "linux")]
-pub fn installed_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kilobytes.checked_mul(1024)
-}
-
-/// The machine's memory, where the system tells.
-#[cfg(not(target_os = "linux"))]
-pub fn installed_bytes() -> Option<u64> {
-    let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
-    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Residents as (serial, bytes, idle), the longest unused first.
@@ -188,7 +164,7 @@ mod tests {
         check(&[(7, u64::MAX, false)], 1, &MemoryVerdict::Later);
     }
 
-    fn card(weight_bytes: u64, state: State) -> Card {
+    pub(in crate::fleet) fn card(weight_bytes: u64, state: State) -> Card {
         Card {
             architecture: String::new(),
             vocabulary: 1,
@@ -241,10 +217,5 @@ mod tests {
         check(0, None, State::PerSequence { bytes: 12 << 30 }, 2005);
         check(3000, None, State::PerSequence { bytes: 12 << 30 }, 2005);
         check(100, None, State::PerSequence { bytes: 12 << 30 }, 100);
-    }
-
-    #[test]
-    fn this_machine_has_a_budget() {
-        assert!(default_budget() > 1 << 28);
     }
 }

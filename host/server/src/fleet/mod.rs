@@ -5,12 +5,11 @@
 //! not this one.
 
 mod adapter_registry;
-mod adapters;
 pub mod child;
 mod config;
-mod crash_history;
+mod control;
+mod machine;
 mod memory;
-mod model;
 mod pace;
 pub mod plugins;
 mod probe;
@@ -22,19 +21,17 @@ mod stream;
 mod streams;
 mod supervisor;
 mod worker;
-mod worker_handle;
 mod worker_runtime;
 
-pub use adapter_registry::{Adapter, check_adapter_name};
-pub use adapters::{AdapterFailure, Culprit};
+pub use adapter_registry::{Adapter, AdapterFailure, Culprit, check_adapter_name};
 pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
-pub use memory::{default_budget, installed_bytes};
+pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
-pub use stream::{EventStream, Update};
+pub use stream::EventStream;
+pub use streams::Update;
 
 use std::{
-    collections::HashMap,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -50,20 +47,19 @@ use tokio::{
     task::JoinHandle,
 };
 
-use pensieve_protocol::refusal::Refusal;
-
 use adapter_registry::AdapterRegistry;
-use model::Model;
+use control::{Control, Message};
 use pensieve_protocol::{
     card::Card,
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
+    refusal::Refusal,
     wire,
 };
 use plugins::PluginFolder;
 use probe::Prober;
-use supervisor::{Message, Supervisor};
+use supervisor::Supervisor;
 
-/// Reports of workers that wait for the supervisor; a worker that sends more waits on its socket.
+/// Reports of workers that wait for the control loop; a worker that sends more waits on its socket.
 const SIGNALS_MAX: usize = 64;
 
 /// The models of a server. Dropping it ends every worker.
@@ -78,7 +74,7 @@ pub struct Fleet {
     /// Bytes that wait in the queues of all streams.
     queued_bytes: Arc<AtomicUsize>,
     closing: AtomicBool,
-    supervisor: JoinHandle<()>,
+    control: JoinHandle<()>,
 }
 
 /// What is known of a model that may not be loaded.
@@ -121,27 +117,17 @@ impl Fleet {
             recent: Arc::default(),
         };
         let config = Arc::new(config);
-        let registry = Arc::new(AdapterRegistry::new(&config.models));
+        let adapters = config.models.iter().map(|model| model.adapters.clone()).collect();
+        let registry = Arc::new(AdapterRegistry::new(adapters));
         let (messages, received) = unbounded_channel();
         let (signals, reported) = mpsc::channel(SIGNALS_MAX);
-        let supervisor = Supervisor {
-            config: config.clone(),
-            prober: prober.clone(),
-            registry: registry.clone(),
-            catalogue: plugins.subscribe(),
-            messages: messages.downgrade(),
-            signals,
-            models: config.models.iter().map(|_| Model::default()).collect(),
-            handles: HashMap::new(),
-            next_serial: 0,
-            uses: 0,
-            stats_request: None,
-            closing: None,
-        };
-        let supervisor = tokio::spawn(supervisor.run(received, reported));
+        let supervisor = Supervisor::new(config.clone(), registry.clone(), plugins.catalogue());
+        let (catalogue, sender) = (plugins.subscribe(), messages.downgrade());
+        let control = Control::new(config.clone(), supervisor, prober.clone(), catalogue, sender, signals);
+        let control = tokio::spawn(control.run(received, reported));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
         let queued_bytes = Arc::default();
-        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, closing, supervisor })
+        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, closing, control })
     }
 
     /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
@@ -198,7 +184,7 @@ impl Fleet {
         let message = Message::Attach { model: index, name: name.to_owned(), adapter, reply };
         let ended = || Culprit::Other.of(ended());
         self.messages.send(message).map_err(|_| ended())?;
-        let attached = answer.await.unwrap_or_else(|_| Err(ended()))?;
+        let attached = answer.await.unwrap_or_else(|_| Err(ended()))?.ok_or_else(ended)?;
         let known = wire::AdapterStats {
             name: name.to_owned(),
             format: attached.format,
@@ -218,7 +204,7 @@ impl Fleet {
         let message = Message::Detach { model: index, name: name.to_owned(), reply };
         let ended = || Culprit::Other.of(ended());
         self.messages.send(message).map_err(|_| ended())?;
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        answer.await.unwrap_or_else(|_| Err(ended())).map(drop)
     }
 
     /// The adapters of a model, as they are now. `model` is an id, no other name.
@@ -279,7 +265,7 @@ impl Fleet {
     /// What every model does; `fresh` asks the workers, and waits a moment for their answers.
     pub async fn stats(&self, fresh: bool) -> FleetStats {
         let (reply, answer) = oneshot::channel();
-        // After shutdown there is no supervisor, and the answer is empty.
+        // After shutdown there is no control loop, and the answer is empty.
         let _ = self.messages.send(Message::Stats { fresh, reply });
         answer.await.unwrap_or_default()
     }
@@ -317,6 +303,6 @@ fn ended() -> Failure {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        self.supervisor.abort();
+        self.control.abort();
     }
 }

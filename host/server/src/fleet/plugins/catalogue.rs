@@ -101,6 +101,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    #[cfg(test)]
+    pub(in crate::fleet) fn for_tests(plugins: Vec<Arc<Plugin>>) -> Self {
+        Self { states: Vec::new(), plugins }
+    }
+
     pub(super) fn build(entries: &[Entry], retired: Vec<PluginState>) -> Self {
         let mut catalogue = Self::default();
         let mut first = HashMap::<String, PathBuf>::new();
