@@ -156,7 +156,7 @@ async fn the_scripted_model_says_what_its_script_tells_it() {
             ..StageSpec::default()
         });
         let job = Job { tokens, max_tokens, stages: stages.collect(), ..Job::default() };
-        let mut stream = fleet.submit("anything", job).unwrap();
+        let mut stream = fleet.submit_to("anything", job).unwrap();
         let mut text = Vec::new();
         loop {
             match stream.next().await.unwrap() {

@@ -142,7 +142,7 @@ impl Bench {
 
     async fn measure(&self, mut config: Config, model: &str) -> Result<Report, CliError> {
         let most = self.concurrency.iter().copied().max().unwrap_or(1);
-        let card = Fleet::start(config.clone()).await?.card(model).await?;
+        let card = Fleet::start(config.clone()).await?.target(model).await?.card;
         self.fit(&mut config, model, &card, most)?;
         let fleet = Fleet::start(config).await?;
         let begun = Instant::now();
@@ -230,7 +230,8 @@ impl Bench {
         let tokens = (0..prompt).map(|_| fastrand::u32(..card.vocabulary)).collect();
         let name = self.adapters.names().into_iter().cycle().nth(place as usize);
         let adapter = name.map(|name| AdapterUse { name, scale: 1.0 });
-        fleet.submit(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
+        fleet
+            .submit_to(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
     }
 
     async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, CliError> {

@@ -262,14 +262,14 @@ fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
 }
 
 async fn card(fleet: &Fleet, id: &str) -> Result<String, Failure> {
-    let card = fleet.card(id).await?;
+    let card = fleet.target(id).await?.card;
     Ok(format!("{}, {} of weights, context {}", card.architecture, units::bytes(card.weight_bytes), card.context))
 }
 
 /// Loads a model, has it generate a token, and tells where it is.
 async fn load(fleet: &Fleet, id: &str) -> Result<Loaded, Failure> {
     let job = Job { tokens: vec![1, 2, 3], max_tokens: 1, ignore_end_of_turn: true, ..Job::default() };
-    let mut stream = fleet.submit(id, job)?;
+    let mut stream = fleet.submit_to(id, job)?;
     while let Some(update) = stream.next().await {
         if let Update::Event(Event::Failed(failure)) = update {
             return Err(failure);

@@ -37,7 +37,7 @@ impl Home {
     async fn ask_under(&self, adapter: &str) -> Result<Vec<u32>, Failure> {
         let adapter = Some(AdapterUse { name: adapter.into(), scale: 1.0 });
         let job = Job { tokens: vec![1], max_tokens: 3, ignore_end_of_turn: true, adapter, ..Job::default() };
-        answer(self.fleet.submit("one", job)?).await
+        answer(self.fleet.submit_to("one", job)?).await
     }
 }
 

@@ -242,8 +242,7 @@ impl Control {
         let Some(messages) = self.messages.upgrade() else { return };
         let (prober, catalogue, config) = (self.prober.clone(), self.catalogue.borrow().clone(), self.config.clone());
         tokio::spawn(async move {
-            let settings = &config.models[model];
-            let result = prober.probe(&settings.source, &settings.options, &catalogue).await;
+            let result = prober.probe(model, &config.models[model], &catalogue).await;
             // After shutdown no control loop receives it.
             let _ = messages.send(Message::Probed { model, result });
         });

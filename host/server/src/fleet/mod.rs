@@ -56,7 +56,8 @@ use pensieve_protocol::{
     wire,
 };
 use plugins::PluginFolder;
-use probe::Prober;
+use probe::{KeyedCard, Prober};
+use router::Route;
 use supervisor::Supervisor;
 
 /// Reports of workers that wait for the control loop; a worker that sends more waits on its socket.
@@ -77,13 +78,14 @@ pub struct Fleet {
     control: JoinHandle<()>,
 }
 
-/// What is known of a model that may not be loaded.
+/// The model that a request names, loaded or not, and what its card says. A request is resolved to it once.
 #[derive(Clone, Debug)]
-pub struct Known {
-    /// Its id.
+pub struct Target {
+    place: usize,
     pub id: String,
-    /// Its card.
     pub card: Arc<Card>,
+    /// Equal for equal cards.
+    pub card_key: Arc<str>,
     /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
     pub context: u32,
     /// How tokens are picked where a client's fields say nothing else; none for the usual way.
@@ -110,12 +112,8 @@ impl Fleet {
     /// Opens the plugin folders and waits for requests; no model is loaded before it is asked for.
     pub async fn start(config: Config) -> Result<Self, Refusal> {
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
-        let prober = Prober {
-            program: config.plugins.program.clone(),
-            cache: config.cards.clone(),
-            deadline: config.deadlines.probe,
-            recent: Arc::default(),
-        };
+        let program = config.plugins.program.clone();
+        let prober = Prober::new(program, config.cards.clone(), config.deadlines.probe);
         let config = Arc::new(config);
         let adapters = config.models.iter().map(|model| model.adapters.clone()).collect();
         let registry = Arc::new(AdapterRegistry::new(adapters));
@@ -130,46 +128,46 @@ impl Fleet {
         Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, closing, control })
     }
 
-    /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
-    /// the name. What goes wrong later is the stream's last event.
-    pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
-        let target = self.resolve(name)?;
+    /// What stands behind a name. Fails if there is no such model, or none that can be served.
+    pub async fn target(&self, name: &str) -> Result<Target, Failure> {
+        let Route { model: place, variant, adapter } = self.route(name)?;
+        let model = &self.config.models[place];
+        let KeyedCard { key, card } = self.prober.card(place, model, &self.plugins.catalogue()).await?;
+        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(place), &card);
+        let own = variant.and_then(|variant| self.config.variants[variant].samplers.as_ref());
+        let samplers = own.or(model.samplers.as_ref()).cloned();
+        Ok(Target { place, id: model.id.clone(), card, card_key: key, context, samplers, adapter })
+    }
+
+    /// Runs a job on a model. Its id is given here; a job without an adapter gets the target's. What goes wrong later is the
+    /// stream's last event.
+    pub fn submit(&self, target: &Target, job: Job) -> Result<EventStream, Failure> {
+        self.queue(target.place, target.adapter.clone(), job)
+    }
+
+    /// Runs a job on the model that this name stands for, of which nothing needs to be known.
+    pub fn submit_to(&self, name: &str, job: Job) -> Result<EventStream, Failure> {
+        let Route { model, adapter, .. } = self.route(name)?;
+        self.queue(model, adapter, job)
+    }
+
+    fn queue(&self, model: usize, adapter: Option<AdapterUse>, mut job: Job) -> Result<EventStream, Failure> {
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let field = if job.adapter.is_some() { "pensieve.adapter" } else { "model" };
-        job.adapter = job.adapter.or(target.adapter);
+        job.adapter = job.adapter.or(adapter);
         if let Some(wish) = &job.adapter {
-            let registry = self.registry.all();
-            let names = &registry[target.model];
+            let names = &self.registry.all()[model];
             if names.get(&wish.name).is_none_or(|adapter| adapter.merged.is_some()) {
-                return Err(
-                    adapter_registry::unknown(&self.config.models[target.model].id, names, &wish.name).at(field)
-                );
+                return Err(adapter_registry::unknown(&self.config.models[model].id, names, &wish.name).at(field));
             }
         }
         let (updates, received) = streams::queue(self.queued_bytes.clone());
         let stream = EventStream { job: job.id, updates: received, messages: self.messages.clone(), ended: false };
-        let message = Message::Submit { model: target.model, job, updates };
+        let message = Message::Submit { model, job, updates };
         if self.closing.load(Ordering::Relaxed) || self.messages.send(message).is_err() {
             return Err(ended());
         }
         Ok(stream)
-    }
-
-    /// The card of the model that this name stands for, whether it is loaded or not.
-    pub async fn card(&self, name: &str) -> Result<Arc<Card>, Failure> {
-        let model = &self.config.models[self.resolve(name)?.model];
-        let catalogue = self.plugins.catalogue();
-        Ok(self.prober.probe(&model.source, &model.options, &catalogue).await?.card)
-    }
-
-    /// What is known of the model that this name stands for, whether it is loaded or not.
-    pub async fn known(&self, name: &str) -> Result<Known, Failure> {
-        let target = self.resolve(name)?;
-        let model = &self.config.models[target.model];
-        let card = self.prober.probe(&model.source, &model.options, &self.plugins.catalogue()).await?.card;
-        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(target.model), &card);
-        let samplers = self.samplers(name)?.map(<[StageSpec]>::to_vec);
-        Ok(Known { id: model.id.clone(), card, context, samplers, adapter: target.adapter })
     }
 
     /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
@@ -221,8 +219,8 @@ impl Fleet {
 
     /// What stands for a model under this name, unless it is the default that answers for it.
     pub fn find_listed(&self, name: &str) -> Option<Listed> {
-        let target = self.names(|names| router::Names { default: None, ..names }.resolve(name)).ok()?;
-        Some(Listed { id: name.to_owned(), source: self.config.models[target.model].source.clone() })
+        let route = self.names(|names| router::Names { default: None, ..names }.resolve(name)).ok()?;
+        Some(Listed { id: name.to_owned(), source: self.config.models[route.model].source.clone() })
     }
 
     /// The place of the model with this id.
@@ -250,14 +248,6 @@ impl Fleet {
         &self.config.variants
     }
 
-    /// How tokens are picked for this name, if its configuration says so.
-    pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
-        let target = self.resolve(name)?;
-        let own = target.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
-        Ok(own.or(self.config.models[target.model].samplers.as_deref()))
-    }
-
-    /// The plugin folders.
     pub fn plugins(&self) -> &PluginFolder {
         &self.plugins
     }
@@ -272,7 +262,7 @@ impl Fleet {
 
     /// Ends a model's quarantine.
     pub fn release(&self, name: &str) -> Result<(), Failure> {
-        let model = self.resolve(name)?.model;
+        let model = self.route(name)?.model;
         let _ = self.messages.send(Message::Release { model });
         Ok(())
     }
@@ -286,7 +276,7 @@ impl Fleet {
         let _ = over.await;
     }
 
-    fn resolve(&self, name: &str) -> Result<router::Target, Failure> {
+    fn route(&self, name: &str) -> Result<Route, Failure> {
         self.names(|names| names.resolve(name))
     }
 

@@ -66,7 +66,7 @@ pub(crate) async fn messages(
     let (name, stops) = (request.model.clone(), request.stops.clone());
     let model = validation::model_name(&call, &name).to_owned();
     let request = Request { client: call.client(), model, ..request };
-    validation::check(&chats, &request).await?;
+    validation::check(&chats, &request)?;
     let prepared = chats.prepare(request).await?;
     let head = Head { id: fresh_id("msg_"), model: name, input_tokens: prepared.input_tokens() };
     let encoder = MessageEncoder::new(head, stops);

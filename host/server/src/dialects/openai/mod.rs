@@ -117,7 +117,7 @@ impl Plan {
         let model = requests.first().map(|request| request.model.clone()).unwrap_or_default();
         let mut prepared: Vec<Prepared> = Vec::with_capacity(requests.len());
         for request in requests {
-            validation::check(chats, &request).await?;
+            validation::check(chats, &request)?;
             prepared.push(chats.prepare(request).await.map_err(error::of_failure)?);
         }
         let fingerprint = shorten(prepared.first().map(Prepared::fingerprint).unwrap_or_default());
