@@ -9,7 +9,7 @@ mod messages;
 
 pub use messages::{
     AdapterStats, AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, Location, MergedAdapter,
-    PROTOCOL, Provider, Report, Stats, adapter_file_bytes_max,
+    ModelSpec, PROTOCOL, Provider, Report, Stats, adapter_file_bytes_max,
 };
 
 use std::{

@@ -195,7 +195,7 @@ impl Bench {
         let tokens = u64::from(self.prompt) + u64::from(self.generate.max(self.generated_beside()));
         let longest = tokens.max(self.beside.map_or(0, |prompt| u64::from(prompt) + 1));
         let configured = config.models.iter().find(|known| known.id == model).or(config.models.first());
-        let context = configured.map_or(0, |known| known.context);
+        let context = configured.map_or(0, |known| known.spec.context);
         let context = if context == 0 { card.context } else { context.min(card.context) };
         if longest > u64::from(context) {
             let line = format!(
@@ -212,9 +212,9 @@ impl Bench {
             State::PerSequence { bytes } => (streams + beside) * bytes,
         };
         for model in &mut config.models {
-            model.kv_budget = Some(bytes.max(1 << 20).max(model.kv_budget.unwrap_or(0)));
-            model.limits.sequences_max = model.limits.sequences_max.max(concurrency + 1);
-            model.limits.waiting_max = model.limits.waiting_max.max(concurrency + 1);
+            model.spec.kv_budget = Some(bytes.max(1 << 20).max(model.spec.kv_budget.unwrap_or(0)));
+            model.spec.limits.sequences_max = model.spec.limits.sequences_max.max(concurrency + 1);
+            model.spec.limits.waiting_max = model.spec.limits.waiting_max.max(concurrency + 1);
         }
         Ok(())
     }

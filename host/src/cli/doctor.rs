@@ -212,10 +212,10 @@ async fn models(found: &mut Findings, config: &Config) {
     if let Some(model) = ready.models.first() {
         match load(&fleet, &model.id).await {
             Ok(Loaded { device, note, .. }) => {
-                found.good("device", &format!("'{}' takes {device} for '{}': {note}", model.device, model.id));
+                found.good("device", &format!("'{}' takes {device} for '{}': {note}", model.spec.device, model.id));
             }
             Err(failure) => {
-                found.broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.device));
+                found.broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.spec.device));
             }
         }
     }

@@ -80,8 +80,8 @@ pub fn run(socket: OwnedFd) -> i32 {
                 return EXIT_NOT_LOADED;
             }
         };
-        watchdog::spawn(&clock, &reports, load.limits.step_timeout);
-        let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.adapter_memory));
+        watchdog::spawn(&clock, &reports, load.spec.limits.step_timeout);
+        let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.spec.adapter_memory));
         Session { engine, formats, reports, clock, inputs, sender, adapter_file_max, draining: false }.run();
         0
     }));
@@ -145,7 +145,7 @@ fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), F
 
 /// The model's blocks on disk. A cache is no reason not to load: what is wrong with it goes to the log.
 fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
-    let tier = load.disk.as_ref().filter(|tier| tier.bytes > 0)?;
+    let tier = load.spec.disk.as_ref().filter(|tier| tier.bytes > 0)?;
     let Some(block_bytes) = model.block_bytes() else {
         let message = "this model's blocks cannot be kept on disk: its plugin does not export them".into();
         reports.send(Report::Log { level: Level::Info, message });

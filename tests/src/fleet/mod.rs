@@ -6,7 +6,10 @@
 mod adapters;
 mod kills;
 
-use pensieve_protocol::job::{Event, Failure, FailureCode, Finish, Job};
+use pensieve_protocol::{
+    job::{Event, Failure, FailureCode, Finish, Job},
+    wire::ModelSpec,
+};
 use pensieve_server::fleet::{Config, EventStream, Fleet, ModelConfig, ModelState, ModelStats, Update};
 use std::{
     fs,
@@ -86,7 +89,8 @@ fn model(root: &Path, id: &str) -> ModelConfig {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("config.json"), r#"{"architectures": ["FaultsForCausalLM"]}"#).unwrap();
     let options = r#"{"step_us": 2000}"#.to_owned();
-    ModelConfig { id: id.into(), source, options, kv_budget: Some(1 << 20), threads: 1, ..ModelConfig::default() }
+    let spec = ModelSpec { options, kv_budget: Some(1 << 20), threads: 1, ..ModelSpec::default() };
+    ModelConfig { id: id.into(), source, spec, ..ModelConfig::default() }
 }
 
 /// All tokens of a stream that must end in time.

@@ -54,26 +54,49 @@ pub struct Load {
     pub adapter_formats: Vec<PathBuf>,
     /// Adapters that become part of the weights.
     pub merged: Vec<MergedAdapter>,
-    /// Bytes that all other adapters together may take in the model.
-    pub adapter_memory: u64,
     /// How long jobs wait for an adapter to be read again: beyond that its format hangs.
     pub adapter_deadline: Duration,
     /// The checkpoint.
     pub source: PathBuf,
+    /// How it runs; its `kv_budget` is always set.
+    pub spec: ModelSpec,
+}
+
+/// How a model runs: what an operator may set of it, from the configuration to the worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelSpec {
     /// Settings that only the architecture knows, a JSON object; empty for none.
     pub options: String,
     /// `auto`, `cpu`, `cuda:0`, `metal:0`.
     pub device: String,
     /// The longest sequence, in tokens; 0 for the model's own.
     pub context: u32,
-    /// Bytes for KV blocks or sequence states.
-    pub kv_budget: u64,
+    /// Bytes for KV blocks or sequence states; none for what fits.
+    pub kv_budget: Option<u64>,
     /// CPU threads that compute; 0 for the machine's cores.
     pub threads: u32,
     /// Where cold blocks go; none to forget them.
     pub disk: Option<DiskTier>,
     /// What the worker keeps to.
     pub limits: Limits,
+    /// Bytes that the adapters which requests choose may take together; those that no job needs make room for others.
+    pub adapter_memory: u64,
+}
+
+impl Default for ModelSpec {
+    fn default() -> Self {
+        Self {
+            options: String::new(),
+            device: "auto".into(),
+            context: 0,
+            kv_budget: None,
+            threads: 0,
+            disk: None,
+            limits: Limits::default(),
+            // Half a dozen of rank 16 for a model of 8 B.
+            adapter_memory: 512 << 20,
+        }
+    }
 }
 
 /// One provider of a plugin.

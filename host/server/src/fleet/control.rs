@@ -251,7 +251,8 @@ impl Control {
     fn start(&mut self, serial: u64, model: usize, load: Box<Load>) -> Event {
         let (config, streams) = (&self.config.models[model], JobStreams::default());
         let signals = Signals { serial, sender: self.signals.clone() };
-        let deadlines = WorkerDeadlines { silence: self.config.deadlines.silence, step: config.limits.step_timeout };
+        let deadlines =
+            WorkerDeadlines { silence: self.config.deadlines.silence, step: config.spec.limits.step_timeout };
         match Worker::start(self.config.placement(), &config.id, deadlines, streams.clone(), signals) {
             Ok(worker) => {
                 let pid = worker.pid;

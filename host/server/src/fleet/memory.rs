@@ -85,9 +85,9 @@ pub(super) struct MemoryPlan {
 /// Plans a model's memory by its card. Room for adapters is kept where there are some.
 pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
-    let adapter_bytes = if adapters { model.adapter_memory } else { 0 };
+    let adapter_bytes = if adapters { model.spec.adapter_memory } else { 0 };
     let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
-    let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
+    let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
     let (least, wished) = match card.state {
         State::Paged { tokens: block, bytes } => {
@@ -96,7 +96,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
         State::PerSequence { bytes } => (bytes.min(STATE_BYTES_MIN), bytes.saturating_mul(STATES)),
     };
     let left = budget.saturating_sub(fixed);
-    let state_bytes = model.kv_budget.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
+    let state_bytes = model.spec.kv_budget.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
     let bytes = fixed.saturating_add(state_bytes);
     if bytes > budget {
         let message = format!(
@@ -117,7 +117,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
 
 /// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
 pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> u32 {
-    let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
+    let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     match (card.state, plan(budget, model, adapters, card)) {
         (State::Paged { tokens, bytes }, Ok(need)) => {
             let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
@@ -140,6 +140,7 @@ fn megabytes(bytes: u64) -> String {
 #[allow(clippy::unwrap_used)]
 pub(super) mod tests {
     use super::*;
+    use pensieve_protocol::wire::ModelSpec;
 
     /// Residents as (serial, bytes, idle), the longest unused first.
     fn check(residents: &[(u64, u64, bool)], bytes: u64, expect: &MemoryVerdict) {
@@ -193,7 +194,8 @@ pub(super) mod tests {
         assert_eq!(need.state_bytes, 36 << 20);
         let failure = plan(1 << 30, &model, false, &card(1 << 30, paged)).unwrap_err();
         assert!(failure.message.starts_with("model 'm' takes 1092 MiB: weights 1024 MiB, states 4 MiB"), "{failure}");
-        let told = ModelConfig { kv_budget: Some(5), adapter_memory: 1 << 20, ..model };
+        let spec = ModelSpec { kv_budget: Some(5), adapter_memory: 1 << 20, ..ModelSpec::default() };
+        let told = ModelConfig { spec, ..model };
         assert_eq!(plan(2 << 30, &told, false, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
         let alone = plan(2 << 30, &told, false, &card(0, State::PerSequence { bytes: 9 })).unwrap();
         assert_eq!((alone.state_bytes, alone.adapter_bytes), (5, 0));
@@ -205,7 +207,8 @@ pub(super) mod tests {
     fn a_sequence_is_as_long_as_card_configuration_and_memory_allow() {
         let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
         let check = |context, kv_budget, state, expect| {
-            let model = ModelConfig { context, kv_budget, ..ModelConfig::default() };
+            let spec = ModelSpec { context, kv_budget, ..ModelSpec::default() };
+            let model = ModelConfig { spec, ..ModelConfig::default() };
             assert_eq!(super::context(4 << 30, &model, false, &card(1 << 30, state)), expect);
         };
         check(0, None, paged, 8192);

@@ -24,7 +24,7 @@ mod worker;
 mod worker_runtime;
 
 pub use adapter_registry::{Adapter, AdapterFailure, Culprit, check_adapter_name};
-pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
+pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
 pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
@@ -174,7 +174,7 @@ impl Fleet {
     /// may name it. `model` is an id, no other name.
     pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
         let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
-        let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].adapter_memory);
+        let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].spec.adapter_memory);
         let settled = self.config.sources.settle(source, bytes_max).await;
         let location = settled.map_err(|failure| Culprit::Source.of(failure))?;
         let adapter = Adapter { location, source: source.to_owned(), merged: None };

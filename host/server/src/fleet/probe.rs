@@ -114,7 +114,7 @@ impl Prober {
         model: &ModelConfig,
         catalogue: &Arc<Catalogue>,
     ) -> Result<(Claimant, KeyedCard), Failure> {
-        let (source, options, looked_at) = (&model.source, &model.options, Instant::now());
+        let (source, options, looked_at) = (&model.source, &model.spec.options, Instant::now());
         let path = source.clone();
         let signed = tokio::task::spawn_blocking(move || signature(&path)).await;
         let signature = signed.map_err(|error| failure(FailureCode::Internal, &error.to_string(), ""))??;

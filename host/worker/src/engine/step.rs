@@ -56,7 +56,7 @@ pub struct Engine {
 impl Engine {
     /// An engine without jobs.
     pub fn new(model: Model, mut tier: Tier, samplers: Samplers, load: &Load) -> Self {
-        let limits = &load.limits;
+        let limits = &load.spec.limits;
         let at_once = match model.resident.sequences {
             0 => limits.sequences_max,
             states => limits.sequences_max.min(states),
@@ -75,7 +75,7 @@ impl Engine {
             tier,
             text,
             samplers,
-            adapters: Adapters::new(load.adapter_memory, load.adapter_deadline),
+            adapters: Adapters::new(load.spec.adapter_memory, load.adapter_deadline),
             grammars: Grammars::default(),
             sequences: HashMap::new(),
             room: Room::default(),

@@ -76,20 +76,20 @@ impl Supervisor {
     fn reserve(&mut self, serial: u64) -> Result<(), Failure> {
         let Some(worker) = self.workers.get(&serial) else { return Ok(()) };
         let model = &self.config.models[worker.model];
-        if worker.adapter_bytes > 0 || model.adapter_memory == 0 {
+        let (id, bytes) = (&model.id, model.spec.adapter_memory);
+        if worker.adapter_bytes > 0 || bytes == 0 {
             return Ok(());
         }
         let residents: Vec<Resident> = self.workers.values().map(WorkerState::resident).collect();
-        if memory::admit(self.config.memory_bytes, &residents, model.adapter_memory) != MemoryVerdict::Fits {
-            let (id, bytes) = (&model.id, model.adapter_memory);
+        if memory::admit(self.config.memory_bytes, &residents, bytes) != MemoryVerdict::Fits {
             let message = format!("there is no memory left for adapters of model '{id}', which may take {bytes} bytes");
             let help =
                 "lower the model's adapter_memory, or name an adapter in its [models.adapters]: then room is kept";
             return Err(Failure::new(FailureCode::Busy, message).with_help(help));
         }
         if let Some(worker) = self.workers.get_mut(&serial) {
-            worker.adapter_bytes = model.adapter_memory;
-            worker.bytes = worker.bytes.saturating_add(model.adapter_memory);
+            worker.adapter_bytes = bytes;
+            worker.bytes = worker.bytes.saturating_add(bytes);
         }
         Ok(())
     }

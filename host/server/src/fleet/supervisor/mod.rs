@@ -186,7 +186,7 @@ impl Supervisor {
     fn submit(&mut self, index: usize, waiting: WaitingJob, now: Instant) {
         // A job that gets a place once the model is there does not wait for others.
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
-        let Limits { waiting_max, sequences_max, .. } = config.limits;
+        let Limits { waiting_max, sequences_max, .. } = config.spec.limits;
         let waiting_max = (waiting_max as usize).saturating_add(sequences_max as usize);
         let own = model.waiting.iter().filter(|other| other.client == waiting.client).count();
         let free = waiting_max.saturating_sub(model.waiting.len());

@@ -20,7 +20,7 @@ use crate::fleet::{
 };
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    wire::{Load, Provider},
+    wire::{Load, ModelSpec, Provider},
 };
 
 /// One model.
@@ -196,23 +196,16 @@ impl Supervisor {
             samplers: paths(&samplers),
             adapter_formats: paths(&formats),
             merged: self.registry.merged(index),
-            adapter_memory: config.adapter_memory,
             adapter_deadline: self.config.deadlines.load,
             source: config.source.clone(),
-            options: config.options.clone(),
-            device: if config.device.is_empty() { "auto".into() } else { config.device.clone() },
-            context: config.context,
-            kv_budget: need.state_bytes,
-            threads: config.threads,
-            disk: config.disk.clone(),
-            limits: config.limits.clone(),
+            spec: ModelSpec { kv_budget: Some(need.state_bytes), ..config.spec.clone() },
         };
         self.next_serial += 1;
         let serial = self.next_serial;
         model.plugin = Some(probed.plugin.copy.sha256().to_owned());
         model.state = LoadState::Loading(serial);
         let plugins = [probed.plugin].into_iter().chain(samplers).chain(formats).collect();
-        let jobs_max = 2 * (config.limits.waiting_max as usize + config.limits.sequences_max as usize);
+        let jobs_max = 2 * (config.spec.limits.waiting_max as usize + config.spec.limits.sequences_max as usize);
         let mut worker = WorkerState::new(serial, index, plugins, jobs_max, now);
         (worker.bytes, worker.adapter_bytes, worker.used) = (need.bytes, need.adapter_bytes, self.uses);
         self.workers.insert(serial, worker);

@@ -6,7 +6,7 @@ use crate::fleet::{
     memory::tests::card,
     plugins::{Plugin, PrivateCopy},
 };
-use pensieve_protocol::{card::State, manifest::Manifest, wire::Loaded};
+use pensieve_protocol::{card::State, manifest::Manifest, wire::ModelSpec};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Room for one of the two models.
@@ -29,8 +29,8 @@ fn plugin(id: &str, samplers: &[&str]) -> Arc<Plugin> {
 
 impl Fixture {
     fn new() -> Self {
-        let (kv_budget, adapter_memory) = (Some(1 << 20), 1 << 20);
-        let model = |id: &str| ModelConfig { id: id.into(), kv_budget, adapter_memory, ..ModelConfig::default() };
+        let spec = ModelSpec { kv_budget: Some(1 << 20), adapter_memory: 1 << 20, ..ModelSpec::default() };
+        let model = |id: &str| ModelConfig { id: id.into(), spec: spec.clone(), ..ModelConfig::default() };
         let mut config = Config::new(&[], std::path::Path::new("/nowhere"));
         config.models = vec![model("m"), model("n")];
         config.memory_bytes = MEMORY;
@@ -63,7 +63,7 @@ impl Fixture {
             "started" => Event::Started { serial, pid: Some(7) },
             "not-started" => Event::NotStarted { serial, error: "no memory".into() },
             "progress" => Event::Reported { serial, report: Report::Progress { done: 1, total: 2, what: "x".into() } },
-            "loaded" => Event::Reported { serial, report: Report::Loaded(Box::new(Loaded::default())) },
+            "loaded" => Event::Reported { serial, report: Report::Loaded(Box::default()) },
             "load-failed" => Event::Reported { serial, report: Report::LoadFailed(failure("bad weights")) },
             "ended" => Event::JobsEnded { serial, jobs: vec![number] },
             "exited" => {
