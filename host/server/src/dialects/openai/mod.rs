@@ -138,6 +138,6 @@ impl Plan {
 
 /// A fingerprint of the length that clients of this API are used to.
 fn shorten(fingerprint: &str) -> String {
-    let digest = Sha256::digest(fingerprint.as_bytes());
-    digest[..5].iter().fold("fp_".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    let digest = format!("{:x}", Sha256::digest(fingerprint.as_bytes()));
+    format!("fp_{}", &digest[..10])
 }
