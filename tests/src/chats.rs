@@ -170,7 +170,7 @@ async fn stop_strings_and_limits_end_an_answer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_goes_round_in_circles_ends_where_that_is_set() {
-    let home = Home::open(|config| config.models[0].limits.loop_tokens = 16).await;
+    let home = Home::open(|config| config.models[0].spec.limits.loop_tokens = 16).await;
     let cut = home.ask(request(asked("loop"))).await.unwrap();
     assert_eq!(cut.reason, Some(Finish::Repetition));
     assert!(cut.text.starts_with("Well, na na") && cut.usage.generated < 45, "{cut:?}");

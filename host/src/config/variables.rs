@@ -12,7 +12,6 @@ use super::{
 /// An environment variable that sets a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// Its name.
     pub name: &'static str,
     /// What it sets.
     pub meaning: &'static str,

@@ -151,7 +151,6 @@ pub struct Limits {
     pub sequences_max: u32,
     /// Jobs that wait; more are refused.
     pub waiting_max: u32,
-    /// Tokens in a step.
     pub step_tokens_max: u32,
     /// The worker ends itself when a step takes longer: the plugin hangs.
     pub step_timeout: Duration,
@@ -185,7 +184,6 @@ pub enum Report {
         done: u64,
         /// Bytes or steps in all.
         total: u64,
-        /// Of what.
         what: String,
     },
     /// A line for the log.
@@ -203,7 +201,6 @@ pub enum Report {
     Events(Vec<(u64, Event)>),
     /// An adapter is there, or is not.
     Attached {
-        /// By which attempt.
         attempt: u64,
         /// What came of it.
         result: Attachment,
@@ -244,13 +241,11 @@ pub enum Level {
 /// What a loaded model is and takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
-    /// The architecture.
     pub architecture: String,
     /// The device that was taken.
     pub device: String,
     /// Why, and which kernels run, for a person.
     pub note: String,
-    /// Bytes of weights there.
     pub weight_bytes: u64,
     /// Bytes of blocks or states there.
     pub state_bytes: u64,
@@ -278,7 +273,6 @@ pub type Attachment = Result<AttachedAdapter, Failure>;
 /// An adapter that jobs may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedAdapter {
-    /// The format that it is in.
     pub format: String,
     /// How many weights it changes.
     pub pairs: u64,
@@ -299,7 +293,6 @@ pub struct Stats {
     pub computed_tokens: u64,
     /// Prompt tokens that were taken over instead.
     pub reused_tokens: u64,
-    /// Tokens generated.
     pub generated_tokens: u64,
     /// How often a sequence gave its blocks up.
     pub preemptions: u64,
@@ -313,7 +306,6 @@ pub struct Stats {
     pub blocks_cached: u64,
     /// Blocks in use.
     pub blocks_active: u64,
-    /// Blocks on disk.
     pub blocks_disk: u64,
     /// Adapters that jobs may name.
     pub adapters: Vec<AdapterStats>,
@@ -328,7 +320,6 @@ pub struct Stats {
 pub struct AdapterStats {
     /// What jobs call it.
     pub name: String,
-    /// The format that it is in.
     pub format: String,
     /// How many weights it changes.
     pub pairs: u64,

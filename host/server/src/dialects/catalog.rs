@@ -137,8 +137,8 @@ fn codex_entry(entry: &Entry, place: usize) -> Value {
         "supports_parallel_tool_calls": true, "supports_reasoning_summaries": false,
         "supported_reasoning_levels": [], "support_verbosity": false, "default_verbosity": null, "input_modalities": ["text"],
     });
-    if let Some(known) = &entry.known {
-        value["context_window"] = known.context.into();
+    if let Some(target) = &entry.target {
+        value["context_window"] = target.context.into();
     }
     value
 }

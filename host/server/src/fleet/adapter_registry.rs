@@ -50,7 +50,6 @@ pub struct AdapterFailure {
 pub enum Culprit {
     /// The model that it belongs to.
     Model,
-    /// Its name.
     Name,
     /// Where it was to come from, or what lies there.
     Source,

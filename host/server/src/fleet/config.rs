@@ -27,7 +27,6 @@ pub struct Config {
     pub(super) in_process: Option<WorkerMain>,
     /// Where cards of checkpoints are kept.
     pub cards: PathBuf,
-    /// The models.
     pub models: Vec<ModelConfig>,
     /// Other names for them.
     pub variants: Vec<Variant>,
@@ -45,7 +44,6 @@ pub struct Config {
     pub deadlines: Deadlines,
 }
 
-/// One model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
     /// What clients call it.

@@ -76,9 +76,7 @@ pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVe
 pub(super) struct MemoryPlan {
     /// For the states of sequences.
     pub(super) state_bytes: u64,
-    /// For adapters.
     pub(super) adapter_bytes: u64,
-    /// In all.
     pub(super) bytes: u64,
 }
 

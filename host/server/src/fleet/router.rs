@@ -10,7 +10,6 @@ pub(super) struct Route {
     pub(super) model: usize,
     /// The variant's place, if it is one.
     pub(super) variant: Option<usize>,
-    /// The adapter.
     pub(super) adapter: Option<AdapterUse>,
 }
 

@@ -1,6 +1,6 @@
 //! One turn of the loop around the scheduler, from the plan to the events: [`Engine::step`] is the whole story. Everything
 //! here runs on the one thread that owns the model, and nothing here waits: jobs come in between steps, events are
-//! collected for whoever sends them, and the disk is given a few blocks per step.
+//! collected for the session to send, and the disk is given a few blocks per step.
 //!
 //! A step fails in parts. Logits that are no numbers, a stage that misbehaves, a prompt that is too long: each ends its own
 //! sequence with an event. A model that returns an error has left the sequences of that batch undefined, so those end; the

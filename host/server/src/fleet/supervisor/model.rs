@@ -23,7 +23,6 @@ use pensieve_protocol::{
     wire::{Load, ModelSpec, Provider},
 };
 
-/// One model.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) state: LoadState,

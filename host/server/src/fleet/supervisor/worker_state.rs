@@ -30,7 +30,6 @@ pub(super) struct WorkerState {
     pub(super) plugins: Vec<Arc<Plugin>>,
     /// What it takes, by the card.
     pub(super) bytes: u64,
-    /// What of its bytes is for adapters.
     pub(super) adapter_bytes: u64,
     /// Its jobs; those that are cancelled count until the worker has ended them.
     pub(super) jobs: HashSet<u64>,
