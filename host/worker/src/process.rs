@@ -49,6 +49,9 @@ pub const EXIT_REPORTS_UNREAD: i32 = 87;
 /// The engine panicked.
 pub const EXIT_PANICKED: i32 = 88;
 
+/// A sampler's stage may take this part of the time that a step may take.
+const SAMPLER_SHARE: u32 = 12;
+
 /// What the engine's thread waits for.
 enum LoopInput {
     Command(Command),
@@ -130,7 +133,7 @@ fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, clock: &Step
 
 /// Loads the model and all that is used with it.
 fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), Failure> {
-    let samplers = Samplers::open(&load.samplers)?;
+    let samplers = Samplers::open(&load.samplers, load.limits.step_timeout / SAMPLER_SHARE)?;
     let formats = Formats::open(&load.adapter_formats)?;
     let (lines, progress) = (reports.clone(), reports.clone());
     let services = HostServices::new()
