@@ -35,15 +35,12 @@ use reader::{Document, Section};
 pub struct Config {
     /// Where this program keeps what it keeps.
     pub home: PathBuf,
-    /// The server.
     pub server: ServerSettings,
-    /// PluginSettings.
     pub plugins: PluginSettings,
     /// All models together.
     pub fleet: FleetSettings,
     /// Where texts that were computed are kept.
     pub cache: CacheSettings,
-    /// The models.
     pub models: Vec<Model>,
     /// Other names for them, with an adapter or samplers.
     pub variants: Vec<Variant>,

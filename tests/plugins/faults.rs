@@ -4,10 +4,13 @@
 //!
 //! Its adapters change nothing. They are folders that tell how reading them goes: it waits for as long as there is a file
 //! `wait`, having written a file `read` to say so, and fails with the words in a file `broken`.
+//!
+//! Its sampler `endless` never ends: neither picking a token nor, where its parameters say so, being made.
 
 use pensieve_sdk::{
     AdapterData, AdapterFormat, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, LowRankPair,
     Model, Plugin, Resident, Result, Services, Source, Span, StateKind,
+    sampler::{Candidates, History, Sampler, Stage},
 };
 use std::{fs, path::Path, thread::sleep, time::Duration};
 
@@ -27,7 +30,9 @@ const VOCABULARY: u32 = 263;
 /// Numbers of an adapter.
 const ADAPTER_VALUES: usize = 1024;
 
-pensieve_sdk::export!(Plugin::new("faults", "does as its tokens tell it").architecture(Faults).adapter_format(Folders));
+pensieve_sdk::export!(
+    Plugin::new("faults", "does as its tokens tell it").architecture(Faults).adapter_format(Folders).sampler(Endless)
+);
 
 struct Faults;
 
@@ -201,6 +206,30 @@ impl AdapterFormat for Folders {
         let (a, b) = (vec![0.0; half], vec![0.0; half]);
         let pair = LowRankPair { target: "nothing".into(), rank: 1, inputs: half, outputs: half, scale: 1.0, a, b };
         Ok(AdapterData { base: String::new(), fingerprint: path.display().to_string(), pairs: vec![pair] })
+    }
+}
+
+struct Endless;
+
+impl Sampler for Endless {
+    fn name(&self) -> &'static str {
+        "endless"
+    }
+
+    fn create(&self, parameters: &str, _vocabulary: u32, _seed: u64) -> Result<Box<dyn Stage>> {
+        if setting(parameters, "made") == 0 { Ok(Box::new(Self)) } else { spin() }
+    }
+}
+
+impl Stage for Endless {
+    fn sample(&mut self, _candidates: &mut Candidates<'_>, _history: History<'_>) -> Result<Option<u32>> {
+        spin()
+    }
+}
+
+fn spin() -> ! {
+    loop {
+        std::hint::spin_loop();
     }
 }
 

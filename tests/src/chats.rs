@@ -170,7 +170,7 @@ async fn stop_strings_and_limits_end_an_answer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_goes_round_in_circles_ends_where_that_is_set() {
-    let home = Home::open(|config| config.models[0].limits.loop_tokens = 16).await;
+    let home = Home::open(|config| config.models[0].spec.limits.loop_tokens = 16).await;
     let cut = home.ask(request(asked("loop"))).await.unwrap();
     assert_eq!(cut.reason, Some(Finish::Repetition));
     assert!(cut.text.starts_with("Well, na na") && cut.usage.generated < 45, "{cut:?}");
@@ -317,7 +317,7 @@ async fn log_probabilities_come_with_the_text_of_their_tokens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prompt_that_does_not_fit_is_refused_and_one_that_nearly_does_gets_the_room_left() {
-    let home = Home::open(|config| config.models[0].context = 600).await;
+    let home = Home::open(|config| config.models[0].spec.context = 600).await;
     let fits = home.chats.count(request(asked("hello"))).await.unwrap();
     let long = asked(&"word ".repeat(2000));
     let failure = home.chats.prepare(request(long.clone())).await.unwrap_err();
@@ -342,7 +342,7 @@ async fn a_prompt_that_does_not_fit_is_refused_and_one_that_nearly_does_gets_the
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dropping_an_answer_cancels_it() {
-    let home = Home::open(|config| config.models[0].options = r#"{"step_us": 50000}"#.into()).await;
+    let home = Home::open(|config| config.models[0].spec.options = r#"{"step_us": 50000}"#.into()).await;
     let mut generation = home.start(request(asked("hello"))).await.unwrap();
     while !matches!(generation.next().await, Some(Delta::Text { .. })) {}
     drop(generation);

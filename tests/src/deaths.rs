@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::worker::{Worker, faults, job, prompt};
+use crate::worker::{Worker, faults, job, prompt, with};
 
 const ERROR: u32 = 258;
 const PANIC: u32 = 259;
@@ -30,7 +30,7 @@ fn with_fault(worker: &mut Worker, fault: u32) {
 
 fn stalling(deadline: Duration) -> Load {
     let mut load = faults();
-    load.limits.step_timeout = deadline;
+    load.spec.limits.step_timeout = deadline;
     load
 }
 
@@ -92,7 +92,7 @@ fn a_loop_within_forward_ends_the_worker_at_its_deadline_with_the_reason() {
 #[test]
 fn a_worker_ends_with_its_server_whatever_it_is_doing() {
     let idle = Worker::start(faults());
-    let mut busy = Worker::start(Load { options: r#"{"step_us": 20000}"#.into(), ..faults() });
+    let mut busy = Worker::start(with(faults(), |spec| spec.options = r#"{"step_us": 20000}"#.into()));
     busy.submit(&job(1, prompt(1, 30), 30_000));
     busy.wait_for(1, |event| matches!(event, Event::Tokens(_)));
     let mut hung = Worker::start(faults());
@@ -129,7 +129,7 @@ fn a_load_that_fails_says_why_and_ends_the_worker() {
         assert!(failure.to_string().contains(words), "{failure}");
         assert_eq!(worker.exit_status().code(), Some(EXIT_NOT_LOADED));
     };
-    check(Load { kv_budget: 10, ..faults() }, "10 bytes hold no block");
+    check(with(faults(), |spec| spec.kv_budget = Some(10)), "10 bytes hold no block");
     let mut load = faults();
     load.architecture.name = "other".into();
     check(load, "has no architecture 'other' (it has: faults)");
@@ -140,7 +140,7 @@ fn a_load_that_fails_says_why_and_ends_the_worker() {
 
 #[test]
 fn a_drained_worker_finishes_its_jobs_takes_no_more_and_ends() {
-    let mut worker = Worker::start(Load { options: r#"{"step_us": 5000}"#.into(), ..faults() });
+    let mut worker = Worker::start(with(faults(), |spec| spec.options = r#"{"step_us": 5000}"#.into()));
     worker.submit(&job(1, prompt(1, 30), 60));
     worker.submit(&job(2, prompt(2, 30), 20));
     worker.wait_for(1, |event| matches!(event, Event::Tokens(_)));

@@ -15,7 +15,7 @@ use crate::{
     artifacts::plugin,
     driver::{Driver, Options},
     reference::{EXACT, Reference, distance, fixture},
-    worker::{Outcome, Worker, faults, job},
+    worker::{Outcome, Worker, faults, job, with},
 };
 
 /// Adapters, the plugin and the checkpoint of their base.
@@ -172,14 +172,13 @@ fn worker() -> Worker {
 }
 
 fn llama() -> Load {
-    Load {
+    let load = Load {
         architecture: Provider { plugin: plugin("pensieve-llama"), name: "llama".into() },
         adapter_formats: vec![plugin("pensieve-lora")],
         source: fixture("llama/gqa"),
-        kv_budget: 32 << 20,
-        threads: 2,
         ..faults()
-    }
+    };
+    with(load, |spec| (spec.kv_budget, spec.threads) = (Some(32 << 20), 2))
 }
 
 fn attach(worker: &mut Worker, name: &str, path: PathBuf) -> pensieve_protocol::wire::Attachment {
@@ -281,7 +280,7 @@ fn adapters_beyond_the_limit_leave_and_come_back_with_the_same_words() {
         (1..).zip(wishes).map(|(id, name)| ids(roomy.run(&under(id, Some((name, 1.0)), 30)))).collect();
     // Room for the largest and one more, never for all.
     let limit = bytes.iter().sum::<u64>() - 1;
-    let mut worker = Worker::start(Load { adapter_memory: limit, ..llama() });
+    let mut worker = Worker::start(with(llama(), |spec| spec.adapter_memory = limit));
     for name in wishes {
         attach(&mut worker, name, fixture("lora").join(name)).unwrap();
     }
@@ -314,7 +313,7 @@ fn an_adapter_that_is_gone_from_disk_fails_its_jobs_with_the_reason() {
     let folder = spoiled(|_| ());
     let mut roomy = worker();
     let bytes = attach(&mut roomy, "a", folder.path().to_owned()).unwrap().bytes;
-    let mut worker = Worker::start(Load { adapter_memory: bytes, ..llama() });
+    let mut worker = Worker::start(with(llama(), |spec| spec.adapter_memory = bytes));
     attach(&mut worker, "a", folder.path().to_owned()).unwrap();
     attach(&mut worker, "b", fixture("lora/rank16")).unwrap();
     fs::remove_file(folder.path().join("adapter_model.safetensors")).unwrap();

@@ -9,7 +9,7 @@ use crate::{
     artifacts::plugin,
     checkpoints,
     driver::{Driver, Options},
-    worker::{Worker, faults, job},
+    worker::{Worker, faults, job, with},
 };
 
 const VOCABULARY: u32 = 32_000;
@@ -41,7 +41,8 @@ fn a_step_over_the_socket_costs_little_more_than_the_model() {
     for streams in [1, 8] {
         let architecture = Provider { plugin: plugin("bigram"), name: "bigram".into() };
         let source = folder.path().to_owned();
-        let mut worker = Worker::start(Load { architecture, source, device: "cpu".into(), ..faults() });
+        let mut worker =
+            Worker::start(with(Load { architecture, source, ..faults() }, |spec| spec.device = "cpu".into()));
         for stream in 0..streams {
             worker.submit(&job(stream.into(), tokens(stream), STEPS));
         }

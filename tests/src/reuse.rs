@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::worker::{PATIENCE, Worker, faults, job, prompt, recurrent, with_disk};
+use crate::worker::{PATIENCE, Worker, faults, job, prompt, recurrent, with, with_disk};
 
 /// Waits until the worker has put all that it has on disk.
 fn settle(worker: &mut Worker) -> u64 {
@@ -109,10 +109,10 @@ fn a_cache_is_read_only_under_settings_that_leave_its_numbers_as_they_are() {
     };
     assert_eq!(reused(faults()), 0);
     // LongRoPE's factors depend on the context that a model is loaded for.
-    assert_eq!(reused(Load { context: 2_048, ..faults() }), 0);
-    assert_eq!(reused(Load { options: r#"{"other": 1}"#.into(), ..faults() }), 0);
+    assert_eq!(reused(with(faults(), |spec| spec.context = 2_048)), 0);
+    assert_eq!(reused(with(faults(), |spec| spec.options = r#"{"other": 1}"#.into())), 0);
     let limits = Limits { step_tokens_max: 64, ..Limits::default() };
-    for same in [faults(), Load { threads: 1, ..faults() }, Load { limits, ..faults() }] {
+    for same in [faults(), with(faults(), |spec| spec.threads = 1), with(faults(), |spec| spec.limits = limits)] {
         assert_eq!(reused(same), 992);
     }
 }
@@ -149,7 +149,7 @@ fn the_disk_keeps_to_its_budget_and_memory_overflows_into_it() {
     let file_bytes = 216;
     let disk = Some(DiskTier { folder: folder.path().into(), bytes: 200 * file_bytes });
     // 100 blocks in memory, 200 on disk.
-    let mut worker = Worker::start(Load { disk, kv_budget: 100 * 64, ..faults() });
+    let mut worker = Worker::start(with(faults(), |spec| (spec.disk, spec.kv_budget) = (disk, Some(100 * 64))));
     let prompts: Vec<Vec<u32>> = (0..8).map(|n| prompt(n, 600)).collect();
     let first: Vec<_> = prompts.iter().zip(0..).map(|(prompt, id)| worker.run(&job(id, prompt.clone(), 20))).collect();
     settle(&mut worker);

@@ -3,10 +3,14 @@
 use pensieve_plugin_api::{Candidates, ErrorCode, History, StageBox};
 use pensieve_worker::plugin::LoadedPlugin;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    thread,
+    time::{Duration, Instant},
+};
 
 use crate::{
-    artifacts::plugin,
+    artifacts::{plugin, test_plugin},
     checkpoints::bigram,
     http::{
         client::post,
@@ -148,4 +152,41 @@ fn a_wrong_stage_is_told_by_its_field_and_a_wrong_configuration_by_the_server() 
     }
     let log = server.stop();
     assert!(log.contains("model 'odd': no sampler is called 'greedier' (installed: "), "{log}");
+}
+
+#[test]
+fn a_sampler_that_does_not_end_is_named_and_barred_and_other_streams_go_on() {
+    let checkpoint = bigram(512, 1024);
+    let config =
+        format!("[[models]]\nid = \"plain\"\nsource = \"{}\"\nstep_timeout = \"12s\"\n", checkpoint.path().display());
+    for making in [false, true] {
+        let plugins = vec![plugin("bigram"), plugin("pensieve-samplers"), test_plugin("faults")];
+        let server = Options { plugins, config: config.clone(), ..Options::default() }.start();
+        let address = server.address;
+        let ask = move |sampler: Value, tokens: u32| {
+            let body = json!({ "model": "plain", "prompt": "1 2 3 4 5", "max_tokens": tokens,
+                "pensieve": { "samplers": [{ "sampler": "temperature", "temperature": 0.5 }, sampler] } });
+            post(address, "/v1/completions", &body)
+        };
+        let text = move || {
+            let reply = ask(json!("greedy"), 500);
+            assert_eq!(reply.status(), 200, "{reply:?}");
+            reply.json()["choices"][0]["text"].as_str().unwrap().to_owned()
+        };
+        let alone = text();
+        let began = Instant::now();
+        let others: Vec<_> = (0..4).map(|_| thread::spawn(text)).collect();
+        let endless = json!({ "sampler": "endless", "made": i32::from(making) });
+        for expected in ["'endless' did not end within 1 s", "'endless' is barred"] {
+            let error = ask(endless.clone(), 4);
+            assert!(error.status() == 500 && error.text().contains(expected), "{error:?}");
+        }
+        others.into_iter().for_each(|other| assert_eq!(other.join().unwrap(), alone));
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        let health = server.get("/health").json();
+        let model = &health["models"][0];
+        assert_eq!((&model["loads"], &model["deaths"]), (&json!(1), &json!(0)), "{health:#}");
+        let log = server.stop();
+        assert!(log.contains("sampling stage 'endless' did not end"), "{log}");
+    }
 }

@@ -1,6 +1,9 @@
 //! Checkpoints for `tests/plugins/scripted.rs`, the model that says what a script tells it.
 
-use pensieve_protocol::job::{Event, Finish, Job, StageSpec};
+use pensieve_protocol::{
+    job::{Event, Finish, Job, StageSpec},
+    wire::ModelSpec,
+};
 use pensieve_server::fleet::{Config, Fleet, ModelConfig, Update};
 use serde_json::json;
 use std::{
@@ -103,7 +106,8 @@ impl Family {
 pub fn model(root: &Path, id: &str, script: &[(&str, &str)]) -> ModelConfig {
     let source = root.join(id);
     checkpoint(&source, script);
-    ModelConfig { id: id.into(), source, kv_budget: Some(4 << 20), threads: 1, ..ModelConfig::default() }
+    let spec = ModelSpec { kv_budget: Some(4 << 20), threads: 1, ..ModelSpec::default() };
+    ModelConfig { id: id.into(), source, spec, ..ModelConfig::default() }
 }
 
 /// A plugin folder below `root` with the scripted model and the usual samplers.
@@ -156,7 +160,7 @@ async fn the_scripted_model_says_what_its_script_tells_it() {
             ..StageSpec::default()
         });
         let job = Job { tokens, max_tokens, stages: stages.collect(), ..Job::default() };
-        let mut stream = fleet.submit("anything", job).unwrap();
+        let mut stream = fleet.submit_to("anything", job).unwrap();
         let mut text = Vec::new();
         loop {
             match stream.next().await.unwrap() {

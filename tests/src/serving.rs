@@ -9,7 +9,7 @@ use pensieve_protocol::{
 use crate::{
     artifacts::plugin,
     reference::fixture,
-    worker::{Worker, faults, job, with_disk},
+    worker::{Worker, faults, job, with, with_disk},
 };
 
 const VOCABULARY: u32 = 256;
@@ -17,7 +17,8 @@ const VOCABULARY: u32 = 256;
 fn llama() -> Load {
     let architecture = Provider { plugin: plugin("pensieve-llama"), name: "llama".into() };
     let source = fixture("llama/gqa").join("f32.gguf");
-    Load { architecture, source, device: "cpu".into(), kv_budget: 8 << 20, ..faults() }
+    let load = Load { architecture, source, ..faults() };
+    with(load, |spec| (spec.device, spec.kv_budget) = ("cpu".into(), Some(8 << 20)))
 }
 
 fn tokens(seed: u32, length: u32) -> Vec<u32> {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     artifacts::plugin,
-    worker::{Outcome, Worker, faults, job, prompt},
+    worker::{Outcome, Worker, faults, job, prompt, with},
 };
 
 const NAN: u32 = 257;
@@ -41,7 +41,7 @@ fn twenty_streams_at_once_say_what_each_says_alone() {
 #[test]
 fn streams_that_give_their_blocks_up_say_the_same() {
     // 40 blocks for 12 streams that need 7 each.
-    let mut worker = Worker::start(pensieve_protocol::wire::Load { kv_budget: 40 * 64, ..faults() });
+    let mut worker = Worker::start(with(faults(), |spec| spec.kv_budget = Some(40 * 64)));
     let jobs: Vec<Job> = (0..12).map(|n| job(n, prompt(n, 30), 80)).collect();
     let together = all(&mut worker, &jobs);
     assert!(worker.stats().preemptions > 0, "the test has lost its point");
@@ -133,7 +133,7 @@ fn stop_tokens_and_the_end_of_a_turn_end_a_stream() {
     assert_eq!((stopped.reason(), stopped.ids.len()), (Finish::StopToken(token), first + 1));
     assert_eq!(stopped.text, whole.text[..first]);
 
-    let mut worker = Worker::start(pensieve_protocol::wire::Load { options: r#"{"ends": 1}"#.into(), ..faults() });
+    let mut worker = Worker::start(with(faults(), |spec| spec.options = r#"{"ends": 1}"#.into()));
     let ended = worker.run(&Job { ignore_end_of_turn: false, ..job(10, prompt(4, 20), 10_000) });
     assert_eq!(ended.reason(), Finish::EndOfTurn);
     assert_eq!(ended.ids.last(), Some(&256));
@@ -159,7 +159,7 @@ fn log_probabilities_are_of_the_token_and_of_the_likeliest() {
 
 #[test]
 fn a_cancelled_stream_is_gone_before_the_next_step() {
-    let load = pensieve_protocol::wire::Load { options: r#"{"step_us": 20000}"#.into(), ..faults() };
+    let load = with(faults(), |spec| spec.options = r#"{"step_us": 20000}"#.into());
     let mut worker = Worker::start(load);
     worker.submit(&job(1, prompt(1, 30), 10_000));
     worker.submit(&job(2, prompt(2, 30), 20));
@@ -175,8 +175,8 @@ fn a_cancelled_stream_is_gone_before_the_next_step() {
 
 #[test]
 fn a_deadline_ends_a_stream_that_runs_and_one_that_waits() {
-    let mut load = pensieve_protocol::wire::Load { options: r#"{"step_us": 5000}"#.into(), ..faults() };
-    load.limits.sequences_max = 1;
+    let mut load = with(faults(), |spec| spec.options = r#"{"step_us": 5000}"#.into());
+    load.spec.limits.sequences_max = 1;
     let mut worker = Worker::start(load);
     let deadline = Some(Duration::from_millis(300));
     worker.submit(&Job { deadline, ..job(1, prompt(1, 30), 100_000) });
@@ -190,7 +190,7 @@ fn a_deadline_ends_a_stream_that_runs_and_one_that_waits() {
 
 #[test]
 fn a_stream_ends_where_the_context_does() {
-    let mut worker = Worker::start(pensieve_protocol::wire::Load { context: 100, ..faults() });
+    let mut worker = Worker::start(with(faults(), |spec| spec.context = 100));
     let outcome = worker.run(&job(1, prompt(1, 90), 1000));
     assert_eq!((outcome.reason(), outcome.ids.len()), (Finish::ContextFull, 10));
     assert_eq!(worker.run(&job(2, prompt(1, 100), 10)).failure().code, FailureCode::TooLong);

@@ -2,7 +2,7 @@
 
 use pensieve_protocol::{
     job::{Event, Failure, Finish, Job, Usage},
-    wire::{self, Command, DiskTier, Limits, Load, Loaded, Provider, Report, Stats},
+    wire::{self, Command, DiskTier, Load, Loaded, ModelSpec, Provider, Report, Stats},
 };
 use std::{
     collections::HashMap,
@@ -52,28 +52,27 @@ pub fn faults() -> Load {
         samplers: Vec::new(),
         adapter_formats: Vec::new(),
         merged: Vec::new(),
-        adapter_memory: 64 << 20,
         adapter_deadline: Duration::from_secs(60),
         source: "nowhere".into(),
-        options: String::new(),
-        device: "auto".into(),
-        context: 0,
-        kv_budget: 64 << 12,
-        threads: 0,
-        disk: None,
-        limits: Limits::default(),
+        spec: ModelSpec { kv_budget: Some(64 << 12), adapter_memory: 64 << 20, ..ModelSpec::default() },
     }
+}
+
+/// A load with some of its settings changed.
+pub fn with(mut load: Load, change: impl FnOnce(&mut ModelSpec)) -> Load {
+    change(&mut load.spec);
+    load
 }
 
 /// How to load the `recurrent` test plugin with room for so many states.
 pub fn recurrent(states: u64) -> Load {
     let architecture = Provider { plugin: test_plugin("recurrent"), name: "recurrent".into() };
-    Load { architecture, kv_budget: 8 * states, ..faults() }
+    with(Load { architecture, ..faults() }, |spec| spec.kv_budget = Some(8 * states))
 }
 
 /// The same with a cache on disk.
 pub fn with_disk(load: Load, folder: &Path) -> Load {
-    Load { disk: Some(DiskTier { folder: folder.to_owned(), bytes: 16 << 20 }), ..load }
+    with(load, |spec| spec.disk = Some(DiskTier { folder: folder.to_owned(), bytes: 16 << 20 }))
 }
 
 /// A prompt of that many small letters that is like no other with another seed.

@@ -26,7 +26,6 @@ pub struct Conversation {
     pub variables: Map<String, Value>,
 }
 
-/// One turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
     /// Whose.
@@ -49,7 +48,6 @@ pub enum Role {
 /// A part of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Part {
-    /// Text.
     Text(String),
     /// What the model thought.
     Thinking(String),
@@ -69,15 +67,12 @@ pub enum Part {
         id: String,
         /// What the tool answered.
         text: String,
-        /// Whether that is an error.
         is_error: bool,
     },
 }
 
-/// A tool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tool {
-    /// Its name.
     pub name: String,
     /// What it is for; may be empty.
     pub description: String,
@@ -97,7 +92,6 @@ pub enum ToolChoice {
     /// Any or none.
     #[default]
     Auto,
-    /// None.
     None,
     /// At least one.
     Any,

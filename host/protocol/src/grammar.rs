@@ -19,7 +19,6 @@ pub struct Spec {
 pub struct Reasoning {
     /// What opens it, if the model may choose to; it counts at the start of the output alone. None if the prompt opened it.
     pub begin: Option<Marker>,
-    /// What ends it.
     pub end: Marker,
 }
 
@@ -61,7 +60,6 @@ pub enum Trigger {
 pub enum Marker {
     /// A text, wherever its tokens are cut.
     Text(String),
-    /// A token.
     Token(u32),
 }
 
@@ -94,7 +92,6 @@ pub enum Grammar {
     /// Several grammars in a frame: a grammar in Lark whose `@part0`, `@part1`, … stand for them. Of the lenient schemas
     /// among them those that cannot be enforced at all become any JSON of their type.
     Framed {
-        /// The frame.
         frame: String,
         /// What stands in it; not framed themselves.
         parts: Vec<Part>,
@@ -107,7 +104,6 @@ pub enum Grammar {
 pub struct Part {
     /// The field of the request that has it, for errors.
     pub field: String,
-    /// The grammar.
     pub grammar: Grammar,
 }
 

@@ -70,7 +70,6 @@ pub struct AdapterUse {
 pub enum Event {
     /// Its prompt is about to be computed.
     Started {
-        /// Tokens of the prompt.
         prompt_tokens: u32,
         /// Of those, how many need not be computed.
         reused_tokens: u32,

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Who a plugin is and what it provides.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Short and unique among installed plugins: `llama`.
     pub id: String,

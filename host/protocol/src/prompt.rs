@@ -23,7 +23,6 @@ pub enum Question {
     Template(Option<String>),
     /// Make tokens of a conversation, up to where the model goes on.
     Conversation {
-        /// The conversation.
         conversation: Box<Conversation>,
         /// Tools as words of the system text, for a template that does not know of tools.
         tools_in_words: Option<String>,

@@ -9,7 +9,7 @@ mod messages;
 
 pub use messages::{
     AdapterStats, AttachedAdapter, Attachment, Command, DiskTier, Level, Limits, Load, Loaded, Location, MergedAdapter,
-    PROTOCOL, Provider, Report, Stats, adapter_file_bytes_max,
+    ModelSpec, PROTOCOL, Provider, Report, Stats, adapter_file_bytes_max,
 };
 
 use std::{
@@ -124,7 +124,6 @@ pub fn read<T: DeserializeOwned>(reader: &mut impl Read) -> Result<Option<T>, Wi
     decode(&body).map(Some)
 }
 
-/// Writes one message.
 pub fn write<T: Serialize>(writer: &mut impl Write, message: &T) -> Result<(), WireError> {
     writer.write_all(&encode(message)?).map_err(WireError::Io)
 }

@@ -75,7 +75,6 @@ impl AdapterSelection {
 pub enum Input {
     /// A conversation, rendered by the model's template.
     Chat(Conversation),
-    /// A text, as it is.
     Text(String),
     /// Tokens, as they are.
     Tokens(Vec<u32>),
@@ -114,7 +113,6 @@ pub enum ResponseFormat {
     Free,
     /// A text of this grammar, from its first byte to its last.
     Grammar {
-        /// The grammar.
         grammar: Grammar,
         /// The field of the request that has it, for errors.
         field: String,
@@ -129,9 +127,8 @@ pub enum Delta {
     Loading {
         /// Bytes or steps done.
         done: u64,
-        /// Of so many; 0 for unknown.
+        /// Bytes or steps in all; 0 for unknown.
         total: u64,
-        /// Of what.
         what: String,
     },
     /// The prompt is about to be computed.
@@ -143,14 +140,12 @@ pub enum Delta {
     Prompt {
         /// Tokens computed or reused.
         computed: u32,
-        /// Of so many.
         total: u32,
     },
     /// More of what the model thinks.
     Thinking(String),
     /// More of the answer. Whole characters only; may be empty where there are only log-probabilities.
     Text {
-        /// The text.
         text: String,
         /// One per token, if the request asked for them.
         logprobs: Vec<TokenLogprob>,

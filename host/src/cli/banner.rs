@@ -67,7 +67,7 @@ async fn text(fleet: &Fleet, address: SocketAddr, info: &BannerInfo) -> String {
     let _ = writeln!(text, "  configuration  {file}");
     for (place, model) in fleet.models().iter().enumerate() {
         let label = if place == 0 { "models" } else { "" };
-        let said = match fleet.card(&model.id).await {
+        let said = match fleet.target(&model.id).await.map(|target| target.card) {
             Ok(card) => format!("{}, {}, loads on first request", card.architecture, units::bytes(card.weight_bytes)),
             Err(failure) => failure.to_string(),
         };

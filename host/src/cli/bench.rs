@@ -142,7 +142,7 @@ impl Bench {
 
     async fn measure(&self, mut config: Config, model: &str) -> Result<Report, CliError> {
         let most = self.concurrency.iter().copied().max().unwrap_or(1);
-        let card = Fleet::start(config.clone()).await?.card(model).await?;
+        let card = Fleet::start(config.clone()).await?.target(model).await?.card;
         self.fit(&mut config, model, &card, most)?;
         let fleet = Fleet::start(config).await?;
         let begun = Instant::now();
@@ -195,7 +195,7 @@ impl Bench {
         let tokens = u64::from(self.prompt) + u64::from(self.generate.max(self.generated_beside()));
         let longest = tokens.max(self.beside.map_or(0, |prompt| u64::from(prompt) + 1));
         let configured = config.models.iter().find(|known| known.id == model).or(config.models.first());
-        let context = configured.map_or(0, |known| known.context);
+        let context = configured.map_or(0, |known| known.spec.context);
         let context = if context == 0 { card.context } else { context.min(card.context) };
         if longest > u64::from(context) {
             let line = format!(
@@ -212,9 +212,9 @@ impl Bench {
             State::PerSequence { bytes } => (streams + beside) * bytes,
         };
         for model in &mut config.models {
-            model.kv_budget = Some(bytes.max(1 << 20).max(model.kv_budget.unwrap_or(0)));
-            model.limits.sequences_max = model.limits.sequences_max.max(concurrency + 1);
-            model.limits.waiting_max = model.limits.waiting_max.max(concurrency + 1);
+            model.spec.kv_budget = Some(bytes.max(1 << 20).max(model.spec.kv_budget.unwrap_or(0)));
+            model.spec.limits.sequences_max = model.spec.limits.sequences_max.max(concurrency + 1);
+            model.spec.limits.waiting_max = model.spec.limits.waiting_max.max(concurrency + 1);
         }
         Ok(())
     }
@@ -230,7 +230,8 @@ impl Bench {
         let tokens = (0..prompt).map(|_| fastrand::u32(..card.vocabulary)).collect();
         let name = self.adapters.names().into_iter().cycle().nth(place as usize);
         let adapter = name.map(|name| AdapterUse { name, scale: 1.0 });
-        fleet.submit(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
+        fleet
+            .submit_to(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
     }
 
     async fn round(&self, fleet: &Fleet, model: &str, card: &Card, concurrency: u32) -> Result<Round, CliError> {

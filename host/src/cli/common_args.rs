@@ -89,7 +89,7 @@ impl CommonArgs {
         if let Some(device) = &self.device {
             config::check_device(device)
                 .map_err(|what| CliError::new(Exit::Usage, format!("--device {device}: {what}")))?;
-            config.models.iter_mut().for_each(|model| model.device.clone_from(device));
+            config.models.iter_mut().for_each(|model| model.spec.device.clone_from(device));
         }
         Ok(ResolvedConfig { config, file })
     }
@@ -116,7 +116,7 @@ impl CommonArgs {
         if let Some(device) =
             self.device.clone().or_else(|| env::var("PENSIEVE_DEVICE").ok().filter(|text| !text.is_empty()))
         {
-            model.device = device;
+            model.spec.device = device;
         }
         config.variants.clear();
         config.fleet.default_model = None;

@@ -215,10 +215,10 @@ async fn models(found: &mut Findings, config: &Config) {
     if let Some(model) = ready.models.first() {
         match load(&fleet, &model.id).await {
             Ok(Loaded { device, note, .. }) => {
-                found.good("device", &format!("'{}' takes {device} for '{}': {note}", model.device, model.id));
+                found.good("device", &format!("'{}' takes {device} for '{}': {note}", model.spec.device, model.id));
             }
             Err(failure) => {
-                found.broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.device));
+                found.broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.spec.device));
             }
         }
     }
@@ -265,14 +265,14 @@ fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
 }
 
 async fn card(fleet: &Fleet, id: &str) -> Result<String, Failure> {
-    let card = fleet.card(id).await?;
+    let card = fleet.target(id).await?.card;
     Ok(format!("{}, {} of weights, context {}", card.architecture, units::bytes(card.weight_bytes), card.context))
 }
 
 /// Loads a model, has it generate a token, and tells where it is.
 async fn load(fleet: &Fleet, id: &str) -> Result<Loaded, Failure> {
     let job = Job { tokens: vec![1, 2, 3], max_tokens: 1, ignore_end_of_turn: true, ..Job::default() };
-    let mut stream = fleet.submit(id, job)?;
+    let mut stream = fleet.submit_to(id, job)?;
     while let Some(update) = stream.next().await {
         if let Update::Event(Event::Failed(failure)) = update {
             return Err(failure);

@@ -159,14 +159,14 @@ impl Launch {
             .map_err(|what| CliError::new(Exit::Usage, what))?;
         let fleet = resolved.fleet()?;
         let runtime = super::runtime()?;
-        let (server, fleet, known) = runtime.block_on(async {
+        let (server, fleet, target) = runtime.block_on(async {
             let server = bind(&resolved).await?;
             let fleet = Arc::new(Fleet::start(fleet).await?);
-            let known = fleet.known(&model).await?;
-            Ok::<_, CliError>((server, fleet, known))
+            let target = fleet.target(&model).await?;
+            Ok::<_, CliError>((server, fleet, target))
         })?;
         let base = format!("http://{}", server.address());
-        let endpoint = Endpoint { base, key: key_of(&resolved), model, context: Some(known.context) };
+        let endpoint = Endpoint { base, key: key_of(&resolved), model, context: Some(target.context) };
         let (stop, stopped) = oneshot::channel();
         let chats = Arc::new(Chats::new(fleet));
         let running = runtime.spawn(server.run(chats, async { drop(stopped.await) }));

@@ -118,7 +118,7 @@ fn describe(rows: &mut [Row], config: &Config) -> CliResult {
     super::runtime()?.block_on(async {
         let fleet = Fleet::start(fleet).await?;
         for (place, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.path.is_some()) {
-            match fleet.card(&place.to_string()).await {
+            match fleet.target(&place.to_string()).await.map(|target| target.card) {
                 Ok(card) => {
                     let Card { architecture, context, .. } = &*card;
                     (row.architecture, row.context) = (Some(architecture.clone()), Some(*context));

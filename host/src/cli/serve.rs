@@ -165,7 +165,7 @@ pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) 
     for model in fleet.models() {
         let (fleet, id) = (fleet.clone(), model.id.clone());
         checks.spawn(async move {
-            let card = fleet.card(&id).await;
+            let card = fleet.target(&id).await.map(|target| target.card);
             match &card {
                 Ok(_) if std::io::stderr().is_terminal() => {}
                 Ok(card) => tracing::info!(

@@ -14,7 +14,7 @@ use super::{
 };
 use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
-    wire::{self, Location},
+    wire::{self, Location, ModelSpec},
 };
 pub use pensieve_server::fleet::Variant;
 use pensieve_server::fleet::{self, check_adapter_name};
@@ -31,24 +31,12 @@ pub struct Model {
     pub source: Source,
     /// What else clients may call it; `*` stands for anything.
     pub aliases: Vec<String>,
-    /// The longest sequence; 0 for the model's own.
-    pub context: u32,
-    /// Bytes for what it remembers of sequences; none for what fits.
-    pub kv_budget: Option<u64>,
-    /// `auto`, `cpu`, `cuda:0`, `metal:0`.
-    pub device: String,
-    /// CPU threads; 0 for the machine's cores.
-    pub threads: u32,
     /// How its tokens are picked where clients say nothing else.
     pub samplers: Option<Vec<StageSpec>>,
-    /// Settings of its architecture.
-    pub options: Map<String, Value>,
-    /// What its worker keeps to.
-    pub limits: wire::Limits,
     /// Adapters by name.
     pub adapters: BTreeMap<String, Adapter>,
-    /// Bytes that adapters may take together.
-    pub adapter_memory: u64,
+    /// How it runs.
+    pub spec: ModelSpec,
 }
 
 /// An adapter of a model.
@@ -77,20 +65,8 @@ pub enum Artifact<'a> {
 impl Model {
     /// A model with nothing set.
     pub fn new(id: impl Into<String>, source: Source) -> Self {
-        Self {
-            id: id.into(),
-            source,
-            aliases: Vec::new(),
-            context: 0,
-            kv_budget: None,
-            device: "auto".into(),
-            threads: 0,
-            samplers: None,
-            options: Map::new(),
-            limits: wire::Limits::default(),
-            adapters: BTreeMap::new(),
-            adapter_memory: fleet::ADAPTER_BYTES,
-        }
+        let (aliases, adapters) = (Vec::new(), BTreeMap::new());
+        Self { id: id.into(), source, aliases, samplers: None, adapters, spec: ModelSpec::default() }
     }
 
     pub(super) fn fleet<E>(
@@ -101,7 +77,8 @@ impl Model {
         let mut adapters = BTreeMap::new();
         for (name, Adapter { source, merged }) in &self.adapters {
             // What becomes part of the weights is kept nowhere else.
-            let bytes_max = if merged.is_some() { u64::MAX } else { wire::adapter_file_bytes_max(self.adapter_memory) };
+            let bytes_max =
+                if merged.is_some() { u64::MAX } else { wire::adapter_file_bytes_max(self.spec.adapter_memory) };
             let location = Location::trusted(locate(source, Artifact::Adapter { name, bytes_max })?);
             adapters.insert(name.clone(), fleet::Adapter { location, source: source.to_string(), merged: *merged });
         }
@@ -109,20 +86,9 @@ impl Model {
             id: self.id.clone(),
             source: locate(&self.source, Artifact::Checkpoint)?,
             aliases: self.aliases.clone(),
-            options: if self.options.is_empty() {
-                String::new()
-            } else {
-                Value::Object(self.options.clone()).to_string()
-            },
-            device: self.device.clone(),
-            context: self.context,
-            kv_budget: self.kv_budget,
-            threads: self.threads,
-            disk,
-            limits: self.limits.clone(),
             adapters,
-            adapter_memory: self.adapter_memory,
             samplers: self.samplers.clone(),
+            spec: ModelSpec { disk, ..self.spec.clone() },
         })
     }
 }
@@ -161,22 +127,23 @@ pub(super) fn read(root: &Section<'_, '_>, folder: &Path) -> (Vec<Model>, Vec<Va
 
 fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
     section.texts("aliases", &mut model.aliases);
-    section.integer("context", 1..=1 << 30, &mut model.context);
-    section.some_bytes("kv_budget", 1 << 16..=1 << 50, &mut model.kv_budget);
-    section.text("device", &mut model.device);
-    section.integer("threads", 0..=1024, &mut model.threads);
+    section.integer("context", 1..=1 << 30, &mut model.spec.context);
+    section.some_bytes("kv_budget", 1 << 16..=1 << 50, &mut model.spec.kv_budget);
+    section.text("device", &mut model.spec.device);
+    section.integer("threads", 0..=1024, &mut model.spec.threads);
     model.samplers = samplers(&section);
-    model.options = section.json("options").unwrap_or_default();
-    section.integer("sequences_max", 1..=4096, &mut model.limits.sequences_max);
-    section.integer("waiting_max", 0..=100_000, &mut model.limits.waiting_max);
-    section.integer("step_tokens_max", 16..=1 << 20, &mut model.limits.step_tokens_max);
+    let options: Map<String, Value> = section.json("options").unwrap_or_default();
+    model.spec.options = if options.is_empty() { String::new() } else { Value::Object(options).to_string() };
+    section.integer("sequences_max", 1..=4096, &mut model.spec.limits.sequences_max);
+    section.integer("waiting_max", 0..=100_000, &mut model.spec.limits.waiting_max);
+    section.integer("step_tokens_max", 16..=1 << 20, &mut model.spec.limits.step_tokens_max);
     let range = Duration::from_secs(1)..=Duration::from_secs(3600);
-    section.duration("step_timeout", range, &mut model.limits.step_timeout);
-    section.integer("loop_tokens", 0..=4096, &mut model.limits.loop_tokens);
-    section.bytes("adapter_memory", 1 << 20..=1 << 50, &mut model.adapter_memory);
+    section.duration("step_timeout", range, &mut model.spec.limits.step_timeout);
+    section.integer("loop_tokens", 0..=4096, &mut model.spec.limits.loop_tokens);
+    section.bytes("adapter_memory", 1 << 20..=1 << 50, &mut model.spec.adapter_memory);
     adapters(&section, &mut model, folder);
-    if let Err(what) = check_device(&model.device) {
-        section.note("device", format!("'device' in [models] of '{}' is \"{}\"", model.id, model.device), what);
+    if let Err(what) = check_device(&model.spec.device) {
+        section.note("device", format!("'device' in [models] of '{}' is \"{}\"", model.id, model.spec.device), what);
     }
     section.finish();
     model

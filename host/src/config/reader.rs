@@ -1,8 +1,8 @@
 //! Reads a TOML document key by key, and finds everything that is wrong with it at once.
 //!
-//! A derived deserializer stops at the first mistake and knows neither ranges nor neighbours. This reader learns the known
-//! keys by being asked for them, so that they are written down once, and every other key is a mistake with a line
-//! and, as a rule, the known key that it resembles.
+//! A derived deserializer (with `Spanned`, or `serde_ignored`) stops at the first mistake and knows neither ranges nor
+//! neighbours. This reader learns the known keys by being asked for them, so that they are written down once, and every
+//! other key is a mistake with a line and, as a rule, the known key that it resembles.
 
 use serde_json::{Map, Number, Value};
 use std::{
@@ -112,7 +112,6 @@ impl<'d, 't> Section<'d, 't> {
         values.iter().take(LIST_LEN_MAX).filter_map(section).collect()
     }
 
-    /// Text.
     pub(super) fn text(&self, key: &'static str, target: &mut String) {
         self.read(key, "a text", target, |value| short(value.as_str()?));
     }

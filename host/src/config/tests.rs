@@ -47,7 +47,9 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     assert_eq!(FleetSettings { memory: None, default_model: None, ..config.fleet }, defaults.fleet);
     assert_eq!(config.cache.budget, defaults.cache.budget);
     let starter = Model::new("starter", Source::Starter);
-    assert_eq!((&config.models[0].device, &config.models[0].limits), (&starter.device, &starter.limits));
+    let spec = config.models[0].spec.clone();
+    let plain = pensieve_protocol::wire::ModelSpec { options: String::new(), context: 0, kv_budget: None, ..spec };
+    assert_eq!(plain, starter.spec);
     let stages = config.models[0].samplers.as_ref().unwrap();
     assert_eq!(
         stages[1],
@@ -58,7 +60,6 @@ fn takes_the_example_as_it_is_and_with_every_key() {
         }
     );
     assert_eq!(stages[2], StageSpec { sampler: "seeded".into(), ..StageSpec::default() });
-    assert_eq!(config.models[0].adapter_memory, starter.adapter_memory);
     let poet = Adapter { source: Source::Path("/etc/adapters/poet".into()), merged: None };
     assert_eq!(config.models[0].adapters["poet"], poet);
     let style = Adapter { source: Source::Hub("hf:OWNER/REPO".parse().unwrap()), merged: Some(0.5) };
@@ -227,8 +228,8 @@ fn becomes_a_fleet() {
         (model.source.to_str(), model.adapters["p"].location.path.to_str()),
         (Some("/models/2"), Some("/models/1"))
     );
-    assert_eq!((model.kv_budget, model.options.as_str()), (Some(65536), r#"{"kv":"f16","n":[1,2.5]}"#));
-    let disk = model.disk.as_ref().unwrap();
+    assert_eq!((model.spec.kv_budget, model.spec.options.as_str()), (Some(65536), r#"{"kv":"f16","n":[1,2.5]}"#));
+    let disk = model.spec.disk.as_ref().unwrap();
     assert_eq!((disk.folder.to_str(), disk.bytes), (Some("/etc/blocks"), 1 << 30));
     assert_eq!((fleet.memory_bytes, fleet.idle_timeout), (1 << 30, Some(HOUR)));
     assert_eq!((fleet.default_model.as_deref(), fleet.variants[0].base.as_str()), (Some("a"), "a"));
@@ -236,7 +237,7 @@ fn becomes_a_fleet() {
         read("[fleet]\nunknown_models = \"refuse\"\n[cache]\nbudget = 0\n[[models]]\nid = \"a\"\nsource = \"starter\"")
             .unwrap();
     let fleet = refusing.fleet(|_, _| Ok::<_, Infallible>(PathBuf::new())).unwrap();
-    assert_eq!((fleet.default_model, fleet.models[0].disk.as_ref()), (None, None));
+    assert_eq!((fleet.default_model, fleet.models[0].spec.disk.as_ref()), (None, None));
 }
 
 #[test]
@@ -260,7 +261,10 @@ fn variables_go_before_the_file() {
         ("127.0.0.1:9", &["secret".to_owned()][..])
     );
     assert_eq!(config.plugins.folders, [Path::new("/a"), Path::new("/b")]);
-    assert_eq!((config.fleet.memory, config.cache.budget, config.models[0].device.as_str()), (Some(2 << 30), 0, "cpu"));
+    assert_eq!(
+        (config.fleet.memory, config.cache.budget, config.models[0].spec.device.as_str()),
+        (Some(2 << 30), 0, "cpu")
+    );
     assert_eq!(config.server.log, "debug");
     let wrong = apply(&mut config, |name| Some(format!("wrong {name}"))).unwrap_err();
     assert_eq!(wrong.lines.len(), 6, "{wrong}");

@@ -1,4 +1,5 @@
-//! Amounts with a unit, as people write them: `4GiB`, `250ms`.
+//! Amounts with a unit, as people write them: `4GiB`, `250ms`, `1.5h`. Read by hand, since humantime takes no decimals and
+//! bytesize reads them as floats, which are not exact.
 
 use std::{ops::RangeInclusive, time::Duration};
 

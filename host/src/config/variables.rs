@@ -12,7 +12,6 @@ use super::{
 /// An environment variable that sets a key.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
-    /// Its name.
     pub name: &'static str,
     /// What it sets.
     pub meaning: &'static str,
@@ -60,7 +59,7 @@ pub const VARIABLES: [Variable; 9] = [
         meaning: "the device of all models, as --device",
         set: |config, text| {
             super::models::check_device(text)?;
-            config.models.iter_mut().for_each(|model| text.clone_into(&mut model.device));
+            config.models.iter_mut().for_each(|model| text.clone_into(&mut model.spec.device));
             Ok(())
         },
     },

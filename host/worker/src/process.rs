@@ -49,6 +49,9 @@ pub const EXIT_REPORTS_UNREAD: i32 = 87;
 /// The engine panicked.
 pub const EXIT_PANICKED: i32 = 88;
 
+/// A sampler's stage may take this part of the time that a step may take.
+const SAMPLER_SHARE: u32 = 12;
+
 /// What the engine's thread waits for.
 enum LoopInput {
     Command(Command),
@@ -80,8 +83,8 @@ pub fn run(socket: OwnedFd) -> i32 {
                 return EXIT_NOT_LOADED;
             }
         };
-        watchdog::spawn(&clock, &reports, load.limits.step_timeout);
-        let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.adapter_memory));
+        watchdog::spawn(&clock, &reports, load.spec.limits.step_timeout);
+        let (reports, clock, adapter_file_max) = (&reports, &*clock, adapter_file_bytes_max(load.spec.adapter_memory));
         Session { engine, formats, reports, clock, inputs, sender, adapter_file_max, draining: false }.run();
         0
     }));
@@ -130,7 +133,7 @@ fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, clock: &Step
 
 /// Loads the model and all that is used with it.
 fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), Failure> {
-    let samplers = Samplers::open(&load.samplers)?;
+    let samplers = Samplers::open(&load.samplers, load.spec.limits.step_timeout / SAMPLER_SHARE)?;
     let formats = Formats::open(&load.adapter_formats)?;
     let (lines, progress) = (reports.clone(), reports.clone());
     let services = HostServices::new()
@@ -145,7 +148,7 @@ fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), F
 
 /// The model's blocks on disk. A cache is no reason not to load: what is wrong with it goes to the log.
 fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
-    let tier = load.disk.as_ref().filter(|tier| tier.bytes > 0)?;
+    let tier = load.spec.disk.as_ref().filter(|tier| tier.bytes > 0)?;
     let Some(block_bytes) = model.block_bytes() else {
         let message = "this model's blocks cannot be kept on disk: its plugin does not export them".into();
         reports.send(Report::Log { level: Level::Info, message });

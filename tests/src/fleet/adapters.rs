@@ -39,7 +39,7 @@ impl Home {
     async fn ask_under(&self, adapter: &str) -> Result<Vec<u32>, Failure> {
         let adapter = Some(AdapterUse { name: adapter.into(), scale: 1.0 });
         let job = Job { tokens: vec![1], max_tokens: 3, ignore_end_of_turn: true, adapter, ..Job::default() };
-        answer(self.fleet.submit("one", job)?).await
+        answer(self.fleet.submit_to("one", job)?).await
     }
 }
 
@@ -140,7 +140,7 @@ async fn a_late_answer_of_one_attempt_does_not_settle_the_next() {
 async fn a_request_does_not_wait_for_ever_for_an_adapter_that_is_read_again() {
     let home = Home::with_adapters(|config, _| {
         config.deadlines.load = Duration::from_secs(3);
-        config.models[0].adapter_memory = BYTES;
+        config.models[0].spec.adapter_memory = BYTES;
     });
     let home = home.await;
     let first = home.adapter("first", &[]);
@@ -241,7 +241,7 @@ async fn one_on_its_way_can_be_taken_away_and_its_name_is_free() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn few_are_taken_in_at_once_and_none_with_a_file_that_is_too_large() {
-    let home = Home::with_adapters(|config, _| config.models[0].adapter_memory = BYTES).await;
+    let home = Home::with_adapters(|config, _| config.models[0].spec.adapter_memory = BYTES).await;
     let large = home.adapter("large", &[]);
     fs::File::create(large.join("adapter.safetensors")).unwrap().set_len(4 << 20).unwrap();
     let refused = home.attach("large", "large").await.unwrap_err();

@@ -28,7 +28,7 @@ async fn kill(kill: Kill, rounds: usize, limit: Duration) {
     let step_timeout = Duration::from_millis(500);
     let home = Home::open(&["victim", "bystander"], |config| {
         config.restart.deaths_max = 1000;
-        config.models[0].limits.step_timeout = step_timeout;
+        config.models[0].spec.limits.step_timeout = step_timeout;
     });
     let home = home.await;
     let alone = home.ask("victim", &[5, 6], 8).await.unwrap();

@@ -6,7 +6,10 @@
 mod adapters;
 mod kills;
 
-use pensieve_protocol::job::{Event, Failure, FailureCode, Finish, Job};
+use pensieve_protocol::{
+    job::{Event, Failure, FailureCode, Finish, Job},
+    wire::ModelSpec,
+};
 use pensieve_server::fleet::{Config, EventStream, Fleet, ModelConfig, ModelState, ModelStats, Update};
 use std::{
     fs,
@@ -44,7 +47,7 @@ impl Home {
 
     fn submit(&self, name: &str, tokens: &[u32], max_tokens: u32) -> EventStream {
         let job = Job { tokens: tokens.to_vec(), max_tokens, ignore_end_of_turn: true, ..Job::default() };
-        self.fleet.submit(name, job).unwrap()
+        self.fleet.submit_to(name, job).unwrap()
     }
 
     async fn ask(&self, name: &str, tokens: &[u32], max_tokens: u32) -> Result<Vec<u32>, Failure> {
@@ -86,7 +89,8 @@ fn model(root: &Path, id: &str) -> ModelConfig {
     fs::create_dir(&source).unwrap();
     fs::write(source.join("config.json"), r#"{"architectures": ["FaultsForCausalLM"]}"#).unwrap();
     let options = r#"{"step_us": 2000}"#.to_owned();
-    ModelConfig { id: id.into(), source, options, kv_budget: Some(1 << 20), threads: 1, ..ModelConfig::default() }
+    let spec = ModelSpec { options, kv_budget: Some(1 << 20), threads: 1, ..ModelSpec::default() };
+    ModelConfig { id: id.into(), source, spec, ..ModelConfig::default() }
 }
 
 /// All tokens of a stream that must end in time.
@@ -140,7 +144,7 @@ async fn a_request_waits_for_the_load_and_hears_of_it() {
     assert_eq!(home.ask("one", &[1, 2, 3], 5).await.unwrap(), first);
     let stats = home.model(0).await;
     assert_eq!((stats.state, stats.loads, stats.deaths), (ModelState::Ready, 1, 0));
-    assert_eq!(home.fleet.card("one").await.unwrap().vocabulary, 263);
+    assert_eq!(home.fleet.target("one").await.unwrap().card.vocabulary, 263);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,7 +167,7 @@ async fn what_cannot_be_loaded_fails_with_the_reason() {
     let failure = home.ask("three", &[1], 1).await.unwrap_err();
     let expected = "plugin 'faults' comes closest, which claims 'FaultsForCausalLM' in safetensors";
     assert!(failure.message.contains(expected), "{failure}");
-    assert_eq!(home.fleet.submit("four", Job::default()).unwrap_err().code, FailureCode::NotFound);
+    assert_eq!(home.fleet.submit_to("four", Job::default()).unwrap_err().code, FailureCode::NotFound);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -251,7 +255,7 @@ async fn a_shutdown_lets_streams_finish_and_leaves_nothing_behind() {
     home.fleet.shutdown(Duration::from_secs(20)).await;
     assert_eq!(answer(stream).await.unwrap().len() + first, 100);
     assert!(!alive(pid));
-    assert_eq!(home.fleet.submit("one", Job::default()).unwrap_err().code, FailureCode::Draining);
+    assert_eq!(home.fleet.submit_to("one", Job::default()).unwrap_err().code, FailureCode::Draining);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -130,7 +130,6 @@ fn add_filters(environment: &mut Environment<'_>) {
         .add_filter("indent", |value: &Value, args: Arguments| methods::indent_filter(value, &args.into_values()));
 }
 
-/// `datetime.strftime`.
 pub(super) fn date(format: &str, time: &Zoned) -> Result<String, Error> {
     let text = strtime::format(format, time);
     text.map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))

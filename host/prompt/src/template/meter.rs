@@ -4,7 +4,8 @@
 //! times `x ~ x` is a gigabyte. So compiled templates are rewritten before they run: whatever makes text or collections
 //! is followed by a charge for what it made, and text between tags passes through the formatter, which charges as well.
 //! Each charge also looks at the clock. `+`, `*`, `%` and `~` become functions of ours, which charge before they make
-//! anything and do to strings, lists and floats what Python does.
+//! anything and do to strings, lists and floats what Python does. A process's limits of memory and time would end such a
+//! template as well, but the process with it; and the operators need the rewriting in any case.
 
 use std::{
     cell::RefCell,

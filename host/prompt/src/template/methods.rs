@@ -251,19 +251,16 @@ pub(super) fn length_filter(value: &Value) -> Result<usize, Error> {
     value.len().ok_or_else(|| Error::new(ErrorKind::InvalidOperation, message()))
 }
 
-/// The filter `trim`.
 pub(super) fn trim_filter(value: &Value, set: Option<&str>) -> Result<Value, Error> {
     let text = text(value)?;
     charge(text.len())?;
     Ok(Value::from(strip(&text, set, true, true)))
 }
 
-/// The filter `string`.
 pub(super) fn string_filter(value: &Value) -> Result<Value, Error> {
     Ok(Value::from(text(value)?))
 }
 
-/// The filter `join`.
 pub(super) fn join_filter(value: &Value, args: &[Value]) -> Result<Value, Error> {
     let (by, attribute, named): (Option<&Value>, Option<&str>, Kwargs) = from_args(args)?;
     let by = by.cloned().or(named.get("d")?).unwrap_or_else(|| Value::from(""));
@@ -282,17 +279,14 @@ pub(super) fn join_filter(value: &Value, args: &[Value]) -> Result<Value, Error>
     }
 }
 
-/// The filter `replace`.
 pub(super) fn replace_filter(value: &Value, old: &Value, new: &Value, count: Option<i64>) -> Result<Value, Error> {
     replace(&text(value)?, &text(old)?, &text(new)?, count)
 }
 
-/// The filter `format`.
 pub(super) fn format_filter(pattern: &str, args: &[Value]) -> Result<Value, Error> {
     python::formatted(FormatStyle::Printf, pattern, args)
 }
 
-/// The filter `indent`.
 pub(super) fn indent_filter(value: &Value, args: &[Value]) -> Result<Value, Error> {
     let (width, first, blank, named): (Option<&Value>, Option<bool>, Option<bool>, Kwargs) = from_args(args)?;
     let width = width.cloned().or(named.get("width")?).unwrap_or_else(|| Value::from(4));

@@ -1,32 +1,30 @@
 //! Remembers the tokens of stretches of text. A conversation comes back longer by a turn, and all the others, system
 //! text and tools among them, are the same to the byte.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is remembered, in bytes of text and tokens.
-const BYTES_MAX: usize = 16 << 20;
+use lru::LruCache;
+
+/// What is remembered, in bytes of text and tokens: of stretches that open a prompt, and of all others.
+const BYTES_MAX: usize = 8 << 20;
 /// Shorter stretches are tokenized as quickly as they are found.
 const STRETCH_BYTES_MIN: usize = 64;
 
 /// Tokens by text, and whether the text opens the prompt.
 #[derive(Default)]
 pub(super) struct Cache {
-    known: Mutex<Known>,
+    known: Mutex<[Stretches; 2]>,
 }
 
-#[derive(Default)]
-struct Known {
-    stretches: [HashMap<Box<str>, Stretch>; 2],
+struct Stretches {
+    ids: LruCache<Box<str>, Arc<[u32]>>,
     bytes: usize,
-    clock: u64,
 }
 
-struct Stretch {
-    ids: Arc<[u32]>,
-    used: u64,
+impl Default for Stretches {
+    fn default() -> Self {
+        Self { ids: LruCache::unbounded(), bytes: 0 }
+    }
 }
 
 impl Cache {
@@ -36,44 +34,26 @@ impl Cache {
             return None;
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.clock += 1;
-        let now = known.clock;
-        let stretch = known.stretches[usize::from(opens_text)].get_mut(text)?;
-        stretch.used = now;
-        Some(stretch.ids.clone())
+        known[usize::from(opens_text)].ids.get(text).cloned()
     }
 
-    /// Remembers one, and forgets the half that was not used for longest when there are too many.
+    /// Remembers one, and forgets those that were not used for longest when there are too many.
     pub fn put(&self, text: &str, opens_text: bool, ids: Vec<u32>) {
         let bytes = size_of(text, &ids);
         if text.len() < STRETCH_BYTES_MIN || bytes > BYTES_MAX / 2 {
             return;
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.bytes + bytes > BYTES_MAX {
-            known.forget_half();
+        let stretches = &mut known[usize::from(opens_text)];
+        if let Some((text, ids)) = stretches.ids.push(text.into(), ids.into()) {
+            stretches.bytes -= size_of(&text, &ids);
         }
-        known.clock += 1;
-        let stretch = Stretch { ids: ids.into(), used: known.clock };
-        if known.stretches[usize::from(opens_text)].insert(text.into(), stretch).is_none() {
-            known.bytes += bytes;
+        stretches.bytes += bytes;
+        while stretches.bytes > BYTES_MAX
+            && let Some((text, ids)) = stretches.ids.pop_lru()
+        {
+            stretches.bytes -= size_of(&text, &ids);
         }
-    }
-}
-
-impl Known {
-    fn forget_half(&mut self) {
-        let all = || self.stretches.iter().flatten();
-        let mut ages: Vec<_> = all().map(|(text, stretch)| (stretch.used, size_of(text, &stretch.ids))).collect();
-        ages.sort_unstable_by(|one, other| other.cmp(one));
-        let mut kept = 0;
-        let fits = |(_, bytes): &&(u64, usize)| {
-            kept += bytes;
-            kept <= BYTES_MAX / 2
-        };
-        let oldest = ages.iter().take_while(fits).last().map_or(u64::MAX, |(used, _)| *used);
-        self.stretches.iter_mut().for_each(|stretches| stretches.retain(|_, stretch| stretch.used >= oldest));
-        self.bytes = self.stretches.iter().flatten().map(|(text, stretch)| size_of(text, &stretch.ids)).sum();
     }
 }
 
@@ -93,7 +73,7 @@ mod tests {
         for number in 0..count {
             cache.put(&text(number), false, vec![number as u32; 256]);
             assert!(cache.get(&text(0), false).is_some(), "{number}");
-            assert!(cache.known.lock().unwrap().bytes <= BYTES_MAX);
+            assert!(cache.known.lock().unwrap()[0].bytes <= BYTES_MAX);
         }
         assert_eq!(cache.get(&text(count - 1), false).unwrap()[..], vec![count as u32 - 1; 256]);
         assert!(cache.get(&text(1), false).is_none());

@@ -118,7 +118,6 @@ impl Vocabulary {
         self.special.get(token as usize).copied().unwrap_or(false)
     }
 
-    /// Whether a token ends a turn.
     pub fn ends_turn(&self, token: u32) -> bool {
         self.end_of_turn.contains(&token)
     }

@@ -54,26 +54,49 @@ pub struct Load {
     pub adapter_formats: Vec<PathBuf>,
     /// Adapters that become part of the weights.
     pub merged: Vec<MergedAdapter>,
-    /// Bytes that all other adapters together may take in the model.
-    pub adapter_memory: u64,
     /// How long jobs wait for an adapter to be read again: beyond that its format hangs.
     pub adapter_deadline: Duration,
     /// The checkpoint.
     pub source: PathBuf,
+    /// How it runs; its `kv_budget` is always set.
+    pub spec: ModelSpec,
+}
+
+/// How a model runs: what an operator may set of it, from the configuration to the worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelSpec {
     /// Settings that only the architecture knows, a JSON object; empty for none.
     pub options: String,
     /// `auto`, `cpu`, `cuda:0`, `metal:0`.
     pub device: String,
     /// The longest sequence, in tokens; 0 for the model's own.
     pub context: u32,
-    /// Bytes for KV blocks or sequence states.
-    pub kv_budget: u64,
+    /// Bytes for KV blocks or sequence states; none for what fits.
+    pub kv_budget: Option<u64>,
     /// CPU threads that compute; 0 for the machine's cores.
     pub threads: u32,
     /// Where cold blocks go; none to forget them.
     pub disk: Option<DiskTier>,
     /// What the worker keeps to.
     pub limits: Limits,
+    /// Bytes that the adapters which requests choose may take together; those that no job needs make room for others.
+    pub adapter_memory: u64,
+}
+
+impl Default for ModelSpec {
+    fn default() -> Self {
+        Self {
+            options: String::new(),
+            device: "auto".into(),
+            context: 0,
+            kv_budget: None,
+            threads: 0,
+            disk: None,
+            limits: Limits::default(),
+            // Half a dozen of rank 16 for a model of 8 B.
+            adapter_memory: 512 << 20,
+        }
+    }
 }
 
 /// One provider of a plugin.
@@ -128,7 +151,6 @@ pub struct Limits {
     pub sequences_max: u32,
     /// Jobs that wait; more are refused.
     pub waiting_max: u32,
-    /// Tokens in a step.
     pub step_tokens_max: u32,
     /// The worker ends itself when a step takes longer: the plugin hangs.
     pub step_timeout: Duration,
@@ -162,7 +184,6 @@ pub enum Report {
         done: u64,
         /// Bytes or steps in all.
         total: u64,
-        /// Of what.
         what: String,
     },
     /// A line for the log.
@@ -180,7 +201,6 @@ pub enum Report {
     Events(Vec<(u64, Event)>),
     /// An adapter is there, or is not.
     Attached {
-        /// By which attempt.
         attempt: u64,
         /// What came of it.
         result: Attachment,
@@ -221,13 +241,11 @@ pub enum Level {
 /// What a loaded model is and takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
-    /// The architecture.
     pub architecture: String,
     /// The device that was taken.
     pub device: String,
     /// Why, and which kernels run, for a person.
     pub note: String,
-    /// Bytes of weights there.
     pub weight_bytes: u64,
     /// Bytes of blocks or states there.
     pub state_bytes: u64,
@@ -255,7 +273,6 @@ pub type Attachment = Result<AttachedAdapter, Failure>;
 /// An adapter that jobs may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedAdapter {
-    /// The format that it is in.
     pub format: String,
     /// How many weights it changes.
     pub pairs: u64,
@@ -276,7 +293,6 @@ pub struct Stats {
     pub computed_tokens: u64,
     /// Prompt tokens that were taken over instead.
     pub reused_tokens: u64,
-    /// Tokens generated.
     pub generated_tokens: u64,
     /// How often a sequence gave its blocks up.
     pub preemptions: u64,
@@ -290,7 +306,6 @@ pub struct Stats {
     pub blocks_cached: u64,
     /// Blocks in use.
     pub blocks_active: u64,
-    /// Blocks on disk.
     pub blocks_disk: u64,
     /// Adapters that jobs may name.
     pub adapters: Vec<AdapterStats>,
@@ -305,7 +320,6 @@ pub struct Stats {
 pub struct AdapterStats {
     /// What jobs call it.
     pub name: String,
-    /// The format that it is in.
     pub format: String,
     /// How many weights it changes.
     pub pairs: u64,

@@ -43,16 +43,13 @@ fn load() -> Load {
         samplers: vec!["/copies/s.so".into()],
         adapter_formats: Vec::new(),
         merged: vec![MergedAdapter { name: "m".into(), path: "/adapters/m".into(), scale: 0.5 }],
-        adapter_memory: 1 << 29,
         adapter_deadline: Duration::from_secs(300),
         source: "/models/m".into(),
-        options: "{}".into(),
-        device: "auto".into(),
-        context: 0,
-        kv_budget: 1 << 40,
-        threads: 2,
-        disk: Some(DiskTier { folder: "/cache".into(), bytes: 1 << 33 }),
-        limits: Limits::default(),
+        spec: ModelSpec {
+            kv_budget: Some(1 << 40),
+            disk: Some(DiskTier { folder: "/cache".into(), bytes: 1 << 33 }),
+            ..ModelSpec::default()
+        },
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::{ApiError, ApiRequest, ApiResponse, Dialect, ErrorCode, fields::Quote};
 use crate::{
-    fleet::{Known, Listed},
+    fleet::{Listed, Target},
     prompt::Chats,
 };
 
@@ -28,7 +28,7 @@ const TOOL_OUTPUT_BYTES_MAX: usize = 10_000;
 pub(super) struct Entry {
     pub(super) id: String,
     pub(super) modified: Option<SystemTime>,
-    pub(super) known: Option<Known>,
+    pub(super) target: Option<Target>,
 }
 
 /// Every name that stands for a model.
@@ -46,8 +46,8 @@ pub(super) async fn find(chats: &Chats, id: &str) -> Result<Entry, ApiError> {
 }
 
 async fn entry(chats: &Chats, Listed { id, source }: Listed) -> Entry {
-    let known = timeout(CARD_TIMEOUT, chats.fleet().known(&id)).await;
-    Entry { known: known.ok().and_then(Result::ok), modified: modified(&source), id }
+    let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await;
+    Entry { target: target.ok().and_then(Result::ok), modified: modified(&source), id }
 }
 
 /// A model is as old as its weights.
@@ -105,9 +105,9 @@ fn anthropic_entry(entry: &Entry) -> Value {
     let mut value = json!({
         "type": "model", "id": entry.id, "display_name": entry.id, "created_at": rfc3339(created),
     });
-    if let Some(known) = &entry.known {
-        value["max_input_tokens"] = known.context.into();
-        value["max_tokens"] = known.context.into();
+    if let Some(target) = &entry.target {
+        value["max_input_tokens"] = target.context.into();
+        value["max_tokens"] = target.context.into();
     }
     value
 }
@@ -116,10 +116,10 @@ fn openai_entry(entry: &Entry) -> Value {
     let created = entry.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let created = created.map_or(0, |since| since.as_secs());
     let mut value = json!({ "id": entry.id, "object": "model", "created": created, "owned_by": "pensieve" });
-    if let Some(known) = &entry.known {
+    if let Some(target) = &entry.target {
         // The same number under the names that different clients look for.
         for name in ["context_length", "context_window", "max_model_len", "max_input_tokens"] {
-            value[name] = known.context.into();
+            value[name] = target.context.into();
         }
         value["capabilities"] = json!(["completion", "tools"]);
     }
@@ -137,8 +137,8 @@ fn codex_entry(entry: &Entry, place: usize) -> Value {
         "supports_parallel_tool_calls": true, "supports_reasoning_summaries": false,
         "supported_reasoning_levels": [], "support_verbosity": false, "default_verbosity": null, "input_modalities": ["text"],
     });
-    if let Some(known) = &entry.known {
-        value["context_window"] = known.context.into();
+    if let Some(target) = &entry.target {
+        value["context_window"] = target.context.into();
     }
     value
 }
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     fn entry(id: &str, source: &Path) -> Entry {
-        Entry { id: id.into(), modified: modified(source), known: None }
+        Entry { id: id.into(), modified: modified(source), target: None }
     }
 
     #[test]

@@ -73,10 +73,10 @@ pub(crate) async fn ollama(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
 
 async fn refuse(chats: &Chats, call: &ApiRequest, model: &str, what: &str) -> Result<ApiResponse, ApiError> {
     let name = validation::model_name(call, model);
-    let known = chats.fleet().known(name).await.map_err(ApiError::of_model)?;
+    let target = chats.fleet().target(name).await.map_err(ApiError::of_model)?;
     let why = format!(
         "'{}' answers with text and has no {what}; no model of this server has any, since no installed plugin computes them",
-        known.id
+        target.id
     );
     Err(ApiError { code: ErrorCode::InvalidRequest, ..ApiError::field("model", why) })
 }

@@ -1,6 +1,6 @@
 //! JSON read field by field, such that every complaint names its field by the path that the client wrote it under:
 //! `messages.0.content.1.text: should be a string, not a number`. Derived readers would name lines and columns, which
-//! nobody has who sent an object from a program.
+//! a client that sent an object from a program does not have.
 //!
 //! Null counts as absent, since some clients send every optional field that way. Text that a client sent appears in no
 //! complaint but where it is short.

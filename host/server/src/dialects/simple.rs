@@ -40,7 +40,7 @@ pub(super) async fn start(
         request.model = chats.fleet().models().first().map(|model| model.id.clone()).unwrap_or_default();
     }
     extensions::read(&body, &mut request)?;
-    validation::check(chats, &request).await?;
+    validation::check(chats, &request)?;
     let (model, stops) = (request.model.clone(), request.stops.clone());
     let prepared = chats.prepare(request).await?;
     let input_tokens = prepared.input_tokens();

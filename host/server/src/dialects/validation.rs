@@ -1,11 +1,8 @@
-//! What a request names, where only the model and the plugins at hand tell whether it is there: samplers and tokens. It is
-//! looked up before anything is queued, so that a mistake is a status with the name of its field even for a stream.
+//! What a request names and only the plugins at hand have: samplers. They are looked up before anything is queued, so that a
+//! mistake is a status with the name of its field even for a stream.
 
 use super::{ApiError, ApiRequest, catalog, fields::Quote};
-use crate::{
-    chat::{Input, Request},
-    prompt::Chats,
-};
+use crate::{chat::Request, prompt::Chats};
 
 /// The model that a name of a client means, without the prefix under which lists show it to Claude Code.
 pub(crate) fn model_name<'a>(call: &ApiRequest, name: &'a str) -> &'a str {
@@ -13,10 +10,9 @@ pub(crate) fn model_name<'a>(call: &ApiRequest, name: &'a str) -> &'a str {
 }
 
 /// Checks a request whose fields are right by themselves.
-pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), ApiError> {
+pub(crate) fn check(chats: &Chats, request: &Request) -> Result<(), ApiError> {
     tracing::Span::current().record("asked", tracing::field::display(Quote(&request.model)));
-    let sampling = &request.sampling;
-    if let Some(stages) = &sampling.stages {
+    if let Some(stages) = &request.sampling.stages {
         let offered = chats.fleet().plugins().samplers();
         let is_offered = |name: &str| offered.iter().any(|(known, _)| known == name);
         if let Some(place) = stages.iter().position(|stage| !is_offered(&stage.sampler)) {
@@ -28,18 +24,5 @@ pub(crate) async fn check(chats: &Chats, request: &Request) -> Result<(), ApiErr
             return Err(ApiError::field(format!("pensieve.samplers.{place}"), why));
         }
     }
-    let prompt: &[u32] = if let Input::Tokens(tokens) = &request.input { tokens } else { &[] };
-    if prompt.is_empty() && sampling.logit_bias.is_empty() {
-        return Ok(());
-    }
-    // Preparing the request reports what is wrong with the model.
-    let Ok(size) = chats.vocabulary(&request.model).await else { return Ok(()) };
-    let biased = sampling.logit_bias.iter().map(|(token, _)| (*token, "logit_bias"));
-    let mut all = biased.chain(prompt.iter().map(|token| (*token, "prompt")));
-    match all.find(|(token, _)| *token >= size) {
-        None => Ok(()),
-        Some((token, field)) => {
-            Err(ApiError::field(field, format_args!("token {token} is outside the model's vocabulary of {size}")))
-        }
-    }
+    Ok(())
 }

@@ -7,7 +7,6 @@ use std::{
     sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
-use super::ModelConfig;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     wire::{Location, MergedAdapter},
@@ -37,6 +36,33 @@ pub(super) struct AdapterRegistry {
     models: RwLock<Vec<AdaptersByName>>,
 }
 
+/// Why an adapter was not taken in, or not taken away.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterFailure {
+    /// What of the request it is about.
+    pub culprit: Culprit,
+    /// What happened.
+    pub failure: Failure,
+}
+
+/// What of a request about an adapter is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Culprit {
+    /// The model that it belongs to.
+    Model,
+    Name,
+    /// Where it was to come from, or what lies there.
+    Source,
+    /// None of them.
+    Other,
+}
+
+impl Culprit {
+    pub(super) fn of(self, failure: Failure) -> AdapterFailure {
+        AdapterFailure { culprit: self, failure }
+    }
+}
+
 impl Adapter {
     /// One that lies here.
     pub fn at(path: impl Into<PathBuf>) -> Self {
@@ -57,8 +83,8 @@ pub fn check_adapter_name(name: &str) -> Result<(), String> {
 }
 
 impl AdapterRegistry {
-    pub(super) fn new(models: &[ModelConfig]) -> Self {
-        Self { models: RwLock::new(models.iter().map(|model| model.adapters.clone()).collect()) }
+    pub(super) fn new(models: Vec<AdaptersByName>) -> Self {
+        Self { models: RwLock::new(models) }
     }
 
     /// All of them, as they stand now.
@@ -148,7 +174,7 @@ mod tests {
     fn merged_ones_stay() {
         let merged = Adapter { merged: Some(1.0), ..Adapter::at("/x") };
         let adapters = [("fixed".to_owned(), merged), ("free".to_owned(), Adapter::at("/y"))].into();
-        let registry = AdapterRegistry::new(&[ModelConfig { adapters, ..ModelConfig::default() }]);
+        let registry = AdapterRegistry::new(vec![adapters]);
         assert!(registry.has_some(0) && !registry.has_some(1));
         assert_eq!(registry.remove(0, "m", "fixed").unwrap_err().code, FailureCode::Unsupported);
         assert_eq!(registry.remove(0, "m", "free"), Ok(()));

@@ -65,14 +65,12 @@ pub enum ChildError {
     TimedOut(Duration),
     /// A signal ended it.
     Crashed {
-        /// The signal.
         signal: i32,
         /// Its last stderr.
         stderr: String,
     },
     /// It ended by itself without an answer.
     Ended {
-        /// How.
         status: ExitStatus,
         /// Its last stderr.
         stderr: String,
@@ -111,7 +109,7 @@ impl fmt::Display for ChildError {
                 write!(f, "ended the process that looked at it, with {status}")?;
                 shown(f, stderr)
             }
-            Self::Garbled(what) => write!(f, "made the process that looked at it child nonsense: {what}"),
+            Self::Garbled(what) => write!(f, "made the process that looked at it answer nonsense: {what}"),
         }
     }
 }

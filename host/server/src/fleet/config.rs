@@ -3,17 +3,16 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use super::{
-    Adapter, Sources, plugins,
+    adapter_registry::Adapter,
+    machine, plugins,
+    sources::Sources,
     worker_runtime::{Placement, WorkerMain},
 };
 use pensieve_protocol::{
     fence::Policy,
     job::{AdapterUse, StageSpec},
-    wire::{DiskTier, Limits},
+    wire::ModelSpec,
 };
-
-/// What adapters of a model may take, unless it is set: half a dozen of rank 16 for a model of 8 B.
-pub const ADAPTER_BYTES: u64 = 512 << 20;
 
 /// Longer than any debugging session stays in one step.
 const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -31,7 +30,6 @@ pub struct Config {
     pub cards: PathBuf,
     /// Plugins, by id, whose workers may do everything that this user may.
     pub unfenced: Vec<String>,
-    /// The models.
     pub models: Vec<ModelConfig>,
     /// Other names for them.
     pub variants: Vec<Variant>,
@@ -49,8 +47,7 @@ pub struct Config {
     pub deadlines: Deadlines,
 }
 
-/// One model.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
     /// What clients call it.
     pub id: String,
@@ -58,26 +55,12 @@ pub struct ModelConfig {
     pub source: PathBuf,
     /// What else clients may call it; `*` stands for anything.
     pub aliases: Vec<String>,
-    /// Settings of its architecture, a JSON object; empty for none.
-    pub options: String,
-    /// `auto`, `cpu`, `cuda:0`, `metal:0`.
-    pub device: String,
-    /// The longest sequence; 0 for the model's own.
-    pub context: u32,
-    /// Bytes for the states of sequences; none for what fits.
-    pub kv_budget: Option<u64>,
-    /// CPU threads; 0 for the machine's cores.
-    pub threads: u32,
-    /// Where cold blocks go.
-    pub disk: Option<DiskTier>,
-    /// What its worker keeps to.
-    pub limits: Limits,
     /// Adapters by name.
     pub adapters: BTreeMap<String, Adapter>,
-    /// Bytes that those which requests choose may take together; who is not used makes room for others.
-    pub adapter_memory: u64,
     /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
+    /// How it runs.
+    pub spec: ModelSpec,
 }
 
 /// Another name for a model, with an adapter or samplers. It shares the model's worker.
@@ -139,7 +122,7 @@ impl Config {
             variants: Vec::new(),
             sources: Sources::default(),
             default_model: None,
-            memory_bytes: super::memory::default_budget(),
+            memory_bytes: machine::default_budget(),
             idle_timeout: None,
             restart: Restart::default(),
             deadlines: Deadlines::default(),
@@ -151,31 +134,11 @@ impl Config {
     pub fn run_in_process(&mut self, worker: WorkerMain) {
         self.in_process = Some(worker);
         (self.deadlines.silence, self.deadlines.load) = (FOR_EVER, FOR_EVER);
-        self.models.iter_mut().for_each(|model| model.limits.step_timeout = FOR_EVER);
+        self.models.iter_mut().for_each(|model| model.spec.limits.step_timeout = FOR_EVER);
     }
 
     pub(super) fn placement<'a>(&'a self, policy: &'a Policy) -> Placement<'a> {
         self.in_process.map_or(Placement::Process(&self.program, policy), Placement::Thread)
-    }
-}
-
-impl Default for ModelConfig {
-    fn default() -> Self {
-        Self {
-            id: String::new(),
-            source: PathBuf::new(),
-            aliases: Vec::new(),
-            options: String::new(),
-            device: String::new(),
-            context: 0,
-            kv_budget: None,
-            threads: 0,
-            disk: None,
-            limits: Limits::default(),
-            adapters: BTreeMap::new(),
-            adapter_memory: ADAPTER_BYTES,
-            samplers: None,
-        }
     }
 }
 

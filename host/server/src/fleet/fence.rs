@@ -73,19 +73,19 @@ pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Policy {
 /// For a worker: `bytes` is what its card says, and adapters may come from `adapters` later. With `open`, the configuration
 /// trusts its plugin.
 pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool) -> Policy {
-    let drivers = needs_drivers(&load.device);
+    let drivers = needs_drivers(&load.spec.device);
     let plugins = [&load.architecture.plugin].into_iter().chain(&load.samplers).chain(&load.adapter_formats);
     let mut read: Vec<PathBuf> = plugins.map(|plugin| absolute(plugin)).chain(checkpoint(&load.source)).collect();
     read.extend(load.merged.iter().flat_map(|adapter| checkpoint(&adapter.path)));
     read.extend(adapters);
     let limit = bytes.saturating_mul(2).saturating_add(WORKER_MARGIN_BYTES);
-    if let Some(tier) = &load.disk {
+    if let Some(tier) = &load.spec.disk {
         // Only a folder that is there can be let through. The worker says what is wrong with one that cannot be made.
         let _ = DirBuilder::new().recursive(true).mode(0o700).create(&tier.folder);
     }
     Policy {
         read,
-        write: load.disk.iter().map(|tier| absolute(&tier.folder)).collect(),
+        write: load.spec.disk.iter().map(|tier| absolute(&tier.folder)).collect(),
         data_bytes: Some(limit).filter(|_| !drivers && !open),
         address_bytes: None,
         files: FILES_MAX,
@@ -153,7 +153,7 @@ pub fn hide_from_children() {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use pensieve_protocol::wire::{Limits, Provider};
+    use pensieve_protocol::wire::{ModelSpec, Provider};
     use std::{fs, os::unix::fs::symlink, time::Duration};
 
     #[test]
@@ -186,16 +186,9 @@ mod tests {
             samplers: Vec::new(),
             adapter_formats: Vec::new(),
             merged: Vec::new(),
-            adapter_memory: 0,
             adapter_deadline: Duration::ZERO,
             source: "/m".into(),
-            options: String::new(),
-            device: device.into(),
-            context: 0,
-            kv_budget: 0,
-            threads: 0,
-            disk: None,
-            limits: Limits::default(),
+            spec: ModelSpec { device: device.into(), ..ModelSpec::default() },
         };
         let policy = worker(&load("cpu"), GIB, Vec::new(), false);
         assert_eq!((policy.data_bytes, policy.drivers), (Some(6 * GIB), false));

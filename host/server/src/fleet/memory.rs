@@ -20,8 +20,6 @@ const STATES: u64 = 16;
 /// A state that grows with its sequence is given less than its longest, if there is no more; a model whose states do not
 /// grow says by itself that this is too little.
 const STATE_BYTES_MIN: u64 = 64 << 20;
-/// Without a budget a machine of this size is assumed.
-const MACHINE_BYTES: u64 = 16 << 30;
 
 /// A worker that occupies memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,18 +76,16 @@ pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVe
 pub(super) struct MemoryPlan {
     /// For the states of sequences.
     pub(super) state_bytes: u64,
-    /// For adapters.
     pub(super) adapter_bytes: u64,
-    /// In all.
     pub(super) bytes: u64,
 }
 
-/// Plans a model's memory by its card. MemoryVerdict for adapters is kept where there are some.
+/// Plans a model's memory by its card. Room for adapters is kept where there are some.
 pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
-    let adapter_bytes = if adapters { model.adapter_memory } else { 0 };
+    let adapter_bytes = if adapters { model.spec.adapter_memory } else { 0 };
     let fixed = [card.weight_bytes, scratch, OVERHEAD_BYTES, adapter_bytes].into_iter().fold(0, u64::saturating_add);
-    let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
+    let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
     let (least, wished) = match card.state {
         State::Paged { tokens: block, bytes } => {
@@ -98,7 +94,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
         State::PerSequence { bytes } => (bytes.min(STATE_BYTES_MIN), bytes.saturating_mul(STATES)),
     };
     let left = budget.saturating_sub(fixed);
-    let state_bytes = model.kv_budget.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
+    let state_bytes = model.spec.kv_budget.unwrap_or_else(|| wished.min(STATE_BYTES_MAX).min(left).max(least));
     let bytes = fixed.saturating_add(state_bytes);
     if bytes > budget {
         let message = format!(
@@ -119,7 +115,7 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
 
 /// The longest sequence of a model, in tokens: as long as its card and its configuration allow and its memory holds.
 pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> u32 {
-    let context = if model.context == 0 { card.context } else { model.context.min(card.context) };
+    let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     match (card.state, plan(budget, model, adapters, card)) {
         (State::Paged { tokens, bytes }, Ok(need)) => {
             let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
@@ -138,32 +134,11 @@ fn megabytes(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
-/// Two thirds of the machine's memory: on one of 16 GB, a model of 8 B in four bits beside an editor and a browser.
-pub fn default_budget() -> u64 {
-    let machine = installed_bytes().unwrap_or(MACHINE_BYTES);
-    machine / 3 * 2
-}
-
-/// The machine's memory, where the system tells.
-#[cfg(target_os = "linux")]
-pub fn installed_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kilobytes.checked_mul(1024)
-}
-
-/// The machine's memory, where the system tells.
-#[cfg(not(target_os = "linux"))]
-pub fn installed_bytes() -> Option<u64> {
-    let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;
-    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use pensieve_protocol::wire::ModelSpec;
 
     /// Residents as (serial, bytes, idle), the longest unused first.
     fn check(residents: &[(u64, u64, bool)], bytes: u64, expect: &MemoryVerdict) {
@@ -188,7 +163,7 @@ mod tests {
         check(&[(7, u64::MAX, false)], 1, &MemoryVerdict::Later);
     }
 
-    fn card(weight_bytes: u64, state: State) -> Card {
+    pub(in crate::fleet) fn card(weight_bytes: u64, state: State) -> Card {
         Card {
             architecture: String::new(),
             vocabulary: 1,
@@ -217,7 +192,8 @@ mod tests {
         assert_eq!(need.state_bytes, 36 << 20);
         let failure = plan(1 << 30, &model, false, &card(1 << 30, paged)).unwrap_err();
         assert!(failure.message.starts_with("model 'm' takes 1092 MiB: weights 1024 MiB, states 4 MiB"), "{failure}");
-        let told = ModelConfig { kv_budget: Some(5), adapter_memory: 1 << 20, ..model };
+        let spec = ModelSpec { kv_budget: Some(5), adapter_memory: 1 << 20, ..ModelSpec::default() };
+        let told = ModelConfig { spec, ..model };
         assert_eq!(plan(2 << 30, &told, false, &card(u64::MAX, paged)).unwrap_err().code, FailureCode::Unsupported);
         let alone = plan(2 << 30, &told, false, &card(0, State::PerSequence { bytes: 9 })).unwrap();
         assert_eq!((alone.state_bytes, alone.adapter_bytes), (5, 0));
@@ -229,7 +205,8 @@ mod tests {
     fn a_sequence_is_as_long_as_card_configuration_and_memory_allow() {
         let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
         let check = |context, kv_budget, state, expect| {
-            let model = ModelConfig { context, kv_budget, ..ModelConfig::default() };
+            let spec = ModelSpec { context, kv_budget, ..ModelSpec::default() };
+            let model = ModelConfig { spec, ..ModelConfig::default() };
             assert_eq!(super::context(4 << 30, &model, false, &card(1 << 30, state)), expect);
         };
         check(0, None, paged, 8192);
@@ -241,10 +218,5 @@ mod tests {
         check(0, None, State::PerSequence { bytes: 12 << 30 }, 2005);
         check(3000, None, State::PerSequence { bytes: 12 << 30 }, 2005);
         check(100, None, State::PerSequence { bytes: 12 << 30 }, 100);
-    }
-
-    #[test]
-    fn this_machine_has_a_budget() {
-        assert!(default_budget() > 1 << 28);
     }
 }

@@ -5,13 +5,12 @@
 //! not this one.
 
 mod adapter_registry;
-mod adapters;
 pub mod child;
 mod config;
-mod crash_history;
+mod control;
 pub mod fence;
+mod machine;
 mod memory;
-mod model;
 mod pace;
 pub mod plugins;
 mod probe;
@@ -23,19 +22,17 @@ mod stream;
 mod streams;
 mod supervisor;
 mod worker;
-mod worker_handle;
 mod worker_runtime;
 
-pub use adapter_registry::{Adapter, check_adapter_name};
-pub use adapters::{AdapterFailure, Culprit};
-pub use config::{ADAPTER_BYTES, Config, Deadlines, ModelConfig, Restart, Variant};
-pub use memory::{default_budget, installed_bytes};
+pub use adapter_registry::{Adapter, AdapterFailure, Culprit, check_adapter_name};
+pub use config::{Config, Deadlines, ModelConfig, Restart, Variant};
+pub use machine::{default_budget, installed_bytes};
 pub use sources::Sources;
 pub use stats::{AdapterState, FleetStats, ModelState, ModelStats, Progress};
-pub use stream::{EventStream, Update};
+pub use stream::EventStream;
+pub use streams::Update;
 
 use std::{
-    collections::HashMap,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -52,21 +49,21 @@ use tokio::{
     task::JoinHandle,
 };
 
-use pensieve_protocol::refusal::Refusal;
-
 use adapter_registry::AdapterRegistry;
-use model::Model;
+use control::{Control, Message};
 use pensieve_protocol::{
     card::Card,
     fence::Fenced,
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
+    refusal::Refusal,
     wire,
 };
 use plugins::PluginFolder;
-use probe::Prober;
-use supervisor::{Message, Supervisor};
+use probe::{KeyedCard, Prober};
+use router::Route;
+use supervisor::Supervisor;
 
-/// Reports of workers that wait for the supervisor; a worker that sends more waits on its socket.
+/// Reports of workers that wait for the control loop; a worker that sends more waits on its socket.
 const SIGNALS_MAX: usize = 64;
 
 /// The models of a server. Dropping it ends every worker.
@@ -82,16 +79,17 @@ pub struct Fleet {
     queued_bytes: Arc<AtomicUsize>,
     fenced: OnceCell<Fenced>,
     closing: AtomicBool,
-    supervisor: JoinHandle<()>,
+    control: JoinHandle<()>,
 }
 
-/// What is known of a model that may not be loaded.
+/// The model that a request names, loaded or not, and what its card says. A request is resolved to it once.
 #[derive(Clone, Debug)]
-pub struct Known {
-    /// Its id.
+pub struct Target {
+    place: usize,
     pub id: String,
-    /// Its card.
     pub card: Arc<Card>,
+    /// Equal for equal cards.
+    pub card_key: Arc<str>,
     /// The longest sequence, in tokens: of its card, its configuration, and what its memory holds.
     pub context: u32,
     /// How tokens are picked where a client's fields say nothing else; none for the usual way.
@@ -122,83 +120,69 @@ impl Fleet {
             fence::hide_from_children();
         }
         let plugins = PluginFolder::open(config.plugins.clone()).await?;
-        let prober = Prober {
-            program: config.plugins.program.clone(),
-            cache: config.cards.clone(),
-            deadline: config.deadlines.probe,
-            recent: Arc::default(),
-        };
+        let program = config.plugins.program.clone();
+        let prober = Prober::new(program, config.cards.clone(), config.deadlines.probe);
         let config = Arc::new(config);
-        let registry = Arc::new(AdapterRegistry::new(&config.models));
+        let adapters = config.models.iter().map(|model| model.adapters.clone()).collect();
+        let registry = Arc::new(AdapterRegistry::new(adapters));
         let (messages, received) = unbounded_channel();
         let (signals, reported) = mpsc::channel(SIGNALS_MAX);
-        let supervisor = Supervisor {
-            config: config.clone(),
-            prober: prober.clone(),
-            registry: registry.clone(),
-            catalogue: plugins.subscribe(),
-            messages: messages.downgrade(),
-            signals,
-            models: config.models.iter().map(|_| Model::default()).collect(),
-            handles: HashMap::new(),
-            next_serial: 0,
-            uses: 0,
-            stats_request: None,
-            closing: None,
-        };
-        let supervisor = tokio::spawn(supervisor.run(received, reported));
+        let supervisor = Supervisor::new(config.clone(), registry.clone(), plugins.catalogue());
+        let (catalogue, sender) = (plugins.subscribe(), messages.downgrade());
+        let control = Control::new(config.clone(), supervisor, prober.clone(), catalogue, sender, signals);
+        let control = tokio::spawn(control.run(received, reported));
         let (next_job, closing) = (AtomicU64::new(1), AtomicBool::new(false));
         let (queued_bytes, fenced) = (Arc::default(), OnceCell::new());
-        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, supervisor })
+        Ok(Self { config, plugins, prober, registry, messages, next_job, queued_bytes, fenced, closing, control })
     }
 
-    /// Runs a job on the model that this name stands for. Its id is given here; a job without an adapter gets the one in
-    /// the name. What goes wrong later is the stream's last event.
-    pub fn submit(&self, name: &str, mut job: Job) -> Result<EventStream, Failure> {
-        let target = self.resolve(name)?;
+    /// What stands behind a name. Fails if there is no such model, or none that can be served.
+    pub async fn target(&self, name: &str) -> Result<Target, Failure> {
+        let Route { model: place, variant, adapter } = self.route(name)?;
+        let model = &self.config.models[place];
+        let KeyedCard { key, card } = self.prober.card(place, model, &self.plugins.catalogue()).await?;
+        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(place), &card);
+        let own = variant.and_then(|variant| self.config.variants[variant].samplers.as_ref());
+        let samplers = own.or(model.samplers.as_ref()).cloned();
+        Ok(Target { place, id: model.id.clone(), card, card_key: key, context, samplers, adapter })
+    }
+
+    /// Runs a job on a model. Its id is given here; a job without an adapter gets the target's. What goes wrong later is the
+    /// stream's last event.
+    pub fn submit(&self, target: &Target, job: Job) -> Result<EventStream, Failure> {
+        self.queue(target.place, target.adapter.clone(), job)
+    }
+
+    /// Runs a job on the model that this name stands for, of which nothing needs to be known.
+    pub fn submit_to(&self, name: &str, job: Job) -> Result<EventStream, Failure> {
+        let Route { model, adapter, .. } = self.route(name)?;
+        self.queue(model, adapter, job)
+    }
+
+    fn queue(&self, model: usize, adapter: Option<AdapterUse>, mut job: Job) -> Result<EventStream, Failure> {
         job.id = self.next_job.fetch_add(1, Ordering::Relaxed);
         let field = if job.adapter.is_some() { "pensieve.adapter" } else { "model" };
-        job.adapter = job.adapter.or(target.adapter);
+        job.adapter = job.adapter.or(adapter);
         if let Some(wish) = &job.adapter {
-            let registry = self.registry.all();
-            let names = &registry[target.model];
+            let names = &self.registry.all()[model];
             if names.get(&wish.name).is_none_or(|adapter| adapter.merged.is_some()) {
-                return Err(
-                    adapter_registry::unknown(&self.config.models[target.model].id, names, &wish.name).at(field)
-                );
+                return Err(adapter_registry::unknown(&self.config.models[model].id, names, &wish.name).at(field));
             }
         }
         let (updates, received) = streams::queue(self.queued_bytes.clone());
         let stream = EventStream { job: job.id, updates: received, messages: self.messages.clone(), ended: false };
-        let message = Message::Submit { model: target.model, job, updates };
+        let message = Message::Submit { model, job, updates };
         if self.closing.load(Ordering::Relaxed) || self.messages.send(message).is_err() {
             return Err(ended());
         }
         Ok(stream)
     }
 
-    /// The card of the model that this name stands for, whether it is loaded or not.
-    pub async fn card(&self, name: &str) -> Result<Arc<Card>, Failure> {
-        let model = &self.config.models[self.resolve(name)?.model];
-        let catalogue = self.plugins.catalogue();
-        Ok(self.prober.probe(&model.source, &model.options, &catalogue).await?.card)
-    }
-
-    /// What is known of the model that this name stands for, whether it is loaded or not.
-    pub async fn known(&self, name: &str) -> Result<Known, Failure> {
-        let target = self.resolve(name)?;
-        let model = &self.config.models[target.model];
-        let card = self.prober.probe(&model.source, &model.options, &self.plugins.catalogue()).await?.card;
-        let context = memory::context(self.config.memory_bytes, model, self.registry.has_some(target.model), &card);
-        let samplers = self.samplers(name)?.map(<[StageSpec]>::to_vec);
-        Ok(Known { id: model.id.clone(), card, context, samplers, adapter: target.adapter })
-    }
-
     /// Has a model take in an adapter from this source, and loads the model for it if need be: once it is there, requests
     /// may name it. `model` is an id, no other name.
     pub async fn attach(&self, model: &str, name: &str, source: &str) -> Result<AdapterState, AdapterFailure> {
         let index = self.index(model).map_err(|failure| Culprit::Model.of(failure))?;
-        let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].adapter_memory);
+        let bytes_max = wire::adapter_file_bytes_max(self.config.models[index].spec.adapter_memory);
         let settled = self.config.sources.settle(source, bytes_max).await;
         let location = settled.map_err(|failure| Culprit::Source.of(failure))?;
         let adapter = Adapter { location, source: source.to_owned(), merged: None };
@@ -206,7 +190,7 @@ impl Fleet {
         let message = Message::Attach { model: index, name: name.to_owned(), adapter, reply };
         let ended = || Culprit::Other.of(ended());
         self.messages.send(message).map_err(|_| ended())?;
-        let attached = answer.await.unwrap_or_else(|_| Err(ended()))?;
+        let attached = answer.await.unwrap_or_else(|_| Err(ended()))?.ok_or_else(ended)?;
         let known = wire::AdapterStats {
             name: name.to_owned(),
             format: attached.format,
@@ -226,7 +210,7 @@ impl Fleet {
         let message = Message::Detach { model: index, name: name.to_owned(), reply };
         let ended = || Culprit::Other.of(ended());
         self.messages.send(message).map_err(|_| ended())?;
-        answer.await.unwrap_or_else(|_| Err(ended()))
+        answer.await.unwrap_or_else(|_| Err(ended())).map(drop)
     }
 
     /// The adapters of a model, as they are now. `model` is an id, no other name.
@@ -243,8 +227,8 @@ impl Fleet {
 
     /// What stands for a model under this name, unless it is the default that answers for it.
     pub fn find_listed(&self, name: &str) -> Option<Listed> {
-        let target = self.names(|names| router::Names { default: None, ..names }.resolve(name)).ok()?;
-        Some(Listed { id: name.to_owned(), source: self.config.models[target.model].source.clone() })
+        let route = self.names(|names| router::Names { default: None, ..names }.resolve(name)).ok()?;
+        Some(Listed { id: name.to_owned(), source: self.config.models[route.model].source.clone() })
     }
 
     /// The place of the model with this id.
@@ -272,13 +256,6 @@ impl Fleet {
         &self.config.variants
     }
 
-    /// How tokens are picked for this name, if its configuration says so.
-    pub fn samplers(&self, name: &str) -> Result<Option<&[StageSpec]>, Failure> {
-        let target = self.resolve(name)?;
-        let own = target.variant.and_then(|variant| self.config.variants[variant].samplers.as_deref());
-        Ok(own.or(self.config.models[target.model].samplers.as_deref()))
-    }
-
     /// How much of the fence around children holds on this machine, as a child finds when it is asked for the first time.
     pub async fn fenced(&self) -> &Fenced {
         let ask = || async {
@@ -290,7 +267,6 @@ impl Fleet {
         self.fenced.get_or_init(ask).await
     }
 
-    /// The plugin folders.
     pub fn plugins(&self) -> &PluginFolder {
         &self.plugins
     }
@@ -298,14 +274,14 @@ impl Fleet {
     /// What every model does; `fresh` asks the workers, and waits a moment for their answers.
     pub async fn stats(&self, fresh: bool) -> FleetStats {
         let (reply, answer) = oneshot::channel();
-        // After shutdown there is no supervisor, and the answer is empty.
+        // After shutdown there is no control loop, and the answer is empty.
         let _ = self.messages.send(Message::Stats { fresh, reply });
         answer.await.unwrap_or_default()
     }
 
     /// Ends a model's quarantine.
     pub fn release(&self, name: &str) -> Result<(), Failure> {
-        let model = self.resolve(name)?.model;
+        let model = self.route(name)?.model;
         let _ = self.messages.send(Message::Release { model });
         Ok(())
     }
@@ -319,7 +295,7 @@ impl Fleet {
         let _ = over.await;
     }
 
-    fn resolve(&self, name: &str) -> Result<router::Target, Failure> {
+    fn route(&self, name: &str) -> Result<Route, Failure> {
         self.names(|names| names.resolve(name))
     }
 
@@ -336,6 +312,6 @@ fn ended() -> Failure {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        self.supervisor.abort();
+        self.control.abort();
     }
 }

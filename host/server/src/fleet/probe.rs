@@ -3,21 +3,23 @@
 //! An answer belongs to the files as they are (their names, sizes and times, which is all that the server looks at), to the
 //! plugin's content and to the options; any change asks anew. A cache that cannot be written only costs time.
 
+use lru::LruCache;
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest, Sha256};
 use std::{
-    collections::VecDeque,
     ffi::OsString,
     fmt::Write as _,
     fs,
+    num::NonZeroUsize,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
 };
 
 use super::{
     child::{ChildError, ask},
+    config::ModelConfig,
     fence,
     plugins::{Catalogue, Claimant, Plugin, Status},
 };
@@ -32,22 +34,37 @@ const SOURCE_FILES_MAX: usize = 4096;
 /// Answers of an older form are not asked for.
 const FORM: &str = "1";
 const CACHED_FILES_MAX: usize = 512;
-const RECENT_MAX: usize = 8;
-
-/// Cards by what they were asked for with.
-type Recent = VecDeque<(String, Arc<Card>)>;
+/// How many cards are kept, as a tokenizer has megabytes.
+const LATEST_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
+/// How long requests take it that a checkpoint is as it was. A model that is about to be loaded is looked at all the same.
+const LATEST_AGE_MAX: Duration = Duration::from_secs(2);
 
 /// Asks children about checkpoints.
 #[derive(Clone, Debug)]
 pub(super) struct Prober {
     /// This program.
-    pub(super) program: PathBuf,
+    program: PathBuf,
     /// Where answers are kept.
-    pub(super) cache: PathBuf,
+    cache: PathBuf,
     /// How long one child may take.
-    pub(super) deadline: Duration,
-    /// Cards that were asked for lately, as every request asks for one and a tokenizer has megabytes; the latest first.
-    pub(super) recent: Arc<Mutex<Recent>>,
+    deadline: Duration,
+    /// What was found out of the models that were asked for lately, by their places.
+    latest: Arc<Mutex<LruCache<usize, Latest>>>,
+}
+
+/// What was found out of a model, when, and of which plugins it was asked. A plugin does not count as used by that.
+#[derive(Debug)]
+struct Latest {
+    card: KeyedCard,
+    catalogue: Weak<Catalogue>,
+    looked_at: Instant,
+}
+
+/// A card, and what it was asked for with: equal keys have equal cards.
+#[derive(Clone, Debug)]
+pub(super) struct KeyedCard {
+    pub(super) key: Arc<str>,
+    pub(super) card: Arc<Card>,
 }
 
 /// Who takes a checkpoint, and what it is.
@@ -59,9 +76,47 @@ pub(super) struct Probed {
 }
 
 impl Prober {
+    pub(super) fn new(program: PathBuf, cache: PathBuf, deadline: Duration) -> Self {
+        Self { program, cache, deadline, latest: Arc::new(Mutex::new(LruCache::new(LATEST_MAX))) }
+    }
+
+    /// The card of the model at this place of the configuration. Its files are looked at now and then only, and when other
+    /// plugins have come.
+    pub(super) async fn card(
+        &self,
+        place: usize,
+        model: &ModelConfig,
+        catalogue: &Arc<Catalogue>,
+    ) -> Result<KeyedCard, Failure> {
+        let is_fresh = |latest: &&Latest| {
+            latest.catalogue.as_ptr() == Arc::as_ptr(catalogue) && latest.looked_at.elapsed() < LATEST_AGE_MAX
+        };
+        if let Some(latest) = self.latest().get(&place).filter(is_fresh) {
+            return Ok(latest.card.clone());
+        }
+        Ok(self.look(place, model, catalogue).await?.1)
+    }
+
+    /// Finds out who takes the model at this place of the configuration, and what it is.
+    pub(super) async fn probe(
+        &self,
+        place: usize,
+        model: &ModelConfig,
+        catalogue: &Arc<Catalogue>,
+    ) -> Result<Probed, Failure> {
+        let (Claimant { plugin, architecture }, KeyedCard { card, .. }) = self.look(place, model, catalogue).await?;
+        Ok(Probed { plugin, architecture, card })
+    }
+
     /// Asks the claimants of a checkpoint in turn, until one takes it.
-    pub(super) async fn probe(&self, source: &Path, options: &str, catalogue: &Catalogue) -> Result<Probed, Failure> {
-        let path = source.to_path_buf();
+    async fn look(
+        &self,
+        place: usize,
+        model: &ModelConfig,
+        catalogue: &Arc<Catalogue>,
+    ) -> Result<(Claimant, KeyedCard), Failure> {
+        let (source, options, looked_at) = (&model.source, &model.spec.options, Instant::now());
+        let path = source.clone();
         let signed = tokio::task::spawn_blocking(move || signature(&path)).await;
         let signature = signed.map_err(|error| failure(FailureCode::Internal, &error.to_string(), ""))??;
         let name = self.name(source, &signature).await?;
@@ -72,15 +127,15 @@ impl Prober {
         let mut declined = Vec::new();
         for claimant in claimants {
             let key = key(&["card", &signature, claimant.plugin.copy.sha256(), &claimant.architecture, options]);
-            let probed = |card| {
-                let Claimant { plugin, architecture } = claimant.clone();
-                Ok(Probed { plugin, architecture, card })
+            let known = self.latest().peek(&place).filter(|it| *it.card.key == *key).map(|it| it.card.card.clone());
+            let described = match known {
+                Some(card) => return Ok((claimant, self.keep(place, key, card, catalogue, looked_at))),
+                None => self.describe(&claimant, source, options, &key).await?,
             };
-            if let Some(card) = self.recent(&key) {
-                return probed(card);
-            }
-            match self.describe(&claimant, source, options, &key).await? {
-                Described::Card(card) => return probed(self.keep(key, *card)),
+            match described {
+                Described::Card(card) => {
+                    return Ok((claimant, self.keep(place, key, Arc::new(*card), catalogue, looked_at)));
+                }
                 Described::Declined(refusal) => declined.push(format!("{}: {}", claimant.architecture, refusal.reason)),
                 Described::Refused(refusal) => {
                     let message = format!("plugin '{}': {}", claimant.plugin.manifest.id, refusal.reason);
@@ -138,21 +193,22 @@ impl Prober {
         Ok(described)
     }
 
-    fn recent(&self, key: &str) -> Option<Arc<Card>> {
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = recent.iter().position(|(known, _)| known == key)?;
-        let found = recent.remove(place)?;
-        let card = found.1.clone();
-        recent.push_front(found);
-        Some(card)
+    fn keep(
+        &self,
+        place: usize,
+        key: String,
+        card: Arc<Card>,
+        catalogue: &Arc<Catalogue>,
+        looked_at: Instant,
+    ) -> KeyedCard {
+        let card = KeyedCard { key: key.into(), card };
+        let latest = Latest { card: card.clone(), catalogue: Arc::downgrade(catalogue), looked_at };
+        self.latest().put(place, latest);
+        card
     }
 
-    fn keep(&self, key: String, card: Card) -> Arc<Card> {
-        let card = Arc::new(card);
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.push_front((key, card.clone()));
-        recent.truncate(RECENT_MAX);
-        card
+    fn latest(&self) -> MutexGuard<'_, LruCache<usize, Latest>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn remembered<T: DeserializeOwned>(&self, key: &str) -> Option<T> {

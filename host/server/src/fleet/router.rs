@@ -1,16 +1,15 @@
-//! The router resolves a client's model name to a target: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
+//! The router finds the model that a client's name stands for: ids, aliases with wildcards, adapters behind a colon, and the default for the rest.
 
 use super::{ModelConfig, Variant, adapter_registry};
 use pensieve_protocol::job::{AdapterUse, Failure, FailureCode};
 
 /// What a client's model id stands for.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Target {
+pub(super) struct Route {
     /// The model's place in the configuration.
     pub(super) model: usize,
     /// The variant's place, if it is one.
     pub(super) variant: Option<usize>,
-    /// The adapter.
     pub(super) adapter: Option<AdapterUse>,
 }
 
@@ -27,40 +26,36 @@ pub(super) struct Names<'a> {
 impl<'a> Names<'a> {
     /// Finds the model: by its id or a variant's, by either kind of name with one of the model's adapters behind it, by an
     /// alias (the longest that fits, but a wildcard does not swallow an adapter), or the default.
-    pub(super) fn resolve(&self, name: &str) -> Result<Target, Failure> {
-        if let Some(target) = self.by_id(name) {
-            return Ok(target);
+    pub(super) fn resolve(&self, name: &str) -> Result<Route, Failure> {
+        if let Some(route) = self.by_id(name) {
+            return Ok(route);
         }
         let split = name.rsplit_once(':').and_then(|(base, adapter)| {
-            let target = self.by_id(base).or_else(|| self.by_alias(base))?;
-            Some((target, adapter))
+            let route = self.by_id(base).or_else(|| self.by_alias(base))?;
+            Some((route, adapter))
         });
-        if let Some((target, adapter)) = &split
-            && self.adapters[target.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+        if let Some((route, adapter)) = &split
+            && self.adapters[route.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
         {
             let adapter = Some(AdapterUse { name: (*adapter).to_owned(), scale: 1.0 });
-            return Ok(Target { adapter, ..target.clone() });
+            return Ok(Route { adapter, ..route.clone() });
         }
         // Behind an id, what is no adapter is a mistake. What stands behind a word of an alias may belong to it.
         let is_id = name.rsplit_once(':').is_some_and(|(base, _)| self.by_id(base).is_some());
-        if let Some(target) = self.by_alias(name).filter(|_| !is_id) {
-            return Ok(target);
+        if let Some(route) = self.by_alias(name).filter(|_| !is_id) {
+            return Ok(route);
         }
-        if let Some((target, adapter)) = split {
-            return Err(adapter_registry::unknown(
-                &self.models[target.model].id,
-                &self.adapters[target.model],
-                adapter,
-            ));
+        if let Some((route, adapter)) = split {
+            return Err(adapter_registry::unknown(&self.models[route.model].id, &self.adapters[route.model], adapter));
         }
         // The default model answers for unknown names, with its adapter if it has one of that name.
-        let default = self.default.and_then(|id| self.by_id(id)).map(|target| {
+        let default = self.default.and_then(|id| self.by_id(id)).map(|route| {
             let adapter = name.rsplit_once(':').map(|(_, adapter)| adapter);
             match adapter.filter(|adapter| {
-                self.adapters[target.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
+                self.adapters[route.model].get(*adapter).is_some_and(|adapter| adapter.merged.is_none())
             }) {
-                Some(name) => Target { adapter: Some(AdapterUse { name: name.to_owned(), scale: 1.0 }), ..target },
-                None => target,
+                Some(name) => Route { adapter: Some(AdapterUse { name: name.to_owned(), scale: 1.0 }), ..route },
+                None => route,
             }
         });
         default.ok_or_else(|| {
@@ -87,30 +82,30 @@ impl<'a> Names<'a> {
         own.chain(variants.flatten())
     }
 
-    fn by_id(&self, name: &str) -> Option<Target> {
+    fn by_id(&self, name: &str) -> Option<Route> {
         let model = self.models.iter().position(|model| model.id == name);
-        model.map(|model| Target { model, variant: None, adapter: None }).or_else(|| {
+        model.map(|model| Route { model, variant: None, adapter: None }).or_else(|| {
             let variant = self.variants.iter().position(|variant| variant.id == name)?;
             self.variant(variant)
         })
     }
 
-    fn by_alias(&self, name: &str) -> Option<Target> {
+    fn by_alias(&self, name: &str) -> Option<Route> {
         let fitting = |aliases: &[String]| aliases.iter().filter(|alias| fits(alias, name)).map(String::len).max();
         let models = self.models.iter().enumerate().filter_map(|(model, config)| {
-            Some((fitting(&config.aliases)?, Target { model, variant: None, adapter: None }))
+            Some((fitting(&config.aliases)?, Route { model, variant: None, adapter: None }))
         });
         let variants = self.variants.iter().enumerate();
         let variants = variants.filter_map(|(place, variant)| Some((fitting(&variant.aliases)?, self.variant(place)?)));
         // Of equally long aliases, the one of the first model.
         let found = models.chain(variants).reduce(|first, other| if other.0 > first.0 { other } else { first });
-        found.map(|(_, target)| target)
+        found.map(|(_, route)| route)
     }
 
-    fn variant(&self, place: usize) -> Option<Target> {
+    fn variant(&self, place: usize) -> Option<Route> {
         let variant = &self.variants[place];
         let model = self.models.iter().position(|model| model.id == variant.base)?;
-        Some(Target { model, variant: Some(place), adapter: variant.adapter.clone() })
+        Some(Route { model, variant: Some(place), adapter: variant.adapter.clone() })
     }
 }
 
@@ -163,7 +158,7 @@ mod tests {
         }]
     }
 
-    fn resolve(default: Option<&str>, name: &str) -> Result<Target, Failure> {
+    fn resolve(default: Option<&str>, name: &str) -> Result<Route, Failure> {
         let models = models();
         let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
         Names { models: &models, variants: &variants(), adapters: &adapters, default }.resolve(name)
@@ -171,8 +166,8 @@ mod tests {
 
     fn check(name: &str, expect: Option<(&str, Option<&str>)>) {
         let (models, found) = (models(), resolve(None, name).ok());
-        let adapter = |target: &Target| target.adapter.as_ref().map(|adapter| adapter.name.clone());
-        let found = found.as_ref().map(|target| (models[target.model].id.as_str(), adapter(target)));
+        let adapter = |route: &Route| route.adapter.as_ref().map(|adapter| adapter.name.clone());
+        let found = found.as_ref().map(|route| (models[route.model].id.as_str(), adapter(route)));
         assert_eq!(found, expect.map(|(model, adapter)| (model, adapter.map(str::to_owned))), "{name}");
     }
 
@@ -182,13 +177,12 @@ mod tests {
         models[1].aliases.push("large*".into());
         let adapters: Vec<_> = models.iter().map(|model| model.adapters.clone()).collect();
         let names = Names { models: &models, variants: &[], adapters: &adapters, default: Some("large") };
-        let target =
-            |name: &str| names.resolve(name).ok().map(|target| (target.model, target.adapter.map(|own| own.name)));
-        assert_eq!(target("large:poe"), None);
-        assert_eq!(target("larger:poe"), Some((1, None)));
+        let route = |name: &str| names.resolve(name).ok().map(|route| (route.model, route.adapter.map(|own| own.name)));
+        assert_eq!(route("large:poe"), None);
+        assert_eq!(route("larger:poe"), Some((1, None)));
         // No model has that name, so the default model answers, under its adapter if it has that.
-        assert_eq!(target("unknown:poet"), Some((1, Some("poet".into()))));
-        assert_eq!(target("unknown:7b"), Some((1, None)));
+        assert_eq!(route("unknown:poet"), Some((1, Some("poet".into()))));
+        assert_eq!(route("unknown:7b"), Some((1, None)));
     }
 
     #[test]
@@ -226,8 +220,8 @@ mod tests {
 
     #[test]
     fn the_default_answers_for_unknown_ids() {
-        let target = resolve(Some("large"), "gpt-9").unwrap();
-        assert_eq!(target, Target { model: 1, variant: None, adapter: None });
+        let route = resolve(Some("large"), "gpt-9").unwrap();
+        assert_eq!(route, Route { model: 1, variant: None, adapter: None });
         let failure = resolve(None, "gpt-9").unwrap_err();
         assert_eq!(
             failure.to_string(),
@@ -239,8 +233,8 @@ mod tests {
     fn a_variant_brings_its_adapter() {
         check("muse", Some(("large", Some("poet"))));
         check("verse-1", Some(("large", Some("poet"))));
-        let target = resolve(None, "muse").unwrap();
-        assert_eq!((target.variant, target.adapter.unwrap().scale), (Some(0), 0.5));
+        let route = resolve(None, "muse").unwrap();
+        assert_eq!((route.variant, route.adapter.unwrap().scale), (Some(0), 0.5));
         assert_eq!(resolve(None, "muse:poet").unwrap().adapter.unwrap().scale, 1.0);
         assert!(resolve(None, "muse:painter").is_err());
     }

@@ -40,7 +40,6 @@ pub struct ModelStats {
     pub deaths: u64,
     /// How far its load is, while it is being loaded.
     pub progress: Option<Progress>,
-    /// What is loaded.
     pub loaded: Option<wire::Loaded>,
     /// What the worker does.
     pub worker: Option<wire::Stats>,
@@ -66,7 +65,6 @@ pub struct AdapterState {
 /// How far a load is, in units of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Progress {
-    /// What is done.
     pub done: u64,
     /// What there is to do; 0 for unknown.
     pub total: u64,

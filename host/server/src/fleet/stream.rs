@@ -1,32 +1,12 @@
-//! What a submitter holds: the events of its job, in message, up to the last one.
+//! What a submitter holds: the events of its job, one after another, up to the last one.
 
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::{streams::UpdateReceiver, supervisor::Message};
+use super::{
+    control::Message,
+    streams::{Update, UpdateReceiver},
+};
 use pensieve_protocol::job::{Event, Failure, FailureCode};
-
-/// News of a job.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Update {
-    /// The job waits for its model to be loaded; how far that is.
-    Loading {
-        /// Bytes or steps done.
-        done: u64,
-        /// Bytes or steps in all; 0 for unknown.
-        total: u64,
-        /// Of what.
-        what: String,
-    },
-    /// The job itself.
-    Event(Event),
-}
-
-impl Update {
-    /// Whether nothing follows.
-    pub fn is_last(&self) -> bool {
-        matches!(self, Self::Event(event) if event.is_last())
-    }
-}
 
 /// The events of one job. Dropping it before the last one cancels the job.
 #[derive(Debug)]

@@ -15,7 +15,6 @@ use std::{
 };
 use tokio::sync::Notify;
 
-use super::stream::Update;
 use pensieve_protocol::job::{Event, Failure, FailureCode, Job, TokenLogprobs, Tokens};
 
 /// What may wait for one client: some ten thousand tokens.
@@ -28,6 +27,29 @@ const TOKEN_BYTES_MAX: u64 = 1024;
 const HELD_BACK_BYTES_MAX: u64 = 64 << 10;
 /// The longest message of a failure that is passed on.
 const FAILURE_CHARS_MAX: usize = 4096;
+
+/// News of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Update {
+    /// The job waits for its model to be loaded; how far that is.
+    Loading {
+        /// Bytes or steps done.
+        done: u64,
+        /// Bytes or steps in all; 0 for unknown.
+        total: u64,
+        /// What is being done.
+        what: String,
+    },
+    /// The job itself.
+    Event(Event),
+}
+
+impl Update {
+    /// Whether nothing follows.
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Event(event) if event.is_last())
+    }
+}
 
 /// Creates the queue of one stream. `total` counts the bytes of all queues of a fleet.
 pub(super) fn queue(total: Arc<AtomicUsize>) -> (UpdateSender, UpdateReceiver) {
@@ -153,8 +175,8 @@ struct JobStream {
 /// What came of the events of one frame.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Delivered {
-    /// How many jobs have ended.
-    pub(super) ended: usize,
+    /// Jobs that have ended.
+    pub(super) ended: Vec<u64>,
     /// Jobs that are to be cancelled, since their clients do not read.
     pub(super) unread: Vec<u64>,
     /// Why the worker is to be killed: it sent what no job asked for.
@@ -174,18 +196,6 @@ impl JobStreams {
         self.lock().insert(job.id, stream);
     }
 
-    pub(super) fn contains(&self, job: u64) -> bool {
-        self.lock().contains_key(&job)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.lock().len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
     /// Passes the events of one frame on. Events of unknown jobs are dropped.
     pub(super) fn deliver(&self, events: Vec<(u64, Event)>) -> Delivered {
         let (mut streams, mut delivered) = (self.lock(), Delivered::default());
@@ -203,7 +213,7 @@ impl JobStreams {
             }
             if last {
                 streams.remove(&job);
-                delivered.ended += 1;
+                delivered.ended.push(job);
             }
         }
         delivered
@@ -315,7 +325,7 @@ mod tests {
         let mut rounds = 0;
         let unread = loop {
             let delivered = streams.deliver(vec![(1, tokens(16, 1024)), (2, tokens(1, 1))]);
-            assert_eq!((delivered.ended, &delivered.violation), (0, &None));
+            assert_eq!((&delivered.ended[..], &delivered.violation), (&[][..], &None));
             assert!(matches!(receivers[1].recv().await, Some(Update::Event(Event::Tokens(_)))));
             rounds += 1;
             if !delivered.unread.is_empty() {
@@ -364,8 +374,9 @@ mod tests {
             streams.deliver(vec![(1, Event::Prompt { computed, total: 1000 }), (9, tokens(1, 1))]);
         }
         let failure = Failure::new(FailureCode::Plugin, "é".repeat(100_000));
-        assert_eq!(streams.deliver(vec![(1, Event::Failed(failure))]), Delivered { ended: 1, ..Delivered::default() });
-        assert!(streams.is_empty());
+        let ended = streams.deliver(vec![(1, Event::Failed(failure))]);
+        assert_eq!(ended, Delivered { ended: vec![1], ..Delivered::default() });
+        assert!(streams.lock().is_empty());
         let progress = receivers[0].recv().await;
         assert_eq!(progress, Some(Update::Event(Event::Prompt { computed: 999, total: 1000 })));
         let Some(Update::Event(Event::Failed(failure))) = receivers[0].recv().await else { panic!("no failure") };

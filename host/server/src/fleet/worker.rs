@@ -63,8 +63,8 @@ pub(super) struct Worker {
 pub(super) enum WorkerSignal {
     /// A report that changes what is known of the worker.
     Report(Report),
-    /// Jobs have ended; their streams know how.
-    JobsEnded,
+    /// These jobs have ended; their streams know how.
+    JobsEnded(Vec<u64>),
     /// The process has exited, and no signal follows.
     Exited(Failure),
 }
@@ -238,10 +238,10 @@ impl Watch<'_> {
                 if let Some(what) = delivered.violation {
                     return Err(Failure::new(FailureCode::Plugin, what));
                 }
-                if delivered.ended == 0 {
+                if delivered.ended.is_empty() {
                     return Ok(());
                 }
-                WorkerSignal::JobsEnded
+                WorkerSignal::JobsEnded(delivered.ended)
             }
             Report::Heartbeat { step_ms: Some(step), .. }
                 if Duration::from_millis(step) > self.deadlines.step.saturating_add(STEP_GRACE) =>

@@ -127,7 +127,7 @@ async fn linger(mut stream: TcpStream) {
         }
         Ok::<(), io::Error>(())
     };
-    // Whoever takes longer is cut off.
+    // A client that takes longer is cut off.
     let _ = timeout(LINGER, closed).await;
 }
 

@@ -1,5 +1,5 @@
 //! `GET /metrics`, for Prometheus. What happens in this process is counted where it happens, through the `metrics` crate;
-//! what workers do is asked of them when somebody looks. Labels are routes, statuses, models and their adapters:
+//! what workers do is asked of them when the page is read. Labels are routes, statuses, models and their adapters:
 //! few, whatever clients do.
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
@@ -33,7 +33,7 @@ impl Recorder {
             let buckets = builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS);
             let recorder = buckets.unwrap_or_else(|_| PrometheusBuilder::new()).build_recorder();
             let handle = recorder.handle();
-            // Otherwise somebody else counts in this process, and this page lacks what is counted.
+            // Otherwise another recorder counts in this process, and this page lacks what is counted.
             if metrics::set_global_recorder(recorder).is_ok() {
                 describe();
             }
@@ -42,7 +42,7 @@ impl Recorder {
         Self(handle.clone())
     }
 
-    /// Keeps what is measured small while nobody looks.
+    /// Keeps what is measured small between two readings.
     pub(super) async fn upkeep(self) {
         let mut ticks = tokio::time::interval(UPKEEP);
         loop {
@@ -221,7 +221,7 @@ fn open_files() -> Option<u64> {
     Some((std::fs::read_dir(folder).ok()?.count() as u64).saturating_sub(1))
 }
 
-/// Children, ended ones that nobody has asked about included. Known where there is a /proc.
+/// Children, with those that have ended and were not waited for. Known where there is a /proc.
 fn children() -> Option<u64> {
     let own = std::process::id().to_string();
     let parent = |entry: std::fs::DirEntry| {

@@ -1,4 +1,4 @@
-//! The server's auth: sockets, limits, who may come in, and how an answer is written down. It knows paths and headers but
+//! The server's HTTP side: sockets, limits, authentication, and how an answer is written down. It knows paths and headers but
 //! no API's JSON: a request that has come through is a [`crate::dialects::ApiRequest`], and what comes back is an
 //! [`crate::dialects::ApiResponse`].
 //!
@@ -41,7 +41,7 @@ const BYTES_PER_SECOND_MIN: f64 = 1024.0;
 pub struct Settings {
     /// An address and a port; 0 for any port that is free.
     pub listen: Vec<String>,
-    /// Who may come in. Without any, everybody on this machine may, and nobody from elsewhere.
+    /// The keys that are accepted. Without any, every client on this machine is served, and none from elsewhere.
     pub keys: Vec<Key>,
     /// Names by which the server is called, besides those of this machine.
     pub hosts: Vec<String>,

@@ -131,7 +131,7 @@ impl Server {
         let _ = timeout(limits.drain, connections.all_ended()).await;
         // Workers that have nothing left to do still put their caches on disk.
         chats.fleet().shutdown(limits.drain.saturating_sub(began.elapsed())).await;
-        // Whoever does not read the last event is not waited for.
+        // A client that does not read the last event is not waited for.
         let _ = timeout(LAST_WORDS, connections.all_ended()).await;
         upkeep.abort();
     }

@@ -38,7 +38,6 @@ const LISTED_MAX: usize = 12;
 pub(super) struct Choice {
     /// What is opened: a file, or the folder itself if this is empty.
     pub(super) head: String,
-    /// The files.
     pub(super) files: Vec<String>,
     /// The file among them that names the shards which are wanted as well.
     pub(super) index: Option<String>,

@@ -11,9 +11,9 @@ pub(super) struct Remote {
 /// What a file's bytes must come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Digest {
-    /// Of large files.
+    /// The digest of a large file.
     Sha256(String),
-    /// Of small ones, which the hub keeps in git itself.
+    /// The digest of a small file, which the hub keeps in git itself.
     Git(String),
 }
 

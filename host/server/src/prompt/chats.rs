@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     chat::{Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
-    fleet::{Fleet, Known},
+    fleet::{Fleet, Target},
 };
 use pensieve_protocol::{
     grammar::{Part, Rule, Spec, Then},
@@ -32,12 +32,7 @@ pub struct Chats {
 #[derive(Clone, Debug)]
 pub struct Prepared {
     fleet: Arc<Fleet>,
-    /// What the client called the model.
-    name: String,
-    /// The model's id.
-    model: String,
-    fingerprint: String,
-    context: u32,
+    target: Target,
     input_tokens: u32,
     job: Job,
     /// Whether less is generated than was asked for, for want of room.
@@ -76,15 +71,16 @@ impl Chats {
     /// Renders, tokenizes and checks; the model need not be loaded. A prompt that leaves no room for a token is
     /// [`FailureCode::TooLong`] with the message `prompt is too long: N tokens > M maximum`.
     pub async fn prepare(&self, request: Request) -> Result<Prepared, Failure> {
-        let known = self.fleet.known(&request.model).await?;
-        let convention = self.conventions.of(&known).await?;
-        let maximum = known.context.saturating_sub(1);
+        let target = self.fleet.target(&request.model).await?;
+        check_tokens(&request, target.card.vocabulary)?;
+        let convention = self.conventions.of(&target).await?;
+        let maximum = target.context.saturating_sub(1);
         size::check(&request.input, &convention.vocabulary, maximum)?;
         let answer = match request.format {
             ResponseFormat::Free => None,
             ResponseFormat::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
-        let prompt = write(&convention, &known, request.input, answer).await?;
+        let prompt = write(&convention, request.input, answer).await?;
         let count = prompt.tokens.len();
         let input_tokens = u32::try_from(count).unwrap_or(u32::MAX);
         if input_tokens > maximum {
@@ -94,27 +90,24 @@ impl Chats {
         if let Some(spec) = &prompt.spec {
             convention.prompter.try_grammar(request.client.share, spec).await?;
         }
-        let room = known.context - input_tokens;
+        let room = target.context - input_tokens;
         let job = Job {
             client: request.client.share,
             salt: request.client.salt,
             tokens: prompt.tokens,
             max_tokens: request.max_tokens.map_or(room, |tokens| tokens.min(room)),
             seed: request.sampling.seed.unwrap_or_else(|| fastrand::u64(..)),
-            stages: sampling::stages(&request.sampling, known.samplers.as_deref()),
+            stages: sampling::stages(&request.sampling, target.samplers.as_deref()),
             stop_tokens: convention.end_of_turn.clone(),
             stops: request.stops.into_iter().map(String::into_bytes).collect(),
             logprobs: request.logprobs,
             grammar: prompt.spec,
-            adapter: request.adapter.beside(known.adapter)?,
+            adapter: request.adapter.beside(target.adapter.clone())?,
             ..Job::default()
         };
         Ok(Prepared {
             fleet: self.fleet.clone(),
-            name: request.model,
-            model: known.id,
-            fingerprint: known.card.fingerprint.clone(),
-            context: known.context,
+            target,
             input_tokens,
             job,
             clamped: request.max_tokens.is_none_or(|tokens| tokens > room),
@@ -123,17 +116,13 @@ impl Chats {
         })
     }
 
-    /// How many tokens a model knows, whether it is loaded or not.
-    pub async fn vocabulary(&self, model: &str) -> Result<u32, Failure> {
-        Ok(self.fleet.known(model).await?.card.vocabulary)
-    }
-
     /// Tokens of a request's prompt, exactly. One that does not fit is counted all the same, unless its bytes alone tell.
     pub async fn count(&self, request: Request) -> Result<u32, Failure> {
-        let known = self.fleet.known(&request.model).await?;
-        let convention = self.conventions.of(&known).await?;
-        size::check(&request.input, &convention.vocabulary, known.context.saturating_sub(1))?;
-        let prompt = write(&convention, &known, request.input, None).await?;
+        let target = self.fleet.target(&request.model).await?;
+        check_tokens(&request, target.card.vocabulary)?;
+        let convention = self.conventions.of(&target).await?;
+        size::check(&request.input, &convention.vocabulary, target.context.saturating_sub(1))?;
+        let prompt = write(&convention, request.input, None).await?;
         Ok(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
     }
 }
@@ -141,7 +130,7 @@ impl Chats {
 impl Prepared {
     /// The longest sequence of the model, in tokens.
     pub fn context(&self) -> u32 {
-        self.context
+        self.target.context
     }
 
     /// Tokens of the prompt, exactly.
@@ -151,12 +140,12 @@ impl Prepared {
 
     /// The id of the model that answers, whatever the client called it.
     pub fn model(&self) -> &str {
-        &self.model
+        &self.target.id
     }
 
     /// Equal for equal weights and tokenizer.
     pub fn fingerprint(&self) -> &str {
-        &self.fingerprint
+        &self.target.card.fingerprint
     }
 
     /// The same for another answer to one request: the first has index 0, and each draws differently.
@@ -184,28 +173,18 @@ impl Prepared {
             clamped: self.clamped,
             end_of_turn: self.convention.end_of_turn.clone(),
         };
-        let stream = self.fleet.submit(&self.name, self.job)?;
-        Ok(Generation::new(stream, &self.model, reader))
+        let stream = self.fleet.submit(&self.target, self.job)?;
+        Ok(Generation::new(stream, &self.target.id, reader))
     }
 }
 
 /// Makes the prompt's tokens.
-async fn write(
-    convention: &Arc<Convention>,
-    known: &Known,
-    input: Input,
-    answer: Option<Part>,
-) -> Result<Prompt, Failure> {
+async fn write(convention: &Arc<Convention>, input: Input, answer: Option<Part>) -> Result<Prompt, Failure> {
     let tokens = match input {
         Input::Chat(conversation) => return converse(convention, conversation, answer).await,
         Input::Text(text) => convention.prompter.text(text).await?,
         Input::Tokens(tokens) => tokens,
     };
-    let size = known.card.vocabulary;
-    if let Some(token) = tokens.iter().find(|token| **token >= size) {
-        let message = format!("token {token} is outside the vocabulary of {size}");
-        return Err(Failure::new(FailureCode::Invalid, message));
-    }
     if tokens.is_empty() {
         return Err(Failure::new(FailureCode::Invalid, "the prompt is empty").at("prompt"));
     }
@@ -245,6 +224,20 @@ async fn converse(
     let spec = rules.spec();
     let tools = if choice == ToolChoice::None { Vec::new() } else { tools.iter().map(Signature::of).collect() };
     Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: tools.into(), thoughts } })
+}
+
+/// Tokens that a client names must be the model's.
+fn check_tokens(request: &Request, size: u32) -> Result<(), Failure> {
+    let prompt: &[u32] = if let Input::Tokens(tokens) = &request.input { tokens } else { &[] };
+    let biased = request.sampling.logit_bias.iter().map(|(token, _)| (*token, "logit_bias"));
+    let mut named = biased.chain(prompt.iter().map(|token| (*token, "prompt")));
+    match named.find(|(token, _)| *token >= size) {
+        None => Ok(()),
+        Some((token, field)) => {
+            let message = format!("token {token} is outside the model's vocabulary of {size}");
+            Err(Failure::new(FailureCode::Invalid, message).at(field))
+        }
+    }
 }
 
 /// What must be called must be there.

@@ -2,24 +2,25 @@
 //! what is not text. Made once per card and kept for the models that were used last.
 
 use std::{
-    collections::VecDeque,
+    num::NonZeroUsize,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use lru::LruCache;
 use tokio::sync::OnceCell;
 
 use super::{
     formats::{Markers, OutputFormat, instruction},
     pool::{Model, Pool, Prompter},
 };
-use crate::{chat::Conversation, fleet::Known};
+use crate::{chat::Conversation, fleet::Target};
 use pensieve_protocol::{
     card::Card,
     job::{Failure, FailureCode},
     vocabulary::Vocabulary,
 };
 
-const KEPT_MAX: usize = 8;
+const KEPT_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Special tokens by which models of several families end a turn, or hand over for a tool's result. Cards name one of them
 /// as a rule, and a model that was trained with another talks on without end.
@@ -70,7 +71,8 @@ pub(super) struct ToolDialect {
 #[derive(Debug)]
 pub(super) struct Conventions {
     pool: Arc<Pool>,
-    kept: Mutex<VecDeque<(Arc<Card>, Arc<Entry>)>>,
+    /// By the keys of their cards.
+    kept: Mutex<LruCache<Arc<str>, Arc<Entry>>>,
 }
 
 /// A model's place, in which several requests find the one convention that the first of them waits for.
@@ -83,33 +85,26 @@ struct Entry {
 impl Conventions {
     /// Conventions of models whose prompts become tokens in these processes.
     pub fn new(pool: Arc<Pool>) -> Self {
-        Self { pool, kept: Mutex::default() }
+        Self { pool, kept: Mutex::new(LruCache::new(KEPT_MAX)) }
     }
 
     /// The convention of a model.
-    pub async fn of(&self, known: &Known) -> Result<Arc<Convention>, Failure> {
-        let entry = self.entry(known);
+    pub async fn of(&self, target: &Target) -> Result<Arc<Convention>, Failure> {
+        let entry = self.entry(target);
         let make = || async {
             let model = entry.prompter.model().await?;
-            Convention::new(&known.card, model, entry.prompter.clone()).map(Arc::new)
+            Convention::new(&target.card, model, entry.prompter.clone()).map(Arc::new)
         };
         entry.convention.get_or_try_init(make).await.cloned()
     }
 
-    fn entry(&self, known: &Known) -> Arc<Entry> {
+    fn entry(&self, target: &Target) -> Arc<Entry> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |(card, _): &(Arc<Card>, _)| Arc::ptr_eq(card, &known.card) || *card == known.card;
-        let found = kept.iter().position(is_it).and_then(|place| kept.remove(place));
-        let entry = found.map_or_else(
-            || {
-                let prompter = self.pool.prompter(&known.id, &known.card);
-                Arc::new(Entry { prompter, convention: OnceCell::new() })
-            },
-            |(_, entry)| entry,
-        );
-        kept.push_front((known.card.clone(), entry.clone()));
-        kept.truncate(KEPT_MAX);
-        entry
+        let entry = kept.get_or_insert(target.card_key.clone(), || {
+            let prompter = self.pool.prompter(&target.id, &target.card);
+            Arc::new(Entry { prompter, convention: OnceCell::new() })
+        });
+        entry.clone()
     }
 }
 

@@ -1,12 +1,24 @@
 //! How a sequence picks its next token: a chain of samplers, each a stage with sampling parameters of its own that sees what the
 //! ones before left over. A stage is foreign code, so what it leaves is checked before the next one sees it: a chain that grows, that
-//! leaves nothing or picks what does not exist fails its own sequence and no other.
+//! leaves nothing or picks what does not exist fails its own sequence and no other. So does one that does not end: stages run
+//! on a thread beside the engine's, with a deadline.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::{
+        Arc,
+        mpsc::{Receiver, Sender, channel},
+    },
+    time::Duration,
+};
 
 use pensieve_plugin_api::{Candidates, History, SamplerBox, StageBox};
 
-use super::failures::of_plugin;
+use super::{
+    failures::of_plugin,
+    sampler_thread::{SamplerName, SamplerThread},
+};
 use crate::grammar::{is_allowed, keep_allowed};
 use crate::plugin::LoadedPlugin;
 use pensieve_protocol::job::{Failure, FailureCode, StageSpec};
@@ -14,41 +26,60 @@ use pensieve_protocol::job::{Failure, FailureCode, StageSpec};
 /// How many stages a chain may have.
 const STAGES_MAX: usize = 32;
 
-/// All samplers of the plugins that this worker was given, by name.
-#[derive(Default)]
+/// All samplers of the plugins that this worker was given, by name, and the thread that runs them.
 pub struct Samplers {
-    samplers: BTreeMap<String, SamplerBox>,
+    samplers: BTreeMap<String, (Arc<SamplerName>, Arc<SamplerBox>)>,
+    thread: SamplerThread,
+    /// What comes of the picks of this step.
+    picked: (Sender<(u64, Picked)>, Receiver<(u64, Picked)>),
+    /// Kept from step to step.
+    rooms: Vec<Room>,
+    troubles: Vec<String>,
 }
 
 /// The stages of one sequence.
+#[derive(Default)]
 pub struct Chain {
-    stages: Vec<(String, StageBox)>,
+    stages: Vec<(Arc<SamplerName>, StageBox)>,
 }
 
-/// Room for the candidates of one token; kept from token to token.
+/// What came of picking a token.
+pub struct Picked {
+    /// The token.
+    pub token: Result<u32, Failure>,
+    /// The chain that picked it, for the next token; without stages where it was left behind.
+    pub chain: Chain,
+    room: Room,
+}
+
+/// Room for the candidates of one token and for the tokens before it.
 #[derive(Default)]
-pub struct Room {
+struct Room {
     ids: Vec<u32>,
     logits: Vec<f32>,
     len: usize,
     vocabulary: usize,
     mask: Option<Vec<u32>>,
+    tokens: Vec<u32>,
+    prompt: usize,
 }
 
 impl Samplers {
-    /// Opens the plugins. Of two samplers with one name the first plugin's is taken.
-    pub fn open(plugins: &[PathBuf]) -> Result<Self, Failure> {
+    /// Opens the plugins, whose stages may take so long for a token. Of two samplers with one name the first plugin's is taken.
+    pub fn open(plugins: &[PathBuf], deadline: Duration) -> Result<Self, Failure> {
         let mut samplers = BTreeMap::new();
         for path in plugins {
             let plugin =
                 LoadedPlugin::open(path).map_err(|error| Failure::new(FailureCode::Plugin, error.to_string()))?;
             for name in &plugin.manifest().samplers {
                 if !samplers.contains_key(name) {
-                    samplers.insert(name.clone(), plugin.sampler(name).map_err(of_plugin)?);
+                    let sampler = Arc::new(plugin.sampler(name).map_err(of_plugin)?);
+                    samplers.insert(name.clone(), (SamplerName::new(name), sampler));
                 }
             }
         }
-        Ok(Self { samplers })
+        let (thread, picked) = (SamplerThread::new(deadline), channel());
+        Ok(Self { samplers, thread, picked, rooms: Vec::new(), troubles: Vec::new() })
     }
 
     /// Their names.
@@ -57,29 +88,92 @@ impl Samplers {
     }
 
     /// Makes a chain for one sequence.
-    pub fn chain(&self, specs: &[StageSpec], vocabulary: u32, seed: u64) -> Result<Chain, Failure> {
+    pub fn chain(&mut self, specs: &[StageSpec], vocabulary: u32, seed: u64) -> Result<Chain, Failure> {
         if specs.len() > STAGES_MAX {
             let message =
                 format!("{} sampling stages are more than the {STAGES_MAX} that a request may have", specs.len());
             return Err(Failure::new(FailureCode::Invalid, message));
         }
-        let stages = specs.iter().map(|StageSpec { sampler: name, parameters, field }| {
-            // What no field of the request names, this host's configuration does.
-            let asked = !field.is_empty();
-            let sampler = self.samplers.get(name).ok_or_else(|| self.unknown(name, asked).at(field))?;
-            let stage = sampler.create(parameters.as_str().into(), vocabulary, seed).into_result();
-            let stage = stage.map_err(|error| {
-                let invalid = asked && error.code == pensieve_plugin_api::ErrorCode::INVALID;
-                let failure = of_plugin(error);
-                match (invalid, asked) {
-                    (true, _) => Failure { code: FailureCode::Invalid, ..failure }.at(field),
-                    (false, true) => failure,
-                    (false, false) => failure.with_help("this model's samplers are those of the configuration"),
-                }
-            })?;
-            Ok((name.clone(), stage))
-        });
+        let stages = specs.iter().map(|spec| self.stage(spec, vocabulary, seed));
         Ok(Chain { stages: stages.collect::<Result<_, _>>()? })
+    }
+
+    /// Has a chain pick a token after `tokens`, the first `prompt` of which are the prompt, out of a row of logits, or of those
+    /// that a mask allows. What comes of it is in the next [`Samplers::wait`], under this id.
+    pub fn pick(
+        &mut self,
+        id: u64,
+        mut chain: Chain,
+        row: &[f32],
+        mask: Option<&[u32]>,
+        tokens: &[u32],
+        prompt: usize,
+    ) {
+        let mut room = self.rooms.pop().unwrap_or_default();
+        room.fill(row, mask, tokens, prompt);
+        let picked = self.picked.0.clone();
+        let call = move |enter: &dyn Fn(&Arc<SamplerName>)| {
+            let token = chain.pick(&mut room, enter);
+            // A step that has left this behind does not wait for it.
+            let _ = picked.send((id, Picked { token, chain, room }));
+        };
+        self.thread.call(id, Box::new(call));
+    }
+
+    /// Waits for the tokens of all chains that were to pick one.
+    pub fn wait(&mut self) -> HashMap<u64, Picked> {
+        let overdue = self.thread.wait();
+        let mut picked: HashMap<u64, Picked> = self.picked.1.try_iter().collect();
+        for picked in picked.values_mut() {
+            self.rooms.push(std::mem::take(&mut picked.room));
+        }
+        if !overdue.is_empty() {
+            // What is left behind may yet send its token.
+            self.picked = channel();
+        }
+        for call in overdue {
+            let failure = call.failure(self.thread.deadline());
+            self.troubles.push(failure.message.clone());
+            let (chain, room) = (Chain::default(), Room::default());
+            picked.insert(call.id, Picked { token: Err(failure), chain, room });
+        }
+        picked
+    }
+
+    /// What went wrong since it was last asked, for the log.
+    pub fn take_troubles(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.troubles)
+    }
+
+    fn stage(&mut self, spec: &StageSpec, vocabulary: u32, seed: u64) -> Result<(Arc<SamplerName>, StageBox), Failure> {
+        let StageSpec { sampler: name, parameters, field } = spec;
+        // What no field of the request names, this host's configuration does.
+        let asked = !field.is_empty();
+        let (name, sampler) = self.samplers.get(name).cloned().ok_or_else(|| self.unknown(name, asked).at(field))?;
+        name.check().map_err(|failure| if asked { failure.at(field) } else { failure })?;
+        let (sender, made) = channel();
+        let (own_name, parameters) = (name.clone(), parameters.clone());
+        let call = move |enter: &dyn Fn(&Arc<SamplerName>)| {
+            enter(&own_name);
+            let _ = sender.send(sampler.create(parameters.as_str().into(), vocabulary, seed).into_result());
+        };
+        self.thread.call(0, Box::new(call));
+        if let Some(call) = self.thread.wait().first() {
+            let failure = call.failure(self.thread.deadline());
+            self.troubles.push(failure.message.clone());
+            return Err(failure);
+        }
+        let lost = || Failure::new(FailureCode::Internal, format!("sampling stage '{}' was not made", name.name));
+        let stage = made.try_recv().map_err(|_| lost())?.map_err(|error| {
+            let invalid = asked && error.code == pensieve_plugin_api::ErrorCode::INVALID;
+            let failure = of_plugin(error);
+            match (invalid, asked) {
+                (true, _) => Failure { code: FailureCode::Invalid, ..failure }.at(field),
+                (false, true) => failure,
+                (false, false) => failure.with_help("this model's samplers are those of the configuration"),
+            }
+        })?;
+        Ok((name, stage))
     }
 
     fn unknown(&self, name: &str, asked: bool) -> Failure {
@@ -97,16 +191,18 @@ impl Chain {
         self.stages.is_empty()
     }
 
-    /// Picks a token out of the candidates, for a text of `tokens`, the first `prompt` of which are the prompt.
-    pub fn pick(&mut self, room: &mut Room, tokens: &[u32], prompt: usize) -> Result<u32, Failure> {
+    fn pick(&mut self, room: &mut Room, enter: &dyn Fn(&Arc<SamplerName>)) -> Result<u32, Failure> {
         let (mut len, mut sorted) = (room.len, false);
         if len == 0 {
             return Err(Failure::new(FailureCode::Internal, "the grammar allows no token of this model"));
         }
-        for (name, stage) in &mut self.stages {
+        for (sampler, stage) in &mut self.stages {
+            sampler.check()?;
+            enter(sampler);
+            let name = &sampler.name;
             let (ids, logits) = (room.ids[..len].as_mut(), room.logits[..len].as_mut());
             let mut candidates = Candidates { ids: ids.into(), logits: logits.into(), len, sorted };
-            let history = History { tokens: tokens.into(), prompt };
+            let history = History { tokens: room.tokens.as_slice().into(), prompt: room.prompt };
             let picked = stage.sample(&mut candidates, history).into_result().map_err(of_plugin)?.into_option();
             let (left, in_order) = (candidates.len, candidates.sorted);
             if let Some(token) = picked {
@@ -125,9 +221,11 @@ impl Chain {
 }
 
 impl Room {
-    /// Takes in a row of logits, or those of its tokens that a mask allows.
-    pub fn fill(&mut self, row: &[f32], mask: Option<&[u32]>) {
+    fn fill(&mut self, row: &[f32], mask: Option<&[u32]>, tokens: &[u32], prompt: usize) {
         self.vocabulary = row.len();
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.prompt = prompt;
         self.ids.clear();
         self.ids.extend(0..row.len() as u32);
         self.logits.clear();

@@ -37,7 +37,7 @@ pub struct Ready {
     pub job: Job,
     /// How long it has waited.
     pub waited: Duration,
-    /// Its grammar, or why there is none. Nothing if its deadline came first: whoever takes it in finds it overdue.
+    /// Its grammar, or why there is none. Nothing if its deadline came first: the engine finds it overdue then.
     pub constraint: Result<Option<Constraint>, Failure>,
 }
 
@@ -87,7 +87,7 @@ impl Grammars {
     pub fn overlap<T>(&self, constraints: Vec<&mut Constraint>, forward: impl FnOnce() -> T) -> T {
         match &self.masks {
             Some(masks) if !constraints.is_empty() => masks.overlap(constraints, forward),
-            // Whoever asks for a mask that is not there makes it.
+            // A mask that is not there is made when it is asked for.
             _ => forward(),
         }
     }

@@ -29,6 +29,7 @@ pub mod tier;
 mod identity;
 mod logits;
 mod repetition;
+mod sampler_thread;
 
 #[cfg(test)]
 mod simulation;

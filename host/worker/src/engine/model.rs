@@ -62,14 +62,14 @@ impl Model {
             Failure::new(FailureCode::Plugin, message).with_help(help)
         })?;
         let architecture = plugin.architecture(&load.architecture.name).map_err(of_plugin)?;
-        let source = Source { path: text_of(&load.source)?.into(), options: load.options.as_str().into() };
+        let source = Source { path: text_of(&load.source)?.into(), options: load.spec.options.as_str().into() };
         let card = architecture.describe(&source).into_result().map_err(of_plugin)?;
         let request = LoadRequest {
             source,
-            device: load.device.as_str().into(),
-            context: load.context,
-            state_bytes: load.kv_budget,
-            threads: load.threads,
+            device: load.spec.device.as_str().into(),
+            context: load.spec.context,
+            state_bytes: load.spec.kv_budget.unwrap_or_default(),
+            threads: load.spec.threads,
         };
         let merged = read_merged(&load.merged, formats)?;
         let model = if merged.is_empty() {
@@ -96,8 +96,8 @@ impl Model {
             sdk: &manifest.sdk,
             library: load.architecture.plugin.file_name().unwrap_or_default(),
             device: &resident.device,
-            context: [load.context, resident.context],
-            options: &load.options,
+            context: [load.spec.context, resident.context],
+            options: &load.spec.options,
             merged: merged.iter().map(|one| (one.adapter.fingerprint.as_str(), one.strength.to_bits())).collect(),
         };
         let identity = identity.to_string();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pensieve_plugin_api::Card;
 
 use super::{
-    chain::{Chain, Room, Samplers},
+    chain::{Chain, Picked, Samplers},
     logits,
     repetition::RepetitionDetector,
     stops::Stops,
@@ -84,7 +84,7 @@ impl Sequence {
         constraint: Option<Constraint>,
         text: &Text,
         context: u32,
-        samplers: &Samplers,
+        samplers: &mut Samplers,
     ) -> Result<Self, Failure> {
         let invalid = |message: String| Err(Failure::new(FailureCode::Invalid, message));
         let tokens = job.tokens.len();
@@ -149,8 +149,15 @@ impl Sequence {
         self.constraint.as_mut()
     }
 
-    /// Picks the token after `tokens`, which is all that it has so far.
-    pub fn pick(&mut self, row: &[f32], tokens: &[u32], room: &mut Room) -> Result<Pick, Failure> {
+    /// Begins to pick the token after `tokens`, which is all that it has so far; its id is this one. The token, if no sampler
+    /// has a say in it.
+    pub fn begin_pick(
+        &mut self,
+        id: u64,
+        row: &[f32],
+        tokens: &[u32],
+        samplers: &mut Samplers,
+    ) -> Result<Option<u32>, Failure> {
         let Some(top) = logits::highest(row) else {
             return Err(Failure::new(FailureCode::NotANumber, "the model computed logits that are not numbers")
                 .with_help("its weights or its plugin are broken; try another quantization or device"));
@@ -159,14 +166,23 @@ impl Sequence {
             Some(constraint) => constraint.mask().map_err(|error| astray(&error))?,
             None => None,
         };
-        let token = if self.chain.is_empty() && mask.is_none() {
-            logits::leader(row, top)
-        } else {
-            room.fill(row, mask);
-            self.chain.pick(room, tokens, self.prompt as usize)?
-        };
-        let logprobs = self.logprobs.map(|count| logits::logprobs(row, top, token, usize::from(count)));
-        Ok(Pick { token, logprobs })
+        if self.chain.is_empty() && mask.is_none() {
+            return Ok(Some(logits::leader(row, top)));
+        }
+        samplers.pick(id, std::mem::take(&mut self.chain), row, mask, tokens, self.prompt as usize);
+        Ok(None)
+    }
+
+    /// Takes back the chain that has picked its token.
+    pub fn take_back(&mut self, picked: Picked) -> Result<u32, Failure> {
+        self.chain = picked.chain;
+        picked.token
+    }
+
+    /// A token that was picked out of this row.
+    pub fn pick(&self, token: u32, row: &[f32]) -> Pick {
+        let of = |count| Some(logits::logprobs(row, logits::highest(row)?, token, usize::from(count)));
+        Pick { token, logprobs: self.logprobs.and_then(of) }
     }
 
     /// Takes in a token that was picked.

@@ -1,6 +1,6 @@
 //! One turn of the loop around the scheduler, from the plan to the events: [`Engine::step`] is the whole story. Everything
 //! here runs on the one thread that owns the model, and nothing here waits: jobs come in between steps, events are
-//! collected for whoever sends them, and the disk is given a few blocks per step.
+//! collected for the session to send, and the disk is given a few blocks per step.
 //!
 //! A step fails in parts. Logits that are no numbers, a stage that misbehaves, a prompt that is too long: each ends its own
 //! sequence with an event. A model that returns an error has left the sequences of that batch undefined, so those end; the
@@ -15,7 +15,7 @@ use std::{
 
 use super::{
     adapters::Adapters,
-    chain::{Room, Samplers},
+    chain::Samplers,
     grammars::Grammars,
     model::{Model, micros},
     scheduler::{Config, Ended, Plan, Scheduler},
@@ -23,7 +23,7 @@ use super::{
     tier::Tier,
 };
 use pensieve_protocol::{
-    job::{Event, Failure, Finish, Tokens, Usage},
+    job::{Event, Failure, FailureCode, Finish, Tokens, Usage},
     wire::{Load, Loaded, Stats},
 };
 
@@ -43,7 +43,6 @@ pub struct Engine {
     adapters: Adapters,
     grammars: Grammars,
     sequences: HashMap<u64, Sequence>,
-    room: Room,
     events: Vec<(u64, Event)>,
     /// Tokens of a loop that ends an answer; 0 for none.
     loop_tokens: u32,
@@ -56,7 +55,7 @@ pub struct Engine {
 impl Engine {
     /// An engine without jobs.
     pub fn new(model: Model, mut tier: Tier, samplers: Samplers, load: &Load) -> Self {
-        let limits = &load.limits;
+        let limits = &load.spec.limits;
         let at_once = match model.resident.sequences {
             0 => limits.sequences_max,
             states => limits.sequences_max.min(states),
@@ -75,10 +74,9 @@ impl Engine {
             tier,
             text,
             samplers,
-            adapters: Adapters::new(load.adapter_memory, load.adapter_deadline),
+            adapters: Adapters::new(load.spec.adapter_memory, load.adapter_deadline),
             grammars: Grammars::default(),
             sequences: HashMap::new(),
-            room: Room::default(),
             events: Vec::new(),
             loop_tokens: limits.loop_tokens,
             stats: Stats::default(),
@@ -113,12 +111,8 @@ impl Engine {
             Ok(rows) => {
                 let width = self.text.size as usize;
                 let wanted = plan.spans.iter().filter(|span| span.logits).zip(rows.chunks_exact(width));
-                let mut picks = Vec::with_capacity(plan.spans.len());
-                for (span, row) in wanted {
-                    let Some(sequence) = self.sequences.get_mut(&span.sequence) else { continue };
-                    let tokens = self.scheduler.tokens(span.sequence);
-                    picks.push((span.sequence, sequence.pick(row, tokens, &mut self.room)));
-                }
+                let rows: Vec<_> = wanted.map(|(span, row)| (span.sequence, row)).collect();
+                let picks = pick(&rows, &mut self.sequences, &self.scheduler, &mut self.samplers);
                 self.take(&plan, picks, began);
             }
         }
@@ -160,7 +154,7 @@ impl Engine {
 
     /// What went wrong besides jobs since it was last asked, for the log.
     pub fn take_troubles(&mut self) -> Vec<String> {
-        self.tier.take_troubles()
+        [self.tier.take_troubles(), self.samplers.take_troubles()].concat()
     }
 
     /// What the model is and takes.
@@ -313,4 +307,30 @@ impl Engine {
             self.model.release(state);
         }
     }
+}
+
+/// Has every sequence pick a token out of its row of logits.
+fn pick(
+    rows: &[(u64, &[f32])],
+    sequences: &mut HashMap<u64, Sequence>,
+    scheduler: &Scheduler,
+    samplers: &mut Samplers,
+) -> Vec<(u64, Result<Pick, Failure>)> {
+    let mut begun = Vec::with_capacity(rows.len());
+    for &(id, row) in rows {
+        let Some(sequence) = sequences.get_mut(&id) else { continue };
+        begun.push((id, row, sequence.begin_pick(id, row, scheduler.tokens(id), samplers)));
+    }
+    let mut sampled = samplers.wait();
+    let mut picks = Vec::with_capacity(begun.len());
+    for (id, row, token) in begun {
+        let Some(sequence) = sequences.get_mut(&id) else { continue };
+        let missing = || Failure::new(FailureCode::Internal, "a sampler's token is missing");
+        let token = token.and_then(|token| match token {
+            Some(token) => Ok(token),
+            None => sampled.remove(&id).ok_or_else(missing).and_then(|picked| sequence.take_back(picked)),
+        });
+        picks.push((id, token.map(|token| sequence.pick(token, row))));
+    }
+    picks
 }

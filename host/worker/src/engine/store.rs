@@ -50,8 +50,8 @@ impl Store {
         let secret = secret::read_or_make(&tier.folder)?;
         let mut hasher = Sha256::new();
         hasher.update(format!("{identity}\0{block_tokens}\0{block_bytes}"));
-        let name: String = hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-        let folder = tier.folder.join(name);
+        let name = format!("{:x}", hasher.finalize());
+        let folder = tier.folder.join(&name[..32]);
         private(&folder)?;
         let (checksums, budget, buffer) = (Checksums::new(&secret), tier.bytes, Vec::new());
         let mut store = Self { folder, secret, checksums, block_tokens, block_bytes, budget, lock: None, buffer };

@@ -166,7 +166,7 @@ impl Tier {
     }
 }
 
-/// Keys hashes that nobody else needs to know, or ever to make again.
+/// Keys hashes that no other process, and no later run, needs to make.
 fn secret_of_this_run() -> [u8; 16] {
     let mut secret = [0; 16];
     // Without a source of randomness hashes are weaker; texts are compared on every hit all the same.

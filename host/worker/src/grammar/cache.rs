@@ -4,7 +4,6 @@
 //! the first one's result. Errors are kept as well, so that a grammar that takes long to refuse is refused once.
 
 use std::{
-    collections::HashMap,
     panic::{self, AssertUnwindSafe},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
@@ -14,6 +13,7 @@ use std::{
 };
 
 use llguidance::{Matcher, TokenParser};
+use lru::LruCache;
 
 use super::{error::GrammarError, source::Source};
 
@@ -42,16 +42,9 @@ pub(super) struct Slot {
 }
 
 /// Slots by what they were compiled from; the least recently used go first.
-#[derive(Default)]
 pub(super) struct Cache {
-    entries: HashMap<Source, Entry>,
-    clock: u64,
+    slots: LruCache<Source, Arc<Slot>>,
     bytes: usize,
-}
-
-struct Entry {
-    slot: Arc<Slot>,
-    used: u64,
 }
 
 impl Template {
@@ -101,36 +94,35 @@ impl Slot {
     }
 }
 
+impl Default for Cache {
+    fn default() -> Self {
+        Self { slots: LruCache::unbounded(), bytes: 0 }
+    }
+}
+
 impl Cache {
     pub(super) fn find(&mut self, source: &Source) -> Option<Arc<Slot>> {
-        self.clock += 1;
-        let entry = self.entries.get_mut(source)?;
-        entry.used = self.clock;
-        Some(entry.slot.clone())
+        self.slots.get(source).cloned()
     }
 
     pub(super) fn insert(&mut self, source: Source, slot: Arc<Slot>) {
-        self.clock += 1;
         self.bytes += source.bytes();
-        self.entries.insert(source, Entry { slot, used: self.clock });
-        while self.entries.len() > ENTRIES_MAX || self.bytes > SOURCE_BYTES_MAX {
-            let Some(oldest) =
-                self.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(source, _)| source.clone())
-            else {
-                break;
-            };
-            self.remove(&oldest);
+        self.slots.put(source, slot);
+        while (self.slots.len() > ENTRIES_MAX || self.bytes > SOURCE_BYTES_MAX)
+            && let Some((oldest, _)) = self.slots.pop_lru()
+        {
+            self.bytes -= oldest.bytes();
         }
     }
 
     pub(super) fn remove(&mut self, source: &Source) {
-        if self.entries.remove(source).is_some() {
+        if self.slots.pop(source).is_some() {
             self.bytes -= source.bytes();
         }
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.slots.len()
     }
 }

@@ -125,7 +125,7 @@ impl MessageEncoder {
         let last = match self.open.take() {
             None => return,
             Some(Open::Text | Open::Call { has_arguments: true }) => None,
-            Some(Open::Thinking(digest)) => Some(Piece::Signature(hex(&digest.finalize()))),
+            Some(Open::Thinking(digest)) => Some(Piece::Signature(format!("{:x}", digest.finalize()))),
             // Clients parse what has come, and nothing is no JSON.
             Some(Open::Call { has_arguments: false }) => Some(Piece::Json("{}".into())),
         };
@@ -153,10 +153,6 @@ impl MessageEncoder {
             Finish::Cancelled => Err(ApiError::new(ErrorCode::Internal, "the answer was cancelled")),
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A whole message, put together from its events.

@@ -6,64 +6,46 @@ use super::error;
 use crate::dialects::ApiError;
 use pensieve_protocol::job::Usage;
 
-/// One event.
+/// One event of a message's stream. Blocks go by their places in the message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Event {
-    /// The message begins; of its usage only the input is known.
+    /// The message begins; of its usage only the input is known. `model` is what the client calls it.
     MessageStart {
-        /// Names the message.
         id: String,
-        /// The model, as the client calls it.
         model: String,
-        /// Tokens of the prompt.
         input_tokens: u32,
     },
-    /// Still there.
+    /// Keeps the connection open while nothing is generated.
     Ping,
-    /// A block begins.
     BlockStart {
-        /// Its place in the message.
         index: usize,
-        /// What it is.
         block: Block,
     },
-    /// A block gets longer.
     BlockDelta {
-        /// Its place.
         index: usize,
-        /// By this.
         piece: Piece,
     },
-    /// A block is complete.
     BlockStop {
-        /// Its place.
         index: usize,
     },
     /// Why the message ends, and what it took.
     MessageDelta {
-        /// Why.
         stop: Stop,
-        /// What.
         usage: Usage,
     },
-    /// The message is complete.
     MessageStop,
     /// The message broke off.
     Error(ApiError),
 }
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Block {
-    /// Text of the answer.
     Text,
-    /// What the model thinks.
     Thinking,
-    /// A call.
+    /// A call of the tool with this name; the id is the call's.
     ToolUse {
-        /// Names the call.
         id: String,
-        /// The tool.
         name: String,
     },
 }
@@ -71,11 +53,9 @@ pub(super) enum Block {
 /// What is added to a block.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Piece {
-    /// Text.
     Text(String),
-    /// Thoughts.
     Thinking(String),
-    /// The signature under thoughts.
+    /// The signature under what the model thought.
     Signature(String),
     /// A part of the JSON text of a call's arguments.
     Json(String),
@@ -84,7 +64,7 @@ pub(super) enum Piece {
 /// Why a message ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stop {
-    /// In one word.
+    /// The API's word for it.
     pub(super) reason: &'static str,
     /// The stop sequence that came.
     pub(super) sequence: Option<String>,

@@ -4,11 +4,11 @@
 //! - `max_tokens` beyond the room that is left is that room. `thinking.budget_tokens` is handed to the template as
 //!   `thinking_budget`, which few heed, and `output_config.effort` as `reasoning_effort`.
 //! - A signature of a thinking block is a digest of its text, since clients want one. Any signature is accepted, because
-//!   conversations come here from other servers; redacted thinking is dropped, because nobody here can read it.
+//!   conversations come here from other servers; redacted thinking is dropped, because it cannot be read here.
 //! - Tools of types whose schemas are public (`bash_…`, `text_editor_…`, `memory_…`) are offered as ordinary tools with those
 //!   schemas. Tools that only Anthropic's servers can run (`web_search_…`, `code_execution_…`) are left out with a warning,
 //!   and an image or a document becomes a note in the prompt, unless a setting makes it an error.
-//! - `cache_control` is accepted and means nothing: every prompt is cached, whoever asks for it, so what is not read from
+//! - `cache_control` is accepted and means nothing: every prompt is cached for its client, so what is not read from
 //!   the cache counts as plain input and nothing as its creation.
 //! - A message with the role `system` stays where it is, though behind the results of calls that it stands before; and the
 //!   billing line of Claude Code, which differs in every request, reaches no prompt.
@@ -66,7 +66,7 @@ pub(crate) async fn messages(
     let (name, stops) = (request.model.clone(), request.stops.clone());
     let model = validation::model_name(&call, &name).to_owned();
     let request = Request { client: call.client(), model, ..request };
-    validation::check(&chats, &request).await?;
+    validation::check(&chats, &request)?;
     let prepared = chats.prepare(request).await?;
     let head = Head { id: fresh_id("msg_"), model: name, input_tokens: prepared.input_tokens() };
     let encoder = MessageEncoder::new(head, stops);

@@ -85,7 +85,7 @@ async fn answer(chats: &Chats, call: &ApiRequest, asked: OllamaRequest, shape: S
     let Some(request) = request else {
         // Without a prompt a client only wants to know that the model is there.
         let model = validation::model_name(call, model_name(&name));
-        chats.fleet().known(model).await.map_err(ApiError::of_model)?;
+        chats.fleet().target(model).await.map_err(ApiError::of_model)?;
         let mut body = shape.entry(&name, "", "");
         body["done"] = true.into();
         body["done_reason"] = "load".into();
@@ -94,7 +94,7 @@ async fn answer(chats: &Chats, call: &ApiRequest, asked: OllamaRequest, shape: S
     let model = validation::model_name(call, model_name(&name)).to_owned();
     let max_tokens = request.max_tokens.or(call.shared.settings.max_tokens);
     let request = Request { client: call.client(), model, max_tokens, ..request };
-    validation::check(chats, &request).await?;
+    validation::check(chats, &request)?;
     let prepared = chats.prepare(request).await.map_err(ApiError::of_model)?;
     let generations = Generations::start(call, vec![prepared], Instant::now() + FIRST_EVENT).await;
     let mut generations = generations.map_err(ApiError::of_model)?;

@@ -37,7 +37,7 @@ pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, 
         let is_cpu = model.loaded.as_ref().is_none_or(|loaded| loaded.device.starts_with("cpu"));
         value["size_vram"] = if is_cpu { 0 } else { model.bytes }.into();
         value["expires_at"] = "9999-12-31T23:59:59Z".into();
-        value["context_length"] = entry.known.as_ref().map(|known| known.context).into();
+        value["context_length"] = entry.target.as_ref().map(|target| target.context).into();
         models.push(value);
     }
     Ok(ApiResponse::json(&json!({ "models": models })))
@@ -47,17 +47,17 @@ pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, 
 pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let document = call.document()?;
     let entry = named(&chats, &call, &document.root()).await?;
-    let known = chats.fleet().known(&entry.id).await.map_err(ApiError::of_model)?;
-    let card = &known.card;
+    let target = chats.fleet().target(&entry.id).await.map_err(ApiError::of_model)?;
+    let card = &target.card;
     let architecture = card.architecture.as_str();
     let modified = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
-    let mut info = json!({ "general.architecture": architecture, "general.basename": known.id });
-    info[format!("{architecture}.context_length")] = known.context.into();
+    let mut info = json!({ "general.architecture": architecture, "general.basename": target.id });
+    info[format!("{architecture}.context_length")] = target.context.into();
     info[format!("{architecture}.vocab_size")] = card.vocabulary.into();
     Ok(ApiResponse::json(&json!({
         "license": "",
-        "modelfile": format!("FROM {}\n", known.id),
-        "parameters": format!("num_ctx {}", known.context),
+        "modelfile": format!("FROM {}\n", target.id),
+        "parameters": format!("num_ctx {}", target.context),
         "template": card.chat_template.as_deref().unwrap_or_default(),
         "details": details(Some(card)),
         "model_info": info,
@@ -77,7 +77,7 @@ pub(super) async fn named(chats: &Chats, call: &ApiRequest, body: &Field<'_>) ->
 }
 
 fn tag(entry: &Entry) -> Value {
-    let card = entry.known.as_ref().map(|known| &*known.card);
+    let card = entry.target.as_ref().map(|target| &*target.card);
     let modified = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
     json!({
         "name": entry.id,

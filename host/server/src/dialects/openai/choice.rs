@@ -105,7 +105,7 @@ impl ChoiceState {
                 if self.calls > 0 { "tool_calls" } else { "stop" }
             }
             Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "length",
-            // Nobody waits for what its client has cancelled, so it was the server.
+            // A client that has cancelled does not read this, so it was the server.
             Finish::Cancelled => {
                 return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
             }

@@ -13,7 +13,7 @@ const PROMPTS_MAX: usize = 64;
 const GENERATIONS_MAX: usize = 128;
 /// More than any model's context. How many fit a model is known later.
 const TOKENS_MAX: usize = 1 << 20;
-/// What this API generates where nobody says how much.
+/// How many tokens this API generates where a request does not say.
 const MAX_TOKENS: u32 = 16;
 
 /// What is asked for.
@@ -62,7 +62,7 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
         max_tokens: Some(max_tokens.unwrap_or(MAX_TOKENS)),
         sampling: options::sampling(body)?,
         stops: options::stops(body)?,
-        // Without them nobody knows which choices are the likeliest.
+        // The likeliest choices are found by them.
         logprobs: shown.or((copies > choices).then_some(0)),
         ..Request::default()
     };

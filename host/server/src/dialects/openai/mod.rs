@@ -117,7 +117,7 @@ impl Plan {
         let model = requests.first().map(|request| request.model.clone()).unwrap_or_default();
         let mut prepared: Vec<Prepared> = Vec::with_capacity(requests.len());
         for request in requests {
-            validation::check(chats, &request).await?;
+            validation::check(chats, &request)?;
             prepared.push(chats.prepare(request).await.map_err(error::of_failure)?);
         }
         let fingerprint = shorten(prepared.first().map(Prepared::fingerprint).unwrap_or_default());
@@ -138,6 +138,6 @@ impl Plan {
 
 /// A fingerprint of the length that clients of this API are used to.
 fn shorten(fingerprint: &str) -> String {
-    let digest = Sha256::digest(fingerprint.as_bytes());
-    digest[..5].iter().fold("fp_".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    let digest = format!("{:x}", Sha256::digest(fingerprint.as_bytes()));
+    format!("fp_{}", &digest[..10])
 }

@@ -8,7 +8,7 @@ use crate::chat::TokenLogprob;
 /// A text that a model continued.
 #[derive(Debug, Default)]
 pub(super) struct TextEncoder {
-    /// What is repeated before the answer; taken by whoever says it.
+    /// What is repeated before the answer, until it is written.
     echo: Option<String>,
     alternatives: Option<u8>,
     lists: Lists,

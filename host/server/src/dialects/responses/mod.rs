@@ -143,7 +143,7 @@ async fn prepare(
     truncate: bool,
     warnings: &mut Vec<String>,
 ) -> Result<Prepared, ApiError> {
-    validation::check(chats, &request).await?;
+    validation::check(chats, &request)?;
     for _ in 0..TRUNCATIONS_MAX {
         let error = match chats.prepare(request.clone()).await {
             Ok(prepared) => return Ok(prepared),

@@ -77,17 +77,20 @@ pub(super) struct Entry {
 #[derive(Clone, Debug)]
 pub(super) enum Knowledge {
     /// Nothing yet; until something is, what the file held before goes on serving.
-    Pending { before: Option<Arc<Plugin>> },
-    /// A plugin.
+    Pending {
+        before: Option<Arc<Plugin>>,
+    },
     Plugin(Arc<Plugin>),
     /// A refusal, and the content that was refused.
-    Refused { sha256: Option<String>, refusal: Refusal },
+    Refused {
+        sha256: Option<String>,
+        refusal: Refusal,
+    },
 }
 
 /// A provider that wants checkpoints of some name.
 #[derive(Clone, Debug)]
 pub struct Claimant {
-    /// The plugin that has it.
     pub plugin: Arc<Plugin>,
     /// The architecture's name in that plugin.
     pub architecture: String,
@@ -101,6 +104,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    #[cfg(test)]
+    pub(in crate::fleet) fn for_tests(plugins: Vec<Arc<Plugin>>) -> Self {
+        Self { states: Vec::new(), plugins }
+    }
+
     pub(super) fn build(entries: &[Entry], retired: Vec<PluginState>) -> Self {
         let mut catalogue = Self::default();
         let mut first = HashMap::<String, PathBuf>::new();

@@ -63,6 +63,12 @@ impl PrivateCopy {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// A copy of nothing, which is never mapped.
+    #[cfg(test)]
+    pub(in crate::fleet) fn for_tests(sha256: &str) -> io::Result<Self> {
+        Ok(Self { path: sha256.into(), sha256: sha256.into(), bytes: 0, lock: tempfile::tempfile()? })
+    }
 }
 
 impl Drop for PrivateCopy {

@@ -65,7 +65,8 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
     Ok(())
 }
 
-/// Whether a group is called like this user and has no other member, as far as this machine's own lists tell.
+/// Whether a group is called like this user and has no other member, as far as this machine's own lists tell. The lists are
+/// read by hand: the system's functions, which crates wrap, may ask servers elsewhere, and tell nothing of other users.
 fn is_own_group(group: u32) -> bool {
     let read = |path: &str| {
         let mut text = String::new();

@@ -87,7 +87,6 @@ pub enum Body {
 pub struct Keys {
     /// That with the tool's name.
     pub name: String,
-    /// That with the arguments.
     pub arguments: String,
 }
 

@@ -9,12 +9,14 @@
 mod process;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
+    num::NonZeroUsize,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
+use lru::LruCache;
 use sha2::{Digest, Sha256};
 use tokio::{
     sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore},
@@ -58,7 +60,7 @@ const GRAMMAR_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a checkpoint that cannot be read is not read again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
 /// How many grammars are remembered that have compiled once.
-const GRAMMARS_MAX: usize = 256;
+const GRAMMARS_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 /// All prompt processes of a server.
 #[derive(Debug)]
@@ -96,12 +98,12 @@ pub struct Model {
     pub takes_tools: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     idle: Vec<LoadedProcess>,
     refused: Option<(Instant, Failure)>,
-    /// Digests of grammars that have compiled; the last one used comes last.
-    compiled: VecDeque<[u8; 32]>,
+    /// Digests of grammars that have compiled.
+    compiled: LruCache<[u8; 32], ()>,
 }
 
 /// A process that has read the model, or is about to.
@@ -132,7 +134,7 @@ impl Pool {
             grammars: Arc::new(Semaphore::new(MODEL_GRAMMARS_MAX)),
             clients: Mutex::default(),
             alive: Arc::new(()),
-            state: Mutex::default(),
+            state: Mutex::new(State { idle: Vec::new(), refused: None, compiled: LruCache::new(GRAMMARS_MAX) }),
             freed: Notify::new(),
         });
         lock(&self.models).push(Arc::downgrade(&prompter));
@@ -196,13 +198,13 @@ impl Prompter {
     pub async fn try_grammar(self: &Arc<Self>, client: u64, spec: &Spec) -> Result<(), Failure> {
         let encoded = wire::encode(spec).map_err(|error| Failure::new(FailureCode::Invalid, error.to_string()))?;
         let digest: [u8; 32] = Sha256::digest(&encoded).into();
-        if lock(&self.state).remembers(&digest) {
+        if lock(&self.state).compiled.get(&digest).is_some() {
             return Ok(());
         }
         let shares = [self.share(client), self.grammars.clone()];
         match self.ask(&shares, Question::Grammar(spec.clone()), GRAMMAR_TIME_MAX).await? {
             Ok(Answer::Compiles) => {
-                lock(&self.state).remember(digest);
+                lock(&self.state).compiled.put(digest, ());
                 Ok(())
             }
             Ok(Answer::Failed(failure)) => Err(failure),
@@ -350,22 +352,6 @@ impl Prompter {
 
     fn failure(&self, code: FailureCode, work: &str, what: &str) -> Failure {
         Failure::new(code, format!("{work} of model '{}' {what}", self.name))
-    }
-}
-
-impl State {
-    fn remembers(&mut self, digest: &[u8; 32]) -> bool {
-        let Some(place) = self.compiled.iter().position(|known| known == digest) else { return false };
-        let found = self.compiled.remove(place);
-        self.compiled.extend(found);
-        true
-    }
-
-    fn remember(&mut self, digest: [u8; 32]) {
-        self.compiled.push_back(digest);
-        if self.compiled.len() > GRAMMARS_MAX {
-            self.compiled.pop_front();
-        }
     }
 }
 

@@ -314,9 +314,9 @@ impl Adapters {
         Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory")
     }
 
-    /// Has adapters leave the model until `bytes` more fit, those first that were not used for the longest time. Nobody
-    /// leaves in vain, and nobody who is used. For one that has `come`, nobody leaves whom a job waits for; for one that the
-    /// first waiting job needs, those may whom only later jobs wait for, as otherwise nobody's turn would come.
+    /// Evicts adapters until `bytes` more fit, the least recently used first. None is evicted if that would not make enough
+    /// room, and none that runs. For an adapter that has `come`, one that a queued job needs is never evicted; for the adapter
+    /// of the first waiting job, those may be that only later jobs need, as otherwise no job would ever get its turn.
     fn make_room(&mut self, bytes: u64, come: Option<u64>, holder: &mut impl AdapterHost) -> bool {
         let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
         let idle = |(serial, adapter): &(&u64, &Adapter)| {

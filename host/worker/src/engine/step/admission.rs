@@ -100,7 +100,8 @@ impl Engine {
         constraint: Option<Constraint>,
         waited: Duration,
     ) -> Result<(), Failure> {
-        let sequence = Sequence::new(&job, constraint, &self.text, self.model.resident.context, &self.samplers)?
+        let context = self.model.resident.context;
+        let sequence = Sequence::new(&job, constraint, &self.text, context, &mut self.samplers)?
             .ending_in_loops_of(self.loop_tokens);
         let adapter = serial.zip(job.adapter.take());
         let absent = || Failure::new(FailureCode::Internal, "a job was let in before its adapter");

@@ -1,4 +1,4 @@
-//! FrameStream of answers into events, and into whole messages.
+//! Answers into events, and into whole messages.
 
 use serde_json::{Value, json};
 

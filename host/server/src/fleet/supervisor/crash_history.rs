@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::Restart;
+use crate::fleet::Restart;
 
 /// The recent deaths of one model's workers.
 #[derive(Debug, Default)]

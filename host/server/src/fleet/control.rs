@@ -1,0 +1,283 @@
+//! The control loop: takes in requests and what workers say, has the supervisor decide, and carries out what it decides.
+//!
+//! It holds what the supervisor knows by number only: processes, jobs that wait, and those who wait for answers. Work that
+//! takes time (probing, loading, ending) runs in other tasks, which report back.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::{
+    sync::{
+        mpsc::{Receiver, Sender, UnboundedReceiver, WeakUnboundedSender},
+        oneshot, watch,
+    },
+    time::sleep_until,
+};
+
+use super::{
+    adapter_registry::Adapter,
+    config::Config,
+    fence,
+    plugins::Catalogue,
+    probe::{Probed, Prober},
+    stats::FleetStats,
+    streams::{JobStreams, UpdateSender},
+    supervisor::{Answer, Effect, Event, PendingAdapter, Supervisor},
+    worker::{Signals, Worker, WorkerDeadlines, WorkerSignal},
+};
+use crate::hub::Hub;
+use pensieve_protocol::{
+    fence::Policy,
+    job::{Failure, Job},
+    wire::{Command, Load},
+};
+
+/// A message to the control loop.
+#[derive(Debug)]
+pub(super) enum Message {
+    Submit { model: usize, job: Job, updates: UpdateSender },
+    Cancel { job: u64 },
+    Probed { model: usize, result: Result<Probed, Failure> },
+    Stats { fresh: bool, reply: oneshot::Sender<FleetStats> },
+    Release { model: usize },
+    Attach { model: usize, name: String, adapter: Adapter, reply: oneshot::Sender<Answer> },
+    Detach { model: usize, name: String, reply: oneshot::Sender<Answer> },
+    Shutdown { drain: Duration, reply: oneshot::Sender<()> },
+}
+
+/// The control loop's belongings. Dropping them ends every worker.
+pub(super) struct Control {
+    config: Arc<Config>,
+    prober: Prober,
+    catalogue: watch::Receiver<Arc<Catalogue>>,
+    /// Weak, so that the loop ends when the last sender is dropped.
+    messages: WeakUnboundedSender<Message>,
+    /// Where workers report to, under their serial numbers. Bounded: a worker that reports faster than this is handled waits.
+    signals: Sender<(u64, WorkerSignal)>,
+    supervisor: Supervisor,
+    workers: HashMap<u64, (Worker, JobStreams)>,
+    /// Jobs that no worker has yet.
+    jobs: HashMap<u64, (Job, UpdateSender)>,
+    /// Those who wait for answers, by their tickets.
+    replies: HashMap<u64, oneshot::Sender<Answer>>,
+    next_ticket: u64,
+    stats_replies: Vec<oneshot::Sender<FleetStats>>,
+    shutdown_replies: Vec<oneshot::Sender<()>>,
+}
+
+impl Control {
+    pub(super) fn new(
+        config: Arc<Config>,
+        supervisor: Supervisor,
+        prober: Prober,
+        catalogue: watch::Receiver<Arc<Catalogue>>,
+        messages: WeakUnboundedSender<Message>,
+        signals: Sender<(u64, WorkerSignal)>,
+    ) -> Self {
+        Self {
+            config,
+            prober,
+            catalogue,
+            messages,
+            signals,
+            supervisor,
+            workers: HashMap::new(),
+            jobs: HashMap::new(),
+            replies: HashMap::new(),
+            next_ticket: 0,
+            stats_replies: Vec::new(),
+            shutdown_replies: Vec::new(),
+        }
+    }
+
+    /// Runs until the last sender of messages is dropped, or a shutdown is complete.
+    pub(super) async fn run(
+        mut self,
+        mut messages: UnboundedReceiver<Message>,
+        mut signals: Receiver<(u64, WorkerSignal)>,
+    ) {
+        loop {
+            let wake = self.supervisor.next_deadline(Instant::now());
+            let event = tokio::select! {
+                message = messages.recv() => match message {
+                    Some(message) => self.event_of(message),
+                    None => return,
+                },
+                Some((serial, signal)) = signals.recv() => Some(self.event_of_signal(serial, signal)),
+                Ok(()) = self.catalogue.changed() => {
+                    Some(Event::PluginsChanged(self.catalogue.borrow_and_update().clone()))
+                }
+                () = sleep_until(wake.into()) => Some(Event::TimePassed),
+            };
+            if let Some(event) = event
+                && self.handle(event).is_break()
+            {
+                return;
+            }
+        }
+    }
+
+    /// What a message means for the supervisor; nothing if it is answered here.
+    fn event_of(&mut self, message: Message) -> Option<Event> {
+        Some(match message {
+            Message::Submit { model, job, updates } => {
+                let (id, client) = (job.id, job.client);
+                let adapter = job.adapter.as_ref().map(|adapter| adapter.name.clone());
+                self.jobs.insert(id, (job, updates));
+                Event::Submitted { model, job: id, client, adapter }
+            }
+            Message::Cancel { job } => {
+                self.jobs.remove(&job);
+                Event::Cancelled { job }
+            }
+            Message::Probed { model, result } => Event::Probed { model, result },
+            Message::Stats { fresh: false, reply } => {
+                let _ = reply.send(self.supervisor.stats());
+                return None;
+            }
+            Message::Stats { fresh: true, reply } => {
+                self.stats_replies.push(reply);
+                Event::StatsRequested
+            }
+            Message::Release { model } => Event::Released { model },
+            Message::Attach { model, name, adapter, reply } => {
+                let ticket = self.ticket(reply);
+                Event::AttachRequested { model, pending: PendingAdapter { name, adapter, ticket } }
+            }
+            Message::Detach { model, name, reply } => {
+                Event::DetachRequested { model, name, ticket: self.ticket(reply) }
+            }
+            Message::Shutdown { drain, reply } => {
+                self.shutdown_replies.push(reply);
+                Event::ShutdownRequested { drain }
+            }
+        })
+    }
+
+    fn event_of_signal(&mut self, serial: u64, signal: WorkerSignal) -> Event {
+        match signal {
+            WorkerSignal::Report(report) => Event::Reported { serial, report },
+            WorkerSignal::JobsEnded(jobs) => Event::JobsEnded { serial, jobs },
+            WorkerSignal::Exited(failure) => {
+                if let Some((_, streams)) = self.workers.remove(&serial) {
+                    streams.fail(&failure);
+                }
+                Event::Exited { serial, failure }
+            }
+        }
+    }
+
+    fn ticket(&mut self, reply: oneshot::Sender<Answer>) -> u64 {
+        self.next_ticket += 1;
+        self.replies.insert(self.next_ticket, reply);
+        self.next_ticket
+    }
+
+    /// Has the supervisor decide about an event, and does what it says. Breaks when the fleet has ended.
+    fn handle(&mut self, event: Event) -> ControlFlow<()> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for effect in self.supervisor.on(event, Instant::now()) {
+                match effect {
+                    Effect::Start { serial, model, load, bytes, plugin } => {
+                        let policy = self.policy(model, &load, bytes, &plugin);
+                        events.push_back(self.start(serial, model, load, &policy));
+                    }
+                    Effect::End => {
+                        for reply in self.shutdown_replies.drain(..) {
+                            let _ = reply.send(());
+                        }
+                        return ControlFlow::Break(());
+                    }
+                    effect => self.perform(effect),
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Carries out what needs no answer. Those who wait for one may have gone.
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Probe { model } => self.probe(model),
+            Effect::Submit { serial, job } => {
+                if let (Some((job, updates)), Some((worker, streams))) =
+                    (self.jobs.remove(&job), self.workers.get(&serial))
+                {
+                    streams.insert(&job, updates);
+                    worker.send(Command::Submit(job));
+                }
+            }
+            Effect::Notify { job, update } => {
+                if let Some((_, updates)) = self.jobs.get(&job) {
+                    updates.send(update);
+                }
+            }
+            Effect::Fail { job, failure } => {
+                if let Some((_, updates)) = self.jobs.remove(&job) {
+                    updates.fail(failure);
+                }
+            }
+            Effect::Send { serial, command } => {
+                if let Some((worker, _)) = self.workers.get(&serial) {
+                    worker.send(command);
+                }
+            }
+            Effect::Kill { serial, reason } => {
+                if let Some((worker, _)) = self.workers.get_mut(&serial) {
+                    worker.end(reason);
+                }
+            }
+            Effect::Answer { ticket, answer } => {
+                if let Some(reply) = self.replies.remove(&ticket) {
+                    let _ = reply.send(answer);
+                }
+            }
+            Effect::AnswerStats => {
+                let stats = self.supervisor.stats();
+                self.stats_replies.drain(..).for_each(|reply| drop(reply.send(stats.clone())));
+            }
+            Effect::Start { .. } | Effect::End => {}
+        }
+    }
+
+    fn probe(&self, model: usize) {
+        let Some(messages) = self.messages.upgrade() else { return };
+        let (prober, catalogue, config) = (self.prober.clone(), self.catalogue.borrow().clone(), self.config.clone());
+        tokio::spawn(async move {
+            let result = prober.probe(model, &config.models[model], &catalogue).await;
+            // After shutdown no control loop receives it.
+            let _ = messages.send(Message::Probed { model, result });
+        });
+    }
+
+    fn start(&mut self, serial: u64, model: usize, load: Box<Load>, policy: &Policy) -> Event {
+        let (config, streams) = (&self.config.models[model], JobStreams::default());
+        let signals = Signals { serial, sender: self.signals.clone() };
+        let deadlines =
+            WorkerDeadlines { silence: self.config.deadlines.silence, step: config.spec.limits.step_timeout };
+        match Worker::start(self.config.placement(policy), &config.id, deadlines, streams.clone(), signals) {
+            Ok(worker) => {
+                let pid = worker.pid;
+                worker.send(Command::Load(load));
+                self.workers.insert(serial, (worker, streams));
+                Event::Started { serial, pid }
+            }
+            Err(error) => Event::NotStarted { serial, error: error.to_string() },
+        }
+    }
+
+    /// What the worker of a model may do: read its files, and adapters that it has or may get later.
+    fn policy(&self, model: usize, load: &Load, bytes: u64, plugin: &str) -> Policy {
+        let adapters = self.supervisor.adapter_paths(model);
+        let adapters = adapters.iter().flat_map(|path| fence::checkpoint(path));
+        let sources = &self.config.sources;
+        let downloads = Hub::from_environment().ok().filter(|_| sources.downloads).map(|hub| hub.cache);
+        let later = sources.folders.iter().cloned().chain(downloads).map(|folder| fence::absolute(&folder));
+        let open = self.config.unfenced.iter().any(|id| id == plugin);
+        fence::worker(load, bytes, adapters.chain(later).collect(), open)
+    }
+}

@@ -1,0 +1,431 @@
+//! The supervisor: decides what becomes of the fleet's models and workers. A state machine without input or output.
+//!
+//! Whatever happens arrives as an [`Event`], with the time at which it happened, and what is to be done about it comes back
+//! as [`Effect`]s, which the control loop carries out. So there is nothing to lock, no two parts disagree on the order of
+//! events, and a test can try any order of them.
+
+mod adapters;
+mod crash_history;
+mod model;
+mod worker_state;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Config, FleetStats,
+    adapter_registry::{AdapterFailure, AdapterRegistry},
+    plugins::Catalogue,
+    probe::Probed,
+    stats::Progress,
+    streams::Update,
+};
+use crash_history::RestartDecision;
+use model::{LoadState, Model};
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    share,
+    wire::{AttachedAdapter, Command, Limits, Load, Report},
+};
+pub(super) use worker_state::PendingAdapter;
+use worker_state::{PluginFreshness, WaitingJob, WorkerState};
+
+/// How long workers have to answer for the statistics.
+const STATS_WAIT: Duration = Duration::from_millis(500);
+/// How long a killed worker may take to be gone.
+const KILL_WAIT: Duration = Duration::from_secs(3);
+
+/// What happens to the fleet. Workers go by their serial numbers, jobs by their ids, models by their places.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A job asks for a model.
+    Submitted { model: usize, job: u64, client: u64, adapter: Option<String> },
+    /// A job's client has gone.
+    Cancelled { job: u64 },
+    /// A child has found out what a model is.
+    Probed { model: usize, result: Result<Probed, Failure> },
+    /// An operator ends a model's quarantine.
+    Released { model: usize },
+    /// A model is to take an adapter in.
+    AttachRequested { model: usize, pending: PendingAdapter },
+    /// A model is to let go of an adapter.
+    DetachRequested { model: usize, name: String, ticket: u64 },
+    /// Somebody waits for fresh statistics.
+    StatsRequested,
+    /// The server is about to end.
+    ShutdownRequested { drain: Duration },
+    /// Plugins have come or gone.
+    PluginsChanged(Arc<Catalogue>),
+    /// A worker's process runs.
+    Started { serial: u64, pid: Option<u32> },
+    /// A worker's process could not be started.
+    NotStarted { serial: u64, error: String },
+    /// A worker has said something about itself.
+    Reported { serial: u64, report: Report },
+    /// Jobs of a worker have ended.
+    JobsEnded { serial: u64, jobs: Vec<u64> },
+    /// A worker has exited; nothing more is heard of it, and its jobs have failed.
+    Exited { serial: u64, failure: Failure },
+    /// A deadline may have passed.
+    TimePassed,
+}
+
+/// What is to be done about it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Effect {
+    /// Find out what a model is; [`Event::Probed`] follows.
+    Probe { model: usize },
+    /// Start a worker and have it load; [`Event::Started`] or [`Event::NotStarted`] follows.
+    Start { serial: u64, model: usize, load: Box<Load>, bytes: u64, plugin: String },
+    /// Give a worker a job that has waited until now.
+    Submit { serial: u64, job: u64 },
+    /// Tell a waiting job how its model's load goes.
+    Notify { job: u64, update: Update },
+    /// Fail a job that no worker has.
+    Fail { job: u64, failure: Failure },
+    /// Send a worker a command.
+    Send { serial: u64, command: Command },
+    /// Kill a worker, unless it ends first.
+    Kill { serial: u64, reason: Failure },
+    /// Answer the request with this ticket.
+    Answer { ticket: u64, answer: Answer },
+    /// Answer everyone who waits for fresh statistics.
+    AnswerStats,
+    /// The shutdown is complete.
+    End,
+}
+
+/// The answer to a request about an adapter: what was attached, if it asked for that.
+pub(super) type Answer = Result<Option<AttachedAdapter>, AdapterFailure>;
+
+/// The fleet's state.
+pub(super) struct Supervisor {
+    config: Arc<Config>,
+    catalogue: Arc<Catalogue>,
+    /// Shared with those who resolve names, and changed here only.
+    registry: Arc<AdapterRegistry>,
+    models: Vec<Model>,
+    workers: BTreeMap<u64, WorkerState>,
+    next_serial: u64,
+    uses: u64,
+    stats_request: Option<StatsRequest>,
+    closing: Option<ShutdownState>,
+    /// What is to be done about the event at hand.
+    effects: Vec<Effect>,
+}
+
+/// Statistics that are being gathered.
+struct StatsRequest {
+    missing: HashSet<u64>,
+    until: Instant,
+}
+
+/// How far the shutdown is.
+struct ShutdownState {
+    until: Instant,
+    killed: bool,
+}
+
+impl Supervisor {
+    pub(super) fn new(config: Arc<Config>, registry: Arc<AdapterRegistry>, catalogue: Arc<Catalogue>) -> Self {
+        Self {
+            models: config.models.iter().map(|_| Model::default()).collect(),
+            config,
+            catalogue,
+            registry,
+            workers: BTreeMap::new(),
+            next_serial: 0,
+            uses: 0,
+            stats_request: None,
+            closing: None,
+            effects: Vec::new(),
+        }
+    }
+
+    /// Takes an event in, and says what follows from it.
+    pub(super) fn on(&mut self, event: Event, now: Instant) -> Vec<Effect> {
+        match event {
+            Event::Submitted { model, job, client, adapter } => {
+                self.submit(model, WaitingJob { job, client, adapter }, now);
+            }
+            Event::Cancelled { job } => self.cancel(job),
+            Event::Probed { model, result } => self.on_probed(model, result, now),
+            Event::Released { model } => self.models[model].release(),
+            Event::AttachRequested { model, pending } => self.attach(model, pending, now),
+            Event::DetachRequested { model, name, ticket } => {
+                let answer = self.detach(model, &name).map(|()| None);
+                self.effects.push(Effect::Answer { ticket, answer });
+            }
+            Event::StatsRequested => self.request_stats(now),
+            Event::ShutdownRequested { drain } => self.begin_shutdown(drain, now),
+            Event::PluginsChanged(catalogue) => self.on_plugins_changed(catalogue, now),
+            Event::Started { serial, pid } => self.on_started(serial, pid),
+            Event::NotStarted { serial, error } => self.on_not_started(serial, &error),
+            Event::Reported { serial, report } => self.on_report(serial, report, now),
+            Event::JobsEnded { serial, jobs } => {
+                if let Some(worker) = self.workers.get_mut(&serial) {
+                    self.uses += 1;
+                    (worker.used, worker.used_at, worker.progressed_at) = (self.uses, now, now);
+                    worker.jobs.retain(|job| !jobs.contains(job));
+                }
+            }
+            Event::Exited { serial, failure } => self.remove_dead(serial, &failure, now),
+            Event::TimePassed => {}
+        }
+        self.advance(now);
+        std::mem::take(&mut self.effects)
+    }
+
+    fn submit(&mut self, index: usize, waiting: WaitingJob, now: Instant) {
+        // A job that gets a place once the model is there does not wait for others.
+        let (config, model) = (&self.config.models[index], &mut self.models[index]);
+        let Limits { waiting_max, sequences_max, .. } = config.spec.limits;
+        let waiting_max = (waiting_max as usize).saturating_add(sequences_max as usize);
+        let own = model.waiting.iter().filter(|other| other.client == waiting.client).count();
+        let free = waiting_max.saturating_sub(model.waiting.len());
+        let refusal = if self.closing.is_some() {
+            Some(ending())
+        } else if let LoadState::Quarantined { until, failure } = &model.state {
+            Some(Failure { retry_after: Some(until.saturating_duration_since(now)), ..failure.clone() })
+        } else if !share::may_take(waiting.client, own, free, 1) {
+            let (id, waiting) = (&config.id, model.waiting.len());
+            let message = format!("{waiting} requests wait for model '{id}' already, {own} of them this client's");
+            Some(Failure::new(FailureCode::Busy, message).with_help("try again later"))
+        } else {
+            None
+        };
+        if let Some(failure) = refusal {
+            self.effects.push(Effect::Fail { job: waiting.job, failure });
+        } else if let LoadState::Ready(serial) = model.state
+            && let Some(worker) = self.workers.get_mut(&serial)
+        {
+            self.uses += 1;
+            (worker.used, worker.used_at) = (self.uses, now);
+            self.effects.push(worker.submit(waiting));
+        } else {
+            model.waiting.push_back(waiting);
+        }
+    }
+
+    fn cancel(&mut self, job: u64) {
+        for model in &mut self.models {
+            model.waiting.retain(|waiting| waiting.job != job);
+        }
+        // The job is forgotten when the worker says that it has ended: until then the worker is not idle.
+        if let Some(worker) = self.workers.values().find(|worker| worker.jobs.contains(&job)) {
+            self.effects.push(worker.send(Command::Cancel { id: job }));
+        }
+    }
+
+    fn on_report(&mut self, serial: u64, report: Report, now: Instant) {
+        let Some(worker) = self.workers.get_mut(&serial) else { return };
+        let model = &mut self.models[worker.model];
+        let name = &self.config.models[worker.model].id;
+        match report {
+            Report::Progress { done, total, what } => {
+                (worker.progressed_at, worker.progress) = (now, Some(Progress { done, total, what: what.clone() }));
+                let update = Update::Loading { done, total, what };
+                let notify = |waiting: &WaitingJob| Effect::Notify { job: waiting.job, update: update.clone() };
+                self.effects.extend(model.waiting.iter().map(notify));
+            }
+            Report::Loaded(loaded) => {
+                let (device, state_bytes) = (&loaded.device, loaded.state_bytes);
+                tracing::info!(model = name, device, state_bytes, "loaded: {}", loaded.note);
+                (worker.loaded, worker.progressed_at) = (Some(*loaded), now);
+                for (name, adapter) in self.registry.of(worker.model).into_iter().filter(|(_, it)| it.merged.is_none())
+                {
+                    self.effects.push(worker.attach(name, adapter.location, None, now));
+                }
+            }
+            Report::LoadFailed(failure) => {
+                // A restart would fail in the same way: waiting requests fail with the reason, and the next request tries again.
+                worker.draining = true;
+                if model.state == LoadState::Loading(serial) {
+                    model.state = LoadState::Idle;
+                    model.fail_waiting(&failure, &mut self.effects);
+                }
+                model.last_failure = Some(failure);
+            }
+            Report::Attached { attempt, result } => self.on_attached(serial, attempt, result),
+            Report::Stats(stats) => {
+                worker.stats = Some(*stats);
+                if let Some(stats_request) = &mut self.stats_request {
+                    stats_request.missing.remove(&serial);
+                }
+            }
+            // The task that reads the worker's socket has dealt with these.
+            Report::Events(_)
+            | Report::Log { .. }
+            | Report::Hello { .. }
+            | Report::Detached { .. }
+            | Report::Heartbeat { .. }
+            | Report::Drained
+            | Report::Dying(_) => {}
+        }
+    }
+
+    /// A worker has exited: what waits for it fails, and its model is loaded again unless the exit was requested.
+    fn remove_dead(&mut self, serial: u64, failure: &Failure, now: Instant) {
+        let Some(mut worker) = self.workers.remove(&serial) else { return };
+        worker.refuse_attachments(failure, &mut self.effects);
+        if let Some(stats_request) = &mut self.stats_request {
+            stats_request.missing.remove(&serial);
+        }
+        let (config, model) = (&self.config.models[worker.model], &mut self.models[worker.model]);
+        if !model.state.is_served_by(serial) {
+            return;
+        }
+        tracing::error!(model = config.id, "{failure}");
+        model.deaths_total += 1;
+        model.last_failure = Some(failure.clone());
+        model.state = match model.deaths.count(now, &self.config.restart) {
+            RestartDecision::RestartAfter(pause) => LoadState::Pausing { until: now + pause },
+            RestartDecision::Quarantine(length) => {
+                let message = format!(
+                    "model '{}' is in quarantine: its worker died {} times within {} s, the last time so: {}",
+                    config.id,
+                    model.deaths.len(),
+                    self.config.restart.window.as_secs(),
+                    failure.message
+                );
+                let help = "replace the plugin or the checkpoint, or wait until it is tried again";
+                let failure = Failure::new(FailureCode::Quarantined, message).with_help(help);
+                model.fail_waiting(&Failure { retry_after: Some(length), ..failure.clone() }, &mut self.effects);
+                LoadState::Quarantined { until: now + length, failure }
+            }
+        };
+    }
+
+    /// New loads use the plugins of now; workers that run on others finish what they have.
+    fn on_plugins_changed(&mut self, catalogue: Arc<Catalogue>, now: Instant) {
+        self.catalogue = catalogue;
+        for (serial, worker) in &mut self.workers {
+            let model = &mut self.models[worker.model];
+            if model.state.is_served_by(*serial) && worker.freshness(&self.catalogue) == PluginFreshness::Outdated {
+                model.pending_adapters.extend(worker.drain(now, &mut self.effects));
+                if worker.loaded.is_none() {
+                    self.effects.push(worker.kill(FailureCode::Draining, "was loading a plugin that is gone"));
+                }
+                model.state = LoadState::Idle;
+                model.deaths.forget();
+            }
+        }
+        for model in &mut self.models {
+            let there = |sha256: &String| self.catalogue.plugins().iter().any(|plugin| plugin.copy.sha256() == sha256);
+            if model.plugin.as_ref().is_some_and(|sha256| !there(sha256)) {
+                model.release();
+            }
+        }
+    }
+
+    fn request_stats(&mut self, now: Instant) {
+        if self.stats_request.is_none() {
+            let ready = || self.workers.values().filter(|worker| worker.loaded.is_some());
+            self.effects.extend(ready().map(|worker| worker.send(Command::Stats)));
+            let missing = ready().map(|worker| worker.serial).collect();
+            self.stats_request = Some(StatsRequest { missing, until: now + STATS_WAIT });
+        }
+    }
+
+    fn begin_shutdown(&mut self, drain: Duration, now: Instant) {
+        for worker in self.workers.values_mut() {
+            let pending = worker.drain(now, &mut self.effects);
+            self.models[worker.model].pending_adapters.extend(pending);
+        }
+        for model in &mut self.models {
+            model.fail_waiting(&ending(), &mut self.effects);
+            model.state = LoadState::Idle;
+        }
+        self.closing = Some(ShutdownState { until: now + drain, killed: false });
+    }
+
+    /// Ends a shutdown that is complete, and kills the workers that hold it up.
+    fn advance_shutdown(&mut self, now: Instant) {
+        let Some(closing) = &mut self.closing else { return };
+        if now >= closing.until && !closing.killed {
+            *closing = ShutdownState { killed: true, until: now + KILL_WAIT };
+            for serial in self.workers.keys().copied() {
+                let reason = Failure::new(FailureCode::Draining, "had not finished when the server ended");
+                let reason = reason.with_help("send the request again once it runs again");
+                self.effects.push(Effect::Kill { serial, reason });
+            }
+        }
+        if self.workers.is_empty() || (closing.killed && now >= closing.until) {
+            self.effects.push(Effect::End);
+        }
+    }
+
+    /// Answers requests for statistics, kills workers past their deadlines, and advances every model.
+    fn advance(&mut self, now: Instant) {
+        let gathered = |request: &mut StatsRequest| request.missing.is_empty() || now >= request.until;
+        if self.stats_request.take_if(gathered).is_some() {
+            self.effects.push(Effect::AnswerStats);
+        }
+        let deadlines = self.config.deadlines;
+        for worker in self.workers.values_mut() {
+            let late = worker.deadline(deadlines.load, deadlines.drain).is_some_and(|deadline| now >= deadline);
+            if late && !worker.draining && worker.loaded.is_some() {
+                worker.refuse_hung_attachments(deadlines.load, now, &mut self.effects);
+            } else if late {
+                let what =
+                    if worker.draining { "did not end when it was asked to" } else { "made no progress with its load" };
+                self.effects.push(worker.kill(FailureCode::Stalled, what));
+                worker.progressed_at = now;
+            }
+        }
+        if self.closing.is_none() {
+            self.release_adapter_memory();
+            self.drain_idle(now);
+            (0..self.models.len()).for_each(|model| self.advance_model(model, now));
+        }
+        self.advance_shutdown(now);
+    }
+
+    /// Drains workers that were idle for too long, and idle workers whose plugins are behind the catalogue.
+    fn drain_idle(&mut self, now: Instant) {
+        for (serial, worker) in &mut self.workers {
+            let model = &mut self.models[worker.model];
+            let ready = model.state == LoadState::Ready(*serial) && worker.is_idle();
+            let unused = self.config.idle_timeout.is_some_and(|limit| now >= worker.used_at + limit);
+            if ready && (unused || worker.freshness(&self.catalogue) != PluginFreshness::Current) {
+                model.pending_adapters.extend(worker.drain(now, &mut self.effects));
+                model.state = LoadState::Idle;
+            }
+        }
+    }
+
+    /// When [`Event::TimePassed`] is due.
+    pub(super) fn next_deadline(&self, now: Instant) -> Instant {
+        let deadlines = self.config.deadlines;
+        let workers = self.workers.values().flat_map(|worker| {
+            let limit = self.config.idle_timeout.filter(|_| worker.is_idle() && !worker.draining);
+            [worker.deadline(deadlines.load, deadlines.drain), limit.map(|limit| worker.used_at + limit)]
+        });
+        let models = self.models.iter().map(|model| model.deadline(deadlines.memory));
+        let rest = [
+            self.stats_request.as_ref().map(|request| request.until),
+            self.closing.as_ref().map(|closing| closing.until),
+        ];
+        let next = workers.chain(models).chain(rest).flatten().min();
+        let far = now + Duration::from_secs(3600);
+        next.unwrap_or(far).min(far).max(now + Duration::from_millis(1))
+    }
+
+    /// What is known of all models.
+    pub(super) fn stats(&self) -> FleetStats {
+        let models = (0..self.models.len()).map(|model| self.model_stats(model)).collect();
+        let memory_used = self.workers.values().map(|worker| worker.bytes).sum();
+        FleetStats { memory_budget: self.config.memory_bytes, memory_used, models }
+    }
+}
+
+fn ending() -> Failure {
+    Failure::new(FailureCode::Draining, "the server is about to end")
+}

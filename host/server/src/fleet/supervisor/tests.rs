@@ -1,0 +1,384 @@
+//! Tables of what follows from what: the supervisor is given events by name, and what it says is compared as text.
+
+use super::*;
+use crate::fleet::{
+    Adapter, ModelConfig, Restart,
+    memory::tests::card,
+    plugins::{Plugin, PrivateCopy},
+};
+use pensieve_protocol::{card::State, manifest::Manifest, wire::ModelSpec};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Room for one of the two models.
+const MEMORY: u64 = 100 << 20;
+
+struct Fixture {
+    supervisor: Supervisor,
+    now: Instant,
+    plugin: Arc<Plugin>,
+}
+
+/// A step: what happens, the state of the first model after it, and what is to be done.
+type Step<'a> = (&'a str, &'a str, &'a str);
+
+fn plugin(id: &str, samplers: &[&str]) -> Arc<Plugin> {
+    let samplers = samplers.iter().map(|name| (*name).to_owned()).collect();
+    let manifest = Manifest { id: id.into(), samplers, ..Manifest::default() };
+    Arc::new(Plugin { file: id.into(), manifest, copy: PrivateCopy::for_tests(id).unwrap() })
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let spec = ModelSpec { kv_budget: Some(1 << 20), adapter_memory: 1 << 20, ..ModelSpec::default() };
+        let model = |id: &str| ModelConfig { id: id.into(), spec: spec.clone(), ..ModelConfig::default() };
+        let mut config = Config::new(&[], std::path::Path::new("/nowhere"));
+        config.models = vec![model("m"), model("n")];
+        config.memory_bytes = MEMORY;
+        config.idle_timeout = Some(60 * SECOND);
+        config.restart = Restart { deaths_max: 2, ..Restart::default() };
+        let plugin = plugin("one", &[]);
+        let catalogue = Arc::new(Catalogue::for_tests(vec![plugin.clone()]));
+        let registry = Arc::new(AdapterRegistry::new(vec![Default::default(); 2]));
+        Self { supervisor: Supervisor::new(Arc::new(config), registry, catalogue), now: Instant::now(), plugin }
+    }
+
+    /// The event that goes by these words; those that name no worker are about the latest.
+    fn event(&mut self, words: &str) -> Event {
+        let serial = self.supervisor.next_serial;
+        let failure = |message: &str| Failure::new(FailureCode::WorkerLost, message);
+        let (word, rest) = words.split_once(' ').unwrap_or((words, ""));
+        let number = rest.parse().unwrap_or(1);
+        match word {
+            "submit" => Event::Submitted { model: 0, job: number, client: 0, adapter: None },
+            "other" => Event::Submitted { model: 1, job: 9, client: 0, adapter: None },
+            "poet" => Event::Submitted { model: 0, job: 5, client: 0, adapter: Some("poet".into()) },
+            "cancel" => Event::Cancelled { job: number },
+            "probed" => {
+                let (plugin, architecture) = (self.plugin.clone(), "a".into());
+                let card = Arc::new(card(0, State::PerSequence { bytes: 1 }));
+                let model = usize::from(rest == "other");
+                Event::Probed { model, result: Ok(Probed { plugin, architecture, card }) }
+            }
+            "unknown" => Event::Probed { model: 0, result: Err(failure("no plugin")) },
+            "started" => Event::Started { serial, pid: Some(7) },
+            "not-started" => Event::NotStarted { serial, error: "no memory".into() },
+            "progress" => Event::Reported { serial, report: Report::Progress { done: 1, total: 2, what: "x".into() } },
+            "loaded" => Event::Reported { serial, report: Report::Loaded(Box::default()) },
+            "load-failed" => Event::Reported { serial, report: Report::LoadFailed(failure("bad weights")) },
+            "ended" => Event::JobsEnded { serial, jobs: vec![number] },
+            "exited" => {
+                let serial = rest.parse().unwrap_or(serial);
+                Event::Exited { serial, failure: failure("crashed") }
+            }
+            "replaced" => {
+                self.plugin = plugin("two", &[]);
+                Event::PluginsChanged(Arc::new(Catalogue::for_tests(vec![self.plugin.clone()])))
+            }
+            "joined" => {
+                let plugins = vec![self.plugin.clone(), plugin("more", &["greedy"])];
+                Event::PluginsChanged(Arc::new(Catalogue::for_tests(plugins)))
+            }
+            "release" => Event::Released { model: 0 },
+            "stats" => Event::StatsRequested,
+            "stats-came" => Event::Reported { serial, report: Report::Stats(Box::default()) },
+            "attach" => {
+                let pending = PendingAdapter { name: "poet".into(), adapter: Adapter::at("/poet"), ticket: number };
+                Event::AttachRequested { model: 0, pending }
+            }
+            "attached" => {
+                let adapter = AttachedAdapter { format: "f".into(), pairs: 1, bytes: 1 };
+                Event::Reported { serial, report: Report::Attached { attempt: number, result: Ok(adapter) } }
+            }
+            "not-attached" => {
+                let result = Err(failure("bad adapter"));
+                Event::Reported { serial, report: Report::Attached { attempt: number, result } }
+            }
+            "detach" => Event::DetachRequested { model: 0, name: "poet".into(), ticket: number },
+            "shutdown" => Event::ShutdownRequested { drain: 10 * SECOND },
+            "after" => {
+                self.now += SECOND * u32::try_from(number).unwrap();
+                Event::TimePassed
+            }
+            _ => panic!("{words}"),
+        }
+    }
+
+    fn state(&self) -> &'static str {
+        match self.supervisor.models[0].state {
+            LoadState::Idle => "idle",
+            LoadState::Probing => "probing",
+            LoadState::AwaitingMemory { .. } => "awaiting",
+            LoadState::Loading(_) => "loading",
+            LoadState::Ready(_) => "ready",
+            LoadState::Pausing { .. } => "pausing",
+            LoadState::Quarantined { .. } => "quarantined",
+        }
+    }
+
+    /// Plays steps, of which the last ones are those that are looked at.
+    fn check(steps: &[Step<'_>]) {
+        let mut fixture = Self::new();
+        for (place, (words, state, effects)) in steps.iter().enumerate() {
+            let event = fixture.event(words);
+            let done: Vec<String> = fixture.supervisor.on(event, fixture.now).iter().map(text).collect();
+            assert_eq!((fixture.state(), done.join(", ").as_str()), (*state, *effects), "{place}: {words}");
+        }
+    }
+}
+
+fn text(effect: &Effect) -> String {
+    match effect {
+        Effect::Probe { model } => format!("probe {model}"),
+        Effect::Start { serial, model, .. } => format!("start {serial} for {model}"),
+        Effect::Submit { serial, job } => format!("job {job} to {serial}"),
+        Effect::Notify { job, .. } => format!("notify {job}"),
+        Effect::Fail { job, failure } => format!("fail {job}: {}", failure.message),
+        Effect::Send { serial, command } => {
+            let command = format!("{command:?}");
+            format!("{} {serial}", command.split([' ', '(']).next().unwrap_or_default().to_lowercase())
+        }
+        Effect::Kill { serial, reason } => format!("kill {serial}: {}", reason.message),
+        Effect::Answer { ticket, answer: Ok(_) } => format!("answer {ticket}"),
+        Effect::Answer { ticket, answer: Err(error) } => format!("refuse {ticket}: {}", error.failure.message),
+        Effect::AnswerStats => "stats".into(),
+        Effect::End => "end".into(),
+    }
+}
+
+const PROBING: Step<'_> = ("submit", "probing", "probe 0");
+const LOADING: Step<'_> = ("probed", "loading", "start 1 for 0");
+const READY: Step<'_> = ("loaded", "ready", "job 1 to 1");
+const FREE: Step<'_> = ("ended", "ready", "");
+const PAUSING: Step<'_> = ("exited", "pausing", "");
+const ANEW: Step<'_> = ("after 1", "probing", "probe 0");
+const AGAIN: Step<'_> = ("probed", "loading", "start 2 for 0");
+const QUARANTINE: &str = "model 'm' is in quarantine: its worker died 2 times within 60 s, the last time so: crashed";
+
+#[test]
+fn every_event_in_every_state_has_its_effects() {
+    let idle: &[Step<'_>] = &[];
+    let probing = &[PROBING];
+    let loading = &[PROBING, LOADING];
+    let ready = &[PROBING, LOADING, READY];
+    let free = &[PROBING, LOADING, READY, FREE];
+    let pausing = &[PROBING, LOADING, READY, PAUSING];
+    let failed: Step<'_> = ("exited", "quarantined", "");
+    let quarantined = &[PROBING, LOADING, READY, PAUSING, ANEW, AGAIN, failed];
+    let closing = &[PROBING, LOADING, READY, ("shutdown", "idle", "drain 1")];
+    let refused = format!("fail 2: {QUARANTINE}");
+    let table: &[(&[Step<'_>], &[Step<'_>])] = &[
+        (idle, &[PROBING, ("probed", "loading", "start 1 for 0")]),
+        (idle, &[("cancel", "idle", ""), ("probed", "idle", ""), ("replaced", "idle", ""), ("release", "idle", "")]),
+        (idle, &[("exited 4", "idle", ""), ("after 100", "idle", ""), ("shutdown", "idle", "end")]),
+        (
+            idle,
+            &[
+                ("stats", "idle", "stats"),
+                ("detach 3", "idle", "refuse 3: model 'm' has no adapter 'poet' (it has: none)"),
+            ],
+        ),
+        (
+            probing,
+            &[
+                ("submit 2", "probing", ""),
+                ("unknown", "idle", "fail 1: model 'm': no plugin, fail 2: model 'm': no plugin"),
+            ],
+        ),
+        (probing, &[("cancel", "probing", ""), LOADING, ("loaded", "ready", "")]),
+        (probing, &[("shutdown", "idle", "fail 1: the server is about to end, end")]),
+        (
+            loading,
+            &[
+                ("submit 2", "loading", ""),
+                ("progress", "loading", "notify 1, notify 2"),
+                ("loaded", "ready", "job 1 to 1, job 2 to 1"),
+            ],
+        ),
+        (
+            loading,
+            &[
+                ("load-failed", "idle", "fail 1: bad weights"),
+                ("submit 2", "probing", "probe 0"),
+                ("exited 1", "probing", ""),
+            ],
+        ),
+        (
+            loading,
+            &[
+                ("not-started", "idle", "fail 1: model 'm': a worker process does not start: no memory"),
+                ("submit 2", "probing", "probe 0"),
+            ],
+        ),
+        (
+            loading,
+            &[
+                ("exited", "pausing", ""),
+                ("submit 2", "pausing", ""),
+                ANEW,
+                AGAIN,
+                ("loaded", "ready", "job 1 to 2, job 2 to 2"),
+            ],
+        ),
+        (
+            loading,
+            &[
+                ("replaced", "probing", "drain 1, kill 1: was loading a plugin that is gone, probe 0"),
+                ("exited 1", "probing", ""),
+                AGAIN,
+            ],
+        ),
+        (
+            loading,
+            &[
+                ("after 299", "loading", ""),
+                ("progress", "loading", "notify 1"),
+                ("after 299", "loading", ""),
+                ("after 1", "loading", "kill 1: made no progress with its load"),
+            ],
+        ),
+        (ready, &[("submit 2", "ready", "job 2 to 1"), ("cancel 2", "ready", "cancel 1"), ("ended 2", "ready", "")]),
+        (
+            ready,
+            &[
+                ("stats", "ready", "stats 1"),
+                ("stats-came", "ready", "stats"),
+                ("stats", "ready", "stats 1"),
+                ("after 1", "ready", "stats"),
+            ],
+        ),
+        (
+            ready,
+            &[
+                ("replaced", "idle", "drain 1"),
+                ("submit 2", "probing", "probe 0"),
+                ("probed", "awaiting", ""),
+                ("exited 1", "loading", "start 2 for 0"),
+                ("loaded", "ready", "job 2 to 2"),
+            ],
+        ),
+        (ready, &[("joined", "ready", ""), ("ended", "idle", "drain 1"), ("exited", "idle", "")]),
+        (
+            ready,
+            &[
+                ("after 100", "ready", ""),
+                ("ended", "ready", ""),
+                ("after 59", "ready", ""),
+                ("after 1", "idle", "drain 1"),
+            ],
+        ),
+        (
+            free,
+            &[
+                ("after 60", "idle", "drain 1"),
+                ("after 9", "idle", ""),
+                ("after 1", "idle", "kill 1: did not end when it was asked to"),
+            ],
+        ),
+        (pausing, &[("release", "idle", ""), ("after 9", "idle", "")]),
+        (pausing, &[("replaced", "idle", ""), ("shutdown", "idle", "end")]),
+        (
+            quarantined,
+            &[
+                ("submit 2", "quarantined", &refused),
+                ("attach 3", "quarantined", &refused.replace("fail 2", "refuse 3")),
+            ],
+        ),
+        (quarantined, &[("after 299", "quarantined", ""), ("after 1", "idle", ""), ("submit", "probing", "probe 0")]),
+        (quarantined, &[("release", "idle", ""), ("submit", "probing", "probe 0")]),
+        (quarantined, &[("replaced", "idle", ""), ("submit", "probing", "probe 0")]),
+        (
+            closing,
+            &[
+                ("submit 2", "idle", "fail 2: the server is about to end"),
+                ("attach", "idle", "refuse 1: the server is about to end"),
+                ("exited", "idle", "end"),
+            ],
+        ),
+        (
+            closing,
+            &[("after 10", "idle", "kill 1: had not finished when the server ended"), ("after 3", "idle", "end")],
+        ),
+    ];
+    for (before, then) in table {
+        Fixture::check(&[*before, *then].concat());
+    }
+}
+
+#[test]
+fn the_second_death_within_a_minute_is_one_too_many() {
+    let waits = format!("fail 2: {QUARANTINE}");
+    let again: Step<'_> = ("exited", "quarantined", &waits);
+    Fixture::check(&[PROBING, LOADING, READY, PAUSING, ("submit 2", "pausing", ""), ANEW, AGAIN, again]);
+    let second: &[Step<'_>] = &[PROBING, LOADING, READY, PAUSING, ANEW, AGAIN, ("loaded", "ready", "")];
+    Fixture::check(&[second, &[("after 58", "ready", ""), ("exited", "quarantined", "")]].concat());
+    Fixture::check(&[second, &[("after 59", "ready", ""), ("exited", "pausing", "")]].concat());
+}
+
+#[test]
+fn an_idle_model_makes_room_for_another_and_a_busy_one_does_not() {
+    let other = &[("other", "ready", "probe 1"), ("probed other", "ready", "")];
+    let busy = [&[PROBING, LOADING, READY][..], other].concat();
+    let given_up = ("after 120", "ready", "fail 9: model 'n' finds no memory: other models are busy");
+    Fixture::check(&[&busy[..], &[given_up]].concat());
+    let evicted: &[Step<'_>] =
+        &[("ended", "idle", "drain 1"), ("exited 1", "idle", "start 2 for 1"), ("loaded", "idle", "job 9 to 2")];
+    Fixture::check(&[&busy[..], evicted].concat());
+}
+
+#[test]
+fn an_adapter_is_known_once_the_worker_has_it() {
+    let coming: Step<'_> = ("attach 7", "ready", "attach 1");
+    let there: Step<'_> = ("attached 1", "ready", "answer 7");
+    let table: &[(&[Step<'_>], &[Step<'_>])] = &[
+        (&[], &[("attach 7", "probing", "probe 0"), LOADING, ("loaded", "ready", "attach 1"), there]),
+        (
+            &[PROBING],
+            &[
+                ("attach 7", "probing", ""),
+                ("detach 8", "probing", "refuse 7: adapter 'poet' was taken away while it was read, answer 8"),
+            ],
+        ),
+        (
+            &[PROBING, LOADING, READY],
+            &[coming, ("attach 8", "ready", "refuse 8: model 'm' is taking in an adapter 'poet' already"), there],
+        ),
+        (
+            &[PROBING, LOADING, READY],
+            &[
+                coming,
+                there,
+                ("poet", "ready", "job 5 to 1"),
+                ("attach 8", "ready", "refuse 8: model 'm' has an adapter 'poet' already"),
+            ],
+        ),
+        (
+            &[PROBING, LOADING, READY],
+            &[coming, there, ("detach 9", "ready", "detach 1, answer 9"), ("attach 8", "ready", "attach 1")],
+        ),
+        (&[PROBING, LOADING, READY], &[coming, ("not-attached 1", "ready", "refuse 7: bad adapter")]),
+        (
+            &[PROBING, LOADING, READY],
+            &[
+                coming,
+                ("detach 9", "ready", "refuse 7: adapter 'poet' was taken away while it was read, detach 1, answer 9"),
+                ("attached 1", "ready", ""),
+            ],
+        ),
+        (&[PROBING, LOADING, READY], &[coming, ("exited", "pausing", "refuse 7: crashed")]),
+        (
+            &[PROBING, LOADING, READY],
+            &[
+                coming,
+                (
+                    "after 300",
+                    "ready",
+                    "detach 1, refuse 7: adapter 'poet': its format did not come back from reading it",
+                ),
+            ],
+        ),
+        (&[PROBING, LOADING, READY], &[coming, ("replaced", "probing", "drain 1, probe 0"), ("exited", "probing", "")]),
+    ];
+    for (before, then) in table {
+        Fixture::check(&[*before, *then].concat());
+    }
+}

@@ -1,0 +1,229 @@
+//! A worker as the supervisor sees it: what it runs, which jobs it serves, and whether it is draining.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::Effect;
+use crate::fleet::{
+    Adapter,
+    adapter_registry::Culprit,
+    memory::Resident,
+    plugins::{Catalogue, Plugin},
+    stats::Progress,
+};
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    wire::{self, Command, Location},
+};
+
+/// A worker and its jobs.
+#[derive(Debug)]
+pub(super) struct WorkerState {
+    pub(super) serial: u64,
+    pub(super) model: usize,
+    pub(super) pid: Option<u32>,
+    /// What it has mapped; kept so that the copies stay.
+    pub(super) plugins: Vec<Arc<Plugin>>,
+    /// What it takes, by the card.
+    pub(super) bytes: u64,
+    pub(super) adapter_bytes: u64,
+    /// Its jobs; those that are cancelled count until the worker has ended them.
+    pub(super) jobs: HashSet<u64>,
+    pub(super) jobs_max: usize,
+    /// Adapters that it is still reading, by the numbers of the attempts. An answer to any other is of no interest any more.
+    pub(super) attaching: BTreeMap<u64, AttachAttempt>,
+    /// The number of the last attempt.
+    attempts: u64,
+    /// Adapters that it does not take, and why.
+    pub(super) refused: HashMap<String, Failure>,
+    /// How far its load is.
+    pub(super) progress: Option<Progress>,
+    pub(super) loaded: Option<wire::Loaded>,
+    pub(super) stats: Option<wire::Stats>,
+    /// It takes no more jobs and ends when it has none.
+    pub(super) draining: bool,
+    /// When it was used last: in the order of uses, and by the clock.
+    pub(super) used: u64,
+    pub(super) used_at: Instant,
+    /// When it last did what it is waited for.
+    pub(super) progressed_at: Instant,
+}
+
+/// A job that waits for its model.
+#[derive(Debug)]
+pub(super) struct WaitingJob {
+    pub(super) job: u64,
+    pub(super) client: u64,
+    /// The adapter that it runs under.
+    pub(super) adapter: Option<String>,
+}
+
+/// An adapter that is to come, for a request that waits for the answer with this ticket.
+#[derive(Debug)]
+pub(in crate::fleet) struct PendingAdapter {
+    pub(in crate::fleet) name: String,
+    pub(in crate::fleet) adapter: Adapter,
+    pub(in crate::fleet) ticket: u64,
+}
+
+/// An adapter that a worker is reading.
+#[derive(Debug)]
+pub(super) struct AttachAttempt {
+    pub(super) name: String,
+    /// The request that waits for it; none for an adapter of the configuration.
+    pub(super) pending: Option<PendingAdapter>,
+    pub(super) since: Instant,
+}
+
+/// How a worker's plugins compare with those that a new one would get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PluginFreshness {
+    /// They are the same.
+    Current,
+    /// There are more now, which it could offer after a new start.
+    Behind,
+    /// One of them was replaced or removed.
+    Outdated,
+}
+
+impl PendingAdapter {
+    pub(super) fn refuse(self, culprit: Culprit, failure: Failure) -> Effect {
+        Effect::Answer { ticket: self.ticket, answer: Err(culprit.of(failure)) }
+    }
+}
+
+impl WorkerState {
+    /// A worker that is about to be started.
+    pub(super) fn new(serial: u64, model: usize, plugins: Vec<Arc<Plugin>>, jobs_max: usize, now: Instant) -> Self {
+        Self {
+            serial,
+            model,
+            pid: None,
+            plugins,
+            bytes: 0,
+            adapter_bytes: 0,
+            jobs: HashSet::new(),
+            jobs_max,
+            attaching: BTreeMap::new(),
+            attempts: 0,
+            refused: HashMap::new(),
+            progress: None,
+            loaded: None,
+            stats: None,
+            draining: false,
+            used: 0,
+            used_at: now,
+            progressed_at: now,
+        }
+    }
+
+    pub(super) fn send(&self, command: Command) -> Effect {
+        Effect::Send { serial: self.serial, command }
+    }
+
+    pub(super) fn kill(&self, code: FailureCode, why: &str) -> Effect {
+        Effect::Kill { serial: self.serial, reason: Failure::new(code, why) }
+    }
+
+    /// Takes a job on, unless it has too many or does not have the job's adapter.
+    pub(super) fn submit(&mut self, WaitingJob { job, adapter, .. }: WaitingJob) -> Effect {
+        if self.jobs.len() >= self.jobs_max {
+            let message = format!("{} jobs run or wait at this model's worker", self.jobs_max);
+            let failure = Failure::new(FailureCode::Busy, message).with_help("try again later");
+            return Effect::Fail { job, failure };
+        }
+        if let Some(failure) = adapter.and_then(|adapter| self.refused.get(&adapter)) {
+            return Effect::Fail { job, failure: failure.clone() };
+        }
+        self.jobs.insert(job);
+        Effect::Submit { serial: self.serial, job }
+    }
+
+    /// Ends every pending adapter with this failure.
+    pub(super) fn refuse_attachments(&mut self, failure: &Failure, effects: &mut Vec<Effect>) {
+        let pending = mem::take(&mut self.attaching).into_values().filter_map(|attempt| attempt.pending);
+        effects.extend(pending.map(|pending| pending.refuse(Culprit::Other, failure.clone())));
+    }
+
+    /// Has it read an adapter.
+    pub(super) fn attach(
+        &mut self,
+        name: String,
+        location: Location,
+        pending: Option<PendingAdapter>,
+        now: Instant,
+    ) -> Effect {
+        self.attempts += 1;
+        self.attaching.insert(self.attempts, AttachAttempt { name: name.clone(), pending, since: now });
+        self.send(Command::Attach { attempt: self.attempts, name, location })
+    }
+
+    /// Has it forget an adapter that was taken away, whether it has that or is still reading it.
+    pub(super) fn detach(&mut self, name: &str) -> Effect {
+        self.attaching.retain(|_, attempt| attempt.name != name);
+        self.refused.remove(name);
+        self.send(Command::Detach { name: name.to_owned() })
+    }
+
+    /// Waits no longer for adapters that have been read for as long as `patience`: their format hangs.
+    pub(super) fn refuse_hung_attachments(&mut self, patience: Duration, now: Instant, effects: &mut Vec<Effect>) {
+        let hung: Vec<_> = self.attaching.extract_if(.., |_, attempt| now >= attempt.since + patience).collect();
+        for (_, AttachAttempt { name, pending, .. }) in hung {
+            let message = format!("adapter '{name}': its format did not come back from reading it");
+            let failure = Failure::new(FailureCode::Stalled, message).with_help("replace its plugin");
+            effects.push(self.send(Command::Detach { name: name.clone() }));
+            match pending {
+                Some(pending) => effects.push(pending.refuse(Culprit::Other, failure)),
+                None => drop(self.refused.insert(name, failure)),
+            }
+        }
+    }
+
+    /// Asks it to finish what it has and to end. It waits for no adapter any more, as no request will name one here: those
+    /// that are on their way to the model are given back for its next worker.
+    #[must_use]
+    pub(super) fn drain(&mut self, now: Instant, effects: &mut Vec<Effect>) -> Vec<PendingAdapter> {
+        if !self.draining {
+            (self.draining, self.progressed_at) = (true, now);
+            effects.push(self.send(Command::Drain));
+        }
+        mem::take(&mut self.attaching).into_values().filter_map(|attempt| attempt.pending).collect()
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && self.attaching.is_empty()
+    }
+
+    pub(super) fn resident(&self) -> Resident {
+        let idle = self.is_idle() && !self.draining && self.loaded.is_some();
+        Resident { serial: self.serial, bytes: self.bytes, idle, used: self.used }
+    }
+
+    pub(super) fn freshness(&self, catalogue: &Catalogue) -> PluginFreshness {
+        let has =
+            |plugins: &[Arc<Plugin>], plugin: &Arc<Plugin>| plugins.iter().any(|known| Arc::ptr_eq(known, plugin));
+        if !self.plugins.iter().all(|plugin| has(catalogue.plugins(), plugin)) {
+            return PluginFreshness::Outdated;
+        }
+        let mut offered = catalogue.samplers().into_iter().chain(catalogue.adapter_formats());
+        if offered.all(|(_, plugin)| has(&self.plugins, &plugin)) {
+            PluginFreshness::Current
+        } else {
+            PluginFreshness::Behind
+        }
+    }
+
+    /// When it has to be ended, if it does not move until then.
+    pub(super) fn deadline(&self, load: Duration, drain: Duration) -> Option<Instant> {
+        match (self.draining, &self.loaded) {
+            (true, _) if self.is_idle() => Some(self.progressed_at + drain),
+            (false, None) => Some(self.progressed_at + load),
+            (false, Some(_)) => self.attaching.values().map(|attempt| attempt.since + load).min(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! A thread for the code of samplers, which is foreign and may not return. Nothing can interrupt it, so a call that exceeds
+//! its deadline is left behind with its thread, and the calls that wait go on in a new one.
+//!
+//! A thread that was left behind runs at the lowest priority there is. Its sampler is barred, so that a worker leaves at most
+//! one thread behind for each of its samplers.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use pensieve_protocol::job::{Failure, FailureCode};
+
+/// A sampler's name, and whether it has broken its deadline.
+#[derive(Debug)]
+pub struct SamplerName {
+    pub name: String,
+    barred: AtomicBool,
+}
+
+/// What runs on the thread. It says which sampler's code it is about to enter.
+pub type Call = Box<dyn FnOnce(&dyn Fn(&Arc<SamplerName>)) + Send>;
+
+/// A call that was left behind, and the sampler that it is in.
+pub struct Overdue {
+    pub id: u64,
+    pub sampler: Arc<SamplerName>,
+}
+
+/// The thread, which is started by the first call.
+pub struct SamplerThread {
+    deadline: Duration,
+    desk: Option<Arc<Desk>>,
+}
+
+/// What the engine's thread and one sampler thread share.
+#[derive(Default)]
+struct Desk {
+    state: Mutex<State>,
+    queued: Condvar,
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<(u64, Call)>,
+    busy: bool,
+    /// The call that runs, the sampler whose code it is in, and since when.
+    entered: Option<(u64, Arc<SamplerName>, Instant)>,
+    /// There are no more calls for this thread.
+    closed: bool,
+    #[cfg(target_os = "linux")]
+    thread: Option<u32>,
+}
+
+impl SamplerName {
+    pub fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), barred: AtomicBool::new(false) })
+    }
+
+    /// An error if the sampler has broken its deadline before.
+    pub fn check(&self) -> Result<(), Failure> {
+        if !self.barred.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let message = format!("sampling stage '{}' is barred, as it has exceeded its deadline before", self.name);
+        Err(Failure::new(FailureCode::Plugin, message).with_help("leave it out, or replace its plugin"))
+    }
+}
+
+impl Overdue {
+    /// What the request that it belongs to ends with.
+    pub fn failure(&self, deadline: Duration) -> Failure {
+        let (name, limit) = (&self.sampler.name, deadline.as_secs_f32());
+        let message = format!("sampling stage '{name}' did not end within {limit} s, and is barred from now on");
+        Failure::new(FailureCode::Stalled, message).with_help("this is a defect of the plugin; tell its author")
+    }
+}
+
+impl SamplerThread {
+    /// A thread whose calls may spend so long in each sampler's code.
+    pub fn new(deadline: Duration) -> Self {
+        Self { deadline, desk: None }
+    }
+
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Has a call made, after those that were given before. Where the system has no thread to give it is made here.
+    pub fn call(&mut self, id: u64, call: Call) {
+        let desk = self.desk.get_or_insert_with(Desk::start);
+        let mut state = lock(&desk.state);
+        if state.closed {
+            drop(state);
+            return call(&|_| ());
+        }
+        state.queue.push_back((id, call));
+        drop(state);
+        desk.queued.notify_one();
+    }
+
+    /// Waits until all calls are made or left behind, and answers those that were left behind.
+    pub fn wait(&mut self) -> Vec<Overdue> {
+        let mut overdue = Vec::new();
+        while let Some(desk) = self.desk.clone() {
+            let mut state = lock(&desk.state);
+            while state.busy || !state.queue.is_empty() {
+                let left = match &state.entered {
+                    Some((_, _, since)) => self.deadline.saturating_sub(since.elapsed()),
+                    // Nothing foreign runs yet.
+                    None => self.deadline,
+                };
+                if left.is_zero() {
+                    break;
+                }
+                state = desk.idle.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            let Some((id, sampler, _)) = state.entered.take().filter(|_| state.busy) else { break };
+            state.closed = true;
+            state.yield_to_others();
+            sampler.barred.store(true, Ordering::Relaxed);
+            overdue.push(Overdue { id, sampler });
+            self.desk = None;
+            for (id, call) in std::mem::take(&mut state.queue) {
+                self.call(id, call);
+            }
+        }
+        overdue
+    }
+}
+
+impl Drop for SamplerThread {
+    fn drop(&mut self) {
+        if let Some(desk) = &self.desk {
+            lock(&desk.state).closed = true;
+            desk.queued.notify_one();
+        }
+    }
+}
+
+impl Desk {
+    fn start() -> Arc<Self> {
+        let desk = Arc::new(Self::default());
+        let shared = desk.clone();
+        let started = thread::Builder::new().name("samplers".to_owned()).spawn(move || shared.run());
+        lock(&desk.state).closed = started.is_err();
+        desk
+    }
+
+    fn run(&self) {
+        let mut state = lock(&self.state);
+        state.remember_thread();
+        while !state.closed {
+            let Some((id, call)) = state.queue.pop_front() else {
+                state = self.queued.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.busy = true;
+            drop(state);
+            call(&|sampler| {
+                let mut state = lock(&self.state);
+                // One that was left behind and goes on all the same is of no interest any more.
+                if !state.closed {
+                    state.entered = Some((id, sampler.clone(), Instant::now()));
+                }
+            });
+            state = lock(&self.state);
+            (state.busy, state.entered) = (false, None);
+            if state.queue.is_empty() {
+                self.idle.notify_one();
+            }
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl State {
+    fn remember_thread(&mut self) {
+        // SAFETY: the call takes nothing and cannot fail.
+        self.thread = u32::try_from(unsafe { libc::gettid() }).ok();
+    }
+
+    /// Leaves the processor to every other thread that wants it.
+    fn yield_to_others(&self) {
+        const LOWEST: i32 = 19;
+        if let Some(thread) = self.thread {
+            // SAFETY: the call takes plain numbers; a process may lower the priority of its own threads.
+            unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, LOWEST) };
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+impl State {
+    fn remember_thread(&mut self) {}
+
+    /// Other systems change the priority of whole processes alone.
+    fn yield_to_others(&self) {}
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_call_that_does_not_return_is_left_behind_and_the_others_are_made() {
+        let mut thread = SamplerThread::new(Duration::from_millis(200));
+        let (good, bad) = (SamplerName::new("good"), SamplerName::new("bad"));
+        let (sender, made) = channel();
+        let (release, held) = channel::<()>();
+        let mut held = Some(held);
+        for id in 0..5 {
+            let (sender, sampler) = (sender.clone(), if id == 2 { bad.clone() } else { good.clone() });
+            let held = held.take_if(|_| id == 2);
+            let call = move |enter: &dyn Fn(&Arc<SamplerName>)| {
+                enter(&sampler);
+                if let Some(held) = held {
+                    let _ = held.recv();
+                }
+                sender.send(id).unwrap();
+            };
+            thread.call(id, Box::new(call));
+        }
+        let overdue = thread.wait();
+        assert_eq!(overdue.iter().map(|call| (call.id, &*call.sampler.name)).collect::<Vec<_>>(), [(2, "bad")]);
+        assert_eq!(made.try_iter().collect::<Vec<_>>(), [0, 1, 3, 4]);
+        assert!(good.check().is_ok());
+        assert!(bad.check().unwrap_err().message.contains("'bad' is barred"));
+        // It may return at last, and disturbs nothing.
+        drop(release);
+        assert_eq!(made.recv().unwrap(), 2);
+        thread.call(5, Box::new(move |_| sender.send(5).unwrap()));
+        assert!(thread.wait().is_empty());
+        assert_eq!(made.try_iter().collect::<Vec<_>>(), [5]);
+    }
+}
