@@ -2,10 +2,10 @@
 
 use abi_stable::{
     StableAbi, sabi_trait,
-    std_types::{RBox, ROption, RResult, RSliceMut, RStr, RString, RVec},
+    std_types::{RBox, ROption, RResult, RStr, RString, RVec},
 };
 
-use crate::{AdapterData, Batch, Extension, PluginError, ServicesArc};
+use crate::{AdapterData, Batch, CacheGroup, Extension, Outputs, PluginError, ServicesArc};
 
 /// Where a checkpoint lies.
 #[repr(C)]
@@ -27,22 +27,10 @@ pub struct LoadRequest<'a> {
     pub device: RStr<'a>,
     /// The longest sequence, in tokens; 0 for the card's.
     pub context: u32,
-    /// How many bytes the KV blocks, or the states of all sequences, may take.
+    /// How many bytes the blocks and slots of all groups may take; the model divides them among its groups.
     pub state_bytes: u64,
     /// How many CPU threads may compute; 0 for the machine's cores.
     pub threads: u32,
-}
-
-/// How a model remembers a sequence.
-#[repr(transparent)]
-#[derive(StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateKind(pub u32);
-
-impl StateKind {
-    /// In blocks of tokens that the host deals out, shares and reclaims.
-    pub const PAGED: Self = Self(0);
-    /// In a state of its own, named by the sequence's id: recurrent models, wrapped models.
-    pub const PER_SEQUENCE: Self = Self(1);
 }
 
 /// What a host knows of a checkpoint that is not loaded: enough to route, to count tokens and to plan memory.
@@ -55,14 +43,14 @@ pub struct Card {
     pub vocabulary: u32,
     /// The longest sequence that the checkpoint was made for.
     pub context: u32,
-    /// How it remembers sequences.
-    pub state: StateKind,
-    /// Paged models: tokens in a block; 0 otherwise.
+    /// Tokens from one border of the caches' grid to the next, at least 1: the length of a block.
     pub block_tokens: u32,
-    /// Bytes of one block over all layers.
-    pub block_bytes: u64,
-    /// Bytes of one sequence's state, for per-sequence models.
-    pub sequence_bytes: u64,
+    /// How it remembers sequences, group by group.
+    pub caches: RVec<CacheGroup>,
+    /// The most candidates that a row of [`crate::Output::CANDIDATES`] can have; 0 for a model that makes none.
+    pub candidates: u32,
+    /// The length of a row of [`crate::Output::HIDDEN`]; 0 for a model that gives none.
+    pub hidden: u32,
     /// Bytes of scratch that one token of a batch needs.
     pub token_bytes: u64,
     /// Bytes of the weights once loaded.
@@ -96,12 +84,11 @@ pub struct Resident {
     /// Bytes of weights there, those of attached adapters included: a host learns an adapter's size by asking before and
     /// after.
     pub weight_bytes: u64,
-    /// Bytes of blocks or sequence states there.
+    /// Bytes of blocks, slots or opaque states there.
     pub state_bytes: u64,
-    /// How many blocks there are: ids run from 0 up to this. 0 for per-sequence models.
-    pub blocks: u32,
-    /// How many sequences may live at once; 0 for as many as there are blocks.
-    pub sequences: u32,
+    /// For each group of the card, in its order: how many blocks or slots there are, whose ids run from 0 up to this; of an
+    /// opaque group how many sequences may live at once, and 0 for as many as memory holds.
+    pub places: RVec<u32>,
     /// The longest sequence, in tokens.
     pub context: u32,
 }
@@ -128,10 +115,10 @@ pub trait Model: Send {
     /// `[engine thread, loaded]` What it occupies.
     fn resident(&self) -> Resident;
 
-    /// `[engine thread, loaded]` Computes one step. `logits` has room for exactly the wanted rows, `vocabulary` values each, in
-    /// the order of the spans and of the tokens within them. Batch and logits belong to the host. A batch that breaks
-    /// the rules of [`Batch`] is [`crate::ErrorCode::INVALID`], and changes no sequence.
-    fn forward(&mut self, batch: &Batch<'_>, logits: RSliceMut<'_, f32>) -> RResult<(), PluginError>;
+    /// `[engine thread, loaded]` Computes one step. `outputs` has room for exactly the wanted rows, in the order of the spans and
+    /// of the tokens within them. Batch and outputs belong to the host. A batch that breaks the rules of [`Batch`] is
+    /// [`crate::ErrorCode::INVALID`], and changes no sequence.
+    fn forward(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> RResult<(), PluginError>;
 
     /// `[engine thread, loaded]` Takes in an adapter, which the model copies, and names it by an id other than
     /// [`crate::NO_ADAPTER`]. An adapter that does not fit is an error that names the tensor.
@@ -140,7 +127,8 @@ pub trait Model: Send {
     /// `[engine thread, loaded]` Drops an adapter. The host has no sequence left that uses it.
     fn detach(&mut self, adapter: u32) -> RResult<(), PluginError>;
 
-    /// `[engine thread, loaded]` Forgets a sequence; one that it does not know is no error. Blocks are the host's to reuse.
+    /// `[engine thread, loaded]` Forgets what it keeps under a sequence's id; one that it does not know is no error. Blocks and
+    /// slots are the host's to reuse.
     fn release(&mut self, sequence: u64);
 
     /// `[engine thread, loaded]` An ability beyond contract 1. The functions of its table take this object first.

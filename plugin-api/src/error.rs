@@ -16,7 +16,7 @@ impl ErrorCode {
     pub const CORRUPT: Self = Self(2);
     /// Well formed, but this provider cannot do it.
     pub const UNSUPPORTED: Self = Self(3);
-    /// This architecture does not want the checkpoint, or this format the adapter: the next claimant is asked.
+    /// This provider does not want the checkpoint or the adapter: the next one that claims it is asked.
     pub const DECLINED: Self = Self(4);
     /// Something named is not there.
     pub const NOT_FOUND: Self = Self(5);

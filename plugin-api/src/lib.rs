@@ -1,6 +1,6 @@
 //! The contract between the Pensieve host and its plugins: this crate is the specification, and its types are the only
 //! thing that both sides share. It knows `abi_stable` and nothing else; no tensor and no candle type crosses, only plain
-//! data: token ids, positions, block ids, logits, JSON text.
+//! data: token ids, positions, ids of blocks and slots, rows of numbers, JSON text.
 //!
 //! # The rules
 //!
@@ -38,6 +38,7 @@
 mod adapter;
 mod architecture;
 mod batch;
+mod cache;
 mod entry;
 mod error;
 pub mod ext;
@@ -51,9 +52,9 @@ pub use abi_stable;
 pub use adapter::{AdapterBox, AdapterData, AdapterFormat, AdapterFormat_TO, LowRankPair};
 pub use architecture::{
     Architecture, Architecture_TO, ArchitectureBox, Card, LoadRequest, Model, Model_TO, ModelBox, Resident, Source,
-    StateKind,
 };
-pub use batch::{Batch, NO_ADAPTER, Span, Want};
+pub use batch::{Batch, NO_ADAPTER, Output, Outputs, Span, Want};
+pub use cache::{CacheGroup, CacheKind, CacheTable, Checkpoint, VACANT};
 pub use entry::{Claim, Manifest, PluginModule, PluginModule_Ref, Version, header};
 pub use error::{ErrorCode, PluginError};
 pub use ext::Extension;

@@ -47,7 +47,8 @@ pub trait Sampler: Send + Sync {
 #[sabi_trait]
 pub trait Stage: Send {
     /// `[engine thread, loaded]` Narrows or reweighs the candidates, or picks one of them, which ends the chain. A chain that ends
-    /// without a pick takes the candidate with the highest logit.
+    /// without a pick takes the candidate with the highest logit. A host gives a stage a deadline: one that does not return in
+    /// time ends its sequence with its name, is never called again, and is not dropped.
     #[sabi(last_prefix_field)]
     fn sample(&mut self, candidates: &mut Candidates<'_>, history: History<'_>) -> RResult<ROption<u32>, PluginError>;
 }

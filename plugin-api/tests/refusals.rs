@@ -2,10 +2,11 @@
 //! and the law must name it: so each wrong batch that the law tries breaks a rule that nothing else refuses.
 
 use pensieve_plugin_api::{
-    AdapterData, Batch, ErrorCode, Extension, Model, Model_TO, ModelBox, NO_ADAPTER, PluginError, Resident, Span,
+    AdapterData, Batch, CacheGroup, CacheKind, ErrorCode, Extension, Model, Model_TO, ModelBox, NO_ADAPTER, Outputs,
+    PluginError, Resident, Span,
     abi_stable::{
         sabi_trait::TD_Opaque,
-        std_types::{ROption, RResult, RSliceMut, RStr},
+        std_types::{ROption, RResult, RStr},
     },
     laws::{Options, Outcome, Progress, Report, Shape, check},
 };
@@ -15,7 +16,7 @@ const VOCABULARY: usize = 11;
 const CONTEXT: u32 = 128;
 const BLOCKS: u32 = 64;
 
-/// A bigram: every token's logits follow from the token. `BLOCK` tokens in a block; 0 for a state per sequence.
+/// A bigram: every token's logits follow from the token. `BLOCK` tokens in a block; 0 for an opaque model.
 struct Bigram<const BLOCK: u32> {
     unchecked: &'static str,
     code: ErrorCode,
@@ -42,14 +43,16 @@ impl<const BLOCK: u32> Bigram<BLOCK> {
             rule("adapter", span.adapter == NO_ADAPTER);
             rows += u64::from(span.want.rows(span.len).unwrap_or(0));
             next = start + len;
+            rule("tables", span.caches.len() == 1);
+            let Some(blocks) = span.caches.first().map(|table| table.blocks.as_slice()) else { continue };
             if BLOCK == 0 {
-                rule("blocks", span.blocks.is_empty());
+                rule("blocks", blocks.is_empty());
                 continue;
             }
             let needed = end.div_ceil(u64::from(BLOCK)) as usize;
-            rule("short", span.blocks.len() >= needed.min(1000));
-            rule("range", span.blocks.iter().take(needed).all(|&block| block < BLOCKS));
-            let own: HashSet<u32> = span.blocks.iter().copied().take(needed).skip((past / BLOCK) as usize).collect();
+            rule("short", blocks.len() >= needed.min(1000));
+            rule("range", blocks.iter().take(needed).all(|&block| block < BLOCKS));
+            let own: HashSet<u32> = blocks.iter().copied().take(needed).skip((past / BLOCK) as usize).collect();
             own.into_iter().for_each(|block| rule("shared", writes.insert(block)));
         }
         rule("rest", next >= batch.tokens.len() as u64);
@@ -64,17 +67,17 @@ impl<const BLOCK: u32> Bigram<BLOCK> {
 
 impl<const BLOCK: u32> Model for Bigram<BLOCK> {
     fn resident(&self) -> Resident {
-        let blocks = if BLOCK == 0 { 0 } else { BLOCKS };
+        let places = vec![if BLOCK == 0 { 0 } else { BLOCKS }].into();
         let (device, note) = ("cpu".into(), "".into());
-        Resident { device, note, weight_bytes: 0, state_bytes: 0, blocks, sequences: 0, context: CONTEXT }
+        Resident { device, note, weight_bytes: 0, state_bytes: 0, places, context: CONTEXT }
     }
 
-    fn forward(&mut self, batch: &Batch<'_>, mut logits: RSliceMut<'_, f32>) -> RResult<(), PluginError> {
-        let faults = self.faults(batch, logits.len());
+    fn forward(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> RResult<(), PluginError> {
+        let faults = self.faults(batch, outputs.logits.len());
         if !faults.is_empty() {
             return RResult::RErr(PluginError::new(self.code, faults.join(", ")));
         }
-        let mut rows = logits.chunks_exact_mut(VOCABULARY);
+        let mut rows = outputs.logits.chunks_exact_mut(VOCABULARY);
         for span in batch.spans.as_slice() {
             let end = span.start.saturating_add(span.len) as usize;
             let wanted = span.want.rows(span.len).unwrap_or(0) as usize;
@@ -100,10 +103,15 @@ impl<const BLOCK: u32> Model for Bigram<BLOCK> {
     }
 }
 
+fn shape(kind: CacheKind) -> Shape {
+    let caches = vec![CacheGroup { kind, window: 0, bytes: 0 }];
+    Shape { vocabulary: VOCABULARY as u32, block_tokens: 8, caches, candidates: 0, hidden: 0 }
+}
+
 fn report<const BLOCK: u32>(unchecked: &'static str, code: ErrorCode) -> Report {
     let mut model: ModelBox = Model_TO::from_value(Bigram::<BLOCK> { unchecked, code }, TD_Opaque);
-    let shape = Shape { vocabulary: VOCABULARY as u32, block_tokens: BLOCK };
-    check(&mut model, shape, &Options::default(), &mut |_| {})
+    let kind = if BLOCK == 0 { CacheKind::OPAQUE } else { CacheKind::TOKENS };
+    check(&mut model, shape(kind), &Options::default(), &mut |_| {})
 }
 
 #[track_caller]
@@ -146,11 +154,13 @@ fn each_rule_that_is_not_checked_is_named() {
         ("range", "a block id beyond the last: accepted"),
         ("range", "block 4294967295: accepted"),
         ("shared", "two sequences that write to one block: accepted"),
+        ("tables", "a table too few: accepted"),
+        ("tables", "a table too many: accepted"),
     ];
     for (rule, phrase) in rules {
         assert_names(&report::<8>(rule, ErrorCode::INVALID), phrase);
     }
-    assert_names(&report::<0>("blocks", ErrorCode::INVALID), "blocks for a model without blocks: accepted");
+    assert_names(&report::<0>("blocks", ErrorCode::INVALID), "blocks for an opaque model: accepted");
 }
 
 #[test]
@@ -162,8 +172,7 @@ fn a_refusal_with_another_code_is_named() {
 fn each_law_is_announced_before_it_is_tried_and_told_after() {
     let mut model: ModelBox = Model_TO::from_value(Bigram::<8> { unchecked: "", code: ErrorCode::INVALID }, TD_Opaque);
     let mut announced = Vec::new();
-    let shape = Shape { vocabulary: VOCABULARY as u32, block_tokens: 8 };
-    let report = check(&mut model, shape, &Options::default(), &mut |progress| {
+    let report = check(&mut model, shape(CacheKind::TOKENS), &Options::default(), &mut |progress| {
         announced.push(match progress {
             Progress::Tries(law) => (law.to_owned(), false),
             Progress::Found(verdict) => (verdict.law.to_owned(), true),

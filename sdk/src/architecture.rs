@@ -4,7 +4,7 @@
 //! model's own [`Resident`]: ids, lengths, block tables and the room for logits are right, so that an author need not.
 //! Most authors do not write a `Model` at all: `nn::Paged` makes one out of a decoder.
 
-use crate::{AdapterData, Error, Merged, Result, Services};
+use crate::{AdapterData, Batch, Error, Merged, Outputs, Result, Services};
 use std::path::{Path, PathBuf};
 
 /// A model family.
@@ -48,7 +48,14 @@ pub trait Model: Send {
     /// Computes one step: the new tokens of every span. `logits` holds the wanted rows, in order.
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()>;
 
-    /// Forgets a sequence; one it does not know is no error. Paged models that keep nothing per sequence do nothing.
+    /// Computes one step of which rows are wanted that are not all logits. A model that leaves this as it is has its candidates
+    /// chosen out of its logits, and gives no hidden rows.
+    fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
+        outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits))
+    }
+
+    /// Forgets what it keeps under a sequence's id; one it does not know is no error. A model whose caches are all in blocks
+    /// and slots does nothing.
     fn release(&mut self, sequence: u64);
 
     /// Takes in an adapter and names it by an id above 0.
@@ -73,17 +80,17 @@ pub trait Model: Send {
     }
 }
 
-/// Copies blocks out of a paged model's memory and back.
+/// Copies blocks and slots out of a model's memory and back. Groups and ids are in range.
 pub trait KvTransfer {
-    /// The length of an exported block.
-    fn block_bytes(&self) -> usize;
-    /// Copies block `block`, which is in range, into `bytes`, which has that length.
-    fn export(&self, block: u32, bytes: &mut [u8]) -> Result<()>;
-    /// Overwrites block `block`, which is in range, with `bytes`, which has that length.
-    fn import(&mut self, block: u32, bytes: &[u8]) -> Result<()>;
+    /// The length of an exported block or slot of a group.
+    fn bytes(&self, group: usize) -> usize;
+    /// Copies block or slot `id` into `bytes`, which has that length.
+    fn export(&self, group: usize, id: u32, bytes: &mut [u8]) -> Result<()>;
+    /// Overwrites block or slot `id` with `bytes`, which has that length.
+    fn import(&mut self, group: usize, id: u32, bytes: &[u8]) -> Result<()>;
 }
 
-/// Copies the state of whole sequences of a per-sequence model.
+/// Copies whole sequences of an opaque model.
 pub trait SequenceState {
     /// Makes `to`, a new sequence, equal to `from`.
     fn fork(&mut self, from: u64, to: u64) -> Result<()>;
@@ -118,27 +125,47 @@ pub struct LoadRequest {
     pub device: String,
     /// The longest sequence, in tokens; 0 for the card's.
     pub context: u32,
-    /// How many bytes blocks or sequence states may take.
+    /// How many bytes the blocks and slots of all groups may take.
     pub state_bytes: u64,
     /// How many CPU threads may compute; 0 for the machine's cores.
     pub threads: u32,
 }
 
-/// How a model remembers a sequence.
+/// How a group of layers remembers. A model has one opaque group, or any number of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StateKind {
-    /// In blocks of `tokens` tokens, `bytes` each over all layers, that the host deals out.
-    Paged {
-        /// Tokens in a block.
+pub enum Cache {
+    /// In blocks of tokens that the host deals out, `bytes` each over all layers of the group.
+    Tokens {
+        /// Bytes of a block.
+        bytes: u64,
+    },
+    /// In such blocks, of which a token reads the last `tokens` tokens, its own included.
+    Window {
+        /// Tokens that a token reads.
         tokens: u32,
         /// Bytes of a block.
         bytes: u64,
     },
-    /// In a state of its own, of `bytes` bytes.
-    PerSequence {
-        /// Bytes of one sequence's state, at the length of the card's context if it grows.
+    /// In slots that the host deals out; each holds the whole past up to one token.
+    State {
+        /// Bytes of a slot.
         bytes: u64,
     },
+    /// By itself, under the sequence's id.
+    Opaque {
+        /// Bytes of one sequence, at the card's context if it grows.
+        bytes: u64,
+    },
+}
+
+impl Cache {
+    /// How many of a sequence's first blocks a step after `past` tokens does not read.
+    pub fn blocks_behind(self, past: usize, block_tokens: usize) -> usize {
+        match self {
+            Self::Window { tokens, .. } => (past + 1).saturating_sub(tokens as usize) / block_tokens.max(1),
+            _ => 0,
+        }
+    }
 }
 
 /// What a host knows of a checkpoint that is not loaded.
@@ -150,8 +177,12 @@ pub struct Card {
     pub vocabulary: u32,
     /// The longest sequence that the checkpoint was made for.
     pub context: u32,
-    /// How it remembers sequences.
-    pub state: StateKind,
+    /// Tokens in a block: the grid of all caches.
+    pub block_tokens: u32,
+    /// How it remembers sequences, group by group.
+    pub caches: Vec<Cache>,
+    /// The length of a row of [`Output::Hidden`](crate::Output::Hidden); 0 for a model that gives none.
+    pub hidden: u32,
     /// Bytes of scratch that one token of a batch needs.
     pub token_bytes: u64,
     /// Bytes of the weights once loaded.
@@ -183,94 +214,17 @@ pub struct Resident {
     pub note: String,
     /// Bytes of weights there, those of attached adapters included.
     pub weight_bytes: u64,
-    /// Bytes of blocks or sequence states there.
+    /// Bytes of blocks, slots or opaque states there.
     pub state_bytes: u64,
     /// The length of a row of logits.
     pub vocabulary: u32,
+    /// The length of a hidden row; 0 for none.
+    pub hidden: u32,
     /// The longest sequence, in tokens.
     pub context: u32,
-    /// How sequences are remembered, and how many.
-    pub capacity: Capacity,
-}
-
-/// How many sequences or blocks a loaded model has room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capacity {
-    /// `blocks` blocks of `tokens` tokens.
-    Blocks {
-        /// How many; ids run from 0 up to this.
-        blocks: u32,
-        /// Tokens in each.
-        tokens: u32,
-    },
-    /// This many sequences; 0 for no limit but memory.
-    Sequences(u32),
-}
-
-/// For which tokens of a span the host wants logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
-    /// For none.
-    None,
-    /// For the last.
-    Last,
-    /// For all.
-    All,
-}
-
-impl Want {
-    /// How many rows of logits a span of `len` tokens yields.
-    pub fn rows(self, len: usize) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Last => len.min(1),
-            Self::All => len,
-        }
-    }
-}
-
-/// One step: the new tokens of many sequences, checked.
-#[derive(Clone, Debug)]
-pub struct Batch<'a> {
-    /// All new tokens.
-    pub tokens: &'a [u32],
-    /// Their positions.
-    pub positions: &'a [u32],
-    /// The sequences that they belong to; they tile `tokens` in order.
-    pub spans: Vec<Span<'a>>,
-}
-
-/// The new tokens of one sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct Span<'a> {
-    /// The sequence's name.
-    pub sequence: u64,
-    /// The index of its first new token in the batch.
-    pub start: usize,
-    /// How many new tokens; at least one.
-    pub len: usize,
-    /// How many tokens of it the model has already seen. A per-sequence model compares it with its own count and refuses
-    /// what does not follow, with [`Error::invalid`].
-    pub past: usize,
-    /// For which tokens logits are wanted.
-    pub want: Want,
-    /// The adapter's id; 0 for none.
-    pub adapter: u32,
-    /// Its strength.
-    pub adapter_scale: f32,
-    /// Its blocks, enough for `past + len` tokens; empty for per-sequence models.
-    pub blocks: &'a [u32],
-}
-
-impl Batch<'_> {
-    /// The indices of the tokens whose logits are wanted, in order.
-    pub fn wanted(&self) -> Vec<u32> {
-        let mut rows = Vec::new();
-        for span in &self.spans {
-            let end = span.start + span.len;
-            // Token counts of a batch arrived as u32.
-            rows.extend((end - span.want.rows(span.len)..end).map(|row| row as u32));
-        }
-        rows
-    }
+    /// Tokens in a block.
+    pub block_tokens: u32,
+    /// The groups of the card, and how many blocks or slots of each there are; of an opaque group how many sequences may live
+    /// at once, and 0 for no limit but memory.
+    pub caches: Vec<(Cache, u32)>,
 }

@@ -25,8 +25,9 @@ pub use parts::Parts;
 pub use serde_json::json;
 
 use crate::{
-    Architecture, Capacity, Card, Error, Level, LoadRequest, Model, Resident, Result, Services, Source, StateKind,
+    Architecture, Cache, Card, Error, Level, LoadRequest, Model, Resident, Result, Services, Source,
     nn::{
+        BLOCK_TOKENS,
         device::{self, Chosen},
         facts,
     },
@@ -245,7 +246,9 @@ impl<W: Wrapped> Architecture for Bridge<W> {
             architecture: W::NAME.into(),
             vocabulary: narrow(shape.vocabulary),
             context: narrow(shape.context),
-            state: StateKind::PerSequence { bytes: shape.state_bytes(shape.context) },
+            block_tokens: BLOCK_TOKENS as u32,
+            caches: vec![Cache::Opaque { bytes: shape.state_bytes(shape.context) }],
+            hidden: 0,
             token_bytes: shape.scratch_bytes(),
             weight_bytes: weight_bytes(&checkpoint),
             tokenizer: tokenizer.json,
@@ -302,6 +305,8 @@ fn resident(chosen: &Chosen, shape: &Shape, context: usize, sequences: u32, weig
         state_bytes: shape.state_bytes(context).saturating_mul(u64::from(sequences)),
         vocabulary: u32::try_from(shape.vocabulary).unwrap_or(u32::MAX),
         context: u32::try_from(context).unwrap_or(u32::MAX),
-        capacity: Capacity::Sequences(sequences),
+        hidden: 0,
+        block_tokens: BLOCK_TOKENS as u32,
+        caches: vec![(Cache::Opaque { bytes: shape.state_bytes(context) }, sequences)],
     }
 }

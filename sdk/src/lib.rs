@@ -23,6 +23,7 @@
 
 mod adapter;
 mod architecture;
+mod batch;
 #[cfg(feature = "bridge")]
 pub mod bridge;
 mod error;
@@ -30,6 +31,7 @@ mod error;
 pub mod export;
 #[cfg(feature = "nn")]
 pub mod nn;
+mod outputs;
 mod plugin;
 pub mod sampler;
 mod services;
@@ -39,10 +41,9 @@ pub mod testing;
 pub mod weights;
 
 pub use adapter::{AdapterData, AdapterFormat, LowRankPair, Merged};
-pub use architecture::{
-    Architecture, Batch, Capacity, Card, KvTransfer, LoadRequest, Model, Resident, SequenceState, Source, Span,
-    StateKind, Want,
-};
+pub use architecture::{Architecture, Cache, Card, KvTransfer, LoadRequest, Model, Resident, SequenceState, Source};
+pub use batch::{Batch, Checkpoint, Output, Span, Table, VACANT, Want};
 pub use error::{Code, Error, Result};
+pub use outputs::{CandidateRows, Outputs};
 pub use plugin::Plugin;
 pub use services::{Level, Services};

@@ -5,12 +5,13 @@
 //! checkpoint, and:
 //!
 //! ```
-//! # use pensieve_sdk::{Batch, Capacity, Model, Resident, Result};
+//! # use pensieve_sdk::{Batch, Cache, Model, Resident, Result};
 //! # struct Constant;
 //! # impl Model for Constant {
 //! #     fn resident(&self) -> Resident {
-//! #         let (device, note, capacity) = ("cpu".into(), String::new(), Capacity::Blocks { blocks: 16, tokens: 8 });
-//! #         Resident { device, note, weight_bytes: 0, state_bytes: 0, vocabulary: 3, context: 64, capacity }
+//! #         let (device, note, caches) = ("cpu".into(), String::new(), vec![(Cache::Tokens { bytes: 0 }, 16)]);
+//! #         let (weight_bytes, state_bytes, vocabulary, hidden, context, block_tokens) = (0, 0, 3, 0, 64, 8);
+//! #         Resident { device, note, weight_bytes, state_bytes, vocabulary, hidden, context, block_tokens, caches }
 //! #     }
 //! #     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
 //! #         for (row, token) in logits.chunks_exact_mut(3).zip(batch.wanted()) {
@@ -27,7 +28,10 @@
 
 pub use pensieve_plugin_api::laws::{Options, Outcome, Reference, Report, Verdict};
 
-use crate::{Capacity, Model, export::export_model};
+use crate::{
+    Model,
+    export::{export_model, group},
+};
 use pensieve_plugin_api::laws;
 
 #[cfg(feature = "weights")]
@@ -44,8 +48,13 @@ pub fn conformance(model: Box<dyn Model>) -> Report {
 /// Tries every law with other texts, tolerances, or the logits of another implementation.
 pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
     let resident = model.resident();
-    let block_tokens = if let Capacity::Blocks { tokens, .. } = resident.capacity { tokens } else { 0 };
-    let shape = laws::Shape { vocabulary: resident.vocabulary, block_tokens };
+    let shape = laws::Shape {
+        vocabulary: resident.vocabulary,
+        block_tokens: resident.block_tokens,
+        caches: resident.caches.iter().map(|(cache, _)| group(cache)).collect(),
+        candidates: resident.vocabulary,
+        hidden: resident.hidden,
+    };
     match export_model(model) {
         Ok(mut model) => laws::check(&mut model, shape, options, &mut |_| {}),
         Err(error) => {

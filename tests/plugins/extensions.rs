@@ -75,13 +75,18 @@ extern "C" fn wrong_block_bytes(_model: RMut<'_, ()>) -> u32 {
     0
 }
 
-static RIGHT_TRANSFER: KvTransfer = KvTransfer { block_bytes, export, import };
+static RIGHT_TRANSFER: KvTransfer = KvTransfer { bytes, export, import };
 
-unsafe extern "C" fn block_bytes(_model: RMut<'_, ()>) -> u64 {
+unsafe extern "C" fn bytes(_model: RMut<'_, ()>, _group: u32) -> u64 {
     BLOCK_BYTES as u64
 }
 
-unsafe extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError> {
+unsafe extern "C" fn export(
+    model: RMut<'_, ()>,
+    _group: u32,
+    block: u32,
+    mut bytes: RSliceMut<'_, u8>,
+) -> RResult<(), PluginError> {
     if block != 0 || bytes.len() != BLOCK_BYTES {
         return RErr(PluginError::new(ErrorCode::INVALID, "one block of eight bytes"));
     }
@@ -89,7 +94,12 @@ unsafe extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMu
     ROk(())
 }
 
-unsafe extern "C" fn import(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
+unsafe extern "C" fn import(
+    model: RMut<'_, ()>,
+    _group: u32,
+    block: u32,
+    bytes: RSlice<'_, u8>,
+) -> RResult<(), PluginError> {
     if block != 0 || bytes.len() != BLOCK_BYTES {
         return RErr(PluginError::new(ErrorCode::INVALID, "one block of eight bytes"));
     }
@@ -110,10 +120,10 @@ impl api::Architecture for Later {
             architecture: "later".into(),
             vocabulary: VOCABULARY,
             context: 64,
-            state: api::StateKind::PAGED,
             block_tokens: 2,
-            block_bytes: BLOCK_BYTES as u64,
-            sequence_bytes: 0,
+            caches: vec![api::CacheGroup { kind: api::CacheKind::TOKENS, window: 0, bytes: BLOCK_BYTES as u64 }].into(),
+            candidates: 0,
+            hidden: 0,
             token_bytes: 0,
             weight_bytes: 0,
             tokenizer: "".into(),
@@ -151,14 +161,13 @@ impl api::Model for Loaded {
             note: if self.host_is_later { "a later host" } else { "a host of today" }.into(),
             weight_bytes: 0,
             state_bytes: BLOCK_BYTES as u64,
-            blocks: 1,
-            sequences: 0,
+            places: vec![1].into(),
             context: 2,
         }
     }
 
-    fn forward(&mut self, _batch: &api::Batch<'_>, mut logits: RSliceMut<'_, f32>) -> RResult<(), PluginError> {
-        for row in logits.chunks_exact_mut(VOCABULARY as usize) {
+    fn forward(&mut self, _batch: &api::Batch<'_>, outputs: &mut api::Outputs<'_>) -> RResult<(), PluginError> {
+        for row in outputs.logits.chunks_exact_mut(VOCABULARY as usize) {
             row.copy_from_slice(&[0.0, 0.0, 1.0, 0.0]);
         }
         ROk(())

@@ -8,8 +8,8 @@
 //! Its sampler `endless` never ends: neither picking a token nor, where its parameters say so, being made.
 
 use pensieve_sdk::{
-    AdapterData, AdapterFormat, Architecture, Batch, Capacity, Card, Error, KvTransfer, LoadRequest, LowRankPair,
-    Model, Plugin, Resident, Result, Services, Source, Span, StateKind,
+    AdapterData, AdapterFormat, Architecture, Batch, Cache, Card, Error, KvTransfer, LoadRequest, LowRankPair, Model,
+    Plugin, Resident, Result, Services, Source, Span,
     sampler::{Candidates, History, Sampler, Stage},
 };
 use std::{fs, path::Path, thread::sleep, time::Duration};
@@ -50,7 +50,9 @@ impl Architecture for Faults {
             architecture: self.name().into(),
             vocabulary: VOCABULARY,
             context: 32_768,
-            state: StateKind::Paged { tokens: BLOCK_TOKENS as u32, bytes: BLOCK_BYTES as u64 },
+            block_tokens: BLOCK_TOKENS as u32,
+            caches: vec![Cache::Tokens { bytes: BLOCK_BYTES as u64 }],
+            hidden: 0,
             token_bytes: 0,
             weight_bytes: 0,
             tokenizer: tokenizer(),
@@ -116,7 +118,9 @@ impl Model for Loaded {
             state_bytes: u64::from(blocks) * BLOCK_BYTES as u64,
             vocabulary: VOCABULARY,
             context: self.context,
-            capacity: Capacity::Blocks { blocks, tokens: BLOCK_TOKENS as u32 },
+            hidden: 0,
+            block_tokens: BLOCK_TOKENS as u32,
+            caches: vec![(Cache::Tokens { bytes: BLOCK_BYTES as u64 }, blocks)],
         }
     }
 
@@ -160,11 +164,11 @@ impl Model for Loaded {
 }
 
 impl KvTransfer for Loaded {
-    fn block_bytes(&self) -> usize {
+    fn bytes(&self, _group: usize) -> usize {
         BLOCK_BYTES
     }
 
-    fn export(&self, block: u32, bytes: &mut [u8]) -> Result<()> {
+    fn export(&self, _group: usize, block: u32, bytes: &mut [u8]) -> Result<()> {
         let start = block as usize * BLOCK_TOKENS;
         for (token, bytes) in self.seen[start..start + BLOCK_TOKENS].iter().zip(bytes.chunks_exact_mut(4)) {
             bytes.copy_from_slice(&token.to_le_bytes());
@@ -172,7 +176,7 @@ impl KvTransfer for Loaded {
         Ok(())
     }
 
-    fn import(&mut self, block: u32, bytes: &[u8]) -> Result<()> {
+    fn import(&mut self, _group: usize, block: u32, bytes: &[u8]) -> Result<()> {
         let start = block as usize * BLOCK_TOKENS;
         for (token, bytes) in self.seen[start..start + BLOCK_TOKENS].iter_mut().zip(bytes.chunks_exact(4)) {
             *token = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -252,7 +256,7 @@ fn obey(token: u32) -> Result<()> {
 }
 
 fn slot(span: &Span<'_>, place: usize) -> usize {
-    span.blocks[place / BLOCK_TOKENS] as usize * BLOCK_TOKENS + place % BLOCK_TOKENS
+    span.blocks(0)[place / BLOCK_TOKENS] as usize * BLOCK_TOKENS + place % BLOCK_TOKENS
 }
 
 /// What all tokens up to a place amount to.

@@ -3,8 +3,8 @@
 //! Its model keeps a state per sequence: the tokens that it has seen, of which the logits are a checksum.
 
 use pensieve_sdk::{
-    AdapterData, AdapterFormat, Architecture, Batch, Capacity, Card, Error, LoadRequest, Model, Plugin, Resident,
-    Result, SequenceState, Services, Source, StateKind,
+    AdapterData, AdapterFormat, Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Plugin, Resident, Result,
+    SequenceState, Services, Source,
     sampler::{Candidates, History, Sampler, Stage},
 };
 use std::{collections::HashMap, path::Path};
@@ -37,7 +37,9 @@ impl Architecture for Panics {
             architecture: "panics".into(),
             vocabulary: VOCABULARY,
             context: 64,
-            state: StateKind::PerSequence { bytes: 256 },
+            block_tokens: 16,
+            caches: vec![Cache::Opaque { bytes: 256 }],
+            hidden: 0,
             token_bytes: 0,
             weight_bytes: 0,
             tokenizer: String::new(),
@@ -75,7 +77,9 @@ impl Model for Loaded {
             state_bytes: 0,
             vocabulary: VOCABULARY,
             context: 64,
-            capacity: Capacity::Sequences(0),
+            hidden: 0,
+            block_tokens: 16,
+            caches: vec![(Cache::Opaque { bytes: 256 }, 0)],
         }
     }
 

@@ -3,8 +3,8 @@
 //! more than there is room for, are errors.
 
 use pensieve_sdk::{
-    AdapterData, Architecture, Batch, Capacity, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services,
-    Source, StateKind,
+    AdapterData, Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services,
+    Source,
 };
 use std::collections::HashMap;
 
@@ -35,7 +35,9 @@ impl Architecture for Recurrent {
             architecture: self.name().into(),
             vocabulary: VOCABULARY,
             context: CONTEXT,
-            state: StateKind::PerSequence { bytes: STATE_BYTES },
+            block_tokens: 16,
+            caches: vec![Cache::Opaque { bytes: STATE_BYTES }],
+            hidden: 0,
             token_bytes: 0,
             weight_bytes: 0,
             tokenizer,
@@ -70,7 +72,9 @@ impl Model for Loaded {
             state_bytes: self.states_max as u64 * STATE_BYTES,
             vocabulary: VOCABULARY,
             context: CONTEXT,
-            capacity: Capacity::Sequences(self.states_max as u32),
+            hidden: 0,
+            block_tokens: 16,
+            caches: vec![(Cache::Opaque { bytes: STATE_BYTES }, self.states_max as u32)],
         }
     }
 

@@ -14,8 +14,7 @@
 //! likelier than what prolongs them, and a call is likelier than other texts.
 
 use pensieve_sdk::{
-    Architecture, Batch, Capacity, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
-    StateKind,
+    Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -65,7 +64,9 @@ impl Architecture for Scripted {
             architecture: self.name().into(),
             vocabulary: tokens.bytes.len() as u32,
             context: config["max_position_embeddings"].as_u64().map_or(CONTEXT, |context| context as u32),
-            state: StateKind::Paged { tokens: BLOCK_TOKENS as u32, bytes: BLOCK_BYTES as u64 },
+            block_tokens: BLOCK_TOKENS as u32,
+            caches: vec![Cache::Tokens { bytes: BLOCK_BYTES as u64 }],
+            hidden: 0,
             token_bytes: 0,
             weight_bytes: 0,
             tokenizer,
@@ -145,7 +146,9 @@ impl Model for Loaded {
             state_bytes: u64::from(blocks) * BLOCK_BYTES as u64,
             vocabulary: self.tokens.bytes.len() as u32,
             context: self.context,
-            capacity: Capacity::Blocks { blocks, tokens: BLOCK_TOKENS as u32 },
+            hidden: 0,
+            block_tokens: BLOCK_TOKENS as u32,
+            caches: vec![(Cache::Tokens { bytes: BLOCK_BYTES as u64 }, blocks)],
         }
     }
 
@@ -258,7 +261,7 @@ fn last(text: &[u8], wanted: &[u8]) -> Option<usize> {
 }
 
 fn slot(span: &Span<'_>, place: usize) -> usize {
-    span.blocks[place / BLOCK_TOKENS] as usize * BLOCK_TOKENS + place % BLOCK_TOKENS
+    span.blocks(0)[place / BLOCK_TOKENS] as usize * BLOCK_TOKENS + place % BLOCK_TOKENS
 }
 
 /// What the tokens of a byte-level BPE stand for.

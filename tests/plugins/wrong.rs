@@ -7,6 +7,7 @@
 
 use pensieve_sdk::{
     AdapterData, Architecture, Batch, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source,
+    Table,
     nn::{
         Activation, Angles, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope,
         Shape, Step, Tensor,
@@ -99,9 +100,9 @@ impl Spoiled {
             let last = self.last;
             let before = *self.before.entry(span.sequence).or_insert(if span.past == 0 { last } else { None });
             if span.past == 0 {
-                self.last = span.blocks.first().copied();
+                self.last = span.blocks(0).first().copied();
             }
-            before.into_iter().chain(span.blocks.iter().copied()).collect()
+            before.into_iter().chain(span.blocks(0).iter().copied()).collect()
         });
         spans.collect()
     }
@@ -129,8 +130,8 @@ impl Model for Spoiled {
                 let tables = self.leak(batch);
                 let mut spans = batch.spans.clone();
                 for (span, table) in spans.iter_mut().zip(&tables) {
-                    span.past += 16 * (table.len() - span.blocks.len());
-                    span.blocks = table;
+                    span.past += 16 * (table.len() - span.blocks(0).len());
+                    span.caches = vec![Table::Blocks(table.into())];
                 }
                 self.right.forward(&Batch { spans, ..*batch }, logits)
             }
@@ -251,7 +252,7 @@ impl<const NEIGHBOURS: bool> Decoder for Llama<NEIGHBOURS> {
 
     fn shape(config: &Config) -> Shape {
         let Config { layers, kv_heads, head_dim, .. } = *config;
-        let kv = KvShape { layers, kv_heads, head_dim };
+        let kv = KvShape::uniform(layers, kv_heads, head_dim);
         Shape { vocabulary: config.vocab_size, context: config.context, widest: config.inner, kv }
     }
 

@@ -1,13 +1,13 @@
 //! Batches that break the contract: each is an error that names what is wrong, and changes nothing.
 
-use pensieve_plugin_api::{Batch, ErrorCode, PluginError, Span, Want};
+use pensieve_plugin_api::{Batch, CacheTable, ErrorCode, Output, PluginError, Span, Want};
 use std::path::Path;
 use tempfile::TempDir;
 
 use crate::{
     artifacts::{plugin, test_plugin},
     checkpoints,
-    driver::{Driver, Options, best},
+    driver::{Driver, Options, best, outputs},
 };
 
 const VOCABULARY: usize = 32;
@@ -19,7 +19,7 @@ fn bigram() -> (TempDir, Driver) {
     let folder = checkpoints::bigram(VOCABULARY as u32, CONTEXT);
     let options = Options { state_bytes: u64::from(BLOCKS * BLOCK_TOKENS * 4), ..Options::default() };
     let driver = Driver::load(&plugin("bigram"), folder.path(), &options).unwrap();
-    assert_eq!((driver.card.block_tokens, driver.resident.blocks), (BLOCK_TOKENS, BLOCKS));
+    assert_eq!((driver.card.block_tokens, driver.resident.places.as_slice()), (BLOCK_TOKENS, &[BLOCKS][..]));
     (folder, driver)
 }
 
@@ -41,9 +41,11 @@ impl Draft {
             len,
             past,
             want: Want::LAST,
+            output: Output::LOGITS,
+            mask: [].as_slice().into(),
             adapter: 0,
             adapter_scale: 1.0,
-            blocks: [].as_slice().into(),
+            caches: [].as_slice().into(),
         };
         Self {
             tokens: vec![1, 2, 3, 4, 5],
@@ -55,30 +57,23 @@ impl Draft {
     }
 
     fn run(&self, driver: &mut Driver) -> Result<Vec<f32>, PluginError> {
-        let spans: Vec<Span<'_>> = self
-            .spans
-            .iter()
-            .zip(&self.blocks)
-            .map(|(span, blocks)| Span {
-                sequence: span.sequence,
-                start: span.start,
-                len: span.len,
-                past: span.past,
-                want: span.want,
-                adapter: span.adapter,
-                adapter_scale: span.adapter_scale,
-                blocks: blocks.as_slice().into(),
-            })
-            .collect();
+        let tables: Vec<_> = self.blocks.iter().map(|blocks| table(blocks)).collect();
+        let spans = self.spans.iter().zip(&tables);
+        let spans: Vec<Span<'_>> = spans.map(|(span, table)| Span { caches: table[..].into(), ..*span }).collect();
         let batch = Batch {
             tokens: self.tokens.as_slice().into(),
             positions: self.positions.as_slice().into(),
             spans: spans.as_slice().into(),
+            top: 0,
         };
         let mut logits = vec![0.0; self.logits];
-        driver.model.forward(&batch, logits.as_mut_slice().into()).into_result()?;
+        driver.model.forward(&batch, &mut outputs(&mut logits)).into_result()?;
         Ok(logits)
     }
+}
+
+fn table(blocks: &[u32]) -> [CacheTable<'_>; 1] {
+    [CacheTable { blocks: blocks.into(), ..CacheTable::opaque() }]
 }
 
 /// Spoils the right batch, and checks that the error speaks of it and that the model answers as before.
@@ -129,7 +124,7 @@ fn names_a_sequence_that_appears_twice_or_grows_too_long() {
 #[test]
 fn names_wrong_blocks() {
     let (_folder, mut driver) = bigram();
-    check(&mut driver, |draft| draft.blocks[1][1] = BLOCKS, "sequence 200: block 8 is out of range: the model has 8");
+    check(&mut driver, |draft| draft.blocks[1][1] = BLOCKS, "sequence 200: block 8 is out of range: the group has 8");
     check(&mut driver, |draft| draft.blocks[1][0] = u32::MAX, "block 4294967295 is out of range");
     check(&mut driver, |draft| draft.blocks[1].truncate(1), "sequence 200: 1 blocks do not hold 19 tokens");
     check(&mut driver, |draft| draft.blocks[0].clear(), "sequence 100: 0 blocks do not hold 3 tokens");
@@ -141,7 +136,7 @@ fn names_wrong_blocks() {
 #[test]
 fn names_wrong_wishes_for_logits() {
     let (_folder, mut driver) = bigram();
-    check(&mut driver, |draft| draft.spans[0].want = Want(3), "sequence 100: 3 is no kind of wanted logits");
+    check(&mut driver, |draft| draft.spans[0].want = Want(3), "sequence 100: 3 and 0 are no kind of wanted rows");
     check(&mut driver, |draft| draft.spans[0].want = Want::ALL, "4 rows of 32 logits do not fill 64 places");
     check(&mut driver, |draft| draft.spans[0].want = Want::NONE, "1 rows of 32 logits do not fill 64 places");
     check(&mut driver, |draft| draft.logits = 63, "2 rows of 32 logits do not fill 63 places");
@@ -157,22 +152,25 @@ fn names_wrong_adapters() {
 }
 
 #[test]
-fn takes_no_blocks_for_a_model_with_a_state_per_sequence() {
+fn takes_no_blocks_for_an_opaque_model() {
     let mut driver = Driver::load(&test_plugin("panics"), Path::new("anything"), &Options::default()).unwrap();
+    let tables = [CacheTable { blocks: [0][..].into(), ..CacheTable::opaque() }];
     let spans = [Span {
         sequence: 5,
         start: 0,
         len: 1,
         past: 0,
         want: Want::NONE,
+        output: Output::LOGITS,
+        mask: [][..].into(),
         adapter: 0,
         adapter_scale: 1.0,
-        blocks: [0][..].into(),
+        caches: tables[..].into(),
     }];
-    let batch = Batch { tokens: [1][..].into(), positions: [0][..].into(), spans: spans[..].into() };
-    let error = driver.model.forward(&batch, (&mut [][..]).into()).into_result().unwrap_err();
+    let batch = Batch { tokens: [1][..].into(), positions: [0][..].into(), spans: spans[..].into(), top: 0 };
+    let error = driver.model.forward(&batch, &mut outputs(&mut [])).into_result().unwrap_err();
     assert_eq!(error.code, ErrorCode::INVALID);
-    assert_eq!(error.message, "sequence 5: it has blocks, but this model keeps a state per sequence");
+    assert_eq!(error.message, "sequence 5: it has blocks or slots, but this model keeps sequences by itself");
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub fn check(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
 /// Tries every law on a checkpoint that is loaded with these settings.
 pub fn run(plugin: &Path, checkpoint: &Path, settings: String) -> Report {
     let mut driver = Driver::load(plugin, checkpoint, &Options::with_settings(settings)).unwrap();
-    let shape = Shape { vocabulary: driver.card.vocabulary, block_tokens: driver.card.block_tokens };
+    let shape = Shape::from(&driver.card);
     let report = laws::check(&mut driver.model, shape, &laws::Options::default(), &mut |_| {});
     println!("{}\n{report}", checkpoint.display());
     assert!(report.passed(), "{}\n{report}", checkpoint.display());

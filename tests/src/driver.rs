@@ -3,7 +3,8 @@
 //! It deals out blocks by itself, from the highest id down, so that no test passes only because block 0 holds token 0.
 
 use pensieve_plugin_api::{
-    Batch, Card, ErrorCode, LoadRequest, ModelBox, NO_ADAPTER, PluginError, Resident, Source, Span, StateKind, Want,
+    Batch, CacheGroup, CacheTable, Card, ErrorCode, LoadRequest, ModelBox, NO_ADAPTER, Output, Outputs, PluginError,
+    Resident, Source, Span, VACANT, Want,
     ext::merge::{Merge, Merged},
 };
 use pensieve_worker::plugin::{HostServices, LoadedPlugin};
@@ -45,7 +46,7 @@ pub struct Driver {
     pub resident: Resident,
     /// The model itself, for calls that a test makes by hand.
     pub model: ModelBox,
-    free: Vec<u32>,
+    free: Vec<Vec<u32>>,
     next: u64,
 }
 
@@ -56,8 +57,8 @@ pub struct Sequence {
     pub id: u64,
     /// How many tokens the model has seen.
     pub past: u32,
-    /// Its blocks.
-    pub blocks: Vec<u32>,
+    /// Its blocks or its slot in each group of caches.
+    pub blocks: Vec<Vec<u32>>,
     /// The adapter of its next tokens and the adapter's strength.
     pub adapter: (u32, f32),
 }
@@ -106,7 +107,7 @@ impl Driver {
                         ability?.load(&request, services, merged)?
                     };
                     let resident = model.resident();
-                    let free = (0..resident.blocks).collect();
+                    let free = resident.places.iter().map(|&count| (0..count).collect()).collect();
                     return Ok(Self { card, resident, model, free, next: 1 });
                 }
                 Err(error) if error.code == ErrorCode::DECLINED => refusal = error,
@@ -162,15 +163,29 @@ impl Driver {
         self.reserve(sequence, len)?;
         let positions: Vec<u32> = (sequence.past..sequence.past + len).collect();
         let (adapter, adapter_scale) = sequence.adapter;
-        let blocks = sequence.blocks.as_slice().into();
-        let spans =
-            [Span { sequence: sequence.id, start: 0, len, past: sequence.past, want, adapter, adapter_scale, blocks }];
-        let batch =
-            Batch { tokens: tokens.into(), positions: positions.as_slice().into(), spans: spans.as_slice().into() };
+        let tables = self.tables(sequence);
+        let spans = [Span {
+            sequence: sequence.id,
+            start: 0,
+            len,
+            past: sequence.past,
+            want,
+            output: Output::LOGITS,
+            mask: [][..].into(),
+            adapter,
+            adapter_scale,
+            caches: tables.as_slice().into(),
+        }];
+        let batch = Batch {
+            tokens: tokens.into(),
+            positions: positions.as_slice().into(),
+            spans: spans.as_slice().into(),
+            top: 0,
+        };
         let width = self.card.vocabulary as usize;
         let rows = want.rows(len).unwrap_or(0) as usize;
         let mut logits = vec![f32::NAN; rows * width];
-        self.model.forward(&batch, logits.as_mut_slice().into()).into_result()?;
+        self.model.forward(&batch, &mut outputs(&mut logits)).into_result()?;
         sequence.past += len;
         Ok(logits.chunks_exact(width).map(<[f32]>::to_vec).collect())
     }
@@ -178,7 +193,7 @@ impl Driver {
     /// Ends a sequence and takes its blocks back.
     pub fn release(&mut self, sequence: Sequence) {
         self.model.release(sequence.id);
-        self.free.extend(sequence.blocks);
+        self.free.iter_mut().zip(sequence.blocks).for_each(|(free, ids)| free.extend(ids));
     }
 
     fn in_sequence<T>(
@@ -191,17 +206,44 @@ impl Driver {
         result
     }
 
+    /// Where each group of caches keeps a sequence.
+    pub fn tables<'a>(&self, sequence: &'a Sequence) -> Vec<CacheTable<'a>> {
+        let groups = self.card.caches.iter().zip(&sequence.blocks);
+        let table = |(group, ids): (&CacheGroup, &'a Vec<u32>)| match ids.first() {
+            Some(&slot) if group.has_slots() => {
+                let read = if sequence.past == 0 { VACANT } else { slot };
+                CacheTable { read, write: slot, ..CacheTable::opaque() }
+            }
+            _ => CacheTable { blocks: ids.as_slice().into(), ..CacheTable::opaque() },
+        };
+        groups.map(table).collect()
+    }
+
     fn reserve(&mut self, sequence: &mut Sequence, len: u32) -> Result<(), PluginError> {
-        if self.card.state == StateKind::PER_SEQUENCE {
-            return Ok(());
-        }
-        let needed = (sequence.past + len).div_ceil(self.card.block_tokens) as usize;
-        while sequence.blocks.len() < needed {
-            let block = self.free.pop();
-            let none = || PluginError::new(ErrorCode::OUT_OF_MEMORY, "the driver has no block left");
-            sequence.blocks.push(block.ok_or_else(none)?);
+        sequence.blocks.resize(self.card.caches.len(), Vec::new());
+        let blocks = (sequence.past + len).div_ceil(self.card.block_tokens) as usize;
+        for ((group, ids), free) in self.card.caches.iter().zip(&mut sequence.blocks).zip(&mut self.free) {
+            let needed = match () {
+                () if group.has_blocks() => blocks,
+                () => usize::from(group.has_slots()),
+            };
+            while ids.len() < needed {
+                let none = || PluginError::new(ErrorCode::OUT_OF_MEMORY, "the driver has no block left");
+                ids.push(free.pop().ok_or_else(none)?);
+            }
         }
         Ok(())
+    }
+}
+
+/// Room for logits alone.
+pub fn outputs(logits: &mut [f32]) -> Outputs<'_> {
+    Outputs {
+        logits: logits.into(),
+        ids: (&mut [][..]).into(),
+        scores: (&mut [][..]).into(),
+        totals: (&mut [][..]).into(),
+        hidden: (&mut [][..]).into(),
     }
 }
 

@@ -53,11 +53,11 @@ fn a_new_host_uses_the_extension_of_a_new_plugin() {
 fn a_table_of_the_right_layout_is_used() {
     let mut driver = later_plugin("");
     let mut blocks = KvTransfer::of(&mut driver.model).unwrap().unwrap();
-    assert_eq!(blocks.block_bytes(), 8);
+    assert_eq!(blocks.bytes(0), 8);
     let block = [1, 2, 3, 4, 5, 6, 7, 8];
-    blocks.import(0, &block).unwrap();
+    blocks.import(0, 0, &block).unwrap();
     let mut copy = [0; 8];
-    blocks.export(0, &mut copy).unwrap();
+    blocks.export(0, 0, &mut copy).unwrap();
     assert_eq!(copy, block);
 }
 

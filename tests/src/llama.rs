@@ -79,7 +79,7 @@ fn the_card_says_what_a_host_needs() {
     let card = driver.card.clone();
     assert_eq!((card.vocabulary, card.context, card.block_tokens), (264, 256, 16));
     assert_eq!(card.eos.as_slice(), &[1, 2]);
-    assert_eq!(card.block_bytes, 2 * 2 * 2 * 8 * 16 * 4, "K and V, layers, heads, width, tokens, f32");
+    assert_eq!(card.caches[0].bytes, 2 * 2 * 2 * 8 * 16 * 4, "K and V, layers, heads, width, tokens, f32");
     assert!(card.tokenizer.contains("\"model\""));
     assert_eq!(driver.resident.device.as_str(), "cpu");
     assert!(driver.generate(&[5], 1).is_ok());

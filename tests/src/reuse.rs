@@ -29,7 +29,7 @@ fn settle(worker: &mut Worker) -> u64 {
 fn blocks_in(folder: &Path) -> Vec<std::path::PathBuf> {
     let models = fs::read_dir(folder).unwrap().flatten().filter(|entry| entry.path().is_dir());
     let files = models.flat_map(|model| fs::read_dir(model.path()).unwrap().flatten());
-    files.map(|file| file.path()).filter(|path| path.file_name().unwrap().len() == 32).collect()
+    files.map(|file| file.path()).filter(|path| path.file_name().unwrap().len() == 34).collect()
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn damaged_blocks_are_computed_again_and_deleted() {
 #[test]
 fn the_disk_keeps_to_its_budget_and_memory_overflows_into_it() {
     let folder = tempfile::tempdir().unwrap();
-    let file_bytes = 216;
+    let file_bytes = 220;
     let disk = Some(DiskTier { folder: folder.path().into(), bytes: 200 * file_bytes });
     // 100 blocks in memory, 200 on disk.
     let mut worker = Worker::start(with(faults(), |spec| (spec.disk, spec.kv_budget) = (disk, Some(100 * 64))));

@@ -3,12 +3,12 @@
 //! `PENSIEVE_SPEED_MODEL=FILE cargo test -p pensieve-tests speed -- --ignored --nocapture`; a file of random weights in a real
 //! size comes from `tests/reference/random_model.py`. Nothing else may run beside it.
 
-use pensieve_plugin_api::{AdapterData, Batch, LowRankPair, NO_ADAPTER, Span, Want};
+use pensieve_plugin_api::{AdapterData, Batch, LowRankPair, NO_ADAPTER, Output, Span, Want};
 use std::{env, fs, path::PathBuf, time::Instant};
 
 use crate::{
     artifacts::plugin,
-    driver::{Driver, Options, Sequence, best},
+    driver::{Driver, Options, Sequence, best, outputs},
 };
 
 const PROMPT: usize = 512;
@@ -17,6 +17,7 @@ const STEPS: usize = 24;
 /// One decode of several sequences in one batch, each under its own adapter; answers their next tokens.
 fn decode(driver: &mut Driver, sequences: &mut [Sequence], tokens: &[u32]) -> Vec<u32> {
     let positions: Vec<u32> = sequences.iter().map(|sequence| sequence.past).collect();
+    let tables: Vec<_> = sequences.iter().map(|sequence| driver.tables(sequence)).collect();
     let spans: Vec<Span<'_>> = (sequences.iter().enumerate())
         .map(|(at, sequence)| Span {
             sequence: sequence.id,
@@ -24,15 +25,18 @@ fn decode(driver: &mut Driver, sequences: &mut [Sequence], tokens: &[u32]) -> Ve
             len: 1,
             past: sequence.past,
             want: Want::LAST,
+            output: Output::LOGITS,
+            mask: [][..].into(),
             adapter: sequence.adapter.0,
             adapter_scale: sequence.adapter.1,
-            blocks: sequence.blocks.as_slice().into(),
+            caches: tables[at].as_slice().into(),
         })
         .collect();
-    let batch = Batch { tokens: tokens.into(), positions: positions.as_slice().into(), spans: spans.as_slice().into() };
+    let batch =
+        Batch { tokens: tokens.into(), positions: positions.as_slice().into(), spans: spans.as_slice().into(), top: 0 };
     let width = driver.card.vocabulary as usize;
     let mut logits = vec![0.0; tokens.len() * width];
-    driver.model.forward(&batch, logits.as_mut_slice().into()).into_result().unwrap();
+    driver.model.forward(&batch, &mut outputs(&mut logits)).into_result().unwrap();
     sequences.iter_mut().for_each(|sequence| sequence.past += 1);
     logits.chunks_exact(width).map(best).collect()
 }

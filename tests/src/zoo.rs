@@ -1,7 +1,7 @@
 //! Models of candle-transformers behind the bridge: each family of the zoo against the numbers of transformers, and what the
 //! bridge promises of all of them.
 
-use pensieve_plugin_api::{Card, ErrorCode, PluginError, Source, StateKind, Want, laws::Outcome};
+use pensieve_plugin_api::{CacheGroup, CacheKind, Card, ErrorCode, PluginError, Source, Want, laws::Outcome};
 use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
@@ -279,8 +279,8 @@ fn the_card_tells_what_a_sequence_takes() {
         ("zoo/mamba", 0, 2 * 64 * (16 + 8) * 4, 1 << 20),
     ] {
         let card = describe(&fixture(name), architecture(name)).unwrap();
-        assert_eq!((card.state, card.block_tokens), (StateKind::PER_SEQUENCE, 0), "{name}");
-        assert_eq!(card.sequence_bytes, fixed + token * tokens, "{name}");
+        let opaque = CacheGroup { kind: CacheKind::OPAQUE, window: 0, bytes: fixed + token * tokens };
+        assert_eq!(card.caches.as_slice(), [opaque], "{name}");
         let facts: Value = serde_json::from_str(&card.facts).unwrap();
         assert_eq!(facts["state_bytes_per_token"], token, "{name}");
         assert_eq!(facts["state_bytes_besides"], fixed, "{name}");
@@ -307,8 +307,8 @@ fn a_budget_holds_whole_sequences_and_shortens_the_only_one() {
         (512, 0, (1, 1)),
     ] {
         let resident = within(state_bytes, context).unwrap().resident;
-        assert_eq!((resident.context, resident.sequences), expected, "{state_bytes} bytes, {context} tokens");
-        assert!(resident.state_bytes <= state_bytes && resident.blocks == 0);
+        assert_eq!((resident.context, resident.places[0]), expected, "{state_bytes} bytes, {context} tokens");
+        assert!(resident.state_bytes <= state_bytes);
     }
     let Err(error) = within(511, 0) else { panic!("a budget without room") };
     assert_eq!(error.code, ErrorCode::OUT_OF_MEMORY, "{error}");

@@ -6,8 +6,7 @@
 //! positions or sequences gets other numbers, which is what makes this model good for testing hosts.
 
 use pensieve_sdk::{
-    Architecture, Batch, Capacity, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
-    StateKind,
+    Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
 };
 
 pensieve_sdk::export!(Plugin::new("bigram", "the smallest legal architecture").architecture(Bigram));
@@ -34,7 +33,9 @@ impl Architecture for Bigram {
             architecture: self.name().into(),
             vocabulary: config.vocabulary,
             context: config.context,
-            state: StateKind::Paged { tokens: BLOCK_TOKENS, bytes: BLOCK_BYTES },
+            block_tokens: BLOCK_TOKENS,
+            caches: vec![Cache::Tokens { bytes: BLOCK_BYTES }],
+            hidden: 0,
             token_bytes: 0,
             weight_bytes: 0,
             tokenizer: config.tokenizer(),
@@ -81,7 +82,9 @@ impl Model for Loaded {
             state_bytes: u64::from(self.blocks) * BLOCK_BYTES,
             vocabulary: self.vocabulary,
             context: self.context,
-            capacity: Capacity::Blocks { blocks: self.blocks, tokens: BLOCK_TOKENS },
+            hidden: 0,
+            block_tokens: BLOCK_TOKENS,
+            caches: vec![(Cache::Tokens { bytes: BLOCK_BYTES }, self.blocks)],
         }
     }
 
@@ -111,7 +114,7 @@ impl Model for Loaded {
 /// Where a sequence's token lies: in the block that its table names.
 fn slot(span: &Span<'_>, place: usize) -> usize {
     let block_tokens = BLOCK_TOKENS as usize;
-    span.blocks[place / block_tokens] as usize * block_tokens + place % block_tokens
+    span.blocks(0)[place / block_tokens] as usize * block_tokens + place % block_tokens
 }
 
 /// How likely each token of the vocabulary is to follow.

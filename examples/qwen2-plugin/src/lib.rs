@@ -76,11 +76,7 @@ impl Decoder for Qwen2 {
             vocabulary: config.vocab_size,
             context: config.max_position_embeddings,
             widest: config.intermediate_size,
-            kv: KvShape {
-                layers: config.num_hidden_layers,
-                kv_heads: config.num_key_value_heads,
-                head_dim: config.head_dim,
-            },
+            kv: KvShape::uniform(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
         }
     }
 

@@ -39,14 +39,16 @@ pub struct Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// In blocks of a paged KV cache.
+    /// In blocks and slots that the worker deals out.
     Paged {
         /// Tokens in a block.
         tokens: u32,
-        /// Bytes of a block.
+        /// Bytes that a block takes in the groups of caches that keep all tokens.
         bytes: u64,
+        /// Bytes that a sequence takes besides, however long it is: windows and states.
+        beside: u64,
     },
-    /// In one state per sequence.
+    /// By itself, in one state for each sequence.
     PerSequence {
         /// Bytes of a state.
         bytes: u64,

@@ -205,9 +205,9 @@ impl Bench {
         }
         let (streams, beside) = (u64::from(concurrency), u64::from(self.beside.is_some()));
         let bytes = match card.state {
-            State::Paged { tokens: block, bytes } => {
+            State::Paged { tokens: block, bytes, beside: besides } => {
                 let blocks = |tokens: u64| tokens.div_ceil(u64::from(block)) + 1;
-                (blocks(tokens) * streams + blocks(longest) * beside) * bytes
+                (blocks(tokens) * streams + blocks(longest) * beside) * bytes + (streams + beside) * 2 * besides
             }
             State::PerSequence { bytes } => (streams + beside) * bytes,
         };

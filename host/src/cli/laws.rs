@@ -5,7 +5,7 @@
 //! its card is one that a host believes, and what another implementation computed.
 
 use pensieve_plugin_api::{
-    ArchitectureBox, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError, Source, StateKind,
+    ArchitectureBox, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError, Source,
     laws::{self, Options, Progress, Reference},
 };
 use safetensors::{Dtype, SafeTensors};
@@ -26,7 +26,7 @@ use super::{
 use crate::config;
 use pensieve_prompt::Model;
 use pensieve_protocol::{
-    card::Card,
+    card::{Card, State},
     checkpoint::CheckpointName,
     manifest::{Claim, Manifest},
 };
@@ -192,11 +192,12 @@ impl RunLaws {
         })?;
         let reference = reference.as_deref().map(|file| read_reference(file, *tolerance, &card)).transpose()?;
         let tokens = reference.as_ref().map_or(0, |reference| reference.tokens.len() as u64);
-        let state_bytes = if abi_card.state == StateKind::PAGED {
-            let blocks = BLOCKS + tokens / u64::from(abi_card.block_tokens.max(1));
-            abi_card.block_bytes.saturating_mul(blocks)
-        } else {
-            abi_card.sequence_bytes.saturating_mul(SEQUENCES)
+        let state_bytes = match card.state {
+            State::Paged { tokens: block, bytes, beside } => {
+                let blocks = BLOCKS + tokens / u64::from(block);
+                bytes.saturating_mul(blocks).saturating_add(beside.saturating_mul(SEQUENCES))
+            }
+            State::PerSequence { bytes } => bytes.saturating_mul(SEQUENCES),
         };
         let state_bytes = state_bytes.max(STATE_BYTES_MIN);
         let (device, context) = (device.as_str().into(), *context);

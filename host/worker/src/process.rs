@@ -149,12 +149,12 @@ fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), F
 /// The model's blocks on disk. A cache is no reason not to load: what is wrong with it goes to the log.
 fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
     let tier = load.spec.disk.as_ref().filter(|tier| tier.bytes > 0)?;
-    let Some(block_bytes) = model.block_bytes() else {
+    let Some(group_bytes) = model.group_bytes() else {
         let message = "this model's blocks cannot be kept on disk: its plugin does not export them".into();
         reports.send(Report::Log { level: Level::Info, message });
         return None;
     };
-    let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, block_bytes);
+    let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, group_bytes.to_vec());
     let complain = |level, why: &str| {
         let message = format!("this model runs without its cache in '{}'{why}", tier.folder.display());
         reports.send(Report::Log { level, message });

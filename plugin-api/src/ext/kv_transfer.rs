@@ -1,6 +1,6 @@
-//! `kv-transfer/1`, of a paged [`crate::Model`]: copies blocks out of the model's memory and back, so that a host can
-//! keep cold blocks on disk. The bytes mean nothing to the host; they fit any model with the same card fingerprint,
-//! device kind, options and context.
+//! `kv-transfer/1`, of a [`crate::Model`] whose caches are not opaque: copies blocks and slots out of the model's memory and
+//! back, so that a host can keep cold ones on disk. A group is named by its place on the card. The bytes mean nothing to the
+//! host; they fit any model with the same card fingerprint, device kind, options and context.
 
 use abi_stable::{
     StableAbi,
@@ -19,15 +19,23 @@ pub const ID: &str = "kv-transfer/1";
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct KvTransfer {
-    /// `[engine thread, loaded]` The length of an exported block.
-    pub block_bytes: unsafe extern "C" fn(model: RMut<'_, ()>) -> u64,
-    /// `[engine thread, loaded]` Copies a block out; `bytes` is of that length.
-    pub export:
-        unsafe extern "C" fn(model: RMut<'_, ()>, block: u32, bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError>,
-    /// `[engine thread, loaded]` Overwrites a block; no sequence uses it. The host answers for bytes that a model with another
-    /// fingerprint exported; a wrong length is an error.
-    pub import:
-        unsafe extern "C" fn(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError>,
+    /// `[engine thread, loaded]` The length of an exported block or slot of a group; 0 for a group that there is not.
+    pub bytes: unsafe extern "C" fn(model: RMut<'_, ()>, group: u32) -> u64,
+    /// `[engine thread, loaded]` Copies a block or slot out; `bytes` is of that length.
+    pub export: unsafe extern "C" fn(
+        model: RMut<'_, ()>,
+        group: u32,
+        id: u32,
+        bytes: RSliceMut<'_, u8>,
+    ) -> RResult<(), PluginError>,
+    /// `[engine thread, loaded]` Overwrites a block or slot; no sequence uses it. The host answers for bytes that a model with
+    /// another fingerprint exported; a wrong length is an error.
+    pub import: unsafe extern "C" fn(
+        model: RMut<'_, ()>,
+        group: u32,
+        id: u32,
+        bytes: RSlice<'_, u8>,
+    ) -> RResult<(), PluginError>,
 }
 
 impl KvTransfer {
@@ -39,21 +47,21 @@ impl KvTransfer {
 }
 
 impl Offered<'_, KvTransfer> {
-    /// The length of an exported block.
-    pub fn block_bytes(&mut self) -> u64 {
+    /// The length of an exported block or slot of a group.
+    pub fn bytes(&mut self, group: u32) -> u64 {
         // SAFETY: `object` is the model whose extension `table` is.
-        unsafe { (self.table.block_bytes)(self.object.reborrow()) }
+        unsafe { (self.table.bytes)(self.object.reborrow(), group) }
     }
 
-    /// Copies a block out; `bytes` has the length of a block.
-    pub fn export(&mut self, block: u32, bytes: &mut [u8]) -> Result<(), PluginError> {
+    /// Copies a block or slot out; `bytes` has its group's length.
+    pub fn export(&mut self, group: u32, id: u32, bytes: &mut [u8]) -> Result<(), PluginError> {
         // SAFETY: as above.
-        unsafe { (self.table.export)(self.object.reborrow(), block, bytes.into()) }.into_result()
+        unsafe { (self.table.export)(self.object.reborrow(), group, id, bytes.into()) }.into_result()
     }
 
-    /// Overwrites a block that no sequence uses; `bytes` has the length of a block.
-    pub fn import(&mut self, block: u32, bytes: &[u8]) -> Result<(), PluginError> {
+    /// Overwrites a block or slot that no sequence uses; `bytes` has its group's length.
+    pub fn import(&mut self, group: u32, id: u32, bytes: &[u8]) -> Result<(), PluginError> {
         // SAFETY: as above.
-        unsafe { (self.table.import)(self.object.reborrow(), block, bytes.into()) }.into_result()
+        unsafe { (self.table.import)(self.object.reborrow(), group, id, bytes.into()) }.into_result()
     }
 }

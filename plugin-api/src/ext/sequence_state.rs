@@ -1,5 +1,5 @@
-//! `sequence-state/1`, of a per-sequence [`crate::Model`]: copies the state of a whole sequence, so that such models too
-//! can reuse a prefix, survive preemption and spill to disk.
+//! `sequence-state/1`, of an opaque [`crate::Model`]: copies the state of a whole sequence, so that wrapped code too can
+//! reuse a prefix, go on from a fork and return from drafted tokens.
 
 use abi_stable::{
     StableAbi,

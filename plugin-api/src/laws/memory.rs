@@ -1,9 +1,9 @@
 //! Laws about what a model remembers and where: blocks and their tables, the two extensions that copy memory out and in,
-//! and, for per-sequence models, the count of tokens seen.
+//! and, for opaque models, the count of tokens seen.
 
 use super::{
     report::{broken, skipped},
-    rig::{Feed, Finding, Known, Pace, Rig},
+    rig::{Feed, Finding, Known, Pace, Places, Rig},
 };
 use crate::{
     ErrorCode, PluginError, Want,
@@ -15,14 +15,19 @@ const BYTES_MAX: u64 = 1 << 32;
 
 /// Two sequences whose blocks alternate and descend, one of them in the last block that there is.
 pub(super) fn shuffled(rig: &mut Rig<'_>) -> Finding {
-    paged(rig)?;
-    let mut all = rig.take_neighbours(2 * rig.blocks_for(rig.longest()))?;
-    all.reverse();
-    let (top, place) = (rig.resident.blocks - 1, 2 % all.len());
-    if !all.contains(&top) {
-        all[place] = top;
+    blocks(rig)?;
+    let (mut ones, mut others) = pair(rig)?;
+    for place in 0..ones.len() {
+        if !rig.shape.caches[place].has_blocks() {
+            continue;
+        }
+        let top = rig.resident.places[place] - 1;
+        if !ones[place].contains(&top) && !others[place].contains(&top) {
+            ones[place][0] = top;
+        }
+        ones[place].reverse();
+        others[place].reverse();
     }
-    let (ones, others) = alternate(&all);
     let mut first = rig.start_in(rig.text(Known::Long), ones, Pace::PLAIN)?;
     let mut second = rig.start_in(rig.text(Known::Twin), others, Pace::PLAIN)?;
     while first.left() > 0 {
@@ -34,9 +39,13 @@ pub(super) fn shuffled(rig: &mut Rig<'_>) -> Finding {
 
 /// A writer whose table goes on into the blocks of another sequence, and whose blocks lie between that one's.
 pub(super) fn own_places(rig: &mut Rig<'_>) -> Finding {
-    paged(rig)?;
-    let (theirs, mut table) = alternate(&rig.take_neighbours(2 * rig.blocks_for(rig.longest()))?);
-    table.extend(&theirs);
+    owned(rig)?;
+    let (theirs, mut table) = pair(rig)?;
+    for (place, group) in rig.shape.caches.iter().enumerate() {
+        if group.has_blocks() {
+            table[place].extend(&theirs[place]);
+        }
+    }
     let block = rig.shape.block_tokens as usize;
     let mut bystander = rig.start_in(rig.text(Known::Long), theirs, Pace::PLAIN)?;
     let half = bystander.left() / 2;
@@ -49,17 +58,20 @@ pub(super) fn own_places(rig: &mut Rig<'_>) -> Finding {
 
 /// Blocks that held another text, in the same and in another order.
 pub(super) fn garbage(rig: &mut Rig<'_>) -> Finding {
-    paged(rig)?;
-    let blocks = rig.take_blocks(rig.blocks_for(rig.longest()))?;
+    owned(rig)?;
+    let places = rig.take_places(rig.blocks_for(rig.longest()))?;
     for turn in 0..2 {
-        let mut used = blocks.clone();
-        used.rotate_left(turn % blocks.len());
+        let mut used = places.clone();
+        used.iter_mut().filter(|ids| !ids.is_empty()).for_each(|ids| {
+            let turn = turn % ids.len();
+            ids.rotate_left(turn);
+        });
         let mut earlier = rig.start_in(rig.text(Known::Twin), used, Pace::PLAIN)?;
         rig.read("an earlier sequence", &mut earlier, usize::MAX)?;
         rig.model.release(earlier.id);
         for known in [Known::Short, Known::Long] {
-            let mut later = rig.start_in(rig.text(known), blocks.clone(), Pace::PLAIN)?;
-            rig.read("a sequence in blocks that another has used", &mut later, usize::MAX)?;
+            let mut later = rig.start_in(rig.text(known), places.clone(), Pace::PLAIN)?;
+            rig.read("a sequence in places that another has used", &mut later, usize::MAX)?;
             rig.model.release(later.id);
         }
     }
@@ -67,7 +79,7 @@ pub(super) fn garbage(rig: &mut Rig<'_>) -> Finding {
 }
 
 pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
-    paged(rig)?;
+    owned(rig)?;
     let block = rig.shape.block_tokens as usize;
     let shared = rig.fork() / block;
     if shared == 0 {
@@ -76,12 +88,18 @@ pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
             rig.fork()
         )));
     }
+    let copies = rig.take_slots()?;
     let mut first = rig.start(Known::Long)?;
-    rig.step("the sequence that computes the prefix", vec![first.feed(rig.fork() + 1, Want::ALL)])?;
-    let mut blocks = first.blocks[..shared].to_vec();
-    blocks.extend(rig.take_blocks(first.blocks.len() - shared)?);
-    let mut second = rig.start_in(rig.text(Known::Twin), blocks, Pace::PLAIN)?;
-    second.seen = shared * block;
+    let feed = first.feed(rig.fork() + 1, Want::ALL).copy(shared * block, copies.clone());
+    rig.step("the sequence that computes the prefix", vec![feed])?;
+    let mut places = rig.take_places(rig.blocks_for(rig.longest()) - shared)?;
+    for (place, group) in rig.shape.caches.iter().enumerate() {
+        if group.has_blocks() {
+            places[place].splice(0..0, first.places[place][..shared].iter().copied());
+        }
+    }
+    let mut second = rig.start_in(rig.text(Known::Twin), places, Pace::PLAIN)?;
+    second.go_on(shared * block, &copies);
     let rest = rig.fork() - second.seen + 1;
     rig.step("a sequence on another's prefix", vec![second.feed(rest, Want::ALL), first.feed(1, Want::ALL)])?;
     rig.step("two sequences with one prefix", vec![first.feed(1, Want::ALL), second.feed(1, Want::ALL)])?;
@@ -92,33 +110,42 @@ pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
 
 pub(super) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
     transfer(rig)?;
-    paged(rig)?;
+    owned(rig)?;
     let half = (rig.fork() + rig.longest()) / 2;
     let (mut kept, mut other) = (rig.start(Known::Long)?, rig.start(Known::Twin)?);
     let feeds = vec![kept.feed(half, Want::ALL), other.feed(usize::MAX, Want::ALL)];
     rig.step("two sequences before a transfer", feeds)?;
-    let good = export(rig, &kept.blocks)?;
-    let bad = export(rig, &other.blocks)?;
-    let beyond = rig.resident.blocks;
-    for (what, block, spoil) in
-        [("a block id beyond the last", beyond, 0), ("a byte too few", 0, -1), ("one too many", 0, 1)]
-    {
-        let mut bytes = vec![0; good[0].len().saturating_add_signed(spoil)];
-        let out = transfer(rig)?.export(block, &mut bytes);
-        must_fail(&format!("export with {what}"), out)?;
-        let back = transfer(rig)?.import(block, &bytes);
-        must_fail(&format!("import with {what}"), back)?;
-    }
-    for (blocks, contents) in [(&kept.blocks, &bad), (&kept.blocks, &good), (&other.blocks, &good)] {
-        for (&block, bytes) in blocks.iter().zip(contents) {
-            let back = transfer(rig)?.import(block, bytes);
-            must_succeed("import of an exported block", back)?;
+    let good = export(rig, &kept.places)?;
+    let bad = export(rig, &other.places)?;
+    for (group, contents) in good.iter().enumerate() {
+        let (beyond, bytes) = (rig.resident.places[group], contents[0].len());
+        for (what, id, spoil) in
+            [("an id beyond the last", beyond, 0), ("a byte too few", 0, -1), ("a byte too many", 0, 1)]
+        {
+            let mut bytes = vec![0; bytes.saturating_add_signed(spoil)];
+            let out = transfer(rig)?.export(group as u32, id, &mut bytes);
+            must_fail(&format!("export with {what}"), out)?;
+            let back = transfer(rig)?.import(group as u32, id, &bytes);
+            must_fail(&format!("import with {what}"), back)?;
         }
     }
-    let mut moved = rig.start_in(rig.text(Known::Long), other.blocks, Pace::PLAIN)?;
-    moved.seen = half;
-    rig.read("a sequence whose blocks were overwritten and imported back", &mut kept, 3)?;
-    rig.read("a sequence in blocks that were imported under other ids", &mut moved, 3)?;
+    let groups = good.len() as u32;
+    if transfer(rig)?.bytes(groups) != 0 {
+        return Err(broken(format!("group {groups}, which there is not, is said to have bytes")));
+    }
+    for (places, contents) in [(&kept.places, &bad), (&kept.places, &good), (&other.places, &good)] {
+        for (group, (ids, contents)) in places.iter().zip(contents).enumerate() {
+            for (&id, bytes) in ids.iter().zip(contents) {
+                let back = transfer(rig)?.import(group as u32, id, bytes);
+                must_succeed("import of what was exported", back)?;
+            }
+        }
+    }
+    let reads: Vec<u32> = other.places.iter().map(|ids| ids[0]).collect();
+    let mut moved = rig.start_in(rig.text(Known::Long), other.places, Pace::PLAIN)?;
+    moved.go_on(half, &reads);
+    rig.read("a sequence whose places were overwritten and imported back", &mut kept, 3)?;
+    rig.read("a sequence in places that were imported under other ids", &mut moved, 3)?;
     Ok(rig.agreement())
 }
 
@@ -132,17 +159,22 @@ fn copies<'a>(rig: &'a mut Rig<'_>) -> Finding<Offered<'a, SequenceState>> {
     must_succeed("the extension's table", offered)
 }
 
-fn export(rig: &mut Rig<'_>, blocks: &[u32]) -> Finding<Vec<Vec<u8>>> {
-    let len = transfer(rig)?.block_bytes();
-    if len == 0 || len > BYTES_MAX {
-        return Err(broken(format!("a block is said to have {len} bytes")));
+/// The bytes of each of these places, group by group.
+fn export(rig: &mut Rig<'_>, places: &Places) -> Finding<Vec<Vec<Vec<u8>>>> {
+    let mut groups = Vec::new();
+    for (group, ids) in places.iter().enumerate() {
+        let len = transfer(rig)?.bytes(group as u32);
+        if len == 0 || len > BYTES_MAX {
+            return Err(broken(format!("a block or slot of group {group} is said to have {len} bytes")));
+        }
+        let contents = ids.iter().map(|&id| {
+            let mut bytes = vec![0; len as usize];
+            let out = transfer(rig)?.export(group as u32, id, &mut bytes);
+            must_succeed("export", out).map(|()| bytes)
+        });
+        groups.push(contents.collect::<Finding<_>>()?);
     }
-    let contents = blocks.iter().map(|&block| {
-        let mut bytes = vec![0; len as usize];
-        let out = transfer(rig)?.export(block, &mut bytes);
-        must_succeed("export of a block", out).map(|()| bytes)
-    });
-    contents.collect()
+    Ok(groups)
 }
 
 pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
@@ -154,7 +186,7 @@ pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
 
     let mut second = rig.start(Known::Twin)?;
     must_succeed("fork", copies(rig)?.fork(first.id, second.id))?;
-    second.seen = at;
+    second.go_on(at, &[]);
     rig.step("a fork that goes another way", vec![second.feed(2, Want::ALL)])?;
     rig.step("a sequence after its fork went on", vec![first.feed(1, Want::ALL)])?;
     rig.end(second);
@@ -165,7 +197,7 @@ pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
     bad_copies(rig, &snapshot, third.id)?;
     let back = copies(rig)?.restore(third.id, &snapshot);
     must_succeed("restore of a snapshot", back)?;
-    third.seen = at;
+    third.go_on(at, &[]);
     rig.read("a sequence restored from its snapshot", &mut third, 3)?;
     Ok(rig.agreement())
 }
@@ -195,10 +227,10 @@ fn bad_copies(rig: &mut Rig<'_>, snapshot: &[u8], to: u64) -> Finding<()> {
     }
 }
 
-/// Per-sequence models know what they have seen, and refuse a step that does not follow it before they change anything.
+/// Opaque models know what they have seen, and refuse a step that does not follow it before they change anything.
 pub(super) fn counts(rig: &mut Rig<'_>) -> Finding {
-    if rig.paged() {
-        return Err(skipped("what a paged model has seen lies in the blocks, which are the host's"));
+    if rig.owned() {
+        return Err(skipped("what the model has seen lies in blocks and slots, which are the host's"));
     }
     let mut sequence = rig.start(Known::Long)?;
     try_past(rig, &[sequence.feed(1, Want::LAST)], 3, "a new sequence")?;
@@ -230,13 +262,29 @@ fn try_past(rig: &mut Rig<'_>, feeds: &[Feed<'_>], past: u32, what: &str) -> Fin
     }
 }
 
-fn alternate(blocks: &[u32]) -> (Vec<u32>, Vec<u32>) {
-    let every_other = |from| blocks.iter().copied().skip(from).step_by(2).collect();
-    (every_other(0), every_other(1))
+/// Places for two texts: blocks that alternate, and a slot each.
+fn pair(rig: &mut Rig<'_>) -> Finding<(Places, Places)> {
+    let all = rig.take_neighbours(2 * rig.blocks_for(rig.longest()))?;
+    let slots = rig.take_slots()?;
+    let every_other = |ids: &[u32], from| ids.iter().copied().skip(from).step_by(2).collect::<Vec<_>>();
+    let (mut ones, mut others) = (Vec::new(), Vec::new());
+    for (place, ids) in all.into_iter().enumerate() {
+        let blocks = rig.shape.caches[place].has_blocks();
+        let (one, other) =
+            if blocks { (every_other(&ids, 0), every_other(&ids, 1)) } else { (ids, vec![slots[place]]) };
+        ones.push(one);
+        others.push(other);
+    }
+    Ok((ones, others))
 }
 
-fn paged(rig: &Rig<'_>) -> Finding<()> {
-    if rig.paged() { Ok(()) } else { Err(skipped("the model keeps a state per sequence, not blocks")) }
+fn owned(rig: &Rig<'_>) -> Finding<()> {
+    if rig.owned() { Ok(()) } else { Err(skipped("the model keeps sequences by itself, not in blocks or slots")) }
+}
+
+fn blocks(rig: &Rig<'_>) -> Finding<()> {
+    owned(rig)?;
+    if rig.has_blocks() { Ok(()) } else { Err(skipped("the model keeps states, not blocks of tokens")) }
 }
 
 fn must_succeed<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Finding<T> {

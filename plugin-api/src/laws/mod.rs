@@ -38,7 +38,8 @@ const LAWS: &[Law] = &[
     Law {
         id: "resident",
         says: "what the model says of itself fits its card",
-        hint: "a paged model has blocks and a per-sequence model none; both have a vocabulary and a context above 0",
+        hint: "there is a count for each group of the card, above 0 unless the group is opaque; vocabulary, context and the \
+               length of a block are above 0 too",
         check: refusals::resident,
     },
     Law {

@@ -46,10 +46,10 @@ pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
     let stretched = moved(rig, "positions two apart", |_| Pace { first: 0, stride: 2 })?;
     let what = format!("positions two apart move logits by up to {:.2} % of the spread", stretched * 100.0);
     if stretched <= SEEN {
-        return match (rig.paged(), rig.options.positionless) {
+        return match (rig.has_blocks(), rig.options.positionless) {
             (true, false) => Err(broken(format!("{what}: they are not read"))),
             (true, true) => Ok(noted(format!("{what}, as the architecture has no use for them"))),
-            (false, _) => Ok(noted(format!("{what}: the model counts for itself, as per-sequence models may"))),
+            (false, _) => Ok(noted(format!("{what}, as a model without attention may do without"))),
         };
     }
     sharpen(rig, stretched);

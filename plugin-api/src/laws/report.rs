@@ -3,20 +3,32 @@
 
 use std::fmt;
 
-use crate::Card;
+use crate::{CacheGroup, Card};
 
 /// What a model cannot say of itself and must be known to address it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The length of a row of logits.
     pub vocabulary: u32,
-    /// Tokens in a block; 0 for a per-sequence model.
+    /// Tokens in a block.
     pub block_tokens: u32,
+    /// How it remembers sequences.
+    pub caches: Vec<CacheGroup>,
+    /// The most candidates in a row; 0 for none.
+    pub candidates: u32,
+    /// The length of a hidden row; 0 for none.
+    pub hidden: u32,
 }
 
 impl From<&Card> for Shape {
     fn from(card: &Card) -> Self {
-        Self { vocabulary: card.vocabulary, block_tokens: card.block_tokens }
+        Self {
+            vocabulary: card.vocabulary,
+            block_tokens: card.block_tokens,
+            caches: card.caches.to_vec(),
+            candidates: card.candidates,
+            hidden: card.hidden,
+        }
     }
 }
 

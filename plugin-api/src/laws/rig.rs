@@ -1,4 +1,4 @@
-//! The bench that laws are tried on: it deals out blocks, makes texts and sequences, runs steps, and compares every row of
+//! The bench that laws are tried on: it deals out blocks and slots, makes texts and sequences, runs steps, and compares every row of
 //! logits with the one that the model gave when it read the same text whole and alone. So a law only says in which
 //! pieces, in which company and in which blocks texts are read; that the numbers stay the same is checked here.
 
@@ -8,7 +8,10 @@ use super::{
     TOKENS_MIN,
     report::{Options, Outcome, Shape, broken, skipped},
 };
-use crate::{Batch, ModelBox, NO_ADAPTER, PluginError, Resident, Span, Want};
+use crate::{
+    Batch, CacheGroup, CacheKind, CacheTable, Checkpoint, ModelBox, NO_ADAPTER, Output, Outputs, PluginError, Resident,
+    Span, VACANT, Want,
+};
 
 /// How a verdict says that the model failed where it had to succeed.
 pub(super) const REFUSED: &str = "a good batch failed";
@@ -30,9 +33,9 @@ pub(super) struct Rig<'m> {
     /// The change that the model shows when a past token changes, once known: 0 for one that does not look back.
     pub(super) looks_back: f32,
     texts: Vec<Rc<Text>>,
-    /// Block ids that are not in use. The first in are the first out, so that a text seldom finds in its blocks what it left
-    /// there itself, which would hide that something is not written.
-    free: Vec<u32>,
+    /// Of each group, the ids that no sequence holds. The first in are the first out, so that a text seldom finds in its blocks
+    /// what it left there itself, which would hide that something is not written.
+    free: Vec<Vec<u32>>,
     laws_tried: usize,
     alive: Vec<u64>,
     next_id: u64,
@@ -66,9 +69,14 @@ pub(super) struct Sequence {
     pub(super) id: u64,
     pub(super) text: Rc<Text>,
     pub(super) seen: usize,
-    pub(super) blocks: Vec<u32>,
+    pub(super) places: Places,
+    /// Of each group of states, the slot that holds the state after the tokens seen.
+    pub(super) reads: Vec<u32>,
     pub(super) pace: Pace,
 }
+
+/// Ids of each group: blocks in the order of a text's tokens, or the slot that a state lives in.
+pub(super) type Places = Vec<Vec<u32>>;
 
 /// The positions of a sequence's tokens.
 #[derive(Clone, Copy)]
@@ -86,6 +94,8 @@ pub(super) struct Feed<'a> {
     sequence: &'a mut Sequence,
     count: usize,
     want: Want,
+    /// After how many tokens of the sequence a copy of its state is left, and the slot of each group for it.
+    copies: Vec<(u32, Vec<u32>)>,
 }
 
 /// A batch that can still be changed.
@@ -93,10 +103,39 @@ pub(super) struct Feed<'a> {
 pub(super) struct Draft {
     pub(super) tokens: Vec<u32>,
     pub(super) positions: Vec<u32>,
-    /// Their blocks stand in `tables`.
+    /// Their caches stand in `tables`.
     pub(super) spans: Vec<Span<'static>>,
-    pub(super) tables: Vec<Vec<u32>>,
+    /// For each span, where each group keeps it.
+    pub(super) tables: Vec<Vec<Table>>,
     pub(super) logits: usize,
+}
+
+/// A cache table that can still be changed.
+#[derive(Clone)]
+pub(super) struct Table {
+    pub(super) blocks: Vec<u32>,
+    pub(super) read: u32,
+    pub(super) write: u32,
+    pub(super) checkpoints: Vec<Checkpoint>,
+}
+
+impl Table {
+    fn cross(&self) -> CacheTable<'_> {
+        CacheTable {
+            blocks: self.blocks[..].into(),
+            read: self.read,
+            write: self.write,
+            checkpoints: self.checkpoints[..].into(),
+        }
+    }
+}
+
+impl Feed<'_> {
+    /// Leaves a copy of the state in these slots after so many tokens of the sequence.
+    pub(super) fn copy(mut self, after: usize, slots: Vec<u32>) -> Self {
+        self.copies.push((after as u32, slots));
+        self
+    }
 }
 
 impl Sequence {
@@ -104,9 +143,23 @@ impl Sequence {
         self.text.tokens.len() - self.seen
     }
 
+    /// What it has seen now lies in its own slots.
+    fn arrive(&mut self, seen: usize) {
+        self.seen = seen;
+        for (read, own) in self.reads.iter_mut().zip(&self.places) {
+            *read = own.first().copied().unwrap_or(VACANT);
+        }
+    }
+
+    /// Has it go on after `seen` tokens, of which the state lies in these slots.
+    pub(super) fn go_on(&mut self, seen: usize, reads: &[u32]) {
+        self.seen = seen;
+        self.reads = reads.to_vec();
+    }
+
     pub(super) fn feed(&mut self, count: usize, want: Want) -> Feed<'_> {
         let count = count.min(self.left());
-        Feed { sequence: self, count, want }
+        Feed { sequence: self, count, want, copies: Vec::new() }
     }
 }
 
@@ -134,8 +187,30 @@ impl<'m> Rig<'m> {
         rig
     }
 
-    pub(super) fn paged(&self) -> bool {
-        self.shape.block_tokens > 0
+    /// Whether the host owns what the model remembers; an opaque model keeps it by itself.
+    pub(super) fn owned(&self) -> bool {
+        self.shape.caches.iter().all(|group| group.kind != CacheKind::OPAQUE)
+    }
+
+    /// Whether the model keeps tokens in blocks.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.shape.caches.iter().any(CacheGroup::has_blocks)
+    }
+
+    /// Whether the model keeps states in slots.
+    pub(super) fn has_states(&self) -> bool {
+        self.shape.caches.iter().any(|group| group.kind == CacheKind::STATE)
+    }
+
+    /// The sequences that may live at once.
+    fn sequences_max(&self) -> usize {
+        let counts = self.shape.caches.iter().zip(self.resident.places.iter());
+        let counts = counts.map(|(group, &count)| match (group.kind, count) {
+            (CacheKind::OPAQUE, 0) => usize::MAX,
+            (CacheKind::OPAQUE, count) => count as usize,
+            _ => usize::MAX,
+        });
+        counts.min().unwrap_or(usize::MAX)
     }
 
     /// Releases every sequence, takes back every block and forgets what was compared.
@@ -146,13 +221,14 @@ impl<'m> Rig<'m> {
         // A few more than laws ever hold at once; the last ones there are among them.
         let reference = self.options.references.iter().map(|reference| reference.tokens.len()).max().unwrap_or(0);
         let many = (5 * self.blocks_for(self.longest()) + 4).max(self.blocks_for(reference));
-        let blocks = self.resident.blocks;
-        let low = blocks.min(u32::try_from(many).unwrap_or(u32::MAX));
-        self.free = (0..low).chain(blocks.saturating_sub(2).max(low)..blocks).collect();
-        if !self.free.is_empty() {
-            let turn = self.laws_tried % self.free.len();
-            self.free.rotate_left(turn);
-        }
+        let places = self.resident.places.iter().map(|&count| {
+            let low = count.min(u32::try_from(many).unwrap_or(u32::MAX));
+            let mut free: Vec<u32> = (0..low).chain(count.saturating_sub(2).max(low)..count).collect();
+            let turn = self.laws_tried.checked_rem(free.len()).unwrap_or(0);
+            free.rotate_left(turn);
+            free
+        });
+        self.free = if self.owned() { places.collect() } else { vec![Vec::new(); self.shape.caches.len()] };
         self.laws_tried += 1;
         self.worst = 0.0;
     }
@@ -165,7 +241,9 @@ impl<'m> Rig<'m> {
     /// The length of [`Known::Long`].
     pub(super) fn longest(&self) -> usize {
         let block = self.shape.block_tokens;
-        let room = if block == 0 { u32::MAX } else { (self.resident.blocks / 2).max(1).saturating_mul(block) };
+        let blocks = self.shape.caches.iter().zip(self.resident.places.iter());
+        let blocks = blocks.filter(|(group, _)| group.has_blocks()).map(|(_, &count)| count).min();
+        let room = blocks.map_or(u32::MAX, |blocks| (blocks / 2).max(1).saturating_mul(block));
         let wish = self.options.longest.max(block.saturating_add(block / 4 + 2)).max(TOKENS_MIN);
         wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
     }
@@ -227,22 +305,45 @@ impl<'m> Rig<'m> {
 
     /// How many blocks hold this many tokens.
     pub(super) fn blocks_for(&self, tokens: usize) -> usize {
-        if self.paged() { tokens.div_ceil(self.shape.block_tokens as usize) } else { 0 }
+        if self.owned() { tokens.div_ceil(self.shape.block_tokens.max(1) as usize) } else { 0 }
     }
 
-    /// Takes blocks out of the pool.
-    pub(super) fn take_blocks(&mut self, count: usize) -> Finding<Vec<u32>> {
-        if count > self.free.len() {
-            let have = self.resident.blocks;
-            return Err(skipped(format!("it needs more blocks than the {have} that the model was loaded with")));
+    /// Takes so many blocks of every group that has some, and a slot of every group of states.
+    pub(super) fn take_places(&mut self, blocks: usize) -> Finding<Places> {
+        let mut places = Vec::new();
+        for place in 0..self.shape.caches.len() {
+            let group = self.shape.caches[place];
+            let count = match group.kind {
+                CacheKind::STATE => 1,
+                _ if group.has_blocks() => blocks,
+                _ => 0,
+            };
+            places.push(self.take(place, count)?);
         }
-        Ok(self.free.drain(..count).collect())
+        Ok(places)
     }
 
     /// The same, lowest ids first, so that most follow one another in the model's memory.
-    pub(super) fn take_neighbours(&mut self, count: usize) -> Finding<Vec<u32>> {
-        self.free.sort_unstable();
-        self.take_blocks(count)
+    pub(super) fn take_neighbours(&mut self, blocks: usize) -> Finding<Places> {
+        self.free.iter_mut().for_each(|free| free.sort_unstable());
+        self.take_places(blocks)
+    }
+
+    /// A further slot of every group of states, for a copy; [`VACANT`] for the other groups.
+    pub(super) fn take_slots(&mut self) -> Finding<Vec<u32>> {
+        let states = self.shape.caches.iter().map(|group| group.kind == CacheKind::STATE).collect::<Vec<_>>();
+        let slot = |(place, state)| if state { Ok(self.take(place, 1)?[0]) } else { Ok(VACANT) };
+        states.into_iter().enumerate().map(slot).collect()
+    }
+
+    fn take(&mut self, group: usize, count: usize) -> Finding<Vec<u32>> {
+        let have = self.free.get(group).map_or(0, Vec::len);
+        if count > have {
+            let all = self.resident.places.get(group).copied().unwrap_or(0);
+            let what = if self.shape.caches[group].kind == CacheKind::STATE { "slots" } else { "blocks" };
+            return Err(skipped(format!("it needs more {what} than the {all} that the model was loaded with")));
+        }
+        Ok(self.free[group].drain(..count).collect())
     }
 
     pub(super) fn start(&mut self, known: Known) -> Finding<Sequence> {
@@ -250,18 +351,19 @@ impl<'m> Rig<'m> {
     }
 
     pub(super) fn start_with(&mut self, text: Rc<Text>, pace: Pace) -> Finding<Sequence> {
-        let blocks = self.take_blocks(self.blocks_for(text.tokens.len()))?;
-        self.start_in(text, blocks, pace)
+        let places = self.take_places(self.blocks_for(text.tokens.len()))?;
+        self.start_in(text, places, pace)
     }
 
-    /// A sequence in blocks of the law's choice.
-    pub(super) fn start_in(&mut self, text: Rc<Text>, blocks: Vec<u32>, pace: Pace) -> Finding<Sequence> {
-        let most = self.resident.sequences;
-        if most > 0 && self.alive.len() >= most as usize {
+    /// A sequence in places of the law's choice.
+    pub(super) fn start_in(&mut self, text: Rc<Text>, places: Places, pace: Pace) -> Finding<Sequence> {
+        let most = self.sequences_max();
+        if self.alive.len() >= most {
             return Err(skipped(format!("it needs more sequences at once than the {most} that the model takes")));
         }
         let id = self.new_id();
-        Ok(Sequence { id, text, seen: 0, blocks, pace })
+        let reads = vec![VACANT; self.shape.caches.len()];
+        Ok(Sequence { id, text, seen: 0, places, reads, pace })
     }
 
     /// The name of a sequence to come, which [`Rig::clear`] will release.
@@ -278,11 +380,16 @@ impl<'m> Rig<'m> {
         sequence.id = id;
     }
 
-    /// Releases a sequence and frees its blocks.
+    /// Releases a sequence and frees its places.
     pub(super) fn end(&mut self, sequence: Sequence) {
         self.model.release(sequence.id);
         self.alive.retain(|&id| id != sequence.id);
-        self.free.extend(sequence.blocks);
+        self.give_back(sequence.places);
+    }
+
+    /// Frees places.
+    pub(super) fn give_back(&mut self, places: Places) {
+        self.free.iter_mut().zip(places).for_each(|(free, places)| free.extend(places));
     }
 
     /// The logits of a text that is read in one step by a sequence of its own.
@@ -320,7 +427,7 @@ impl<'m> Rig<'m> {
                 let right = feed.sequence.text.rows.get(token * width..(token + 1) * width);
                 self.compare(what, token, right, row)?;
             }
-            feed.sequence.seen = end;
+            feed.sequence.arrive(end);
         }
         Ok(logits)
     }
@@ -328,36 +435,64 @@ impl<'m> Rig<'m> {
     pub(super) fn draft(&self, feeds: &[Feed<'_>]) -> Draft {
         let mut draft =
             Draft { tokens: Vec::new(), positions: Vec::new(), spans: Vec::new(), tables: Vec::new(), logits: 0 };
-        for Feed { sequence, count, want } in feeds {
+        for Feed { sequence, count, want, copies } in feeds {
             let (start, past, len) = (draft.tokens.len() as u32, sequence.seen as u32, *count as u32);
             draft.tokens.extend(&sequence.text.tokens[sequence.seen..sequence.seen + count]);
             draft.positions.extend((past..past + len).map(|at| sequence.pace.first + at * sequence.pace.stride));
-            let (sequence_id, blocks) = (sequence.id, [][..].into());
-            let (adapter, adapter_scale) = (NO_ADAPTER, 1.0);
             draft.spans.push(Span {
-                sequence: sequence_id,
+                sequence: sequence.id,
                 start,
                 len,
                 past,
                 want: *want,
-                adapter,
-                adapter_scale,
-                blocks,
+                output: Output::LOGITS,
+                mask: [][..].into(),
+                adapter: NO_ADAPTER,
+                adapter_scale: 1.0,
+                caches: [][..].into(),
             });
-            draft.tables.push(sequence.blocks.clone());
+            draft.tables.push(self.tables(sequence, copies));
             draft.logits += want.rows(len).unwrap_or(0) as usize * self.shape.vocabulary as usize;
         }
         draft
     }
 
+    fn tables(&self, sequence: &Sequence, copies: &[(u32, Vec<u32>)]) -> Vec<Table> {
+        let table = |(place, group): (usize, &CacheGroup)| {
+            let empty = Table { blocks: Vec::new(), read: VACANT, write: VACANT, checkpoints: Vec::new() };
+            match group.kind {
+                CacheKind::STATE => Table {
+                    read: if sequence.seen == 0 { VACANT } else { sequence.reads[place] },
+                    write: sequence.places[place].first().copied().unwrap_or(VACANT),
+                    checkpoints: copies
+                        .iter()
+                        .map(|(after, to)| Checkpoint { after: *after, slot: to[place] })
+                        .collect(),
+                    ..empty
+                },
+                _ => Table { blocks: sequence.places.get(place).cloned().unwrap_or_default(), ..empty },
+            }
+        };
+        self.shape.caches.iter().enumerate().map(table).collect()
+    }
+
     /// Runs a draft as it is. Places that the model leaves unwritten stay NaN.
     pub(super) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
         let mut logits = vec![f32::NAN; draft.logits];
-        let spans = draft.spans.iter().zip(&draft.tables);
-        let spans: Vec<Span<'_>> = spans.map(|(span, table)| Span { blocks: table[..].into(), ..*span }).collect();
+        let tables: Vec<Vec<CacheTable<'_>>> =
+            draft.tables.iter().map(|tables| tables.iter().map(Table::cross).collect()).collect();
+        let spans = draft.spans.iter().zip(&tables);
+        let spans: Vec<Span<'_>> = spans.map(|(span, tables)| Span { caches: tables[..].into(), ..*span }).collect();
         let (tokens, positions) = (draft.tokens[..].into(), draft.positions[..].into());
-        let batch = Batch { tokens, positions, spans: spans[..].into() };
-        self.model.forward(&batch, (&mut logits[..]).into()).into_result()?;
+        let batch = Batch { tokens, positions, spans: spans[..].into(), top: 0 };
+        let mut outputs = Outputs {
+            logits: (&mut logits[..]).into(),
+            ids: (&mut [][..]).into(),
+            scores: (&mut [][..]).into(),
+            totals: (&mut [][..]).into(),
+            hidden: (&mut [][..]).into(),
+        };
+        self.model.forward(&batch, &mut outputs).into_result()?;
         Ok(logits)
     }
 

@@ -31,7 +31,7 @@ pub(super) fn wanted(rig: &mut Rig<'_>) -> Finding {
 }
 
 pub(super) fn chunked(rig: &mut Rig<'_>) -> Finding {
-    let block = if rig.paged() { rig.shape.block_tokens as usize } else { 16 };
+    let block = rig.shape.block_tokens as usize;
     for size in [1, 3, block.saturating_sub(1), block, block + 1] {
         let mut sequence = rig.start(Known::Long)?;
         if size > 0 && size < sequence.left() {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use super::{CHUNK_TOKENS_MAX, Pristine, VALUE_BYTES, Wrapped};
 use crate::{
-    Batch, Capacity, Error, Level, Model, Resident, Result, SequenceState, Services, Span, Want,
+    Batch, Error, Level, Model, Resident, Result, SequenceState, Services, Span, Want,
     export::{caught, discard},
     nn::copy_to,
 };
@@ -68,7 +68,7 @@ impl<W: Wrapped> Bridged<W> {
     }
 
     fn has_room_for(&self, new: usize) -> Result<()> {
-        let Capacity::Sequences(most) = self.resident.capacity else { return Ok(()) };
+        let Some(&(_, most)) = self.resident.caches.first() else { return Ok(()) };
         if self.sequences.len() + new > most as usize {
             let message = format!("there is room for the states of {most} sequences only");
             return Err(Error::out_of_memory(message).help("raise kv_budget or lower the context"));

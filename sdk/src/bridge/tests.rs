@@ -9,7 +9,7 @@ use std::{
 
 use super::{Parts, Pristine, Shape, VarBuilder, Wrapped, model::Bridged};
 use crate::{
-    Batch, Capacity, Code, Error, Model, Resident, Result, Services, Span, Want,
+    Batch, Cache, Code, Error, Model, Output, Resident, Result, Services, Span, Table, Want,
     services::heard,
     weights::{
         Checkpoint,
@@ -82,9 +82,11 @@ impl Rig {
         let calls = Arc::<Mutex<Vec<usize>>>::default();
         let shared = Arc::clone(&calls);
         let pristine = Pristine::made_by(move || Ok(Played { sum: 0, count: 0, calls: Arc::clone(&shared) }));
-        let (device, note, capacity) = ("cpu".into(), String::new(), Capacity::Sequences(8));
-        let (vocabulary, context) = (VOCABULARY as u32, 64);
-        let resident = Resident { device, note, weight_bytes: 0, state_bytes: 0, vocabulary, context, capacity };
+        let (device, note, caches) = ("cpu".into(), String::new(), vec![(Cache::Opaque { bytes: 0 }, 8)]);
+        let (weight_bytes, state_bytes, vocabulary, hidden, context) = (0, 0, VOCABULARY as u32, 0, 64);
+        let block_tokens = 16;
+        let resident =
+            Resident { device, note, weight_bytes, state_bytes, vocabulary, hidden, context, block_tokens, caches };
         let model = Bridged::new(pristine, resident, Device::Cpu, 0, services).unwrap();
         Self { model, calls }
     }
@@ -100,14 +102,15 @@ impl Rig {
         let tokens: Vec<u32> = spans.iter().flat_map(|span| span.2.to_vec()).collect();
         let (mut start, mut rows) = (0, 0);
         let spans = spans.iter().map(|&(sequence, past, tokens, want)| {
-            let span =
-                Span { sequence, start, len: tokens.len(), past, want, adapter: 0, adapter_scale: 1.0, blocks: &[] };
+            let (len, output, caches) = (tokens.len(), Output::Logits, vec![Table::Opaque]);
+            let (mask, adapter, adapter_scale) = (&[][..], 0, 1.0);
+            let span = Span { sequence, start, len, past, want, output, mask, adapter, adapter_scale, caches };
             (start, rows) = (start + tokens.len(), rows + want.rows(tokens.len()));
             span
         });
         let spans = spans.collect();
         let mut logits = vec![-1.0; rows * VOCABULARY];
-        self.model.forward(&Batch { tokens: &tokens, positions: &tokens, spans }, &mut logits)?;
+        self.model.forward(&Batch { tokens: &tokens, positions: &tokens, spans, top: 0 }, &mut logits)?;
         Ok(logits.chunks_exact(VOCABULARY).map(<[f32]>::to_vec).collect())
     }
 }

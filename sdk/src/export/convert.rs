@@ -5,9 +5,7 @@ use pensieve_plugin_api::{
     abi_stable::std_types::{ROption, RString, RVec},
 };
 
-use crate::{
-    AdapterData, Capacity, Card, Code, Error, LoadRequest, LowRankPair, Merged, Resident, Source, StateKind, Want,
-};
+use crate::{AdapterData, Cache, Card, Code, Error, LoadRequest, LowRankPair, Merged, Output, Resident, Source, Want};
 
 /// Pairs each code of the SDK with the contract's.
 const CODES: [(Code, api::ErrorCode); 10] = [
@@ -57,18 +55,15 @@ impl From<&api::LoadRequest<'_>> for LoadRequest {
 
 impl From<Card> for api::Card {
     fn from(card: Card) -> Self {
-        let (state, block_tokens, block_bytes, sequence_bytes) = match card.state {
-            StateKind::Paged { tokens, bytes } => (api::StateKind::PAGED, tokens, bytes, 0),
-            StateKind::PerSequence { bytes } => (api::StateKind::PER_SEQUENCE, 0, 0, bytes),
-        };
         Self {
             architecture: card.architecture.into(),
             vocabulary: card.vocabulary,
             context: card.context,
-            state,
-            block_tokens,
-            block_bytes,
-            sequence_bytes,
+            block_tokens: card.block_tokens,
+            caches: card.caches.iter().map(group).collect(),
+            // The SDK chooses candidates where a model does not.
+            candidates: card.vocabulary,
+            hidden: card.hidden,
             token_bytes: card.token_bytes,
             weight_bytes: card.weight_bytes,
             tokenizer: card.tokenizer.into(),
@@ -85,19 +80,35 @@ impl From<Card> for api::Card {
 
 impl From<&Resident> for api::Resident {
     fn from(resident: &Resident) -> Self {
-        let (blocks, sequences) = match resident.capacity {
-            Capacity::Blocks { blocks, .. } => (blocks, 0),
-            Capacity::Sequences(sequences) => (0, sequences),
-        };
         Self {
             device: resident.device.as_str().into(),
             note: resident.note.as_str().into(),
             weight_bytes: resident.weight_bytes,
             state_bytes: resident.state_bytes,
-            blocks,
-            sequences,
+            places: resident.caches.iter().map(|(_, count)| *count).collect(),
             context: resident.context,
         }
+    }
+}
+
+/// A group of caches as it crosses.
+pub(crate) fn group(cache: &Cache) -> api::CacheGroup {
+    let (kind, window, bytes) = match *cache {
+        Cache::Tokens { bytes } => (api::CacheKind::TOKENS, 0, bytes),
+        Cache::Window { tokens, bytes } => (api::CacheKind::WINDOW, tokens, bytes),
+        Cache::State { bytes } => (api::CacheKind::STATE, 0, bytes),
+        Cache::Opaque { bytes } => (api::CacheKind::OPAQUE, 0, bytes),
+    };
+    api::CacheGroup { kind, window, bytes }
+}
+
+/// The contract's output, if its value is known.
+pub(super) fn output(output: api::Output) -> Option<Output> {
+    match output {
+        api::Output::LOGITS => Some(Output::Logits),
+        api::Output::CANDIDATES => Some(Output::Candidates),
+        api::Output::HIDDEN => Some(Output::Hidden),
+        _ => None,
     }
 }
 

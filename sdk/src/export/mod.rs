@@ -10,6 +10,8 @@ mod guard;
 mod model;
 mod providers;
 
+#[cfg(feature = "testing")]
+pub(crate) use convert::group;
 #[cfg(feature = "bridge")]
 pub(crate) use guard::{caught, discard};
 pub(crate) use model::export_model;

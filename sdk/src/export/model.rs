@@ -19,7 +19,7 @@ use super::{
     convert,
     guard::{discard, guard},
 };
-use crate::{Capacity, Error, Model, Result};
+use crate::{CandidateRows, Error, Model, Outputs, Result};
 
 /// Wraps a model for the host, unless what it says of itself cannot be.
 pub(crate) fn export_model(mut model: Box<dyn Model>) -> Result<api::ModelBox> {
@@ -60,16 +60,25 @@ impl api::Model for ExportedModel {
             note: error.to_string().into(),
             weight_bytes: 0,
             state_bytes: 0,
-            blocks: 0,
-            sequences: 0,
+            places: RVec::new(),
             context: 0,
         })
     }
 
-    fn forward(&mut self, batch: &api::Batch<'_>, mut logits: RSliceMut<'_, f32>) -> RResult<(), PluginError> {
+    fn forward(&mut self, batch: &api::Batch<'_>, outputs: &mut api::Outputs<'_>) -> RResult<(), PluginError> {
         guard("forward", || {
-            let batch = self.check.check(batch, &self.adapters, logits.len())?;
-            self.model()?.forward(&batch, logits.as_mut_slice())
+            let batch = self.check.check(batch, &self.adapters, outputs)?;
+            let mut outputs = Outputs {
+                logits: outputs.logits.as_mut_slice(),
+                candidates: CandidateRows {
+                    ids: outputs.ids.as_mut_slice(),
+                    scores: outputs.scores.as_mut_slice(),
+                    totals: outputs.totals.as_mut_slice(),
+                },
+                hidden: outputs.hidden.as_mut_slice(),
+                vocabulary: self.check.vocabulary(),
+            };
+            self.model()?.forward_to(&batch, &mut outputs)
         })
     }
 
@@ -116,7 +125,7 @@ impl Drop for ExportedModel {
     }
 }
 
-static KV_TRANSFER: KvTransfer = KvTransfer { block_bytes, export, import };
+static KV_TRANSFER: KvTransfer = KvTransfer { bytes, export, import };
 static SEQUENCE_STATE: SequenceState = SequenceState { fork, snapshot, restore };
 
 /// The object behind a table's first argument.
@@ -126,19 +135,19 @@ fn exported(model: RMut<'_, ()>) -> &mut ExportedModel {
     unsafe { &mut *model.into_raw().cast::<ExportedModel>() }
 }
 
-/// The model's ability to transfer block `block` as `len` bytes.
-fn transferring(model: RMut<'_, ()>, block: u32, len: usize) -> Result<&mut dyn crate::KvTransfer> {
+/// The model's ability to transfer a block or slot as `len` bytes.
+fn transferring(model: RMut<'_, ()>, group: u32, id: u32, len: usize) -> Result<&mut dyn crate::KvTransfer> {
     let exported = exported(model);
-    if let Capacity::Blocks { blocks, .. } = exported.check.capacity()
-        && block >= blocks
-    {
-        return Err(Error::invalid(format!("block {block} is out of range: the model has {blocks}")));
+    let count = exported.check.places(group as usize);
+    if id >= count {
+        return Err(Error::invalid(format!("{id} is out of range: group {group} has {count} blocks or slots")));
     }
     let Some(ability) = exported.model()?.kv_transfer() else {
         return Err(Error::unsupported("this model transfers no blocks"));
     };
-    if ability.block_bytes() != len {
-        return Err(Error::invalid(format!("a block has {} bytes, not {len}", ability.block_bytes())));
+    let bytes = ability.bytes(group as usize);
+    if bytes != len {
+        return Err(Error::invalid(format!("what is transferred of group {group} has {bytes} bytes, not {len}")));
     }
     Ok(ability)
 }
@@ -147,19 +156,33 @@ fn copying(model: RMut<'_, ()>) -> Result<&mut dyn crate::SequenceState> {
     exported(model).model()?.sequence_state().ok_or_else(|| Error::unsupported("this model copies no sequences"))
 }
 
-unsafe extern "C" fn block_bytes(model: RMut<'_, ()>) -> u64 {
-    let answer = guard("block_bytes", || {
-        Ok(exported(model).model()?.kv_transfer().map_or(0, |ability| ability.block_bytes() as u64))
+unsafe extern "C" fn bytes(model: RMut<'_, ()>, group: u32) -> u64 {
+    let answer = guard("bytes", || {
+        let exported = exported(model);
+        if exported.check.places(group as usize) == 0 {
+            return Ok(0);
+        }
+        Ok(exported.model()?.kv_transfer().map_or(0, |ability| ability.bytes(group as usize) as u64))
     });
     answer.unwrap_or(0)
 }
 
-unsafe extern "C" fn export(model: RMut<'_, ()>, block: u32, mut bytes: RSliceMut<'_, u8>) -> RResult<(), PluginError> {
-    guard("export", || transferring(model, block, bytes.len())?.export(block, bytes.as_mut_slice()))
+unsafe extern "C" fn export(
+    model: RMut<'_, ()>,
+    group: u32,
+    id: u32,
+    mut bytes: RSliceMut<'_, u8>,
+) -> RResult<(), PluginError> {
+    guard("export", || transferring(model, group, id, bytes.len())?.export(group as usize, id, bytes.as_mut_slice()))
 }
 
-unsafe extern "C" fn import(model: RMut<'_, ()>, block: u32, bytes: RSlice<'_, u8>) -> RResult<(), PluginError> {
-    guard("import", || transferring(model, block, bytes.len())?.import(block, bytes.as_slice()))
+unsafe extern "C" fn import(
+    model: RMut<'_, ()>,
+    group: u32,
+    id: u32,
+    bytes: RSlice<'_, u8>,
+) -> RResult<(), PluginError> {
+    guard("import", || transferring(model, group, id, bytes.len())?.import(group as usize, id, bytes.as_slice()))
 }
 
 unsafe extern "C" fn fork(model: RMut<'_, ()>, from: u64, to: u64) -> RResult<(), PluginError> {

@@ -14,8 +14,10 @@ pub struct Attention {
     pub heads: usize,
     /// Heads of keys and values; `heads` is a multiple of it.
     pub kv_heads: usize,
-    /// Values in a head.
+    /// Values in a head of queries and keys.
     pub head_dim: usize,
+    /// Values in a head of values; as many unless the cache says otherwise.
+    pub value_dim: usize,
     /// What scores are multiplied by; commonly `1 / √head_dim`.
     pub scale: f32,
     /// How many tokens back a token sees, itself included.
@@ -35,27 +37,76 @@ impl Attention {
             return Err(Error::corrupt(message).help("the model's configuration is inconsistent"));
         }
         let scale = 1.0 / (head_dim as f32).sqrt();
-        Ok(Self { layer, heads, kv_heads, head_dim, scale, window: None, softcap: None, sinks: None })
+        Ok(Self {
+            layer,
+            heads,
+            kv_heads,
+            head_dim,
+            value_dim: head_dim,
+            scale,
+            window: None,
+            softcap: None,
+            sinks: None,
+        })
     }
 
-    /// Remembers the new tokens' `k` and `v` (`[tokens, kv_heads · head_dim]`), and has each token of `q`
-    /// (`[tokens, heads · head_dim]`) attend to its sequence so far.
+    /// Remembers the new tokens' `k` (`[tokens, kv_heads · head_dim]`) and `v` (`[tokens, kv_heads · value_dim]`), and has each
+    /// token of `q` (`[tokens, heads · head_dim]`) attend to its sequence so far: `[tokens, heads · value_dim]`.
     pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], step)?;
+        self.check(&[(v, self.kv_heads, self.value_dim)], step)?;
+        self.check_cache(self.value_dim, step)?;
+        if self.value_dim == self.head_dim {
+            step.ops().attention(self, q, k, v, step)
+        } else {
+            step.ops().attention_over(self, q, Some((k, Some(v))), step)
+        }
+    }
+
+    /// The same where the first `value_dim` values of a key are the values too, and only keys are remembered.
+    pub fn forward_latent(&self, q: &Tensor, k: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], step)?;
+        self.check_cache(0, step)?;
+        if self.value_dim == 0 || self.value_dim > self.head_dim {
+            let message = format!("values of {} are no view of keys of {}", self.value_dim, self.head_dim);
+            return Err(Error::invalid(message));
+        }
+        step.ops().attention_over(self, q, Some((k, None)), step)
+    }
+
+    /// The same over what an earlier layer has remembered in this step and before.
+    pub fn forward_shared(&self, q: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.check(&[(q, self.heads, self.head_dim)], step)?;
+        self.check_cache(self.value_dim, step)?;
+        step.ops().attention_over(self, q, None, step)
+    }
+
+    fn check(&self, inputs: &[(&Tensor, usize, usize)], step: &Step<'_>) -> Result<()> {
         let tokens = step.input().tokens.len();
-        for (x, heads) in [(q, self.heads), (k, self.kv_heads), (v, self.kv_heads)] {
-            if x.dims2()? != (tokens, heads * self.head_dim) {
-                return Err(Error::invalid(format!(
-                    "attention over {heads} heads of {} was given {:?} for {tokens} tokens",
-                    self.head_dim,
-                    x.dims()
-                )));
+        for (x, heads, dim) in inputs {
+            if x.dims2()? != (tokens, heads * dim) {
+                let dims = x.dims();
+                let message = format!("attention over {heads} heads of {dim} was given {dims:?} for {tokens} tokens");
+                return Err(Error::invalid(message));
             }
         }
-        let shape = step.kv.shape;
-        if (shape.kv_heads, shape.head_dim) != (self.kv_heads, self.head_dim) {
-            let message = format!("attention of {} heads of {} values over a cache of", self.kv_heads, self.head_dim);
-            return Err(Error::invalid(format!("{message} {} heads of {}", shape.kv_heads, shape.head_dim)));
+        Ok(())
+    }
+
+    fn check_cache(&self, value_dim: usize, step: &Step<'_>) -> Result<()> {
+        let cache = step.kv.attention(self.layer)?;
+        if (cache.kv_heads, cache.key_dim, cache.value_dim) != (self.kv_heads, self.head_dim, value_dim) {
+            let Self { kv_heads, head_dim, .. } = self;
+            let message = format!("attention of {kv_heads} heads of {head_dim} and {value_dim} values over a cache of");
+            let (heads, keys, values) = (cache.kv_heads, cache.key_dim, cache.value_dim);
+            return Err(Error::invalid(format!("{message} {heads} heads of {keys} and {values}")));
         }
-        step.ops().attention(self, q, k, v, step)
+        if cache.window.is_some_and(|cache| self.window.is_none_or(|window| window > cache)) {
+            return Err(Error::invalid(format!(
+                "layer {} reads more than the window that its cache keeps",
+                self.layer
+            )));
+        }
+        Ok(())
     }
 }

@@ -1,8 +1,9 @@
-//! The memory of a paged model: for each layer one K and one V, `[kv_heads, slots, head_dim]`, with `BLOCK_TOKENS` slots in
-//! a block.
+//! The memory of a model, layer by layer: for attention one K and one V, `[kv_heads, slots, dim]`, with `BLOCK_TOKENS` slots in
+//! a block; for a recurrent layer its state, `[slots, values]`.
 //!
-//! The host deals out block ids; token `i` of a sequence lies in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod
-//! BLOCK_TOKENS`. On the CPU the memory is mapped and zero, so that blocks cost nothing until they are written.
+//! Layers that remember alike form a group, and the host deals out the ids of each group's blocks or slots. Token `i` of a
+//! sequence lies in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod BLOCK_TOKENS` of its group's layers. On the CPU the
+//! memory is mapped and zero, so that blocks cost nothing until they are written.
 
 use candle_core::{Device, Tensor};
 use half::f16;
@@ -10,107 +11,158 @@ use memmap2::MmapMut;
 use std::ops::Range;
 
 use super::{
-    Ops,
-    backend::StoreShape,
+    backend::{StoreShape, foreign},
     cpu::{Kv, KvLayout, KvMut},
+    kv_shape::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache},
+    ops::Ops,
 };
-use crate::{Error, KvTransfer, Result, Span};
+use crate::{Cache, Error, KvTransfer, Result, Span, Table};
 
-/// Tokens in a block.
-pub const BLOCK_TOKENS: usize = 16;
-
-/// How keys and values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvType {
-    /// Four bytes a value.
-    F32,
-    /// Two bytes a value.
-    F16,
-}
-
-impl KvType {
-    /// Bytes of one value.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-        }
-    }
-}
-
-/// The shape of a model's keys and values.
-#[derive(Clone, Copy, Debug)]
-pub struct KvShape {
-    /// Layers that remember.
-    pub layers: usize,
-    /// Heads of keys and values.
-    pub kv_heads: usize,
-    /// Values in a head.
-    pub head_dim: usize,
-}
-
-impl KvShape {
-    /// Bytes of one block over all layers; none if that is more than there can be.
-    pub fn block_bytes(&self, kv: KvType) -> Option<usize> {
-        let values = self.kv_heads.checked_mul(self.head_dim)?.checked_mul(BLOCK_TOKENS)?;
-        values.checked_mul(2 * kv.bytes())?.checked_mul(self.layers)
-    }
-}
-
-/// The keys and values of all sequences.
+/// What a model remembers of all sequences.
 pub struct KvCache {
-    pub(super) shape: KvShape,
     pub(super) kind: KvType,
-    blocks: usize,
-    layers: Vec<[Store; 2]>,
+    groups: Vec<(Cache, usize)>,
+    layers: Vec<Layer>,
 }
 
-/// The keys or the values of one layer.
+/// What one layer remembers of all sequences.
+struct Layer {
+    group: usize,
+    memory: Memory,
+}
+
+enum Memory {
+    Attention(AttentionCache, Box<[Store; 2]>),
+    State(usize, Store),
+    SharedWith(usize),
+}
+
+/// The keys or the values, or the states, of one layer.
 pub(super) enum Store {
     Mapped(MmapMut),
     Tensor(Tensor),
+    /// Values that are a view of the keys.
+    Nothing,
 }
 
 impl KvCache {
-    /// Memory for `blocks` blocks.
-    pub(super) fn new(shape: KvShape, kind: KvType, blocks: usize, ops: &Ops) -> Result<Self> {
+    /// Memory for so many blocks and slots of each group.
+    pub(super) fn new(shape: &KvShape, kind: KvType, counts: &[usize], ops: &Ops) -> Result<Self> {
+        let (groups, group_of) = shape.groups(kind)?;
         let full = |error: &dyn std::fmt::Display| {
-            Error::out_of_memory(format!("no memory for {blocks} KV blocks: {error}"))
+            Error::out_of_memory(format!("no memory for {counts:?} KV blocks and states: {error}"))
                 .help("lower kv_budget or context")
         };
-        let KvShape { kv_heads, head_dim, .. } = shape;
-        let store = StoreShape { kv_heads, slots: blocks * BLOCK_TOKENS, head_dim, kind };
-        let store = || ops.store(store).map_err(|error| full(&error.message));
-        let layers = (0..shape.layers).map(|_| Ok([store()?, store()?])).collect::<Result<_>>()?;
-        Ok(Self { shape, kind, blocks, layers })
+        let memory = |layer: &LayerCache, count: usize| -> Result<Memory> {
+            Ok(match *layer {
+                LayerCache::SharedWith(other) => Memory::SharedWith(other),
+                LayerCache::State(values) => {
+                    let shape = StoreShape { kv_heads: 1, slots: count, head_dim: values, kind: KvType::F32 };
+                    Memory::State(values, ops.state_store(shape).map_err(|error| full(&error.message))?)
+                }
+                LayerCache::Attention(cache) => {
+                    let AttentionCache { kv_heads, key_dim, value_dim, .. } = cache;
+                    // Kernels of our own want heads of one size.
+                    let plain = key_dim == value_dim;
+                    let store = |head_dim: usize| -> Result<Store> {
+                        let shape = StoreShape { kv_heads, slots: count * BLOCK_TOKENS, head_dim, kind };
+                        let made = match (head_dim, plain) {
+                            (0, _) => return Ok(Store::Nothing),
+                            (_, true) => ops.store(shape),
+                            (_, false) => ops.state_store(shape),
+                        };
+                        made.map_err(|error| full(&error.message))
+                    };
+                    Memory::Attention(cache, Box::new([store(key_dim)?, store(value_dim)?]))
+                }
+            })
+        };
+        let layers = shape.layers.iter().zip(group_of);
+        let layers = layers.map(|(layer, group)| Ok(Layer { group, memory: memory(layer, counts[group])? }));
+        let layers = layers.collect::<Result<_>>()?;
+        Ok(Self { kind, groups: groups.into_iter().zip(counts.iter().copied()).collect(), layers })
     }
 
-    pub(super) fn blocks(&self) -> usize {
-        self.blocks
+    /// The groups and how many blocks or slots of each there are.
+    pub(super) fn groups(&self) -> &[(Cache, usize)] {
+        &self.groups
+    }
+
+    /// The layer whose memory a layer reads.
+    fn owner(&self, layer: usize) -> Result<usize> {
+        let count = self.layers.len();
+        let missing = || Error::invalid(format!("layer {layer} of a model whose shape has {count}"));
+        let mut owner = layer;
+        while let Memory::SharedWith(other) = self.layers.get(owner).ok_or_else(missing)?.memory {
+            owner = other;
+        }
+        Ok(owner)
+    }
+
+    /// The group of a layer.
+    pub(super) fn group(&self, layer: usize) -> Result<usize> {
+        Ok(self.layers[self.owner(layer)?].group)
+    }
+
+    /// What an attention layer keeps.
+    pub(super) fn attention(&self, layer: usize) -> Result<AttentionCache> {
+        match self.layers[self.owner(layer)?].memory {
+            Memory::Attention(cache, _) => Ok(cache),
+            _ => Err(Error::invalid(format!("layer {layer} keeps a state, not keys and values"))),
+        }
     }
 
     /// The memory's shape as the CPU kernels know it.
-    pub(super) fn layout(&self) -> KvLayout {
-        let KvShape { kv_heads, head_dim, .. } = self.shape;
-        KvLayout { kv_heads, slots: self.blocks * BLOCK_TOKENS, head_dim, block_len: BLOCK_TOKENS }
+    pub(super) fn layout(&self, layer: usize) -> Result<KvLayout> {
+        let AttentionCache { kv_heads, key_dim, .. } = self.attention(layer)?;
+        let slots = self.groups[self.group(layer)?].1 * BLOCK_TOKENS;
+        Ok(KvLayout { kv_heads, slots, head_dim: key_dim, block_len: BLOCK_TOKENS })
     }
 
     /// The keys and the values of a layer.
     pub(super) fn layer(&mut self, layer: usize) -> Result<&mut [Store; 2]> {
-        let count = self.layers.len();
-        self.layers
-            .get_mut(layer)
-            .ok_or_else(|| Error::invalid(format!("attention layer {layer} of a model whose shape has {count}")))
+        let owner = self.owner(layer)?;
+        match &mut self.layers[owner].memory {
+            Memory::Attention(_, stores) => Ok(stores),
+            _ => Err(Error::invalid(format!("layer {layer} keeps a state, not keys and values"))),
+        }
     }
 
-    /// The slots of tokens `tokens` of a span's sequence.
-    pub(super) fn slots_of(span: &Span<'_>, tokens: Range<usize>) -> impl Iterator<Item = u32> {
-        tokens.map(|token| span.blocks[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32)
+    /// The states of a layer: a tensor `[1, slots, values]`.
+    pub(super) fn states(&self, layer: usize) -> Result<&Tensor> {
+        match &self.layers[self.owner(layer)?].memory {
+            Memory::State(_, store) => store.tensor(),
+            _ => Err(Error::invalid(format!("layer {layer} keeps keys and values, not a state"))),
+        }
     }
 
-    /// Bytes of one block of one head of one layer's keys or values.
-    fn piece_bytes(&self) -> usize {
-        BLOCK_TOKENS * self.shape.head_dim * self.kind.bytes()
+    /// The slots of tokens `tokens` of a span's sequence in a group.
+    pub(super) fn slots_of(span: &Span<'_>, group: usize, tokens: Range<usize>) -> Result<Vec<u32>> {
+        let Some(Table::Blocks(blocks)) = span.caches.get(group) else { return Err(no_table()) };
+        let slot = |token: usize| {
+            let block = blocks.get(token / BLOCK_TOKENS).ok_or_else(no_table)?;
+            Ok(block * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32)
+        };
+        tokens.map(slot).collect()
+    }
+
+    /// The stores of a group, with heads and bytes of a block or slot of one head.
+    fn stores(&self, group: usize) -> impl Iterator<Item = (&Store, usize, KvType, usize)> {
+        self.layers.iter().filter(move |layer| layer.group == group).flat_map(|layer| match &layer.memory {
+            Memory::Attention(cache, stores) => {
+                let [keys, values] = &**stores;
+                let (heads, key, value) = (cache.kv_heads, cache.key_dim, cache.value_dim);
+                let sized = vec![(keys, heads, self.kind, key), (values, heads, self.kind, value)];
+                sized.into_iter().filter(|(_, _, _, dim)| *dim > 0).collect()
+            }
+            Memory::State(values, store) => vec![(store, 1, KvType::F32, *values)],
+            Memory::SharedWith(_) => Vec::new(),
+        })
+    }
+
+    /// Tokens in a place of a group: of a block, or one for a slot.
+    fn place_tokens(&self, group: usize) -> usize {
+        if matches!(self.groups[group].0, Cache::State { .. }) { 1 } else { BLOCK_TOKENS }
     }
 }
 
@@ -120,7 +172,7 @@ impl Store {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
             (Self::Mapped(memory), KvType::F16) => Ok(Kv::F16(bytemuck::cast_slice(memory))),
-            (Self::Tensor(_), _) => Err(foreign()),
+            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
         }
     }
 
@@ -129,7 +181,7 @@ impl Store {
         match (self, kind) {
             (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
             (Self::Mapped(memory), KvType::F16) => Ok(KvMut::F16(bytemuck::cast_slice_mut(memory))),
-            (Self::Tensor(_), _) => Err(foreign()),
+            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
         }
     }
 
@@ -137,61 +189,78 @@ impl Store {
     pub(super) fn tensor(&self) -> Result<&Tensor> {
         match self {
             Self::Tensor(tensor) => Ok(tensor),
-            Self::Mapped(_) => Err(foreign()),
+            Self::Mapped(_) | Self::Nothing => Err(foreign("the KV cache")),
         }
     }
 }
 
-fn foreign() -> Error {
-    Error::invalid("the KV cache was made for other kernels")
-}
-
-/// An exported block holds, layer by layer, its keys and then its values, head by head, little-endian.
+/// An exported block or slot holds, layer by layer, its keys and then its values, head by head, little-endian.
 impl KvTransfer for KvCache {
-    fn block_bytes(&self) -> usize {
-        2 * self.shape.layers * self.shape.kv_heads * self.piece_bytes()
+    fn bytes(&self, group: usize) -> usize {
+        let tokens = self.place_tokens(group);
+        self.stores(group).map(|(_, heads, kind, dim)| heads * tokens * dim * kind.bytes()).sum()
     }
 
-    fn export(&self, block: u32, bytes: &mut [u8]) -> Result<()> {
-        let (piece, heads) = (self.piece_bytes(), self.shape.kv_heads);
-        for (store, bytes) in self.layers.iter().flatten().zip(bytes.chunks_exact_mut(heads * piece)) {
+    fn export(&self, group: usize, id: u32, mut bytes: &mut [u8]) -> Result<()> {
+        let (tokens, count) = (self.place_tokens(group), self.groups[group].1);
+        for (store, heads, kind, dim) in self.stores(group) {
+            let piece = tokens * dim * kind.bytes();
+            let (part, rest) = std::mem::take(&mut bytes).split_at_mut(heads * piece);
+            bytes = rest;
             match store {
                 Store::Mapped(memory) => {
-                    for (head, bytes) in bytes.chunks_exact_mut(piece).enumerate() {
-                        let start = (head * self.blocks + block as usize) * piece;
+                    for (head, bytes) in part.chunks_exact_mut(piece).enumerate() {
+                        let start = (head * count + id as usize) * piece;
                         bytes.copy_from_slice(&memory[start..start + piece]);
                     }
                 }
                 Store::Tensor(tensor) => {
                     // A view's copy to the host would take the whole storage along.
-                    let block = tensor.narrow(1, block as usize * BLOCK_TOKENS, BLOCK_TOKENS)?;
-                    let block = block.force_contiguous()?;
-                    to_bytes(&block, self.kind, bytes)?;
+                    let block = tensor.narrow(1, id as usize * tokens, tokens)?;
+                    to_bytes(&block.force_contiguous()?, kind, part)?;
                 }
+                Store::Nothing => {}
             }
         }
         Ok(())
     }
 
-    fn import(&mut self, block: u32, bytes: &[u8]) -> Result<()> {
-        let (piece, heads, blocks) = (self.piece_bytes(), self.shape.kv_heads, self.blocks);
-        let dims = (heads, BLOCK_TOKENS, self.shape.head_dim);
-        for (store, bytes) in self.layers.iter_mut().flatten().zip(bytes.chunks_exact(heads * piece)) {
-            match store {
-                Store::Mapped(memory) => {
-                    for (head, bytes) in bytes.chunks_exact(piece).enumerate() {
-                        let start = (head * blocks + block as usize) * piece;
-                        memory[start..start + piece].copy_from_slice(bytes);
-                    }
+    fn import(&mut self, group: usize, id: u32, mut bytes: &[u8]) -> Result<()> {
+        let (tokens, count, kv) = (self.place_tokens(group), self.groups[group].1, self.kind);
+        for layer in self.layers.iter_mut().filter(|layer| layer.group == group) {
+            let (stores, heads, kind, dims) = match &mut layer.memory {
+                Memory::Attention(cache, stores) => {
+                    (&mut stores[..], cache.kv_heads, kv, vec![cache.key_dim, cache.value_dim])
                 }
-                Store::Tensor(tensor) => {
-                    let values = from_bytes(bytes, self.kind, dims, tensor.device())?;
-                    tensor.slice_set(&values, 1, block as usize * BLOCK_TOKENS)?;
+                Memory::State(values, store) => (std::slice::from_mut(store), 1, KvType::F32, vec![*values]),
+                Memory::SharedWith(_) => continue,
+            };
+            for (store, dim) in stores.iter_mut().zip(dims).filter(|(_, dim)| *dim > 0) {
+                let piece = tokens * dim * kind.bytes();
+                let (part, rest) = bytes.split_at(heads * piece);
+                bytes = rest;
+                match store {
+                    Store::Mapped(memory) => {
+                        for (head, bytes) in part.chunks_exact(piece).enumerate() {
+                            let start = (head * count + id as usize) * piece;
+                            memory[start..start + piece].copy_from_slice(bytes);
+                        }
+                    }
+                    Store::Tensor(tensor) => {
+                        let values = from_bytes(part, kind, (heads, tokens, dim), tensor.device())?;
+                        tensor.slice_set(&values, 1, id as usize * tokens)?;
+                    }
+                    Store::Nothing => {}
                 }
             }
         }
         Ok(())
     }
+}
+
+/// A batch from a host has its tables; one that a backend made up for a capture has none.
+pub(super) fn no_table() -> Error {
+    Error::invalid("a sequence has no table for a group of caches")
 }
 
 fn to_bytes(tensor: &Tensor, kind: KvType, bytes: &mut [u8]) -> Result<()> {

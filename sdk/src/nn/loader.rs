@@ -3,7 +3,7 @@
 //! `loader.at("model").at("layers").at(3).linear("q_proj", …)` reads the checkpoint like the model's own module tree, and
 //! remembers each linear layer under its full name, so that adapters find it without the model file's help.
 
-use candle_core::Tensor;
+use candle_core::{Device, Tensor};
 use std::{
     cell::{Cell, RefCell},
     collections::{HashMap, HashSet},
@@ -14,6 +14,7 @@ use std::{
 use super::{
     Embedding, Linear, Ops,
     backend::Matrix,
+    cpu,
     merge::{Merges, Storey},
 };
 use crate::{
@@ -213,6 +214,11 @@ impl Loader<'_> {
         self.shared.context
     }
 
+    /// The device that the model is loaded to.
+    pub fn device(&self) -> &Device {
+        self.shared.ops.device()
+    }
+
     /// The format of the checkpoint, for the few places where its conventions show.
     pub fn format(&self) -> Format {
         self.shared.checkpoint.format()
@@ -301,6 +307,12 @@ impl Loader<'_> {
     /// A small dense tensor of one dimension, as `f32`.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
         self.shared.ops.vector(&self.raw(name, &[len])?)
+    }
+
+    /// A tensor of any format and shape in single precision, for what is no linear layer by itself.
+    pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let raw = self.raw(name, shape)?;
+        Ok(Tensor::from_vec(cpu::dequantize(&raw)?, shape, self.device())?)
     }
 
     /// The values of a small dense tensor that an author has taken out of the checkpoint, such as a bias, as `f32`.

@@ -9,10 +9,12 @@
 mod adapters;
 mod attention;
 mod backend;
+mod conv;
 mod cpu;
 pub mod device;
 mod experts;
 mod kv;
+mod kv_shape;
 mod linear;
 mod loader;
 mod merge;
@@ -27,9 +29,10 @@ mod view;
 
 pub use attention::Attention;
 pub use candle_core::{self as candle, Tensor};
+pub use conv::ShortConv;
 pub use cpu::{Activation, Glu};
 pub use experts::{Expert, ExpertNames, Experts, Groups, Router, Routes, Scoring, weighed};
-pub use kv::{BLOCK_TOKENS, KvShape, KvType};
+pub use kv_shape::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;
 pub use mlp::{GatedMlp, Mlp};
@@ -38,7 +41,7 @@ pub use ops::{Ops, activation};
 pub use paged::{Decoder, Paged, Shape};
 pub use rope::{Angles, Rope};
 pub use sizes::Sizes;
-pub use step::{Rows, Step};
+pub use step::{Kept, Rows, Step};
 
 use kv::KvCache;
 #[cfg(feature = "bridge")]

@@ -169,6 +169,11 @@ impl Ops {
         if groups.is_empty() { Ok(out) } else { self.backend.add_low_rank_vectors(tokens, out, groups) }
     }
 
+    /// Indices as a tensor on the device.
+    pub(super) fn ids(&self, ids: &[u32]) -> Result<Tensor> {
+        self.backend.formulas().ids(ids)
+    }
+
     /// The rows `rows` of an activation; they are below its first dimension.
     pub(super) fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.check(x, 2)?;
@@ -235,6 +240,11 @@ impl Ops {
         self.backend.store(shape)
     }
 
+    /// Memory that stock ops read and write.
+    pub(super) fn state_store(&self, shape: StoreShape) -> Result<Store> {
+        self.backend.formulas().store(shape)
+    }
+
     /// Remembers `k` and `v`, and has each token of `q` attend to its sequence so far.
     pub(super) fn attention(
         &self,
@@ -248,6 +258,22 @@ impl Ops {
             self.check(x, 2)?;
         }
         self.backend.attention(spec, q, k, v, step)
+    }
+
+    /// Remembers what is new, if there is anything, and has each token of `q` attend to its sequence so far; heads may be of
+    /// any size, and the values a view of the keys.
+    pub(super) fn attention_over(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        new: Option<(&Tensor, Option<&Tensor>)>,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        self.check(q, 2)?;
+        for x in new.into_iter().flat_map(|(k, v)| [Some(k), v]).flatten() {
+            self.check(x, 2)?;
+        }
+        self.backend.attention_over(spec, q, new, step)
     }
 }
 

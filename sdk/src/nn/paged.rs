@@ -10,12 +10,13 @@ use super::{
     adapters::Adapters,
     backend::Computed,
     device::{self, Chosen},
+    kv_shape,
     loader::{Registry, Shared},
     ops::Kernels,
 };
 use crate::{
-    AdapterData, Architecture, Batch, Capacity, Card, Error, KvTransfer, Level, LoadRequest, Merged, Model, Resident,
-    Result, Services, Source, StateKind,
+    AdapterData, Architecture, Batch, Cache, Card, Error, KvTransfer, Level, LoadRequest, Merged, Model, Output,
+    Outputs, Resident, Result, Services, Source, Span,
     weights::{Checkpoint, Dtype, Names},
 };
 
@@ -47,10 +48,20 @@ pub trait Decoder: Sized + Send + 'static {
 
     /// The logits of those rows of `hidden` that are wanted: `[rows, vocabulary]`.
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor>;
+
+    /// The width of [`Decoder::features`]; 0 for a model that gives none.
+    fn features_width(_config: &Self::Config) -> usize {
+        0
+    }
+
+    /// What embeddings, scores and draft heads are made of: rows of `hidden` after the final norm.
+    fn features(&self, hidden: &Tensor, _step: &Step<'_>) -> Result<Tensor> {
+        Ok(hidden.clone())
+    }
 }
 
 /// The sizes of a decoder.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Shape {
     /// The length of a row of logits.
     pub vocabulary: usize,
@@ -58,8 +69,16 @@ pub struct Shape {
     pub context: usize,
     /// The widest activation of a token, such as an MLP's inner width.
     pub widest: usize,
-    /// Keys and values.
+    /// What the layers remember.
     pub kv: KvShape,
+}
+
+impl Shape {
+    /// The same with windows on layers: how many tokens a token of a layer reads, itself included; none for all.
+    #[must_use]
+    pub fn windowed(self, window: impl Fn(usize) -> Option<usize>) -> Self {
+        Self { kv: self.kv.windowed(window), ..self }
+    }
 }
 
 /// The architecture of a [`Decoder`].
@@ -114,7 +133,7 @@ struct Opened<D: Decoder> {
     shape: Shape,
     kv: KvType,
     kernels: Kernels,
-    block_bytes: usize,
+    groups: Vec<Cache>,
 }
 
 impl<D: Decoder> Opened<D> {
@@ -129,9 +148,8 @@ impl<D: Decoder> Opened<D> {
         let shape = D::shape(&config);
         let kv = options.kv(&checkpoint)?;
         let kernels = Kernels::choose(options.kernels.as_deref())?;
-        let block_bytes = shape.kv.block_bytes(kv).filter(|&bytes| bytes > 0);
-        let block_bytes = block_bytes.ok_or_else(|| Error::corrupt("the model's heads have no size"))?;
-        Ok(Self { checkpoint, config, shape, kv, kernels, block_bytes })
+        let (groups, _) = shape.kv.groups(kv)?;
+        Ok(Self { checkpoint, config, shape, kv, kernels, groups })
     }
 }
 
@@ -150,7 +168,7 @@ impl<D: Decoder> Architecture for Paged<D> {
 
     fn describe(&self, source: &Source) -> Result<Card> {
         let opened = Opened::<D>::open(source)?;
-        let (checkpoint, shape) = (&opened.checkpoint, opened.shape);
+        let (checkpoint, shape) = (&opened.checkpoint, &opened.shape);
         let tokenizer = checkpoint.tokenizer()?;
         let fingerprint = checkpoint.fingerprint(&tokenizer)?;
         let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
@@ -158,7 +176,9 @@ impl<D: Decoder> Architecture for Paged<D> {
             architecture: D::NAME.into(),
             vocabulary: narrow(shape.vocabulary),
             context: narrow(shape.context),
-            state: StateKind::Paged { tokens: BLOCK_TOKENS as u32, bytes: opened.block_bytes as u64 },
+            block_tokens: BLOCK_TOKENS as u32,
+            caches: opened.groups,
+            hidden: narrow(D::features_width(&opened.config)),
             token_bytes: 4 * (shape.vocabulary + 4 * shape.widest) as u64,
             weight_bytes: checkpoint.weights().bytes(),
             tokenizer: tokenizer.json,
@@ -184,7 +204,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let opened = Opened::<D>::open(&request.source)?;
         let chosen = device::choose(&request.device)?;
         let ops = Ops::new(&chosen, request.threads as usize, opened.kernels);
-        let (shape, asked) = (opened.shape, request.context as usize);
+        let (shape, asked) = (&opened.shape, request.context as usize);
         let context = if asked == 0 { shape.context } else { asked.min(shape.context) };
         if asked > context {
             services.log(
@@ -193,17 +213,17 @@ impl<D: Decoder> Architecture for Paged<D> {
             );
         }
         let shared = Shared::new(&opened.checkpoint, services, &ops, context, (D::GGUF, D::GGUF_NAMES), merged);
-        let blocks = blocks_within(request.state_bytes, opened.block_bytes)?;
+        let counts = kv_shape::divide(request.state_bytes, &opened.groups, context)?;
         let decoder = D::load(&shared.root(), &opened.config)?;
         if let Some(names) = shared.unused() {
             services.log(Level::Warn, format!("{} does not use {names}", D::NAME));
         }
         let registry = shared.into_registry()?;
-        let kv = KvCache::new(shape.kv, opened.kv, blocks, &ops)?;
+        let kv = KvCache::new(&shape.kv, opened.kv, &counts, &ops)?;
         let weight_bytes = opened.checkpoint.weights().bytes();
         Ok(Box::new(PagedModel {
             decoder,
-            resident: resident(&chosen, &ops, shape, context, weight_bytes, &kv),
+            resident: resident(&chosen, &ops, (shape, D::features_width(&opened.config)), context, weight_bytes, &kv),
             ops,
             kv,
             registry,
@@ -212,25 +232,25 @@ impl<D: Decoder> Architecture for Paged<D> {
     }
 }
 
-fn blocks_within(budget: u64, block_bytes: usize) -> Result<usize> {
-    let blocks = budget / block_bytes as u64;
-    if blocks == 0 {
-        let message = format!("a KV budget of {budget} bytes has no room for one block of {block_bytes}");
-        return Err(Error::out_of_memory(message).help("raise kv_budget"));
-    }
-    // Slots are numbered in 32 bits.
-    Ok(blocks.min(u64::from(u32::MAX) / BLOCK_TOKENS as u64) as usize)
-}
-
-fn resident(chosen: &Chosen, ops: &Ops, shape: Shape, context: usize, weight_bytes: u64, kv: &KvCache) -> Resident {
+fn resident(
+    chosen: &Chosen,
+    ops: &Ops,
+    (shape, features): (&Shape, usize),
+    context: usize,
+    weight_bytes: u64,
+    kv: &KvCache,
+) -> Resident {
+    let caches: Vec<(Cache, u32)> = kv.groups().iter().map(|(cache, count)| (*cache, *count as u32)).collect();
     Resident {
         device: chosen.name.clone(),
         note: format!("{}; {}", chosen.note, ops.note()),
         weight_bytes,
-        state_bytes: (kv.block_bytes() * kv.blocks()) as u64,
+        state_bytes: kv.groups().iter().enumerate().map(|(group, (_, count))| (kv.bytes(group) * count) as u64).sum(),
         vocabulary: shape.vocabulary as u32,
+        hidden: features as u32,
         context: context as u32,
-        capacity: Capacity::Blocks { blocks: kv.blocks() as u32, tokens: BLOCK_TOKENS as u32 },
+        block_tokens: BLOCK_TOKENS as u32,
+        caches,
     }
 }
 
@@ -288,6 +308,30 @@ impl<D: Decoder> Model for PagedModel<D> {
         }
         let values = rows.to_dtype(DType::F32)?.flatten_all()?;
         super::view::copy_to(&values, logits)
+    }
+
+    fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
+        if batch.spans.iter().all(|span| span.output != Output::Hidden) {
+            return outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits));
+        }
+        let (features, wanted) =
+            batch.spans.iter().partition::<Vec<&Span<'_>>, _>(|span| span.output == Output::Hidden);
+        let rows = |spans: Vec<&Span<'_>>| -> Vec<u32> { spans.into_iter().flat_map(Span::wanted).collect() };
+        let (features, wanted) = (rows(features), rows(wanted));
+        let mut step = Step::new(&self.ops, batch, &mut self.kv, &self.adapters);
+        let hidden = self.decoder.hidden(&mut step)?;
+        if !features.is_empty() {
+            let rows = self.decoder.features(&self.ops.select_rows(&hidden, &features)?, &step)?;
+            super::view::copy_to(&rows.to_dtype(DType::F32)?.flatten_all()?, outputs.hidden)?;
+        }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let hidden = step.wanted(&hidden, &wanted)?;
+        let rows = self.decoder.logits(&hidden, &step)?.to_dtype(DType::F32)?.flatten_all()?;
+        let mut logits = vec![0.0; wanted.len() * outputs.vocabulary()];
+        super::view::copy_to(&rows, &mut logits)?;
+        outputs.take_logits(batch, &logits)
     }
 
     fn release(&mut self, _sequence: u64) {

@@ -60,7 +60,7 @@ impl Sizes {
             vocabulary: self.vocab_size,
             context: self.max_position_embeddings,
             widest: self.intermediate_size.max(self.num_attention_heads * self.head_dim),
-            kv: KvShape { layers: self.num_hidden_layers, kv_heads: self.num_key_value_heads, head_dim: self.head_dim },
+            kv: KvShape::uniform(self.num_hidden_layers, self.num_key_value_heads, self.head_dim),
         }
     }
 }

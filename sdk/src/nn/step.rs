@@ -6,16 +6,18 @@ use candle_core::Tensor;
 use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
+    ops::Range,
 };
 
 use super::{
     KvCache,
     adapters::{AdaptedRows, Adapters},
     backend::Group,
+    kv::no_table,
     loader::LayerId,
     ops::Ops,
 };
-use crate::{Batch, Result};
+use crate::{Batch, Error, Result, Table};
 
 /// One forward pass over a batch.
 pub struct Step<'a> {
@@ -34,15 +36,29 @@ pub struct Rows {
     adapted: Vec<AdaptedRows>,
 }
 
-/// Index tensors of the generic attention that all layers of a step share.
+/// After which rows of a step a state has to be kept, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The index of the span that it is a state of.
+    pub span: usize,
+    /// The row of the step that is the first not to be in it.
+    pub end: usize,
+    slot: u32,
+}
+
+/// Index tensors that all layers of a step share.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// For each group of spans, the slots of its tokens, oldest first.
-    pub(super) slots: HashMap<Group, Tensor>,
+    /// For each group of caches and of spans, the slots of its tokens, oldest first.
+    pub(super) slots: HashMap<(usize, Group), Tensor>,
     /// For each group, first row and window, what the tokens may not see.
     pub(super) masks: HashMap<(Group, usize, Option<usize>), Tensor>,
-    /// Where the new tokens' keys and values go.
-    pub(super) targets: Option<Tensor>,
+    /// For each group of caches, heads and their size: where the new tokens' keys or values go.
+    pub(super) targets: HashMap<(usize, usize, usize), Tensor>,
+    /// For each group of caches and size of a state: where the states that are kept go.
+    kept: HashMap<(usize, usize), Tensor>,
+    /// For each group of caches and length of a convolution: which rows it reads.
+    pub(super) convolved: HashMap<(usize, usize), (Vec<Tensor>, Tensor)>,
 }
 
 impl<'a> Step<'a> {
@@ -86,6 +102,96 @@ impl<'a> Step<'a> {
     /// Whether anything has looked at the batch, so that what was computed may not hold for another of as many tokens.
     pub(super) fn was_read(&self) -> bool {
         self.was_read.get()
+    }
+
+    /// The states that the step's sequences go on from in a recurrent layer: `[spans, values]` in single precision, zeros for
+    /// those that begin.
+    pub fn states(&self, layer: usize) -> Result<Tensor> {
+        let (group, states) = (self.kv.group(layer)?, self.kv.states(layer)?);
+        let mut read = Vec::new();
+        let mut places = Vec::with_capacity(self.batch().spans.len());
+        for span in &self.batch().spans {
+            match span.caches.get(group) {
+                Some(Table::Slots { read: Some(slot), .. }) => {
+                    read.push(*slot);
+                    places.push(read.len() as u32);
+                }
+                Some(Table::Slots { read: None, .. }) => places.push(0),
+                _ => return Err(no_table()),
+            }
+        }
+        let blank = Tensor::zeros((1, states.dim(2)?), states.dtype(), states.device())?;
+        if read.is_empty() {
+            return Ok(blank.repeat((places.len(), 1))?);
+        }
+        let read = states.index_select(&self.ops.ids(&read)?, 1)?.squeeze(0)?;
+        if !places.contains(&0) { Ok(read) } else { self.ops.select_rows(&Tensor::cat(&[blank, read], 0)?, &places) }
+    }
+
+    /// After which rows of the step a state of a recurrent layer has to be kept: span by span, in their order.
+    pub fn kept(&self, layer: usize) -> Result<Vec<Kept>> {
+        let group = self.kv.group(layer)?;
+        let mut kept = Vec::with_capacity(self.batch().spans.len());
+        for (index, span) in self.batch().spans.iter().enumerate() {
+            let Some(Table::Slots { write, checkpoints, .. }) = span.caches.get(group) else { return Err(no_table()) };
+            let row = |after: usize| span.start + after - span.past;
+            kept.extend(checkpoints.iter().map(|one| Kept {
+                span: index,
+                end: row(one.after as usize),
+                slot: one.slot,
+            }));
+            kept.push(Kept { span: index, end: span.start + span.len, slot: *write });
+        }
+        Ok(kept)
+    }
+
+    /// Keeps states of a recurrent layer, one row of `states` for each of `kept`.
+    pub fn keep(&mut self, layer: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
+        let (group, memory) = (self.kv.group(layer)?, self.kv.states(layer)?);
+        let (count, values) = (kept.len(), memory.dim(2)?);
+        if states.dims() != [count, values] {
+            let dims = states.dims();
+            return Err(Error::invalid(format!(
+                "states of {dims:?} where layer {layer} keeps {count} of {values} values"
+            )));
+        }
+        let key = (group, values);
+        let known = self.prepared.borrow().kept.get(&key).cloned();
+        let targets = match known {
+            Some(targets) => targets,
+            None => {
+                let slots: Vec<u32> = kept.iter().map(|one| one.slot).collect();
+                let slots = self.ops.ids(&slots)?.reshape((1, count, 1))?;
+                let targets = slots.broadcast_as((1, count, values))?.contiguous()?;
+                self.prepared.borrow_mut().kept.insert(key, targets.clone());
+                targets
+            }
+        };
+        Ok(memory.scatter_set(&targets, &states.contiguous()?.unsqueeze(0)?, 1)?)
+    }
+
+    /// Takes a recurrent layer through the new tokens of every sequence, one sequence after the other. `advance` is given a state,
+    /// of `values` values in single precision, and the rows of the step that follow it, and answers the state after them. It is
+    /// called once for each run of rows after which a state has to be kept.
+    pub fn recur(
+        &mut self,
+        layer: usize,
+        mut advance: impl FnMut(&Step<'_>, Tensor, Range<usize>) -> Result<Tensor>,
+    ) -> Result<()> {
+        let (states, kept, spans) = (self.states(layer)?, self.kept(layer)?, &self.batch().spans);
+        let mut made: Vec<Tensor> = Vec::with_capacity(kept.len());
+        let mut last: Option<Kept> = None;
+        for one in &kept {
+            let before = last.filter(|last| last.span == one.span);
+            let row = before.map_or(spans[one.span].start, |last| last.end);
+            let state = match (before, made.last()) {
+                (Some(_), Some(state)) => state.clone(),
+                _ => states.get(one.span)?,
+            };
+            made.push(if one.end > row { advance(self, state, row..one.end)? } else { state });
+            last = Some(*one);
+        }
+        self.keep(layer, &kept, &Tensor::stack(&made, 0)?)
     }
 
     /// The columns `start..start + len` of `x`, such as the queries of a fused projection, as a tensor of their own.

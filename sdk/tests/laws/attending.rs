@@ -1,6 +1,6 @@
 //! A model of one attention layer over paged keys and values, on plain numbers, and the faults that it can be given.
 
-use pensieve_sdk::{AdapterData, Batch, Capacity, Error, KvTransfer, Model, Resident, Result, Span, Want};
+use pensieve_sdk::{AdapterData, Batch, Cache, Error, KvTransfer, Model, Resident, Result, Span, Want};
 use std::collections::HashMap;
 
 use crate::{WIDTH, dot, embed};
@@ -80,15 +80,15 @@ impl Attending {
 
     fn slot(&self, span: &Span<'_>, place: usize) -> usize {
         match self.fault {
-            Fault::TableIgnored => (span.blocks[0] as usize * BLOCK + place) % self.slots.len(),
-            _ => span.blocks[place / BLOCK] as usize * BLOCK + place % BLOCK,
+            Fault::TableIgnored => (span.blocks(0)[0] as usize * BLOCK + place) % self.slots.len(),
+            _ => span.blocks(0)[place / BLOCK] as usize * BLOCK + place % BLOCK,
         }
     }
 
     fn place(&self, span: &Span<'_>, index: usize, position: u32) -> usize {
         match self.fault {
             Fault::CacheAtChunkIndex => index,
-            Fault::CacheOffByOne => (span.past + index + 1) % (span.blocks.len() * BLOCK),
+            Fault::CacheOffByOne => (span.past + index + 1) % (span.blocks(0).len() * BLOCK),
             Fault::CacheAtPosition => position as usize,
             _ => span.past + index,
         }
@@ -189,7 +189,9 @@ impl Model for Attending {
             state_bytes: 0,
             vocabulary: VOCABULARY as u32,
             context: self.context,
-            capacity: Capacity::Blocks { blocks, tokens: BLOCK as u32 },
+            hidden: 0,
+            block_tokens: BLOCK as u32,
+            caches: vec![(Cache::Tokens { bytes: (BLOCK * WIDTH * 2 * 4) as u64 }, blocks)],
         }
     }
 
@@ -230,11 +232,11 @@ impl Model for Attending {
 }
 
 impl KvTransfer for Attending {
-    fn block_bytes(&self) -> usize {
+    fn bytes(&self, _group: usize) -> usize {
         BLOCK * WIDTH * 2 * 4
     }
 
-    fn export(&self, block: u32, bytes: &mut [u8]) -> Result<()> {
+    fn export(&self, _group: usize, block: u32, bytes: &mut [u8]) -> Result<()> {
         let slots = &self.slots[block as usize * BLOCK..][..BLOCK];
         let keys_only = self.fault == Fault::ExportsKeysOnly;
         let numbers = slots.iter().flat_map(|(key, value)| {
@@ -245,7 +247,7 @@ impl KvTransfer for Attending {
         Ok(())
     }
 
-    fn import(&mut self, block: u32, bytes: &[u8]) -> Result<()> {
+    fn import(&mut self, _group: usize, block: u32, bytes: &[u8]) -> Result<()> {
         let block = if self.fault == Fault::ImportsToBlockZero { 0 } else { block };
         let slots = &mut self.slots[block as usize * BLOCK..][..BLOCK];
         let numbers: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();

@@ -6,7 +6,7 @@ mod recurrent;
 
 use attending::{Attending, VOCABULARY};
 use pensieve_sdk::{
-    Batch, Capacity, Model, Resident, Result, Span, Want,
+    Batch, Cache, Model, Output, Resident, Result, Span, Table, Want,
     testing::{Options, Outcome, Reference, Report, conformance, conformance_with},
 };
 use recurrent::Recurrent;
@@ -215,11 +215,12 @@ fn a_broken_law_says_what_was_seen_and_where_to_look() {
 fn reference(tokens: &[u32]) -> Reference {
     let mut model = Attending::new(attending::Fault::None, 256, 64);
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
-    let (len, blocks) = (tokens.len(), [0, 1, 2]);
-    let (adapter, adapter_scale) = (0, 1.0);
-    let span = Span { sequence: 1, start: 0, len, past: 0, want: Want::All, adapter, adapter_scale, blocks: &blocks };
+    let (len, blocks) = (tokens.len(), [0_u32, 1, 2]);
+    let (adapter, adapter_scale, mask, output) = (0, 1.0, &[][..], Output::Logits);
+    let (want, caches) = (Want::All, vec![Table::Blocks(blocks[..].into())]);
+    let span = Span { sequence: 1, start: 0, len, past: 0, want, output, mask, adapter, adapter_scale, caches };
     let mut logits = vec![0.0; len * VOCABULARY];
-    let batch = Batch { tokens, positions: &positions, spans: vec![span] };
+    let batch = Batch { tokens, positions: &positions, spans: vec![span], top: 0 };
     assert!(model.forward(&batch, &mut logits).is_ok());
     Reference { tokens: tokens.to_vec(), logits, tolerance: 1e-4 }
 }
@@ -283,8 +284,9 @@ struct Nowhere;
 
 impl Model for Nowhere {
     fn resident(&self) -> Resident {
-        let (device, note, capacity) = ("cpu".into(), String::new(), Capacity::Blocks { blocks: 0, tokens: 16 });
-        Resident { device, note, weight_bytes: 0, state_bytes: 0, vocabulary: 9, context: 64, capacity }
+        let (device, note, caches) = ("cpu".into(), String::new(), vec![(Cache::Tokens { bytes: 1 }, 0)]);
+        let (weight_bytes, state_bytes, vocabulary, hidden, context, block_tokens) = (0, 0, 9, 0, 64, 16);
+        Resident { device, note, weight_bytes, state_bytes, vocabulary, hidden, context, block_tokens, caches }
     }
 
     fn forward(&mut self, _: &Batch<'_>, _: &mut [f32]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! A recurrent model with a state per sequence, on plain numbers, and the faults that it can be given.
 
-use pensieve_sdk::{Batch, Capacity, Error, Model, Resident, Result, SequenceState, Span, Want};
+use pensieve_sdk::{Batch, Cache, Error, Model, Resident, Result, SequenceState, Span, Want};
 use std::collections::HashMap;
 
 use crate::{WIDTH, dot, embed};
@@ -136,7 +136,9 @@ impl Model for Recurrent {
             state_bytes: 0,
             vocabulary: VOCABULARY as u32,
             context: 200,
-            capacity: Capacity::Sequences(self.sequences),
+            hidden: 0,
+            block_tokens: 16,
+            caches: vec![(Cache::Opaque { bytes: 0 }, self.sequences)],
         }
     }
 

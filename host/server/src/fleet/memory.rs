@@ -15,7 +15,7 @@ const STEP_TOKENS: u64 = 1024;
 const SEQUENCES: u64 = 2;
 const SEQUENCE_TOKENS_MAX: u64 = 32_768;
 const STATE_BYTES_MAX: u64 = 4 << 30;
-/// A per-sequence model serves so many at once.
+/// Sequences at once that a model gets states or windows for.
 const STATES: u64 = 16;
 /// A state that grows with its sequence is given less than its longest, if there is no more; a model whose states do not
 /// grow says by itself that this is too little.
@@ -88,8 +88,9 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
     let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     let tokens = u64::from(context).min(SEQUENCE_TOKENS_MAX) * SEQUENCES;
     let (least, wished) = match card.state {
-        State::Paged { tokens: block, bytes } => {
-            (bytes.saturating_mul(4), bytes.saturating_mul(tokens.div_ceil(u64::from(block.max(1))) + 1))
+        State::Paged { tokens: block, bytes, beside } => {
+            let all = bytes.saturating_mul(tokens.div_ceil(u64::from(block.max(1))) + 1);
+            (bytes.saturating_mul(4).saturating_add(beside), all.saturating_add(beside.saturating_mul(STATES)))
         }
         State::PerSequence { bytes } => (bytes.min(STATE_BYTES_MIN), bytes.saturating_mul(STATES)),
     };
@@ -117,8 +118,8 @@ pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card
 pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> u32 {
     let context = if model.spec.context == 0 { card.context } else { model.spec.context.min(card.context) };
     match (card.state, plan(budget, model, adapters, card)) {
-        (State::Paged { tokens, bytes }, Ok(need)) => {
-            let held = (need.state_bytes / bytes.max(1)).saturating_mul(u64::from(tokens));
+        (State::Paged { tokens, bytes, beside }, Ok(need)) if bytes > 0 => {
+            let held = (need.state_bytes.saturating_sub(beside) / bytes).saturating_mul(u64::from(tokens));
             context.min(u32::try_from(held).unwrap_or(u32::MAX))
         }
         (State::PerSequence { bytes }, Ok(need)) if need.state_bytes < bytes => {
@@ -184,7 +185,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_model_gets_what_is_left_for_states_and_says_so_when_nothing_is() {
-        let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
+        let paged = State::Paged { tokens: 16, bytes: 1 << 20, beside: 0 };
         let model = ModelConfig { id: "m".into(), ..ModelConfig::default() };
         let need = plan(4 << 30, &model, false, &card(1 << 30, paged)).unwrap();
         assert_eq!(need.state_bytes, (2 * 8192 / 16 + 1) << 20);
@@ -203,7 +204,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_sequence_is_as_long_as_card_configuration_and_memory_allow() {
-        let paged = State::Paged { tokens: 16, bytes: 1 << 20 };
+        let paged = State::Paged { tokens: 16, bytes: 1 << 20, beside: 0 };
         let check = |context, kv_budget, state, expect| {
             let spec = ModelSpec { context, kv_budget, ..ModelSpec::default() };
             let model = ModelConfig { spec, ..ModelConfig::default() };

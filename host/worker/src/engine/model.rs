@@ -5,16 +5,19 @@
 use std::{collections::HashMap, time::Duration};
 
 use pensieve_plugin_api::{
-    self as api, AdapterData, Batch, Card, LoadRequest, ModelBox, NO_ADAPTER, Resident, Source, StateKind, Want,
+    self as api, AdapterData, Batch, CacheKind, CacheTable, Card, LoadRequest, ModelBox, NO_ADAPTER, Output, Outputs,
+    Resident, Source, VACANT, Want,
     ext::{
         Offered,
         kv_transfer::{self, KvTransfer},
         merge::{Merge, Merged},
+        sequence_state::SequenceState,
     },
 };
 
 use super::{
     adapters::AdapterHost,
+    blocks::{Kind, Places},
     failures::{of_adapter, of_plugin, text_of},
     formats::Formats,
     identity::Identity,
@@ -30,6 +33,8 @@ const VOCABULARY_MAX: u32 = 1 << 22;
 const CONTEXT_MAX: u32 = 1 << 28;
 const BLOCK_TOKENS_MAX: u32 = 1 << 12;
 const BLOCK_BYTES_MAX: u64 = 1 << 32;
+/// The table keeps a bit for each group, and one for a spine of its own.
+const GROUPS_MAX: usize = 30;
 
 /// A loaded model.
 pub struct Model {
@@ -40,7 +45,10 @@ pub struct Model {
     pub resident: Resident,
     /// Everything that an exported block depends on besides its text.
     pub identity: String,
-    block_bytes: Option<usize>,
+    /// Bytes of an exported block or slot of each group.
+    group_bytes: Option<Vec<usize>>,
+    /// Whether it copies whole sequences.
+    pub copies_sequences: bool,
     batch: Scratch,
 }
 
@@ -101,8 +109,10 @@ impl Model {
             merged: merged.iter().map(|one| (one.adapter.fingerprint.as_str(), one.strength.to_bits())).collect(),
         };
         let identity = identity.to_string();
-        let mut model = Self { model, card, resident, identity, block_bytes: None, batch: Scratch::default() };
-        model.block_bytes = model.ask_block_bytes()?;
+        let (group_bytes, batch) = (None, Scratch::default());
+        let mut model = Self { model, card, resident, identity, group_bytes, copies_sequences: false, batch };
+        model.group_bytes = model.ask_group_bytes()?;
+        model.copies_sequences = model.is_opaque() && SequenceState::of(&mut model.model).is_some_and(|of| of.is_ok());
         Ok(model)
     }
 
@@ -111,14 +121,31 @@ impl Model {
         self.card.vocabulary as usize
     }
 
-    /// Whether its states lie in blocks.
-    pub fn is_paged(&self) -> bool {
-        self.card.state == StateKind::PAGED
+    /// Whether it keeps sequences by itself, under their ids.
+    pub fn is_opaque(&self) -> bool {
+        self.card.caches.iter().any(|group| group.kind == CacheKind::OPAQUE)
     }
 
-    /// Bytes of an exported block; none if it exports none.
-    pub fn block_bytes(&self) -> Option<usize> {
-        self.block_bytes
+    /// How many sequences an opaque model takes at once; 0 for no limit of its own.
+    pub fn sequences(&self) -> u32 {
+        self.resident.places.first().copied().filter(|_| self.is_opaque()).unwrap_or(0)
+    }
+
+    /// Its groups of caches and how many blocks or slots there are of each; none for an opaque model.
+    pub fn groups(&self) -> Option<Vec<(Kind, u32)>> {
+        let groups = self.card.caches.iter().zip(self.resident.places.iter());
+        let kind = |(group, places): (&api::CacheGroup, &u32)| match group.kind {
+            CacheKind::TOKENS => Some((Kind::Tokens, *places)),
+            CacheKind::WINDOW => Some((Kind::Window(group.window as usize), *places)),
+            CacheKind::STATE => Some((Kind::State, *places)),
+            _ => None,
+        };
+        groups.map(kind).collect()
+    }
+
+    /// Bytes of an exported block or slot of each group; none if it exports none.
+    pub fn group_bytes(&self) -> Option<&[usize]> {
+        self.group_bytes.as_deref()
     }
 
     /// Computes a plan's spans. Answers one row of logits per span that asks for them, in order.
@@ -132,8 +159,14 @@ impl Model {
         tokens.clear();
         positions.clear();
         let mut spans = Vec::with_capacity(plan.spans.len());
+        let opaque = [CacheTable::opaque()];
+        let tables = |sequence| match self.card.caches.len() {
+            1 if scheduler.places(sequence).next().is_none() => opaque.to_vec(),
+            _ => scheduler.places(sequence).map(cross).collect(),
+        };
+        let tables: Vec<Vec<CacheTable<'_>>> = plan.spans.iter().map(|span| tables(span.sequence)).collect();
         let mut rows = 0;
-        for span in &plan.spans {
+        for (span, tables) in plan.spans.iter().zip(&tables) {
             let (start, range) = (tokens.len() as u32, span.tokens.clone());
             tokens.extend_from_slice(scheduler.tokens(span.sequence).get(range.clone()).unwrap_or_default());
             // Lengths are below the context, which is a u32.
@@ -142,9 +175,9 @@ impl Model {
             rows += usize::from(span.logits);
             let (adapter, adapter_scale) = adapters.get(&span.sequence).copied().unwrap_or((NO_ADAPTER, 1.0));
             let (len, past) = (range.len() as u32, range.start as u32);
-            let blocks = scheduler.table(span.sequence).into();
-            let sequence = scheduler.state_of(span.sequence);
-            spans.push(api::Span { sequence, start, len, past, want, adapter, adapter_scale, blocks });
+            let (sequence, caches) = (scheduler.state_of(span.sequence), tables.as_slice().into());
+            let (output, mask) = (Output::LOGITS, [][..].into());
+            spans.push(api::Span { sequence, start, len, past, want, output, mask, adapter, adapter_scale, caches });
         }
         let width = self.card.vocabulary as usize;
         logits.resize(rows * width, 0.0);
@@ -156,8 +189,16 @@ impl Model {
             tokens: tokens.as_slice().into(),
             positions: positions.as_slice().into(),
             spans: spans.as_slice().into(),
+            top: 0,
         };
-        self.model.forward(&batch, logits.as_mut_slice().into()).into_result().map_err(of_plugin)?;
+        let mut outputs = Outputs {
+            logits: logits.as_mut_slice().into(),
+            ids: (&mut [][..]).into(),
+            scores: (&mut [][..]).into(),
+            totals: (&mut [][..]).into(),
+            hidden: (&mut [][..]).into(),
+        };
+        self.model.forward(&batch, &mut outputs).into_result().map_err(of_plugin)?;
         Ok(logits)
     }
 
@@ -172,13 +213,22 @@ impl Model {
         KvTransfer::of(&mut self.model).ok_or_else(none)?.map_err(of_plugin)
     }
 
-    /// Bytes of an exported block, if it is a model that exports any.
-    fn ask_block_bytes(&mut self) -> Result<Option<usize>, Failure> {
-        if !self.is_paged() || self.model.extension(kv_transfer::ID.into()).is_none() {
+    /// Has an opaque model make the state `to` equal to `from`; false if it could not.
+    pub fn fork(&mut self, from: u64, to: u64) -> bool {
+        let copies = SequenceState::of(&mut self.model).and_then(Result::ok);
+        copies.is_some_and(|mut copies| copies.fork(from, to).is_ok())
+    }
+
+    /// Bytes of an exported block or slot of each group, if it is a model that exports any.
+    fn ask_group_bytes(&mut self) -> Result<Option<Vec<usize>>, Failure> {
+        if self.is_opaque() || self.model.extension(kv_transfer::ID.into()).is_none() {
             return Ok(None);
         }
-        let bytes = self.transfer()?.block_bytes();
-        Ok(usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes)))
+        let groups = self.card.caches.len() as u32;
+        let mut transfer = self.transfer()?;
+        let bytes = (0..groups).map(|group| transfer.bytes(group));
+        let bytes = bytes.map(|bytes| usize::try_from(bytes).ok().filter(|_| (1..=BLOCK_BYTES_MAX).contains(&bytes)));
+        Ok(bytes.collect())
     }
 }
 
@@ -229,15 +279,37 @@ fn check(card: &Card, resident: &Resident) -> Result<(), Failure> {
     if !(1..=CONTEXT_MAX).contains(&resident.context) {
         return wrong(format!("a context of {} tokens", resident.context));
     }
-    match card.state {
-        StateKind::PAGED if !(1..=BLOCK_TOKENS_MAX).contains(&card.block_tokens) => {
-            wrong(format!("blocks of {} tokens", card.block_tokens))
+    if !(1..=BLOCK_TOKENS_MAX).contains(&card.block_tokens) {
+        return wrong(format!("blocks of {} tokens", card.block_tokens));
+    }
+    let (groups, places) = (&card.caches, &resident.places);
+    if !(1..=GROUPS_MAX).contains(&groups.len()) || groups.len() != places.len() {
+        return wrong(format!("{} groups of caches on its card, and {} in memory", groups.len(), places.len()));
+    }
+    for (group, &count) in groups.iter().zip(places.iter()) {
+        match group.kind {
+            CacheKind::OPAQUE if groups.len() > 1 => return wrong("an opaque group of caches beside others".into()),
+            CacheKind::OPAQUE => {}
+            CacheKind::TOKENS | CacheKind::WINDOW | CacheKind::STATE if count == 0 || count == VACANT => {
+                return wrong(format!("a group of caches with {count} blocks or slots"));
+            }
+            CacheKind::WINDOW if group.window == 0 => return wrong("a window of no tokens".into()),
+            CacheKind::TOKENS | CacheKind::WINDOW | CacheKind::STATE => {}
+            CacheKind(other) => {
+                let message = format!("architecture '{}' has caches of unknown kind {other}", card.architecture);
+                return Err(Failure::new(FailureCode::Unsupported, message).with_help("update this host"));
+            }
         }
-        StateKind::PAGED if resident.blocks == 0 => wrong("a paged model without blocks".into()),
-        StateKind::PAGED | StateKind::PER_SEQUENCE => Ok(()),
-        StateKind(other) => {
-            let message = format!("architecture '{}' keeps states of unknown kind {other}", card.architecture);
-            Err(Failure::new(FailureCode::Unsupported, message).with_help("update this host"))
+    }
+    Ok(())
+}
+
+/// Where a group keeps a sequence, as it crosses.
+fn cross(places: Places<'_>) -> CacheTable<'_> {
+    match places {
+        Places::Blocks(blocks) => CacheTable { blocks: blocks.into(), ..CacheTable::opaque() },
+        Places::Slots { read, write, checkpoints } => {
+            CacheTable { read, write, checkpoints: checkpoints.into(), ..CacheTable::opaque() }
         }
     }
 }

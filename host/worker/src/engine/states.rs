@@ -1,9 +1,11 @@
-//! Which state of a per-sequence model belongs to which sequence. Such a state cannot be cut back or shared, but it can be
+//! Which state of an opaque model belongs to which sequence. Such a state cannot be cut back or shared, but it can be
 //! continued: when a sequence ends, its state is parked, and a sequence whose prompt begins with all that the state has
-//! seen takes it over. So a conversation's next turn computes only what is new in it, on any model, without its help.
+//! seen takes it over. So a conversation's next turn computes only what is new in it, on any model, without its help. Of a
+//! model that copies states, the sequence gets a copy where there is room for one, so that the same turn can be asked for
+//! again, and several sequences can go on from one text.
 //!
-//! A model has room for a number of states. Running sequences come first; of the parked ones, the one that was parked
-//! longest ago makes room. Pure, like the block table: the engine asks what to release, and does it.
+//! A model has room for a number of states. Running sequences come first; of the parked ones, one that a copy was made of and
+//! then the one that was parked longest ago makes room. Pure, like the block table: the engine asks what to do, and does it.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,7 +17,23 @@ pub struct StateTable {
     live: HashMap<u64, u64>,
     /// Coldest first.
     parked: VecDeque<Parked>,
-    dropped: Vec<u64>,
+    /// Whether the model copies states.
+    copies: bool,
+    changes: Vec<Change>,
+}
+
+/// What the model is to do before it computes anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Forget a state.
+    Drop(u64),
+    /// Make a new state equal to another.
+    Copy {
+        /// The one that is copied.
+        from: u64,
+        /// The new one: the sequence that it is for.
+        to: u64,
+    },
 }
 
 #[derive(Debug)]
@@ -28,7 +46,13 @@ struct Parked {
 impl StateTable {
     /// A table without states, for a model that has room for so many.
     pub fn new(states_max: usize) -> Self {
-        Self { states_max: states_max.max(1), live: HashMap::new(), parked: VecDeque::new(), dropped: Vec::new() }
+        let (states_max, changes) = (states_max.max(1), Vec::new());
+        Self { states_max, live: HashMap::new(), parked: VecDeque::new(), copies: false, changes }
+    }
+
+    /// The model copies states.
+    pub fn allow_copies(&mut self) {
+        self.copies = true;
     }
 
     /// Gives a sequence a state; answers how many tokens of its prompt that has seen already. The last token is never
@@ -41,12 +65,20 @@ impl StateTable {
         let place =
             longest.and_then(|len| self.parked.iter().position(|parked| parked.text.len() == len && fits(&parked)));
         let found = place.and_then(|place| self.parked.remove(place));
-        let (state, known) = found.map_or((sequence, 0), |parked| (parked.state, parked.text.len()));
-        self.live.insert(sequence, state);
+        let (state, known) = found.as_ref().map_or((sequence, 0), |parked| (parked.state, parked.text.len()));
+        let room = self.live.len() + self.parked.len() + 2 <= self.states_max;
+        match found.filter(|_| self.copies && room) {
+            Some(parked) => {
+                self.changes.push(Change::Copy { from: state, to: sequence });
+                self.parked.push_front(parked);
+                self.live.insert(sequence, sequence);
+            }
+            None => drop(self.live.insert(sequence, state)),
+        }
         while self.live.len() + self.parked.len() > self.states_max
             && let Some(coldest) = self.parked.pop_front()
         {
-            self.dropped.push(coldest.state);
+            self.changes.push(Change::Drop(coldest.state));
         }
         known
     }
@@ -56,7 +88,7 @@ impl StateTable {
         let Some(state) = self.live.remove(&sequence) else { return };
         match seen.filter(|text| !text.is_empty()) {
             Some(text) => self.parked.push_back(Parked { state, salt, text }),
-            None => self.dropped.push(state),
+            None => self.changes.push(Change::Drop(state)),
         }
     }
 
@@ -65,9 +97,9 @@ impl StateTable {
         self.live.get(&sequence).copied().unwrap_or(sequence)
     }
 
-    /// The states that the model is to forget before it computes anything else.
-    pub fn take_dropped(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.dropped)
+    /// What the model is to do, in this order.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
     }
 
     /// How many states are kept for whoever continues their text.
@@ -98,7 +130,7 @@ mod tests {
         assert_eq!(table.open(4, SALT, &[1, 2, 3, 4, 5]), 4);
         assert_eq!(table.state_of(4), 1, "a state keeps its name through all its sequences");
         assert_eq!(table.open(5, SALT, &[1, 2, 3, 4, 5]), 0, "a state is continued once");
-        assert!(table.take_dropped().is_empty());
+        assert!(table.take_changes().is_empty());
     }
 
     #[test]
@@ -116,9 +148,24 @@ mod tests {
         ended(&mut table, 1, &[1]);
         ended(&mut table, 2, &[2]);
         table.open(3, SALT, &[3]);
-        assert_eq!(table.take_dropped(), [1]);
+        assert_eq!(table.take_changes(), [Change::Drop(1)]);
         table.open(4, SALT, &[4]);
-        assert_eq!((table.take_dropped(), table.parked()), (vec![2], 0));
+        assert_eq!((table.take_changes(), table.parked()), (vec![Change::Drop(2)], 0));
+    }
+
+    #[test]
+    fn where_states_are_copied_several_sequences_go_on_from_one() {
+        let mut table = StateTable::new(3);
+        table.allow_copies();
+        ended(&mut table, 1, &[1, 2]);
+        assert_eq!((table.open(2, SALT, &[1, 2, 3]), table.state_of(2)), (2, 2));
+        assert_eq!((table.open(3, SALT, &[1, 2, 4]), table.state_of(3)), (2, 3));
+        assert_eq!(table.take_changes(), [Change::Copy { from: 1, to: 2 }, Change::Copy { from: 1, to: 3 }]);
+        table.close(2, SALT.to_vec(), Some(vec![1, 2, 3]));
+        assert_eq!((table.open(4, SALT, &[1, 2, 3, 4]), table.state_of(4)), (3, 2), "without room the state goes on");
+        assert_eq!(table.take_changes(), []);
+        table.open(5, SALT, &[9]);
+        assert_eq!(table.take_changes(), [Change::Drop(1)], "what was copied makes room first");
     }
 
     #[test]
@@ -126,6 +173,6 @@ mod tests {
         let mut table = StateTable::new(2);
         table.open(1, SALT, &[1]);
         table.close(1, SALT.to_vec(), None);
-        assert_eq!((table.take_dropped(), table.parked()), (vec![1], 0));
+        assert_eq!((table.take_changes(), table.parked()), (vec![Change::Drop(1)], 0));
     }
 }

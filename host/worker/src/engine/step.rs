@@ -15,11 +15,13 @@ use std::{
 
 use super::{
     adapters::Adapters,
+    blocks::Kind,
     chain::Samplers,
     grammars::Grammars,
     model::{Model, micros},
     scheduler::{Config, Ended, Plan, Scheduler},
     sequence::{Pick, Sequence, Text},
+    states::Change,
     tier::Tier,
 };
 use pensieve_protocol::{
@@ -56,7 +58,7 @@ impl Engine {
     /// An engine without jobs.
     pub fn new(model: Model, mut tier: Tier, samplers: Samplers, load: &Load) -> Self {
         let limits = &load.spec.limits;
-        let at_once = match model.resident.sequences {
+        let at_once = match model.sequences() {
             0 => limits.sequences_max,
             states => limits.sequences_max.min(states),
         };
@@ -68,9 +70,13 @@ impl Engine {
         };
         let blocks = tier.table(&model);
         let text = Text::of(&model.card);
+        let mut scheduler = Scheduler::new(config, blocks);
+        if model.copies_sequences {
+            scheduler.states().allow_copies();
+        }
         Self {
             model,
-            scheduler: Scheduler::new(config, blocks),
+            scheduler,
             tier,
             text,
             samplers,
@@ -90,9 +96,10 @@ impl Engine {
         let began = Instant::now();
         self.admit_waiting();
         self.tier.spill_before_step(&mut self.scheduler, &mut self.model);
-        let plan = self.scheduler.plan(self.born.elapsed());
+        let mut plan = self.scheduler.plan(self.born.elapsed());
         self.note(&plan);
         self.release_states();
+        plan.spans.retain(|span| self.sequences.contains_key(&span.sequence));
         let patience = if plan.spans.is_empty() { IMPORT_TIME } else { self.last_forward.min(IMPORT_TIME) };
         let imported = self.tier.import(&mut self.scheduler, &mut self.model, patience);
         if plan.spans.is_empty() {
@@ -160,7 +167,8 @@ impl Engine {
     /// What the model is and takes.
     pub fn loaded(&mut self) -> Loaded {
         let (card, resident) = (&self.model.card, &self.model.resident);
-        let paged = self.model.is_paged();
+        let of_tokens = |group: &&(Kind, u32)| group.0 == Kind::Tokens;
+        let blocks = self.model.groups().and_then(|groups| groups.iter().find(of_tokens).map(|group| group.1));
         Loaded {
             architecture: card.architecture.to_string(),
             device: resident.device.to_string(),
@@ -169,9 +177,9 @@ impl Engine {
             state_bytes: resident.state_bytes,
             context: resident.context,
             vocabulary: card.vocabulary,
-            blocks: if paged { resident.blocks } else { 0 },
-            block_tokens: if paged { card.block_tokens } else { 0 },
-            sequences: resident.sequences,
+            blocks: blocks.unwrap_or(0),
+            block_tokens: blocks.map_or(0, |_| card.block_tokens),
+            sequences: self.model.sequences(),
             disk_blocks: self.scheduler.blocks().map_or(0, |blocks| blocks.usage().disk as u64),
             samplers: self.samplers.names(),
             no_text: self.text.vocabulary.as_ref().err().cloned(),
@@ -293,7 +301,7 @@ impl Engine {
         let sequence = self.sequences.remove(&id)?;
         self.stats.reused_tokens += u64::from(sequence.reused);
         self.scheduler.finish(id);
-        if self.model.is_paged() {
+        if !self.model.is_opaque() {
             self.model.release(id);
         }
         self.release_states();
@@ -301,10 +309,17 @@ impl Engine {
         Some(sequence)
     }
 
-    /// Has a per-sequence model forget the states that nobody will continue.
+    /// Has an opaque model copy the states that sequences go on from while they stay, and forget those that none will continue.
     fn release_states(&mut self) {
-        for state in self.scheduler.states().take_dropped() {
-            self.model.release(state);
+        for change in self.scheduler.states().take_changes() {
+            match change {
+                Change::Drop(state) => self.model.release(state),
+                Change::Copy { from, to } if self.model.fork(from, to) => {}
+                Change::Copy { to, .. } => {
+                    let message = "the model could not copy the state that this text goes on from";
+                    self.fail(to, Failure::new(FailureCode::Plugin, message));
+                }
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The prefix cache on disk: blocks of the KV cache that outlive memory and the process. One file per block, named by the block's
-//! key, written beside its place and renamed into it, so that a crash leaves whole files or none. There is no index to keep in
+//! The prefix cache on disk: blocks and states that outlive memory and the process. One file for each, named by its key and its group
+//! of caches, written beside its place and renamed into it, so that a crash leaves whole files or none. There is no index to keep in
 //! step with them: each file opens with the record that the block table needs, and its time of modification is its last use.
 //!
 //! Every file carries two checksums, keyed by the folder's secret: of what is read at the start, and of the block. What
@@ -35,7 +35,8 @@ pub struct Store {
     secret: [u8; 16],
     checksums: Checksums,
     block_tokens: usize,
-    block_bytes: usize,
+    /// Bytes of a block or slot of each group.
+    group_bytes: Vec<usize>,
     budget: u64,
     /// Keeps other workers out of the folder for as long as it is open; none while another one has it.
     lock: Option<File>,
@@ -44,17 +45,17 @@ pub struct Store {
 
 impl Store {
     /// Opens the folder of a model, or makes it, and takes it if no other worker has it.
-    pub fn open(tier: &DiskTier, identity: &str, block_tokens: usize, block_bytes: usize) -> io::Result<Self> {
+    pub fn open(tier: &DiskTier, identity: &str, block_tokens: usize, group_bytes: Vec<usize>) -> io::Result<Self> {
         let private = |folder: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         private(&tier.folder)?;
         let secret = secret::read_or_make(&tier.folder)?;
         let mut hasher = Sha256::new();
-        hasher.update(format!("{identity}\0{block_tokens}\0{block_bytes}"));
+        hasher.update(format!("{identity}\0{block_tokens}\0{group_bytes:?}"));
         let name = format!("{:x}", hasher.finalize());
         let folder = tier.folder.join(&name[..32]);
         private(&folder)?;
         let (checksums, budget, buffer) = (Checksums::new(&secret), tier.bytes, Vec::new());
-        let mut store = Self { folder, secret, checksums, block_tokens, block_bytes, budget, lock: None, buffer };
+        let mut store = Self { folder, secret, checksums, block_tokens, group_bytes, budget, lock: None, buffer };
         store.take()?;
         Ok(store)
     }
@@ -81,10 +82,19 @@ impl Store {
         &self.secret
     }
 
-    /// How many blocks its budget holds.
-    pub fn blocks_max(&self) -> usize {
-        let each = file::header_bytes(self.block_tokens) + self.block_bytes;
-        usize::try_from(self.budget / each as u64).unwrap_or(usize::MAX)
+    /// Bytes that all copies together may take.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Bytes that the file of a group's block or slot takes.
+    pub fn file_bytes(&self, group: usize) -> u64 {
+        (file::header_bytes(self.block_tokens) + self.group_bytes.get(group).copied().unwrap_or(0)) as u64
+    }
+
+    /// Bytes of a block or slot of a group.
+    pub fn group_bytes(&self, group: usize) -> usize {
+        self.group_bytes.get(group).copied().unwrap_or(0)
     }
 
     /// What earlier runs left, the longest unused first. Files that are no whole blocks are deleted.
@@ -96,7 +106,7 @@ impl Store {
             if name == LOCK {
                 continue;
             }
-            let record = name.to_str().and_then(file::key_of).and_then(|key| self.record(&entry.path(), key).ok());
+            let record = name.to_str().and_then(file::key_of).and_then(|name| self.record(&entry.path(), name).ok());
             match (record, entry.metadata().and_then(|metadata| metadata.modified())) {
                 (Some(record), Ok(used)) => found.push((used, record)),
                 _ => drop(fs::remove_file(entry.path())),
@@ -111,7 +121,7 @@ impl Store {
     pub fn write(&mut self, record: &Record, block: &[u8]) -> io::Result<()> {
         self.buffer.clear();
         file::header(&self.checksums, record, block, &mut self.buffer);
-        let (path, partial) = (self.path(record.key), self.folder.join("partial"));
+        let (path, partial) = (self.path(record.key, record.group), self.folder.join("partial"));
         let mut file = File::create(&partial)?;
         io::Write::write_all(&mut file, &self.buffer)?;
         io::Write::write_all(&mut file, block)?;
@@ -119,11 +129,14 @@ impl Store {
     }
 
     /// Reads a block back into `block`, which has its length. After an error it holds nothing of use.
-    pub fn read(&self, key: Key, block: &mut [u8]) -> io::Result<()> {
-        let mut file = File::open(self.path(key))?;
-        let (record, sum) = file::read_header(&self.checksums, &mut file, self.block_tokens, block.len())?;
+    pub fn read(&self, key: Key, group: usize, block: &mut [u8]) -> io::Result<()> {
+        let mut file = File::open(self.path(key, group))?;
+        let (record, sum) = file::read_header(&self.checksums, &mut file, self.block_tokens, &self.group_bytes)?;
+        if (record.key, record.group) != (key, group) || block.len() != self.group_bytes(group) {
+            return Err(file::damaged());
+        }
         io::Read::read_exact(&mut file, block)?;
-        if record.key != key || self.checksums.of(block) != sum {
+        if self.checksums.of(block) != sum {
             return Err(file::damaged());
         }
         // Only the order of eviction depends on it.
@@ -132,23 +145,22 @@ impl Store {
     }
 
     /// Forgets a block.
-    pub fn remove(&self, key: Key) {
+    pub fn remove(&self, key: Key, group: usize) {
         // A file that is gone already is what was wanted; one that stays is found again by the next run.
-        let _ = fs::remove_file(self.path(key));
+        let _ = fs::remove_file(self.path(key, group));
     }
 
-    fn record(&self, path: &Path, key: Key) -> io::Result<Record> {
+    fn record(&self, path: &Path, (key, group): (Key, usize)) -> io::Result<Record> {
         let mut file = File::open(path)?;
-        let whole = file::header_bytes(self.block_tokens) + self.block_bytes;
-        if file.metadata()?.len() != whole as u64 {
+        if file.metadata()?.len() != self.file_bytes(group) {
             return Err(file::damaged());
         }
-        let (record, _) = file::read_header(&self.checksums, &mut file, self.block_tokens, self.block_bytes)?;
-        if record.key == key { Ok(record) } else { Err(file::damaged()) }
+        let (record, _) = file::read_header(&self.checksums, &mut file, self.block_tokens, &self.group_bytes)?;
+        if (record.key, record.group) == (key, group) { Ok(record) } else { Err(file::damaged()) }
     }
 
-    fn path(&self, key: Key) -> PathBuf {
-        self.folder.join(file::name_of(key))
+    fn path(&self, key: Key, group: usize) -> PathBuf {
+        self.folder.join(file::name_of(key, group))
     }
 }
 

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    blocks::{BlockTable, Layout},
+    blocks::{BlockTable, Group, Layout},
     model::Model,
     scheduler::Scheduler,
     store::Store,
@@ -27,7 +27,8 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub struct Tier {
     store: Option<Store>,
-    block: Vec<u8>,
+    /// Room for a block or slot of any group.
+    buffer: Vec<u8>,
     resting: Option<Instant>,
     looked: Option<Instant>,
     /// What went wrong since it was last asked.
@@ -40,15 +41,18 @@ impl Tier {
         Self { store, ..Self::default() }
     }
 
-    /// The block table of a model, with what an earlier run left on disk; none for a per-sequence model.
+    /// The block table of a model, with what an earlier run left on disk; none for an opaque model.
     pub(super) fn table(&mut self, model: &Model) -> Option<BlockTable> {
-        if !model.is_paged() {
-            return None;
-        }
-        self.block = vec![0; model.block_bytes().unwrap_or(0)];
-        let disk_blocks = self.store.as_ref().map_or(0, Store::blocks_max);
-        let block_tokens = model.card.block_tokens as usize;
-        let layout = Layout { blocks: model.resident.blocks, block_tokens, disk_blocks };
+        let groups = model.groups()?;
+        let groups = groups.into_iter().enumerate().map(|(group, (kind, places))| {
+            let disk_bytes = self.store.as_ref().map_or(0, |store| store.file_bytes(group));
+            Group { kind, places, disk_bytes }
+        });
+        let layout = Layout {
+            block_tokens: model.card.block_tokens as usize,
+            groups: groups.collect(),
+            disk_bytes: self.store.as_ref().map_or(0, Store::budget),
+        };
         let Some(store) = &self.store else {
             return Some(BlockTable::new(layout, &secret_of_this_run()));
         };
@@ -66,8 +70,8 @@ impl Tier {
             Ok(records) => table.restore(&records),
             Err(error) => self.troubles.push(format!("the cache on disk cannot be listed: {error}")),
         }
-        for key in table.take_dropped() {
-            store.remove(key);
+        for (key, group) in table.take_dropped() {
+            store.remove(key, group);
         }
     }
 
@@ -104,9 +108,14 @@ impl Tier {
         let until = Instant::now() + patience;
         let mut tried = false;
         while let Some(import) = scheduler.next_import() {
-            let read = store.read(import.key, &mut self.block);
+            self.buffer.resize(store.group_bytes(import.group), 0);
+            let read = store.read(import.key, import.group, &mut self.buffer);
             let done = match &mut transfer {
-                Ok(transfer) => read.is_ok() && transfer.import(import.block, &self.block).is_ok(),
+                // The spine of a model without one has no bytes, and is not the model's.
+                _ if self.buffer.is_empty() => read.is_ok(),
+                Ok(transfer) => {
+                    read.is_ok() && transfer.import(import.group as u32, import.place, &self.buffer).is_ok()
+                }
                 Err(_) => false,
             };
             scheduler.imported(import, done);
@@ -121,8 +130,7 @@ impl Tier {
     /// Keeps a few blocks that are about to be given away.
     pub(super) fn spill_before_step(&mut self, scheduler: &mut Scheduler, model: &mut Model) {
         let is_there = self.take_over(scheduler);
-        let Some(usage) = scheduler.blocks().filter(|_| is_there).map(|blocks| blocks.usage()) else { return };
-        if usage.free * FREE_SHARE < usage.free + usage.cached + usage.active {
+        if scheduler.blocks().is_some_and(|blocks| is_there && blocks.is_scarce(FREE_SHARE)) {
             self.spill(scheduler, model, WINDOW, BLOCKS_PER_STEP);
         }
     }
@@ -137,8 +145,8 @@ impl Tier {
         if self.resting.is_some_and(|since| since.elapsed() < REST) {
             return 0;
         }
-        for key in blocks.take_dropped() {
-            store.remove(key);
+        for (key, group) in blocks.take_dropped() {
+            store.remove(key, group);
         }
         let chosen = blocks.to_spill(window, count);
         if chosen.is_empty() {
@@ -147,20 +155,25 @@ impl Tier {
         let Ok(mut transfer) = model.transfer() else { return 0 };
         let mut kept = 0;
         for spill in chosen {
-            let exported = transfer.export(spill.block, &mut self.block).map_err(|error| error.to_string());
-            let written = exported.and_then(|()| {
-                store.write(&spill.record, &self.block).map_err(|error| format!("it cannot be written: {error}"))
+            let group = spill.record.group;
+            self.buffer.resize(store.group_bytes(group), 0);
+            let exported = match self.buffer.is_empty() {
+                true => Ok(()),
+                false => transfer.export(group as u32, spill.place, &mut self.buffer),
+            };
+            let written = exported.map_err(|error| error.to_string()).and_then(|()| {
+                store.write(&spill.record, &self.buffer).map_err(|error| format!("it cannot be written: {error}"))
             });
             if let Err(why) = written {
                 self.resting = Some(Instant::now());
                 self.troubles.push(format!("a block was not put on disk: {why}"));
                 break;
             }
-            blocks.spilled(spill.record.key);
+            blocks.spilled(spill.record.key, group);
             kept += 1;
         }
-        for key in blocks.take_dropped() {
-            store.remove(key);
+        for (key, group) in blocks.take_dropped() {
+            store.remove(key, group);
         }
         kept
     }

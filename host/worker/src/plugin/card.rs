@@ -1,23 +1,20 @@
 //! Copies a model's card out of a plugin's memory into plain data, held to limits: the server keeps it and computes with it.
 
-use pensieve_plugin_api::{self as api, StateKind};
+use pensieve_plugin_api::{self as api, CacheKind};
 use pensieve_protocol::card::{Card, State};
 
 /// The longest tokenizer that is believed.
 const TOKENIZER_BYTES_MAX: usize = 128 << 20;
 const TEXT_BYTES_MAX: usize = 1 << 20;
 const TOKENS_MAX: usize = 4096;
+/// Tokens that a step may add to what a window holds.
+const CHUNK_TOKENS: u32 = 512;
+/// Slots that a sequence and the copies of its state take.
+const SLOTS: u64 = 4;
 
 /// Copies what a plugin says, or tells which of its words breaks a rule.
 pub fn read(card: &api::Card) -> Result<Card, String> {
-    let state = match card.state {
-        StateKind::PAGED if card.block_tokens == 0 => return Err("its blocks hold no tokens".into()),
-        StateKind::PAGED => State::Paged { tokens: card.block_tokens, bytes: card.block_bytes },
-        StateKind::PER_SEQUENCE => State::PerSequence { bytes: card.sequence_bytes },
-        StateKind(other) => {
-            return Err(format!("it remembers sequences in a way that this host does not know ({other})"));
-        }
-    };
+    let state = state(card)?;
     if card.vocabulary == 0 || card.context == 0 {
         return Err("its vocabulary or its context is empty".into());
     }
@@ -44,4 +41,32 @@ pub fn read(card: &api::Card) -> Result<Card, String> {
         facts: text("list of facts", &card.facts, TEXT_BYTES_MAX)?,
         fingerprint: text("fingerprint", &card.fingerprint, 512)?,
     })
+}
+
+/// What the groups of caches take together: of each token, and of each sequence besides.
+fn state(card: &api::Card) -> Result<State, String> {
+    if card.block_tokens == 0 {
+        return Err("its blocks hold no tokens".into());
+    }
+    let (mut bytes, mut beside) = (0_u64, 0_u64);
+    for group in &card.caches {
+        match group.kind {
+            CacheKind::OPAQUE if card.caches.len() == 1 => return Ok(State::PerSequence { bytes: group.bytes }),
+            CacheKind::OPAQUE => return Err("an opaque group of caches stands beside others".into()),
+            CacheKind::TOKENS => bytes = bytes.saturating_add(group.bytes),
+            CacheKind::WINDOW => {
+                let tokens = group.window.saturating_add(CHUNK_TOKENS).min(card.context);
+                let blocks = u64::from(tokens.div_ceil(card.block_tokens)) + 1;
+                beside = beside.saturating_add(group.bytes.saturating_mul(blocks));
+            }
+            CacheKind::STATE => beside = beside.saturating_add(group.bytes.saturating_mul(SLOTS)),
+            CacheKind(other) => {
+                return Err(format!("it remembers sequences in a way that this host does not know ({other})"));
+            }
+        }
+    }
+    match bytes.checked_add(beside) {
+        None | Some(0) => Err("it lists no caches, or caches without bytes".into()),
+        Some(_) => Ok(State::Paged { tokens: card.block_tokens, bytes, beside }),
+    }
 }

@@ -3,7 +3,10 @@
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
 
-use super::{Backend, Changed, ExpertRows, Form, Formulas, LowRankForm, Matrix, Rotation, StoreShape, foreign};
+use super::{
+    Backend, Changed, ExpertRows, Form, Formulas, LowRankForm, Matrix, Rotation, StoreShape, foreign,
+    formulas_attention,
+};
 use crate::{
     Error, Result,
     nn::{
@@ -173,17 +176,33 @@ impl Backend for CpuKernels {
         Ok(Store::Mapped(mapped))
     }
 
-    /// Keys and values are read where they lie.
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        let spans = step.batch().spans.iter();
-        let spans: Vec<_> = spans
-            .map(|span| cpu::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks })
-            .collect();
-        let layout = step.kv.layout();
+        self.attention_over(spec, q, Some((k, Some(v))), step)
+    }
+
+    /// Keys and values of one size are read where they lie.
+    fn attention_over(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        new: Option<(&Tensor, Option<&Tensor>)>,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        let cache = step.kv.attention(spec.layer)?;
+        if cache.key_dim != cache.value_dim {
+            return formulas_attention::attention(self.formulas(), spec, q, new, step);
+        }
+        let group = step.kv.group(spec.layer)?;
+        let spans = (step.batch().spans.iter())
+            .map(|span| cpu::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks(group) })
+            .collect::<Vec<_>>();
+        let layout = step.kv.layout(spec.layer)?;
         let kind = step.kv.kind;
         let [keys, values] = step.kv.layer(spec.layer)?;
-        cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
-        cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+        if let Some((k, Some(v))) = new {
+            cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+            cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+        }
         let sinks = spec.sinks.as_ref().map(view).transpose()?;
         let (scale, window, softcap) = (spec.scale, spec.window, spec.softcap);
         let scores = cpu::Scores { scale, window, softcap, sinks: sinks.as_deref() };

@@ -20,7 +20,8 @@ use crate::{
     Error, Result,
     nn::{
         cpu::{self, Activation},
-        kv::{KvType, Store},
+        kv::Store,
+        kv_shape::KvType,
     },
     weights::{Dtype, RawTensor, RopeStyle},
 };

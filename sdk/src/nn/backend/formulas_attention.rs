@@ -43,11 +43,12 @@ pub(super) fn attention(
     formulas: &Formulas,
     spec: &Attention,
     q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    new: Option<(&Tensor, Option<&Tensor>)>,
     step: &mut Step<'_>,
 ) -> Result<Tensor> {
-    remember(formulas, spec, k, v, step)?;
+    if let Some((k, v)) = new {
+        remember(formulas, spec, [Some(k), v], step)?;
+    }
     let groups = groups(&step.batch().spans, spec.kv_heads * spec.head_dim);
     let outs = groups.into_iter().map(|group| attend(formulas, spec, q, group, step));
     let outs = outs.collect::<Result<Vec<_>>>()?;
@@ -72,39 +73,50 @@ fn groups(spans: &[Span<'_>], width: usize) -> Vec<Group> {
 }
 
 /// Writes the new tokens' keys and values into their slots.
-fn remember(formulas: &Formulas, spec: &Attention, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<()> {
-    let (tokens, kv_heads, head_dim) = (step.tokens().len(), spec.kv_heads, spec.head_dim);
-    let targets = step.prepared.borrow().targets.clone();
-    let targets = match targets {
-        Some(targets) => targets,
-        None => {
-            // One slot per value, in the shape of the source, as `scatter_set` wants it.
-            let spans = step.batch().spans.iter();
-            let slots = spans.flat_map(|span| KvCache::slots_of(span, span.past..span.past + span.len));
-            let slots: Vec<u32> = slots.flat_map(|slot| std::iter::repeat_n(slot, head_dim)).collect();
-            let slots = formulas.ids(&slots)?.reshape((1, tokens, head_dim))?;
-            let targets = slots.broadcast_as((kv_heads, tokens, head_dim))?.contiguous()?;
-            step.prepared.borrow_mut().targets = Some(targets.clone());
-            targets
-        }
-    };
-    for (store, values) in step.kv.layer(spec.layer)?.iter().zip([k, v]) {
-        let memory = store.tensor()?;
-        let heads = values.reshape((tokens, kv_heads, head_dim))?.transpose(0, 1)?.contiguous()?;
+fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], step: &mut Step<'_>) -> Result<()> {
+    let (tokens, kv_heads) = (step.input().tokens.len(), spec.kv_heads);
+    for (place, values) in new.into_iter().enumerate() {
+        let Some(values) = values else { continue };
+        let dim = values.dim(1)? / kv_heads;
+        let targets = targets(formulas, spec, dim, step)?;
+        let memory = step.kv.layer(spec.layer)?[place].tensor()?;
+        let heads = values.reshape((tokens, kv_heads, dim))?.transpose(0, 1)?.contiguous()?;
         memory.scatter_set(&targets, &heads.to_dtype(memory.dtype())?, 1)?;
     }
     Ok(())
 }
 
+/// Where the new tokens' heads of this size go: one slot per value, in the shape of the source, as `scatter_set` wants it.
+fn targets(formulas: &Formulas, spec: &Attention, dim: usize, step: &Step<'_>) -> Result<Tensor> {
+    let (tokens, kv_heads, group) = (step.tokens().len(), spec.kv_heads, step.kv.group(spec.layer)?);
+    let key = (group, kv_heads, dim);
+    if let Some(targets) = step.prepared.borrow().targets.get(&key) {
+        return Ok(targets.clone());
+    }
+    let mut slots = Vec::with_capacity(tokens * dim);
+    for span in &step.batch().spans {
+        let of_span = KvCache::slots_of(span, group, span.past..span.past + span.len)?;
+        slots.extend(of_span.into_iter().flat_map(|slot| std::iter::repeat_n(slot, dim)));
+    }
+    let slots = formulas.ids(&slots)?.reshape((1, tokens, dim))?;
+    let targets = slots.broadcast_as((kv_heads, tokens, dim))?.contiguous()?;
+    step.prepared.borrow_mut().targets.insert(key, targets.clone());
+    Ok(targets)
+}
+
 /// A group's new tokens over all tokens of their sequences.
 fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, step: &mut Step<'_>) -> Result<Tensor> {
-    let slots = slots(formulas, group, step)?;
+    let slots = slots(formulas, spec, group, step)?;
     let [keys, values] = step.kv.layer(spec.layer)?;
-    let gather = |store: &Store| -> Result<Tensor> {
+    let gather = |store: &Store, dim: usize| -> Result<Tensor> {
         let gathered = store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?;
-        Ok(gathered.reshape((spec.kv_heads * group.len, group.all, spec.head_dim))?)
+        Ok(gathered.reshape((spec.kv_heads * group.len, group.all, dim))?)
     };
-    let (keys, values) = (gather(keys)?, gather(values)?);
+    let keys = gather(keys, spec.head_dim)?;
+    let values = match values {
+        Store::Nothing => keys.narrow(2, 0, spec.value_dim)?.contiguous()?,
+        values => gather(values, spec.value_dim)?,
+    };
     let span = &step.batch().spans[group.start];
     // Scores of all rows at once would take memory with the square of a prompt's length.
     let rows_at_once = (SCORES_MAX / (spec.heads * group.len * group.all)).max(1);
@@ -163,11 +175,11 @@ fn attend_rows(
     };
     let out = weights.matmul(values)?;
     let out = if spans == 1 {
-        out.reshape((spec.heads, rows.len, spec.head_dim))?
+        out.reshape((spec.heads, rows.len, spec.value_dim))?
     } else {
-        out.reshape((spec.kv_heads, spans, shared * spec.head_dim))?
+        out.reshape((spec.kv_heads, spans, shared * spec.value_dim))?
     };
-    Ok(out.transpose(0, 1)?.contiguous()?.reshape((spans * rows.len, spec.heads * spec.head_dim))?)
+    Ok(out.transpose(0, 1)?.contiguous()?.reshape((spans * rows.len, spec.heads * spec.value_dim))?)
 }
 
 /// What is added to the scores: −∞ where a token may not look. Of shape `[1, rows, all]` for a span's rows, and
@@ -198,21 +210,21 @@ fn mask(spec: &Attention, group: Group, rows: Rows, step: &Step<'_>) -> Result<O
 }
 
 /// The slots of all tokens of a group's sequences, each padded with slots that its mask hides.
-fn slots(formulas: &Formulas, group: Group, step: &Step<'_>) -> Result<Tensor> {
-    if let Some(slots) = step.prepared.borrow().slots.get(&group) {
+fn slots(formulas: &Formulas, spec: &Attention, group: Group, step: &Step<'_>) -> Result<Tensor> {
+    let caches = step.kv.group(spec.layer)?;
+    if let Some(slots) = step.prepared.borrow().slots.get(&(caches, group)) {
         return Ok(slots.clone());
     }
-    let spans = &step.batch().spans[group.start..group.start + group.len];
-    let ids: Vec<u32> = spans
-        .iter()
-        .flat_map(|span| {
-            let all = span.past + span.len;
-            // The padding repeats a slot of the sequence's own: others may hold what is not a number.
-            let padding = KvCache::slots_of(span, all - 1..all).next().unwrap_or_default();
-            KvCache::slots_of(span, 0..all).chain(std::iter::repeat_n(padding, group.all - all))
-        })
-        .collect();
+    let mut ids = Vec::with_capacity(group.len * group.all);
+    for span in &step.batch().spans[group.start..group.start + group.len] {
+        let all = span.past + span.len;
+        let slots = KvCache::slots_of(span, caches, 0..all)?;
+        // The padding repeats a slot of the sequence's own: others may hold what is not a number.
+        let padding = slots.last().copied().unwrap_or_default();
+        ids.extend(slots);
+        ids.extend(std::iter::repeat_n(padding, group.all - all));
+    }
     let slots = formulas.ids(&ids)?;
-    step.prepared.borrow_mut().slots.insert(group, slots.clone());
+    step.prepared.borrow_mut().slots.insert((caches, group), slots.clone());
     Ok(slots)
 }

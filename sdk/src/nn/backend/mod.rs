@@ -29,7 +29,8 @@ pub(super) use formulas_attention::Group;
 use super::{
     Attention, Step,
     cpu::{Activation, Glu},
-    kv::{KvType, Store},
+    kv::Store,
+    kv_shape::KvType,
 };
 use crate::{
     Batch, Error, Result,
@@ -267,7 +268,19 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// Remembers the new tokens' `k` and `v` in the layer's memory, and has each token of `q` attend to its sequence so
     /// far. The shapes were compared with the attention's and the cache's.
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        formulas_attention::attention(self.formulas(), spec, q, k, v, step)
+        formulas_attention::attention(self.formulas(), spec, q, Some((k, Some(v))), step)
+    }
+
+    /// The same for heads of any size: keys of one and values of another, values that are a view of the keys, and layers that
+    /// remember nothing of their own.
+    fn attention_over(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        new: Option<(&Tensor, Option<&Tensor>)>,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        formulas_attention::attention(self.formulas(), spec, q, new, step)
     }
 }
 

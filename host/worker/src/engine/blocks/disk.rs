@@ -1,21 +1,25 @@
-//! The disk tier's part of the index. Nothing here reads or writes: the engine copies blocks out and in, and tells.
+//! The disk tier's part of the index. Nothing here reads or writes: the engine copies blocks and slots out and in, and tells.
 //! What is on disk hangs together down from the roots, as a block without its parent could never be reached, so blocks
-//! are written parents first and dropped leaves first, the least recently used leaf before others. A block displaces
-//! colder ones only, so that what memory and disk hold settles instead of being copied in circles.
+//! are written parents first and dropped leaves first, the least recently used leaf before others. What rides along is
+//! dropped by itself, as cold as its entry. A copy displaces colder ones only, so that what memory and disk hold settles
+//! instead of being copied in circles.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::{
-    index::{Entry, Index},
+    entry::Entry,
+    index::Index,
     key::{Chain, Key, Link},
-    pool::Pool,
+    pool::{Pool, WARM},
 };
 
-/// What the engine keeps in its index on disk of one block, to know it again after a restart.
+/// What the engine keeps in its index on disk of one block or slot, to know it again after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Names the block and all text before it.
     pub key: Key,
+    /// Which group's it is.
+    pub group: usize,
     /// The block before it, or the root of its chain.
     pub parent: Key,
     /// How many blocks come before it.
@@ -24,178 +28,224 @@ pub struct Record {
     pub tokens: Box<[u32]>,
 }
 
-/// A block to copy to disk.
+/// A block or slot to copy to disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spill {
     /// Where it lies in memory.
-    pub block: u32,
+    pub place: u32,
     /// What to write beside its bytes.
     pub record: Record,
 }
 
-/// A block to copy from disk.
+/// A block or slot to copy from disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Import {
     /// The sequence that waits for it.
     pub sequence: u64,
     /// Which one to read.
     pub key: Key,
+    /// Which group's it is.
+    pub group: usize,
     /// Where to put it.
-    pub block: u32,
-}
-
-#[derive(Debug)]
-pub(super) struct Disk {
-    pub(super) budget: usize,
-    pub(super) len: usize,
-    /// Those on disk without children on disk, by their last use.
-    pub(super) leaves: BTreeMap<u64, Key>,
-    /// What the engine has yet to delete.
-    pub(super) dropped: BTreeSet<Key>,
-}
-
-impl Disk {
-    pub(super) fn new(budget: usize) -> Self {
-        Self { budget, len: 0, leaves: BTreeMap::new(), dropped: BTreeSet::new() }
-    }
-
-    /// Keeps the leaves in order when an entry's last use changes.
-    pub(super) fn moved(&mut self, key: Key, entry: &Entry, used: u64) {
-        if entry.on_disk && entry.disk_children == 0 {
-            self.leaves.remove(&entry.used);
-            self.leaves.insert(used, key);
-        }
-    }
+    pub place: u32,
 }
 
 impl Index {
     /// Takes in what an earlier run left on disk, coldest first; some of it may be in memory by now. What is damaged,
     /// unreachable or over the budget is dropped.
     pub(super) fn restore(&mut self, chain: &Chain, records: &[Record], block_tokens: usize) {
+        let spine = self.spine;
         let mut order: Vec<&Record> = records.iter().collect();
-        order.sort_by_key(|record| record.depth);
+        order.sort_by_key(|record| (record.depth, record.group != spine));
         for record in order {
-            let Record { key, parent, depth, ref tokens } = *record;
-            let whole = tokens.len() == block_tokens && chain.key(parent, tokens) == key;
-            let above = depth == 0 || self.entries.get(&parent).is_some_and(|p| p.on_disk && p.depth + 1 == depth);
-            let known = self.entries.get(&key).map(|entry| entry.on_disk);
+            let Record { key, group, parent, depth, ref tokens } = *record;
+            let link = Link { key, parent, depth, tokens };
+            let whole =
+                group < self.disk.costs.len() && tokens.len() == block_tokens && chain.key(parent, tokens) == key;
+            let below = |entry: &Entry| entry.is_on_disk(spine) && entry.depth + 1 == depth;
+            let above = depth == 0 || self.entries.get(&parent).is_some_and(below);
+            let known = self.entries.get(&key).map(|entry| entry.is_on_disk(group));
+            let rides = || self.find(&link).is_some_and(|entry| entry.is_on_disk(spine));
             match known {
                 Some(true) => {}
-                _ if !(whole && above) => drop(self.disk.dropped.insert(key)),
-                Some(false) => self.attach(key),
+                _ if !(whole && above) => drop(self.disk.dropped.insert((key, group))),
+                _ if group != spine && !rides() => drop(self.disk.dropped.insert((key, group))),
+                Some(false) => self.attach(key, group),
                 None => {
-                    self.insert(&Link { key, parent, depth, tokens });
-                    self.attach(key);
+                    self.insert(&link);
+                    self.attach(key, group);
                 }
             }
         }
         for record in records {
             // Those in memory have their place in the pool's order already.
-            if self.entries.get(&record.key).is_some_and(|entry| entry.block.is_none()) {
+            if self.entries.get(&record.key).is_some_and(|entry| entry.place(spine).is_none()) {
                 self.touch(record.key);
             }
         }
         self.shrink();
     }
 
-    /// Up to `count` blocks that the disk should have, each after its parent: the coldest of the cached ones, of which
-    /// only the `window` coldest are looked at, and what they hang from.
-    pub(super) fn to_spill(&self, pool: &Pool, window: usize, count: usize) -> Vec<Spill> {
-        let mut chosen: Vec<Spill> = Vec::new();
-        let mut picked: BTreeSet<Key> = BTreeSet::new();
-        let mut room = self.disk.budget - self.disk.len;
-        let mut colder = self.disk.leaves.keys().peekable();
-        for &block in pool.cached.values().take(window) {
-            let mut missing = Vec::new();
-            let mut next = pool.blocks[block as usize].key;
-            while let Some(key) = next {
-                let Some(entry) = self.entries.get(&key) else { break };
-                if entry.on_disk || picked.contains(&key) {
-                    break;
+    /// Up to `count` blocks and slots that the disk should have, each after what it hangs from: the coldest of the cached
+    /// ones, of which only the `window` coldest of each group are looked at. What was left on the way is not kept.
+    pub(super) fn to_spill(&self, pools: &[Pool], window: usize, count: usize) -> Vec<Spill> {
+        let mut plan = Plan {
+            index: self,
+            chosen: Vec::new(),
+            picked: BTreeSet::new(),
+            room: self.disk.budget.saturating_sub(self.disk.bytes),
+            colder: self.disk.droppable.iter().map(|((used, group), _)| (*used, self.disk.costs[*group])).peekable(),
+        };
+        for (group, pool) in pools.iter().enumerate() {
+            let cached = pool.cached.range(if group == self.spine { 0.. } else { WARM.. });
+            for (_, &place) in cached.take(window) {
+                let Some(key) = pool.blocks[place as usize].key else { continue };
+                if plan.chosen.len() < count {
+                    plan.choose(key, group, count);
                 }
-                missing.push((key, entry));
-                next = (entry.depth > 0).then_some(entry.parent);
-            }
-            while let Some((key, entry)) = missing.pop() {
-                if chosen.len() == count {
-                    return chosen;
-                }
-                let fits = room > 0 || colder.next_if(|used| **used < entry.used).is_some();
-                let Some(block) = entry.block.filter(|_| fits) else { break };
-                room = room.saturating_sub(1);
-                picked.insert(key);
-                let (parent, depth, tokens) = (entry.parent, entry.depth, entry.tokens.clone());
-                chosen.push(Spill { block, record: Record { key, parent, depth, tokens } });
             }
         }
-        chosen
+        plan.chosen
     }
 
     /// A block's bytes were copied out.
-    pub(super) fn spilled(&mut self, key: Key) {
-        let Some(entry) = self.entries.get(&key).filter(|entry| !entry.on_disk) else { return };
-        if entry.depth == 0 || self.entries.get(&entry.parent).is_some_and(|parent| parent.on_disk) {
-            self.attach(key);
+    pub(super) fn spilled(&mut self, key: Key, group: usize) {
+        let spine = self.spine;
+        let entry = self.entries.get(&key);
+        if entry.is_some_and(|entry| entry.is_on_disk(group)) {
+            return;
+        }
+        let on_disk = |entry: &Entry| entry.is_on_disk(spine);
+        let hangs = entry.is_some_and(|entry| match group == spine {
+            true => entry.depth == 0 || self.entries.get(&entry.parent).is_some_and(on_disk),
+            false => on_disk(entry),
+        });
+        if hangs {
+            self.attach(key, group);
             self.shrink();
+        } else {
+            // What it was to hang from has been displaced in the meantime.
+            self.disk.dropped.insert((key, group));
         }
     }
 
-    /// A block cannot be read back: it is dropped, with all that hangs below it on disk.
-    pub(super) fn lost(&mut self, key: Key) {
-        let Some(top) = self.entries.get(&key).filter(|entry| entry.on_disk) else { return };
-        let deeper = |(_, entry): &(&Key, &Entry)| entry.on_disk && entry.depth > top.depth;
+    /// A copy cannot be read back: it is dropped, and with a spine all that hangs below it on disk.
+    pub(super) fn lost(&mut self, key: Key, group: usize) {
+        let spine = self.spine;
+        let Some(top) = self.entries.get(&key).filter(|entry| entry.is_on_disk(group)) else { return };
+        if group != spine {
+            return self.detach(key, group);
+        }
+        let deeper = |(_, entry): &(&Key, &Entry)| entry.is_on_disk(spine) && entry.depth > top.depth;
         let mut below: Vec<(u32, Key, Key)> =
             self.entries.iter().filter(deeper).map(|(key, entry)| (entry.depth, *key, entry.parent)).collect();
         below.sort_unstable();
         let mut lost = BTreeSet::from([key]);
         below.retain(|(_, key, parent)| lost.contains(parent) && lost.insert(*key));
         for (_, key, _) in below.into_iter().rev() {
-            self.detach(key);
+            self.detach(key, spine);
         }
-        self.detach(key);
+        self.detach(key, spine);
     }
 
     fn shrink(&mut self) {
-        while self.disk.len > self.disk.budget {
-            let Some((_, &key)) = self.disk.leaves.first_key_value() else { return };
-            self.detach(key);
+        while self.disk.bytes > self.disk.budget {
+            let Some((&(_, group), &key)) = self.disk.droppable.first_key_value() else { return };
+            self.detach(key, group);
         }
     }
 
-    /// Puts an entry on disk, as a leaf.
-    fn attach(&mut self, key: Key) {
+    /// Puts a group's copy of an entry on disk; a spine as a leaf.
+    fn attach(&mut self, key: Key, group: usize) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
-        entry.on_disk = true;
-        self.disk.leaves.insert(entry.used, key);
-        self.disk.dropped.remove(&key);
+        entry.on_disk |= 1 << group;
+        let (used, parent, depth) = (entry.used, entry.parent, entry.depth);
+        self.disk.droppable.insert((used, group), key);
+        self.disk.dropped.remove(&(key, group));
+        self.disk.bytes += self.disk.costs[group];
         self.disk.len += 1;
-        let parent = entry.parent;
-        if entry.depth > 0
+        if group == self.spine
+            && depth > 0
             && let Some(parent) = self.entries.get_mut(&parent)
         {
             parent.disk_children += 1;
-            self.disk.leaves.remove(&parent.used);
+            self.disk.droppable.remove(&(parent.used, group));
         }
     }
 
-    /// Takes a leaf off the disk.
-    fn detach(&mut self, key: Key) {
+    /// Takes a leaf and what rides along with it, or only a rider, off the disk.
+    fn detach(&mut self, key: Key, group: usize) {
+        let spine = self.spine;
         let Some(entry) = self.entries.get_mut(&key) else { return };
-        entry.on_disk = false;
-        self.disk.leaves.remove(&entry.used);
-        self.disk.dropped.insert(key);
-        self.disk.len -= 1;
-        let (parent, depth) = (entry.parent, entry.depth);
-        if entry.block.is_none() {
+        let (used, parent, depth, mine) = (entry.used, entry.parent, entry.depth, entry.on_disk);
+        let gone = if group == spine { mine } else { mine & 1 << group };
+        entry.on_disk &= !gone;
+        if entry.on_disk == 0 && entry.place(spine).is_none() {
             self.entries.remove(&key);
         }
-        if depth > 0
+        for group in (0..self.disk.costs.len()).filter(|group| gone >> group & 1 == 1) {
+            self.disk.droppable.remove(&(used, group));
+            self.disk.dropped.insert((key, group));
+            self.disk.bytes -= self.disk.costs[group];
+            self.disk.len -= 1;
+        }
+        if group == spine
+            && depth > 0
             && let Some(entry) = self.entries.get_mut(&parent)
         {
             entry.disk_children -= 1;
             if entry.disk_children == 0 {
-                self.disk.leaves.insert(entry.used, parent);
+                self.disk.droppable.insert((entry.used, spine), parent);
             }
+        }
+    }
+}
+
+/// What is to be copied to disk, while it is being chosen.
+struct Plan<'a, I: Iterator<Item = (u64, u64)>> {
+    index: &'a Index,
+    chosen: Vec<Spill>,
+    picked: BTreeSet<(Key, usize)>,
+    room: u64,
+    /// What may be displaced: when it was used, and its bytes.
+    colder: std::iter::Peekable<I>,
+}
+
+impl<I: Iterator<Item = (u64, u64)>> Plan<'_, I> {
+    /// Chooses a group's copy of an entry after the spines that it hangs from, as far as there is room.
+    fn choose(&mut self, key: Key, group: usize, count: usize) {
+        let spine = self.index.spine;
+        let mut missing = vec![(key, group)];
+        let mut next = Some(key);
+        while let Some(key) = next {
+            let Some(entry) = self.index.entries.get(&key) else { break };
+            if entry.is_on_disk(spine) || self.picked.contains(&(key, spine)) {
+                break;
+            }
+            if (key, spine) != missing[0] {
+                missing.push((key, spine));
+            }
+            next = (entry.depth > 0).then_some(entry.parent);
+        }
+        while let Some((key, group)) = missing.pop() {
+            let Some(entry) = self.index.entries.get(&key) else { return };
+            if self.picked.contains(&(key, group)) || entry.is_on_disk(group) {
+                continue;
+            }
+            if self.chosen.len() == count {
+                return;
+            }
+            let cost = self.index.disk.costs[group];
+            while self.room < cost
+                && let Some((_, bytes)) = self.colder.next_if(|(used, _)| *used < entry.used)
+            {
+                self.room += bytes;
+            }
+            let Some(place) = entry.place(group).filter(|_| self.room >= cost) else { return };
+            self.room -= cost;
+            self.picked.insert((key, group));
+            let (parent, depth, tokens) = (entry.parent, entry.depth, entry.tokens.clone());
+            self.chosen.push(Spill { place, record: Record { key, group, parent, depth, tokens } });
         }
     }
 }

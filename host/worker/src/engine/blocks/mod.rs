@@ -1,99 +1,72 @@
-//! Which block of the model's memory holds which tokens of which sequence. Memory for keys and values is dealt out in
-//! blocks of a few tokens, so that sequences grow without a reservation and equal beginnings are computed once: a block
-//! that is full and computed becomes known by what it holds (`key`), whoever continues the same text shares it, and
-//! when nobody does it stays cached until its room is needed (`pool`). Blocks can also be known from disk (`disk`);
+//! What of the model's memory holds which tokens of which sequence. Memory is dealt out in blocks of a few tokens, and in
+//! slots for states, so that sequences grow without a reservation and equal beginnings are computed once: a block
+//! that is full and computed becomes known by what it holds (`key`), whichever sequence continues the same text shares it,
+//! and when none does it stays cached until its room is needed (`pool`). Blocks can also be known from disk (`disk`);
 //! the table says what to copy where, the engine copies.
 //!
-//! A sequence's table starts with shared blocks, its *chain*, followed by private ones that it fills. Only full blocks
-//! join the chain and only after the step that computed them, so what is shared is never written again. The last token
-//! of a text is always computed, as its logits are needed: its block is never taken over.
+//! One group of caches keeps all tokens: the *spine*. A sequence's spine starts with shared blocks, its *chain*, followed by
+//! private ones that it fills. Only full blocks join the chain and only after the step that computed them, so what is
+//! shared is never written again. The other groups ride along (`riders`): a windowed group gives back what lies before its
+//! window, and copies of a state are left at borders of blocks. So a text can be continued at the last border up to which
+//! the spine is known, the windows are whole, and a copy of the state was left; that border is the sequence's *reach*. A
+//! model without a group that keeps all tokens gets a spine that takes no memory.
+//!
+//! The last token of a text is always computed, as its logits are needed: its block is never taken over.
 
 #[cfg(test)]
 mod check;
 mod disk;
+mod entry;
+mod holding;
 mod index;
 mod key;
+mod layout;
 mod pool;
+mod recall;
+mod riders;
 #[cfg(test)]
 mod tests;
 
 pub use disk::{Import, Record, Spill};
+pub use holding::Places;
 pub use key::Key;
+pub use layout::{Full, Group, Kind, Layout, Usage};
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
-use index::{Index, Published};
-use key::{Chain, Link};
+use entry::{Disk, Published};
+use holding::Holding;
+use index::Index;
+use key::Chain;
 use pool::Pool;
-
-/// How much there is to deal out.
-#[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    /// Blocks in memory; their ids run from 0.
-    pub blocks: u32,
-    /// Tokens in a block, at least 1.
-    pub block_tokens: usize,
-    /// The most blocks to keep on disk.
-    pub disk_blocks: usize,
-}
-
-/// No block can be had without taking one from a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
-
-/// What the blocks are doing, for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// In use by nobody, and known for nothing.
-    pub free: usize,
-    /// In use by nobody, kept for whoever continues their text.
-    pub cached: usize,
-    /// In use by sequences.
-    pub active: usize,
-    /// Known from disk.
-    pub disk: usize,
-}
 
 /// The block table.
 #[derive(Debug)]
 pub struct BlockTable {
     layout: Layout,
+    /// How many groups the model has; a spine of the table's own comes after them.
+    groups: usize,
     chain: Chain,
-    pool: Pool,
+    pools: Vec<Pool>,
     index: Index,
     holdings: HashMap<u64, Holding>,
 }
 
-/// What one sequence has.
-#[derive(Debug)]
-struct Holding {
-    root: Key,
-    /// The keys of its first blocks, which are known and may be shared.
-    chain: Vec<Key>,
-    /// Its table: those, then private ones.
-    blocks: Vec<u32>,
-    /// What the private blocks right after the chain are waiting for from disk.
-    imports: VecDeque<Key>,
-}
-
-impl Holding {
-    /// The block after its chain, if the text fills it.
-    fn next<'a>(&self, chain: &Chain, text: &'a [u32]) -> Option<Link<'a>> {
-        chain.link(self.chain.last().copied().unwrap_or(self.root), self.chain.len(), text)
-    }
-}
-
 impl BlockTable {
-    /// A table with nothing in use. The secret keys the hashes: whoever has the blocks on disk needs the same one
+    /// A table with nothing in use. The secret keys the hashes: a disk tier that keeps the blocks needs the same one
     /// again.
     pub fn new(layout: Layout, secret: &[u8; 16]) -> Self {
-        let layout = Layout { block_tokens: layout.block_tokens.max(1), ..layout };
+        let groups = layout.groups.len();
+        let layout = layout.with_spine();
+        let spine = layout.spine();
+        let costs = layout.groups.iter().map(|group| group.disk_bytes).collect();
         Self {
-            layout,
+            groups,
             chain: Chain::new(secret, layout.block_tokens),
-            pool: Pool::new(layout.blocks),
-            index: Index::new(layout.disk_blocks),
+            pools: layout.groups.iter().map(|group| Pool::new(group.places)).collect(),
+            index: Index::new(spine, Disk::new(layout.disk_bytes, costs)),
             holdings: HashMap::new(),
+            layout,
         }
     }
 
@@ -103,96 +76,50 @@ impl BlockTable {
         self.chain.root(salt)
     }
 
-    /// Lets a sequence in, with an empty table.
+    /// Lets a sequence in, with empty tables.
     pub fn open(&mut self, sequence: u64, root: Key) {
         self.close(sequence);
-        let holding = Holding { root, chain: Vec::new(), blocks: Vec::new(), imports: VecDeque::new() };
-        self.holdings.insert(sequence, holding);
+        self.holdings.insert(sequence, Holding::new(root, &self.layout));
     }
 
-    /// Takes over the blocks in memory that continue the sequence's chain along `text`, the sequence's tokens. They
-    /// replace private blocks in which the same was being computed. Answers how many blocks were taken over.
-    pub fn share(&mut self, sequence: u64, text: &[u32]) -> usize {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return 0 };
+    /// Takes over what is in memory and continues the sequence along `text`, its tokens, of which it has computed the first
+    /// `computed`. It replaces private blocks in which the same was being computed. Answers how many blocks the sequence
+    /// has come further.
+    pub fn share(&mut self, sequence: u64, text: &[u32], computed: usize) -> usize {
         let text = without_last(text);
-        let before = holding.chain.len();
-        while let Some(link) = holding.next(&self.chain, text) {
-            let Some((block, used)) = self.index.find(&link).and_then(|entry| Some((entry.block?, entry.used))) else {
-                break;
-            };
-            self.pool.hold(block, used);
-            match holding.blocks.get_mut(holding.chain.len()) {
-                Some(slot) => self.pool.discard(std::mem::replace(slot, block)),
-                None => holding.blocks.push(block),
-            }
-            holding.chain.push(link.key);
+        let Some(walk) = self.walk(sequence, text, false) else { return 0 };
+        let Some(holding) = self.holdings.get_mut(&sequence) else { return 0 };
+        holding.branch = walk.keys.len() + holding.chain.len();
+        let before = holding.reach;
+        if walk.reach > before {
+            self.take_over(sequence, &walk, computed);
         }
-        for &key in holding.chain[before..].iter().rev() {
-            self.index.touch(key);
-        }
-        holding.chain.len() - before
+        self.holdings.get(&sequence).map_or(0, |holding| holding.reach - before)
     }
 
-    /// Asks for the blocks on disk that continue the chain after [`BlockTable::share`], as many as there is room for;
-    /// true if the sequence now waits for [`BlockTable::import_of`].
-    pub fn recall(&mut self, sequence: u64, text: &[u32]) -> bool {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return false };
-        if holding.imports.is_empty() {
-            let text = without_last(text);
-            let mut next = holding.next(&self.chain, text);
-            while let Some(link) = next
-                && self.index.find(&link).is_some_and(|entry| entry.on_disk)
-            {
-                let depth = holding.chain.len() + holding.imports.len();
-                if depth == holding.blocks.len() {
-                    let Some(block) = self.pool.allocate(&mut self.index) else { break };
-                    holding.blocks.push(block);
-                }
-                holding.imports.push_back(link.key);
-                next = self.chain.link(link.key, depth + 1, text);
-            }
-            for &key in holding.imports.iter().rev() {
-                self.index.touch(key);
-            }
-        }
-        !holding.imports.is_empty()
-    }
-
-    /// The next block to copy from disk for a sequence; none when it waits for nothing.
-    pub fn import_of(&self, sequence: u64) -> Option<Import> {
-        let holding = self.holdings.get(&sequence)?;
-        let &key = holding.imports.front()?;
-        Some(Import { sequence, key, block: *holding.blocks.get(holding.chain.len())? })
-    }
-
-    /// The import that [`BlockTable::import_of`] named was done, or failed: then the sequence computes the rest itself,
-    /// and the disk is rid of the block and what hangs from it. `text` is the sequence's tokens.
-    pub fn imported(&mut self, sequence: u64, text: &[u32], done: bool) {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return };
-        let Some(key) = holding.imports.pop_front() else { return };
-        let depth = holding.chain.len();
-        if done {
-            let end = (depth + 1) * self.layout.block_tokens;
-            self.publish(sequence, text.get(..end).unwrap_or(text));
-        } else {
-            self.index.lost(key);
-        }
-        if let Some(holding) = self.holdings.get_mut(&sequence)
-            && holding.chain.len() == depth
-        {
-            holding.imports.clear();
-        }
-    }
-
-    /// Makes room for the first `tokens` tokens of a sequence, all or nothing.
-    pub fn extend(&mut self, sequence: u64, tokens: usize) -> Result<(), Full> {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return Ok(()) };
-        let missing = tokens.div_ceil(self.layout.block_tokens).saturating_sub(holding.blocks.len());
-        if missing > self.pool.available() {
+    /// Makes room for the tokens from `from` up to `end` of a sequence that has computed the ones before, all or nothing; what
+    /// no later token reads is given back first.
+    pub fn extend(&mut self, sequence: u64, from: usize, end: usize) -> Result<(), Full> {
+        self.leave_behind(sequence, from);
+        let Some(holding) = self.holdings.get(&sequence) else { return Ok(()) };
+        let missing: Vec<usize> = self
+            .layout
+            .groups
+            .iter()
+            .zip(&holding.tables)
+            .map(|(group, table)| table.missing(group, from, end, &self.layout))
+            .collect();
+        if missing.iter().zip(&self.pools).any(|(missing, pool)| *missing > pool.available()) {
             return Err(Full);
         }
-        for _ in 0..missing {
-            holding.blocks.push(self.pool.allocate(&mut self.index).ok_or(Full)?);
+        for (group, missing) in missing.into_iter().enumerate() {
+            let behind = self.layout.behind(group, from);
+            for _ in 0..missing {
+                let place = self.allocate(group).ok_or(Full)?;
+                if let Some(holding) = self.holdings.get_mut(&sequence) {
+                    holding.tables[group].push(place, behind);
+                }
+            }
         }
         Ok(())
     }
@@ -200,40 +127,41 @@ impl BlockTable {
     /// Makes known what a sequence has computed: `text` is its tokens up to there. Where another sequence was first
     /// with the same text, its block takes the place of this one's, so that known blocks always hang from known blocks.
     pub fn publish(&mut self, sequence: u64, text: &[u32]) {
-        let Some(holding) = self.holdings.get_mut(&sequence) else { return };
-        while let Some(link) = holding.next(&self.chain, text) {
-            let Some(slot) = holding.blocks.get_mut(holding.chain.len()) else { return };
+        let spine = self.index.spine;
+        while let Some(holding) = self.holdings.get_mut(&sequence) {
+            let depth = holding.chain.len();
+            let Some(link) = holding.next(&self.chain, text) else { break };
+            let Some(slot) = holding.tables[spine].blocks.get_mut(depth) else { break };
             match self.index.publish(&link, *slot) {
-                Published::New => self.pool.blocks[*slot as usize].key = Some(link.key),
-                Published::Twin { block, used } => {
-                    self.pool.hold(block, used);
-                    self.pool.discard(std::mem::replace(slot, block));
+                Published::New => self.pools[spine].blocks[*slot as usize].key = Some(link.key),
+                Published::Twin(block) => {
+                    self.pools[spine].hold(block);
+                    self.pools[spine].discard(std::mem::replace(slot, block));
                 }
-                Published::Collision => return,
+                Published::Collision => break,
             }
             holding.chain.push(link.key);
+            holding.reach = holding.reach.max(depth + 1);
+            self.publish_riders(sequence, link.key, depth);
         }
+        self.arrive(sequence, text.len());
     }
 
-    /// Takes a sequence's blocks back. Those that are known stay cached.
+    /// Takes a sequence's blocks and slots back. Those that are known stay cached.
     pub fn close(&mut self, sequence: u64) {
         let Some(holding) = self.holdings.remove(&sequence) else { return };
-        for (i, &block) in holding.blocks.iter().enumerate().rev() {
-            match holding.chain.get(i) {
-                Some(&key) => self.pool.release(block, self.index.touch(key)),
-                None => self.pool.discard(block),
-            }
-        }
+        self.let_go(holding);
     }
 
-    /// A sequence's table, for the model.
-    pub fn blocks(&self, sequence: u64) -> &[u32] {
-        self.holdings.get(&sequence).map_or(&[], |holding| &holding.blocks)
+    /// Where each of the model's groups keeps a sequence, for the model.
+    pub fn places(&self, sequence: u64) -> impl Iterator<Item = Places<'_>> {
+        let tables = self.holdings.get(&sequence).map_or(&[][..], |holding| &holding.tables);
+        tables.iter().take(self.groups).map(|table| table.places())
     }
 
-    /// How many tokens of a sequence lie in known blocks.
+    /// How many tokens of a sequence need not be computed, as they lie in known blocks.
     pub fn known(&self, sequence: u64) -> usize {
-        self.holdings.get(&sequence).map_or(0, |holding| holding.chain.len() * self.layout.block_tokens)
+        self.holdings.get(&sequence).map_or(0, |holding| holding.reach * self.layout.block_tokens)
     }
 
     /// What the next block of a sequence's chain will be called; none if the text ends before.
@@ -241,25 +169,46 @@ impl BlockTable {
         self.holdings.get(&sequence)?.next(&self.chain, without_last(text)).map(|link| link.key)
     }
 
-    /// How many blocks so many tokens take.
-    pub fn blocks_for(&self, tokens: usize) -> usize {
-        tokens.div_ceil(self.layout.block_tokens)
+    /// How many blocks and slots of each group a sequence lacks for so many tokens and one block more.
+    pub fn lacks(&self, sequence: u64, tokens: usize) -> Vec<usize> {
+        let holding = self.holdings.get(&sequence);
+        let lacks = |(place, group): (usize, &Group)| {
+            let held = holding.map_or(0, |holding| holding.tables[place].held());
+            group.wants(tokens + self.layout.block_tokens, self.layout.block_tokens).saturating_sub(held)
+        };
+        self.layout.groups.iter().enumerate().map(lacks).collect()
     }
 
-    /// How many blocks can be had without taking one from a sequence.
-    pub fn available(&self) -> usize {
-        self.pool.available()
+    /// Whether so many of each group can be had without taking any from a sequence.
+    pub fn has_room_for(&self, wanted: &[usize]) -> bool {
+        wanted.iter().zip(&self.pools).all(|(wanted, pool)| *wanted <= pool.available())
+    }
+
+    /// How many tokens there is memory for.
+    pub fn room(&self) -> usize {
+        self.pools[self.index.spine].limit() * self.layout.block_tokens
     }
 
     /// The sizes that it was made with.
-    pub fn layout(&self) -> Layout {
-        self.layout
+    pub fn layout(&self) -> &Layout {
+        &self.layout
     }
 
-    /// What the blocks are doing.
+    /// What the blocks and slots of all groups are doing.
     pub fn usage(&self) -> Usage {
-        let (free, cached) = (self.pool.free.len(), self.pool.cached.len());
-        Usage { free, cached, active: self.pool.blocks.len() - free - cached, disk: self.index.disk.len }
+        let mut usage = Usage::default();
+        for pool in &self.pools[..self.groups] {
+            let (free, cached) = (pool.unused(), pool.cached.len());
+            usage.free += free;
+            usage.cached += cached;
+            usage.active += pool.limit() - free - cached;
+        }
+        Usage { disk: self.index.disk.len, ..usage }
+    }
+
+    /// Whether fewer than one in so many blocks or slots of a group is free.
+    pub fn is_scarce(&self, share: usize) -> bool {
+        self.pools[..self.groups].iter().any(|pool| pool.unused() * share < pool.limit())
     }
 
     /// Takes in what an earlier run left on disk, coldest first, before anything is spilled. What is damaged, out of
@@ -268,27 +217,36 @@ impl BlockTable {
         self.index.restore(&self.chain, records, self.layout.block_tokens);
     }
 
-    /// Up to `count` blocks worth copying to disk now, in the order in which to report them as [`BlockTable::spilled`].
-    /// Only the `window` cached blocks that would be given away first are considered: a few before steps, all before an
-    /// exit.
+    /// Up to `count` blocks and slots worth copying to disk now, in the order in which to report them as
+    /// [`BlockTable::spilled`]. Only the `window` cached ones of each group that would be given away first are considered: a
+    /// few before steps, all before an exit.
     pub fn to_spill(&self, window: usize, count: usize) -> Vec<Spill> {
-        self.index.to_spill(&self.pool, window, count)
+        self.index.to_spill(&self.pools, window, count)
     }
 
-    /// A block from [`BlockTable::to_spill`] was copied out of the model's memory, and its bytes can be read back from
+    /// What [`BlockTable::to_spill`] named was copied out of the model's memory, and its bytes can be read back from
     /// now on.
-    pub fn spilled(&mut self, key: Key) {
-        self.index.spilled(key);
+    pub fn spilled(&mut self, key: Key, group: usize) {
+        self.index.spilled(key, group);
     }
 
-    /// A block on disk cannot be read back: it could not be written, or its file is damaged.
-    pub fn lost(&mut self, key: Key) {
-        self.index.lost(key);
+    /// A copy on disk cannot be read back: it could not be written, or its file is damaged.
+    pub fn lost(&mut self, key: Key, group: usize) {
+        self.index.lost(key, group);
     }
 
-    /// The blocks that the disk need not keep any longer; to be deleted before anything else is spilled.
-    pub fn take_dropped(&mut self) -> impl Iterator<Item = Key> + use<> {
+    /// What the disk need not keep any longer; to be deleted before anything else is spilled.
+    pub fn take_dropped(&mut self) -> impl Iterator<Item = (Key, usize)> + use<> {
         std::mem::take(&mut self.index.disk.dropped).into_iter()
+    }
+
+    /// A private block or slot of a group, at the expense of the coldest cached one.
+    fn allocate(&mut self, group: usize) -> Option<u32> {
+        let (place, key) = self.pools[group].allocate()?;
+        for (rider, place) in key.map(|key| self.index.evict(group, key)).unwrap_or_default() {
+            self.pools[rider].forget(place);
+        }
+        Some(place)
     }
 }
 

@@ -4,8 +4,8 @@ use super::*;
 
 const SECRET: [u8; 16] = [7; 16];
 
-fn table(blocks: u32, disk_blocks: usize) -> BlockTable {
-    BlockTable::new(Layout { blocks, block_tokens: 4, disk_blocks }, &SECRET)
+fn table(blocks: u32, disk_blocks: u64) -> BlockTable {
+    BlockTable::new(Layout::plain(blocks, 4, disk_blocks), &SECRET)
 }
 
 /// Tokens that begin alike for equal `first`.
@@ -16,9 +16,9 @@ fn text(first: u32, len: u32) -> Vec<u32> {
 /// Opens a sequence, takes over what it can, and computes the rest; answers how many tokens were taken over.
 fn compute(table: &mut BlockTable, sequence: u64, salt: &[u8], text: &[u32]) -> usize {
     table.open(sequence, table.root(salt));
-    table.share(sequence, text);
+    table.share(sequence, text, 0);
     let known = table.known(sequence);
-    assert_eq!(table.extend(sequence, text.len()), Ok(()));
+    assert_eq!(table.extend(sequence, known, text.len()), Ok(()));
     table.publish(sequence, text);
     table.check_invariants();
     known
@@ -26,7 +26,7 @@ fn compute(table: &mut BlockTable, sequence: u64, salt: &[u8], text: &[u32]) -> 
 
 fn spill_all(table: &mut BlockTable) -> Vec<Record> {
     let records: Vec<Record> = table.to_spill(100, 100).into_iter().map(|spill| spill.record).collect();
-    records.iter().for_each(|record| table.spilled(record.key));
+    records.iter().for_each(|record| table.spilled(record.key, record.group));
     table.check_invariants();
     records
 }
@@ -72,7 +72,7 @@ fn an_answer_is_reused_by_the_next_turn() {
     let mut table = table(8, 0);
     compute(&mut table, 1, b"", &text(0, 6));
     for len in 7..=13 {
-        assert_eq!(table.extend(1, len as usize), Ok(()));
+        assert_eq!(table.extend(1, 0, len as usize), Ok(()));
         table.publish(1, &text(0, len));
     }
     table.close(1);
@@ -83,7 +83,7 @@ fn an_answer_is_reused_by_the_next_turn() {
 fn a_block_is_not_known_before_it_is_computed() {
     let mut table = table(8, 0);
     table.open(1, table.root(b""));
-    assert_eq!(table.extend(1, 10), Ok(()));
+    assert_eq!(table.extend(1, 0, 10), Ok(()));
     table.publish(1, &text(0, 7));
     assert_eq!(compute(&mut table, 2, b"", &text(0, 10)), 4);
 }
@@ -93,7 +93,7 @@ fn who_computes_the_same_second_ends_up_with_the_block_of_the_first() {
     let mut table = table(8, 0);
     for sequence in [1, 2] {
         table.open(sequence, table.root(b""));
-        assert_eq!(table.extend(sequence, 6), Ok(()));
+        assert_eq!(table.extend(sequence, 0, 6), Ok(()));
     }
     assert_ne!(table.blocks(1)[0], table.blocks(2)[0]);
     table.publish(1, &text(0, 6));
@@ -107,9 +107,9 @@ fn who_computes_the_same_second_ends_up_with_the_block_of_the_first() {
 fn what_became_known_meanwhile_replaces_a_block_that_was_being_filled() {
     let mut table = table(8, 0);
     table.open(1, table.root(b""));
-    assert_eq!(table.extend(1, 6), Ok(()));
+    assert_eq!(table.extend(1, 0, 6), Ok(()));
     compute(&mut table, 2, b"", &text(0, 10));
-    assert_eq!(table.share(1, &text(0, 10)), 2);
+    assert_eq!(table.share(1, &text(0, 10), 0), 2);
     assert_eq!(table.blocks(1), &table.blocks(2)[..2]);
     table.check_invariants();
 }
@@ -119,9 +119,9 @@ fn full_takes_nothing_and_leaves_the_table_as_it_was() {
     let mut table = table(3, 0);
     compute(&mut table, 1, b"", &text(0, 8));
     table.open(2, table.root(b"other"));
-    assert_eq!(table.extend(2, 8), Err(Full));
+    assert_eq!(table.extend(2, 0, 8), Err(Full));
     assert!(table.blocks(2).is_empty());
-    assert_eq!(table.extend(2, 4), Ok(()));
+    assert_eq!(table.extend(2, 0, 4), Ok(()));
     table.check_invariants();
 }
 
@@ -135,10 +135,10 @@ fn the_least_recently_used_text_goes_first_and_its_end_before_its_beginning() {
     assert_eq!(compute(&mut table, 3, b"", &text(200, 8)), 0);
     table.close(3);
     table.open(4, table.root(b""));
-    assert_eq!(table.share(4, &text(100, 13)), 3, "the younger text is whole");
-    assert_eq!(table.share(4, &text(100, 13)), 0);
+    assert_eq!(table.share(4, &text(100, 13), 0), 3, "the younger text is whole");
+    assert_eq!(table.share(4, &text(100, 13), 0), 0);
     table.open(5, table.root(b""));
-    assert_eq!(table.share(5, &text(0, 13)), 1, "the older one has lost its end");
+    assert_eq!(table.share(5, &text(0, 13), 0), 1, "the older one has lost its end");
     table.check_invariants();
 }
 
@@ -154,8 +154,8 @@ fn colliding_keys_are_told_apart_by_their_tokens() {
 
 #[test]
 fn keys_depend_on_the_secret() {
-    let layout = Layout { blocks: 1, block_tokens: 4, disk_blocks: 0 };
-    let roots = [[1; 16], [2; 16]].map(|secret| BlockTable::new(layout, &secret).root(b"salt"));
+    let layout = Layout::plain(1, 4, 0);
+    let roots = [[1; 16], [2; 16]].map(|secret| BlockTable::new(layout.clone(), &secret).root(b"salt"));
     assert_ne!(roots[0], roots[1]);
 }
 
@@ -193,11 +193,11 @@ fn what_was_evicted_comes_back_from_disk() {
     compute(&mut table, 2, b"", &text(100, 13));
     table.close(2);
     table.open(3, table.root(b""));
-    assert_eq!(table.share(3, &text(0, 20)), 0);
-    assert!(table.recall(3, &text(0, 20)));
+    assert_eq!(table.share(3, &text(0, 20), 0), 0);
+    assert!(table.recall(3, &text(0, 20), 0));
     for (i, &key) in keys.iter().enumerate() {
         let import = table.import_of(3);
-        assert_eq!(import.map(|import| (import.key, import.block)), Some((key, table.blocks(3)[i])));
+        assert_eq!(import.map(|import| (import.key, import.place)), Some((key, table.blocks(3)[i])));
         table.imported(3, &text(0, 20), true);
         table.check_invariants();
     }
@@ -213,15 +213,15 @@ fn a_failed_import_ends_the_reuse_there_and_drops_what_hangs_below() {
     compute(&mut table, 2, b"", &text(100, 16));
     table.close(2);
     table.open(3, table.root(b""));
-    assert!(table.recall(3, &text(0, 17)));
+    assert!(table.recall(3, &text(0, 17), 0));
     table.imported(3, &text(0, 17), true);
     table.imported(3, &text(0, 17), false);
     table.check_invariants();
     assert_eq!((table.import_of(3), table.known(3), table.usage().disk), (None, 4, 1));
-    let mut dropped: Vec<Key> = table.take_dropped().collect();
+    let mut dropped: Vec<Key> = table.take_dropped().map(|(key, _)| key).collect();
     dropped.sort_by_key(|key| keys.iter().position(|other| other == key));
     assert_eq!(dropped, keys[1..]);
-    assert!(!table.recall(3, &text(0, 17)), "the rest is computed");
+    assert!(!table.recall(3, &text(0, 17), 0), "the rest is computed");
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_sequence_that_ends_while_it_waits_for_the_disk_leaves_nothing_behind() {
     compute(&mut table, 2, b"", &text(100, 16));
     table.close(2);
     table.open(3, table.root(b""));
-    assert!(table.recall(3, &text(0, 20)));
+    assert!(table.recall(3, &text(0, 20), 0));
     table.close(3);
     table.imported(3, &text(0, 20), true);
     table.check_invariants();
@@ -251,7 +251,7 @@ fn a_restart_finds_what_is_on_disk() {
     new.restore(&records);
     new.check_invariants();
     new.open(1, new.root(b""));
-    assert!(new.recall(1, &text(0, 13)));
+    assert!(new.recall(1, &text(0, 13), 0));
     (0..3).for_each(|_| new.imported(1, &text(0, 13), true));
     assert_eq!(new.known(1), 12);
     assert_eq!(new.take_dropped().next(), None);
@@ -315,7 +315,7 @@ fn a_restart_with_a_smaller_budget_keeps_what_was_used_last() {
     let mut new = table(8, 3);
     new.restore(&records);
     new.check_invariants();
-    let dropped: Vec<Key> = new.take_dropped().collect();
+    let dropped: Vec<Key> = new.take_dropped().map(|(key, _)| key).collect();
     assert_eq!(dropped, [records[1].key], "the end of the older text");
 }
 
@@ -329,7 +329,7 @@ fn a_full_disk_takes_what_is_warmer_than_what_it_has_and_nothing_else() {
     table.close(2);
     let new = spill_all(&mut table);
     assert_eq!(new.len(), 1);
-    assert_eq!(table.take_dropped().collect::<Vec<_>>(), [old[1]]);
+    assert_eq!(table.take_dropped().collect::<Vec<_>>(), [(old[1], 0)]);
     assert_eq!(table.to_spill(100, 100), [], "what was displaced does not displace in turn");
 }
 
@@ -339,7 +339,7 @@ fn a_block_that_could_not_be_written_is_spilled_again() {
     compute(&mut table, 1, b"", &text(0, 8));
     table.close(1);
     let records = spill_all(&mut table);
-    table.lost(records[0].key);
+    table.lost(records[0].key, 0);
     table.check_invariants();
     assert_eq!(spill_all(&mut table), records);
     assert_eq!(table.take_dropped().next(), None, "what was written anew must not be deleted");

@@ -15,10 +15,10 @@ mod waiting;
 
 pub use plan::{Config, Ended, Plan, Refused, Request, Reused, Span};
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 use super::{
-    blocks::{BlockTable, Import, Key},
+    blocks::{BlockTable, Import, Key, Places},
     states::StateTable,
 };
 use pace::Pace;
@@ -29,9 +29,9 @@ use waiting::Waiting;
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
-    /// None for a per-sequence model.
+    /// None for an opaque model.
     blocks: Option<BlockTable>,
-    /// Of a per-sequence model; a paged one has none.
+    /// Of an opaque model; any other has none.
     states: StateTable,
     pace: Pace,
     sequences: HashMap<u64, Sequence>,
@@ -53,15 +53,15 @@ struct Sequence {
     computed: usize,
     /// Its place among those that were ever let in.
     age: Option<u64>,
-    /// The blocks that it lacked when it was last kept out.
-    lacked: usize,
+    /// The blocks and slots of each group that it lacked when it was last kept out.
+    lacked: Vec<usize>,
     preempted: bool,
     reused: Reused,
     deadline: Option<Duration>,
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do. A per-sequence model has no blocks.
+    /// A scheduler with nothing to do. An opaque model has no blocks.
     pub fn new(config: Config, blocks: Option<BlockTable>) -> Self {
         let chunk_min = config.chunk_min.max(1);
         let sequences_max = config.sequences_max.max(1);
@@ -90,7 +90,7 @@ impl Scheduler {
         }
         let mut root = Key(0);
         if let Some(blocks) = &self.blocks {
-            let room = blocks.layout().blocks as usize * blocks.layout().block_tokens;
+            let room = blocks.room();
             if prompt.len() >= room {
                 return Err(Refused::TooLong { prompt: prompt.len(), room });
             }
@@ -103,7 +103,7 @@ impl Scheduler {
             tokens: prompt,
             computed: 0,
             age: None,
-            lacked: 0,
+            lacked: Vec::new(),
             preempted: false,
             reused: Reused::default(),
             deadline,
@@ -206,17 +206,17 @@ impl Scheduler {
         self.sequences.get(&sequence).map_or(&[], |sequence| &sequence.tokens)
     }
 
-    /// Where a sequence's tokens lie, for the model; empty for a per-sequence model.
-    pub fn table(&self, sequence: u64) -> &[u32] {
-        self.blocks.as_ref().map_or(&[], |blocks| blocks.blocks(sequence))
+    /// Where each group of caches keeps a sequence, for the model; nothing for an opaque model.
+    pub fn places(&self, sequence: u64) -> impl Iterator<Item = Places<'_>> {
+        self.blocks.iter().flat_map(move |blocks| blocks.places(sequence))
     }
 
-    /// What a per-sequence model calls a sequence's state; the sequence itself for a paged one.
+    /// What an opaque model calls a sequence's state; the sequence itself for any other.
     pub fn state_of(&self, sequence: u64) -> u64 {
         self.states.state_of(sequence)
     }
 
-    /// The states of a per-sequence model, for what it is to forget and for metrics.
+    /// The states of an opaque model, for what it is to forget and for metrics.
     pub fn states(&mut self) -> &mut StateTable {
         &mut self.states
     }
@@ -278,16 +278,17 @@ impl Scheduler {
             return true;
         };
         let running = self.running.iter().filter_map(|other| Some((other, self.sequences.get(other)?)));
-        let outstanding: usize = running.map(|(other, sequence)| lacks(blocks, *other, &sequence.tokens)).sum();
+        let outstanding = running.map(|(other, sequence)| blocks.lacks(*other, sequence.tokens.len()));
+        let outstanding = outstanding.fold(Vec::new(), add);
         let alone = self.running.is_empty();
         let Some(sequence) = self.sequences.get_mut(&id) else { return true };
-        if !alone && blocks.available() < sequence.lacked + outstanding {
+        if !alone && !blocks.has_room_for(&add(outstanding.clone(), sequence.lacked.clone())) {
             return false;
         }
         blocks.open(id, sequence.root);
-        blocks.share(id, &sequence.tokens);
-        sequence.lacked = lacks(blocks, id, &sequence.tokens);
-        let enters = alone || blocks.available() >= sequence.lacked + outstanding;
+        blocks.share(id, &sequence.tokens, 0);
+        sequence.lacked = blocks.lacks(id, sequence.tokens.len());
+        let enters = alone || blocks.has_room_for(&add(outstanding, sequence.lacked.clone()));
         if enters {
             sequence.take_over(blocks.known(id));
         } else {
@@ -299,7 +300,7 @@ impl Scheduler {
     /// A prompt has become known: who is next may have the same beginning, and lack less than it did.
     fn look_again(&mut self) {
         if let Some(next) = self.waiting.next().and_then(|id| self.sequences.get_mut(&id)) {
-            next.lacked = 0;
+            next.lacked.clear();
         }
     }
 
@@ -330,15 +331,15 @@ impl Scheduler {
     fn look_ahead(&mut self, id: u64, claimed: &mut Vec<Key>) -> bool {
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return true };
         let importing = blocks.import_of(id).is_some();
-        if !importing && blocks.share(id, &sequence.tokens) > 0 {
+        if !importing && blocks.share(id, &sequence.tokens, sequence.computed) > 0 {
             sequence.take_over(blocks.known(id));
         }
-        let Some(next) = blocks.next_key(id, &sequence.tokens) else { return true };
+        let Some(next) = blocks.next_key(id, &sequence.tokens) else { return !importing };
         if claimed.contains(&next) {
             return false;
         }
         claimed.push(next);
-        !importing && !blocks.recall(id, &sequence.tokens)
+        !importing && !blocks.recall(id, &sequence.tokens, sequence.computed)
     }
 
     /// Makes room for what is to be computed, from the oldest sequence to the newest, and at the expense of the newest.
@@ -346,24 +347,30 @@ impl Scheduler {
         let mut place = 0;
         while let Some(&id) = self.running.get(place) {
             let Some(sequence) = self.sequences.get(&id) else { return };
-            let tokens = sequence.computed..sequence.computed + lengths[place];
-            let logits = tokens.end == sequence.tokens.len();
+            let (tokens, prompt) = (sequence.computed..sequence.computed + lengths[place], sequence.prompt);
+            let all = sequence.tokens.len();
             if !tokens.is_empty() {
-                if !self.make_room(place, tokens.end, plan) {
-                    return;
+                let Some(end) = self.make_room(place, tokens.clone(), plan) else { return };
+                let tokens = tokens.start..end;
+                if let Some(blocks) = &mut self.blocks {
+                    blocks.plan_checkpoints(id, tokens.start, end, end == prompt);
                 }
-                plan.spans.push(Span { sequence: id, tokens, logits });
+                plan.spans.push(Span { sequence: id, logits: end == all, tokens });
             }
             place += 1;
         }
     }
 
-    /// Room for the first `end` tokens of a running sequence. If there is none even without all newer ones, it gives up
-    /// its own and is the last.
-    fn make_room(&mut self, place: usize, end: usize, plan: &mut Plan) -> bool {
-        let id = self.running[place];
-        while self.blocks.as_mut().is_some_and(|blocks| blocks.extend(id, end).is_err()) {
+    /// Room for some tokens of a running sequence; answers up to which there is some. If there is none even without all newer
+    /// ones, it gives up its own and is the last; alone it computes less at once.
+    fn make_room(&mut self, place: usize, tokens: Range<usize>, plan: &mut Plan) -> Option<usize> {
+        let (id, mut end) = (self.running[place], tokens.end);
+        while self.blocks.as_mut().is_some_and(|blocks| blocks.extend(id, tokens.start, end).is_err()) {
             let newest = self.running.len() - 1;
+            if newest == 0 && end - tokens.start > 1 {
+                end -= (end - tokens.start) / 2;
+                continue;
+            }
             if newest == 0 {
                 self.finish(id);
                 plan.ended.push((id, Ended::NoRoom));
@@ -371,17 +378,18 @@ impl Scheduler {
                 self.preempt(newest, plan);
             }
             if newest == place {
-                return false;
+                return None;
             }
         }
-        true
+        Some(end)
     }
 
     fn preempt(&mut self, place: usize, plan: &mut Plan) {
         let id = self.running.remove(place);
         let (Some(blocks), Some(sequence)) = (&mut self.blocks, self.sequences.get_mut(&id)) else { return };
         blocks.close(id);
-        (sequence.computed, sequence.lacked, sequence.preempted) = (0, 0, true);
+        (sequence.computed, sequence.preempted) = (0, true);
+        sequence.lacked.clear();
         self.waiting.push_preempted(sequence.age.unwrap_or(u64::MAX), id);
         plan.preempted.push(id);
     }
@@ -402,10 +410,11 @@ impl Sequence {
     }
 }
 
-/// How many blocks a sequence lacks for its tokens and one block more.
-fn lacks(blocks: &BlockTable, id: u64, text: &[u32]) -> usize {
-    let all = blocks.blocks_for(text.len() + blocks.layout().block_tokens);
-    all.saturating_sub(blocks.blocks(id).len())
+/// The sums of two lists, of which one may be empty.
+fn add(mut ones: Vec<usize>, others: Vec<usize>) -> Vec<usize> {
+    ones.resize(ones.len().max(others.len()), 0);
+    ones.iter_mut().zip(others).for_each(|(one, other)| *one += other);
+    ones
 }
 
 /// Deals the tokens of a chunk out to prompts, which are (place, tokens left), oldest first.

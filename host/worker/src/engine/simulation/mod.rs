@@ -1,5 +1,5 @@
-//! A worker without a model: random clients, a random disk and a "model" whose keys and values are fingerprints of all
-//! the tokens up to a place. Whatever the scheduler has computed, shared, evicted, spilled and imported, a span must
+//! A worker without a model: random clients, a random disk and a "model" whose keys, values and states are fingerprints of
+//! all the tokens up to a place. Whatever the scheduler has computed, shared, evicted, spilled and imported, a span must
 //! find the fingerprints of exactly its own text before it, or something was reused that was not the same. Every run is
 //! a seed.
 
@@ -8,7 +8,10 @@ mod world;
 
 use std::time::Duration;
 
-use crate::engine::{blocks::Layout, scheduler::Config};
+use crate::engine::{
+    blocks::{Group, Kind, Layout},
+    scheduler::Config,
+};
 use world::{Odds, World};
 
 /// One kind of worker and of clients; differs from `USUAL` in what its test is about.
@@ -18,6 +21,8 @@ struct Scenario {
     steps: u64,
     layout: Option<Layout>,
     config: Config,
+    /// Whether an opaque model copies states.
+    copies: bool,
     odds: Odds,
     /// Tokens that a prompt takes over from an earlier text, and tokens of an answer: fewer than these.
     beginning_max: usize,
@@ -42,8 +47,9 @@ fn usual(seed: u64) -> Scenario {
     Scenario {
         seed,
         steps: 150_000,
-        layout: Some(Layout { blocks: 48, block_tokens: 4, disk_blocks: 0 }),
+        layout: Some(Layout::plain(48, 4, 0)),
         config,
+        copies: false,
         odds: Odds::default(),
         beginning_max: 80,
         answer_max: 30,
@@ -65,7 +71,7 @@ fn run(scenario: &Scenario) -> world::Totals {
 
 #[test]
 fn a_roomy_pool_serves_everyone_and_reuses_prompts_and_answers() {
-    let layout = Layout { blocks: 200, block_tokens: 4, disk_blocks: 0 };
+    let layout = Layout::plain(200, 4, 0);
     let totals = run(&Scenario { layout: Some(layout), ..usual(1) });
     assert!(totals.reused > totals.computed / 4, "conversations go on where they were");
     assert_eq!(totals.preempted, 0);
@@ -73,14 +79,14 @@ fn a_roomy_pool_serves_everyone_and_reuses_prompts_and_answers() {
 
 #[test]
 fn a_tiny_pool_preempts_and_still_serves_everyone() {
-    let layout = Layout { blocks: 20, block_tokens: 4, disk_blocks: 0 };
+    let layout = Layout::plain(20, 4, 0);
     let totals = run(&Scenario { layout: Some(layout), beginning_max: 20, answer_max: 60, ..usual(2) });
     assert!(totals.preempted > 5_000 && totals.finished > 1_000 && totals.outgrown > 100, "{totals:?}");
 }
 
 #[test]
 fn blocks_of_16_tokens_behave_as_small_ones_do() {
-    let layout = Layout { blocks: 16, block_tokens: 16, disk_blocks: 12 };
+    let layout = Layout::plain(16, 16, 12);
     let totals = run(&Scenario { layout: Some(layout), answer_max: 90, ..usual(3) });
     assert!(totals.preempted > 500 && totals.imported > 1_000, "{totals:?}");
 }
@@ -95,7 +101,7 @@ fn clients_that_go_away_and_deadlines_leave_nothing_behind() {
 #[test]
 fn a_disk_that_fails_at_times_never_serves_what_was_not_asked_for() {
     let odds = Odds { spill: 0.5, failed_import: 0.05, lost: 0.002, restart: 0.0005, cancel: 0.02, ..Odds::default() };
-    let layout = Layout { blocks: 24, block_tokens: 4, disk_blocks: 60 };
+    let layout = Layout::plain(24, 4, 60);
     let totals = run(&Scenario { layout: Some(layout), odds, ..usual(5) });
     assert!(totals.imported > 10_000 && totals.failed_imports > 500 && totals.restarts > 20);
 }
@@ -103,7 +109,7 @@ fn a_disk_that_fails_at_times_never_serves_what_was_not_asked_for() {
 #[test]
 fn a_disk_smaller_than_memory_keeps_to_its_budget() {
     let odds = Odds { spill: 0.8, ..Odds::default() };
-    let layout = Layout { blocks: 32, block_tokens: 4, disk_blocks: 5 };
+    let layout = Layout::plain(32, 4, 5);
     let totals = run(&Scenario { layout: Some(layout), odds, ..usual(6) });
     assert!(totals.imported > 100);
 }
@@ -111,18 +117,81 @@ fn a_disk_smaller_than_memory_keeps_to_its_budget() {
 #[test]
 fn keys_that_collide_never_serve_another_text() {
     let odds = Odds { spill: 0.3, failed_import: 0.02, restart: 0.0002, ..Odds::default() };
-    let layout = Layout { blocks: 40, block_tokens: 4, disk_blocks: 30 };
+    let layout = Layout::plain(40, 4, 30);
     let totals = run(&Scenario { layout: Some(layout), odds, key_bits: Some(6), alphabet: 2, ..usual(7) });
     assert!(totals.reused > 10_000);
 }
 
 #[test]
-fn a_per_sequence_model_is_served_within_its_number_of_states() {
-    for (states, reused_min) in [(3, 100), (60, 10_000)] {
+fn an_opaque_model_is_served_within_its_number_of_states() {
+    for (states, copies, reused_min) in [(3, false, 100), (60, false, 10_000), (3, true, 100), (60, true, 10_000)] {
         let config = Config { sequences_max: states, step_tokens_max: 80, ..usual(8).config };
-        let totals = run(&Scenario { layout: None, config, ..usual(8) });
+        let totals = run(&Scenario { layout: None, config, copies, ..usual(8) });
         assert!(totals.finished > 1_000);
         assert!(totals.reused > reused_min, "{states} states: {} tokens were taken over", totals.reused);
         assert_eq!(totals.preempted, 0);
     }
+}
+
+/// A model with these groups of caches, of which a copy on disk takes one byte each.
+fn layout(groups: &[(Kind, u32)], disk_bytes: u64) -> Option<Layout> {
+    let groups = groups.iter().map(|&(kind, places)| Group { kind, places, disk_bytes: 1 }).collect();
+    Some(Layout { block_tokens: 4, groups, disk_bytes })
+}
+
+#[test]
+fn a_windowed_model_serves_more_than_its_window_holds() {
+    let mixed = layout(&[(Kind::Tokens, 200), (Kind::Window(12), 40)], 0);
+    let totals = run(&Scenario { layout: mixed, steps: 40_000, ..usual(11) });
+    assert!(totals.reused > totals.computed / 6 && totals.finished > 1_000, "{totals:?}");
+    let alone = layout(&[(Kind::Window(9), 40)], 0);
+    let totals = run(&Scenario { layout: alone, steps: 40_000, ..usual(12) });
+    assert!(totals.reused > totals.computed / 6 && totals.outgrown == 0, "{totals:?}");
+}
+
+#[test]
+fn a_hybrid_goes_on_from_copies_of_its_state() {
+    let hybrid = layout(&[(Kind::Tokens, 200), (Kind::State, 40)], 0);
+    let totals = run(&Scenario { layout: hybrid, steps: 40_000, ..usual(13) });
+    assert!(totals.reused > totals.computed / 6 && totals.finished > 1_000, "{totals:?}");
+}
+
+#[test]
+fn a_recurrent_model_goes_on_from_copies_of_its_state() {
+    let recurrent = layout(&[(Kind::State, 24)], 0);
+    let totals = run(&Scenario { layout: recurrent, steps: 40_000, ..usual(14) });
+    assert!(totals.reused > totals.computed / 8 && totals.preempted == 0, "{totals:?}");
+}
+
+#[test]
+fn a_tiny_hybrid_preempts_and_still_serves_everyone() {
+    let tiny = layout(&[(Kind::State, 5), (Kind::Tokens, 24), (Kind::Window(7), 16)], 0);
+    let totals = run(&Scenario { layout: tiny, beginning_max: 20, answer_max: 60, steps: 40_000, ..usual(15) });
+    assert!(totals.preempted > 1_000 && totals.finished > 1_000, "{totals:?}");
+}
+
+#[test]
+fn all_groups_come_back_from_a_disk_that_fails_at_times() {
+    let odds = Odds { spill: 0.5, failed_import: 0.05, lost: 0.002, restart: 0.001, cancel: 0.02, ..Odds::default() };
+    for (seed, groups) in [
+        (16, vec![(Kind::Tokens, 24), (Kind::State, 8)]),
+        (17, vec![(Kind::Tokens, 24), (Kind::Window(10), 18), (Kind::State, 8)]),
+        (18, vec![(Kind::Window(10), 24)]),
+        (19, vec![(Kind::State, 8)]),
+    ] {
+        let totals =
+            run(&Scenario { layout: layout(&groups, 40_000), odds: odds.clone(), steps: 40_000, ..usual(seed) });
+        assert!(
+            totals.imported > 1_000 && totals.failed_imports > 50 && totals.restarts > 20,
+            "{groups:?}: {totals:?}"
+        );
+    }
+}
+
+#[test]
+fn colliding_keys_never_serve_another_state() {
+    let odds = Odds { spill: 0.3, failed_import: 0.02, restart: 0.0002, ..Odds::default() };
+    let groups = layout(&[(Kind::Tokens, 40), (Kind::Window(6), 30), (Kind::State, 12)], 90);
+    let totals = run(&Scenario { layout: groups, odds, key_bits: Some(6), alphabet: 2, steps: 40_000, ..usual(20) });
+    assert!(totals.reused > 5_000, "{totals:?}");
 }

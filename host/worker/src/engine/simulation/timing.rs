@@ -40,7 +40,7 @@ struct Clocked {
 
 impl Clocked {
     fn new(cost: Cost) -> Self {
-        let layout = Layout { blocks: 2048, block_tokens: 16, disk_blocks: 0 };
+        let layout = Layout::plain(2048, 16, 0);
         let scheduler = Scheduler::new(Config::default(), Some(BlockTable::new(layout, &[0; 16])));
         Self { cost, rng: Rng::with_seed(1), scheduler, now: Duration::ZERO, steps: 0 }
     }

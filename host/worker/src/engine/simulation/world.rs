@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use fastrand::Rng;
+use pensieve_plugin_api::{Checkpoint, VACANT};
 
 use super::Scenario;
 use crate::engine::{
-    blocks::{BlockTable, Key, Record},
+    blocks::{BlockTable, Key, Kind, Layout, Places, Record},
     scheduler::{Ended, Plan, Refused, Request, Scheduler, Span},
+    states::Change,
 };
 use pensieve_protocol::share::ONLY_CLIENT;
 
@@ -86,10 +88,11 @@ pub(super) struct World {
     live: BTreeMap<u64, Live>,
     /// Texts that a prompt may start with.
     beginnings: Vec<(u8, Vec<u32>)>,
-    memory: Vec<Vec<u64>>,
-    /// What each state of a per-sequence model has seen.
+    /// What each block of each group holds, one fingerprint for each token, or each slot, the last token's.
+    memory: Vec<Vec<Vec<u64>>>,
+    /// What each state of an opaque model has seen.
     states: BTreeMap<u64, Vec<u64>>,
-    disk: HashMap<Key, (Record, Vec<u64>)>,
+    disk: HashMap<(Key, usize), (Record, Vec<u64>)>,
 }
 
 impl World {
@@ -147,14 +150,18 @@ impl World {
     /// A new process: memory is lost, the disk is found again.
     fn start(&mut self) {
         self.states.clear();
-        let blocks = self.scenario.layout.map(|layout| {
-            let mut table = BlockTable::new(layout, &SECRET);
+        let blocks = self.scenario.layout.clone().map(|layout| {
+            let mut table = BlockTable::new(layout.clone(), &SECRET);
             if let Some(bits) = self.scenario.key_bits {
                 table.weaken_keys(bits);
             }
-            self.memory = vec![vec![0; layout.block_tokens]; layout.blocks as usize];
+            let memory = layout.groups.iter().map(|group| {
+                let prints = if group.kind == Kind::State { 1 } else { layout.block_tokens };
+                vec![vec![0; prints]; group.places as usize]
+            });
+            self.memory = memory.collect();
             let mut records: Vec<Record> = self.disk.values().map(|(record, _)| record.clone()).collect();
-            records.sort_by_key(|record| record.key);
+            records.sort_by_key(|record| (record.key, record.group));
             if let Some(record) = self.rng.choice(&mut records) {
                 record.tokens[0] ^= 1;
             }
@@ -162,6 +169,9 @@ impl World {
             table
         });
         self.scheduler = Scheduler::new(self.scenario.config, blocks);
+        if self.scenario.copies {
+            self.scheduler.states().allow_copies();
+        }
         self.delete_dropped();
     }
 
@@ -240,7 +250,7 @@ impl World {
     fn forget(&mut self, id: u64) {
         self.scheduler.finish(id);
         self.live.remove(&id);
-        assert!(self.scheduler.table(id).is_empty());
+        assert_eq!(self.scheduler.places(id).count(), 0);
     }
 
     fn note_ended(&mut self, plan: &Plan) {
@@ -253,7 +263,7 @@ impl World {
                 }
                 Ended::NoRoom => {
                     self.totals.outgrown += 1;
-                    let room = self.scenario.layout.map_or(0, |layout| layout.blocks as usize * layout.block_tokens);
+                    let room = self.scheduler.blocks().map_or(0, |blocks| blocks.room());
                     assert!(live.prints.len() > room, "{} tokens fit into {room}", live.prints.len());
                 }
             }
@@ -293,12 +303,15 @@ impl World {
         let waits = self.scheduler.next_import().is_some();
         for _ in 0..self.rng.usize(1..6) {
             let Some(import) = self.scheduler.next_import() else { break };
-            let found = self.disk.get(&import.key).map(|(_, bytes)| bytes.clone());
+            let found = self.disk.get(&(import.key, import.group)).map(|(_, bytes)| bytes.clone());
             let done = found.is_some() && !self.chance(self.scenario.odds.failed_import);
             if let (true, Some(bytes)) = (done, found) {
-                let private = self.scheduler.blocks().is_some_and(|blocks| blocks.is_private(import.block));
-                assert!(private, "an import would overwrite block {}", import.block);
-                self.memory[import.block as usize] = bytes;
+                let (group, place) = (import.group, import.place);
+                let private = self.scheduler.blocks().is_some_and(|blocks| blocks.is_private(group, place));
+                assert!(private, "an import would overwrite {place} of group {group}");
+                if let Some(memory) = self.memory.get_mut(group) {
+                    memory[place as usize] = bytes;
+                }
                 self.totals.imported += 1;
             } else {
                 self.totals.failed_imports += 1;
@@ -311,41 +324,86 @@ impl World {
 
     /// The model: finds the past as it must be, and adds to it.
     fn compute(&mut self, span: &Span) {
+        let Some(layout) = self.scenario.layout.clone() else { return self.compute_opaque(span) };
         let Some(live) = self.live.get_mut(&span.sequence) else { panic!("{} is not alive", span.sequence) };
-        let Some(layout) = self.scenario.layout else {
-            for state in self.scheduler.states().take_dropped() {
-                // A sequence that ends before its first step has a state of which the model knows nothing.
-                self.states.remove(&state);
-            }
-            let state = self.states.entry(self.scheduler.state_of(span.sequence)).or_default();
-            assert_eq!(*state, live.prints[..span.tokens.start], "a state holds every token once, and no other's");
-            state.extend(&live.prints[span.tokens.clone()]);
-            assert!(self.states.len() <= self.scenario.config.sequences_max, "there is no room for another state");
-            self.totals.reused += span.tokens.start - live.computed;
-            live.computed = span.tokens.end;
-            self.totals.computed += span.tokens.len();
-            return;
-        };
-        let table = self.scheduler.table(span.sequence).to_vec();
-        let place = |i: usize| (table[i / layout.block_tokens] as usize, i % layout.block_tokens);
         assert!(span.tokens.start >= live.computed, "a token is computed twice");
         // What was taken over is compared as a whole; the rest was compared before, and is looked at here and there.
         let all = span.tokens.start != live.computed || self.rng.u8(0..16) == 0;
-        let from = if all { 0 } else { span.tokens.start - span.tokens.start.min(layout.block_tokens) };
-        for i in from..span.tokens.start {
-            let (block, slot) = place(i);
-            assert_eq!(self.memory[block][slot], live.prints[i], "token {i} of {} in block {block}", span.sequence);
-        }
         self.totals.reused += span.tokens.start - live.computed;
         self.totals.computed += span.tokens.len();
-        for i in span.tokens.clone() {
-            let (block, slot) = place(i);
-            self.memory[block][slot] = live.prints[i];
-        }
         live.computed = span.tokens.end;
+        let prints = live.prints.clone();
+        let places: Vec<Owned> = self.scheduler.places(span.sequence).map(Owned::from).collect();
+        assert_eq!(places.len(), layout.groups.len(), "each group has a table");
+        for (group, places) in places.iter().enumerate() {
+            match places {
+                Owned::Blocks(table) => self.compute_blocks(span, group, table, &prints, all, &layout),
+                Owned::Slots(read, write, checkpoints) => {
+                    let before = span.tokens.start.checked_sub(1);
+                    let found = before.map(|_| self.memory[group][*read as usize][0]);
+                    assert_eq!(found, before.map(|last| prints[last]), "the state of {}", span.sequence);
+                    assert_eq!(*read == VACANT, before.is_none(), "a blank state comes before the first token alone");
+                    let writes = checkpoints.iter().map(|copy| (copy.after as usize, copy.slot));
+                    for (after, slot) in writes.chain([(span.tokens.end, *write)]) {
+                        assert!(after > span.tokens.start && after <= span.tokens.end, "a copy after {after}");
+                        self.memory[group][slot as usize][0] = prints[after - 1];
+                        let private = self.scheduler.blocks().is_some_and(|blocks| blocks.is_private(group, slot));
+                        assert!(private, "slot {slot} of group {group} is shared, but written to");
+                    }
+                }
+            }
+        }
+    }
+
+    fn compute_blocks(&mut self, span: &Span, group: usize, table: &[u32], prints: &[u64], all: bool, layout: &Layout) {
+        let tokens = layout.block_tokens;
+        let seen = match layout.groups[group].kind {
+            Kind::Window(window) => (span.tokens.start + 1).saturating_sub(window),
+            _ => 0,
+        };
+        let near = span.tokens.start - span.tokens.start.min(tokens);
+        for i in if all { seen } else { seen.max(near) }..span.tokens.start {
+            let block = table[i / tokens];
+            assert_ne!(block, VACANT, "token {i} of {} was given back in group {group}", span.sequence);
+            assert_eq!(self.memory[group][block as usize][i % tokens], prints[i], "token {i} of {}", span.sequence);
+        }
+        for i in span.tokens.clone() {
+            self.memory[group][table[i / tokens] as usize][i % tokens] = prints[i];
+        }
         let Some(blocks) = self.scheduler.blocks() else { return };
-        let written = &table[span.tokens.start / layout.block_tokens..=(span.tokens.end - 1) / layout.block_tokens];
-        assert!(written.iter().all(|block| blocks.is_private(*block)), "a shared block was written to");
+        let written = &table[span.tokens.start / tokens..=(span.tokens.end - 1) / tokens];
+        let shared = written.iter().position(|block| !blocks.is_private(group, *block));
+        assert_eq!(
+            shared,
+            None,
+            "a shared block of group {group} was written to by {span:?}: {:?}",
+            blocks.of(span.sequence)
+        );
+    }
+
+    fn compute_opaque(&mut self, span: &Span) {
+        let changes = self.scheduler.states().take_changes();
+        changes.into_iter().for_each(|change| self.change(change));
+        let Some(live) = self.live.get_mut(&span.sequence) else { panic!("{} is not alive", span.sequence) };
+        let state = self.states.entry(self.scheduler.state_of(span.sequence)).or_default();
+        assert_eq!(*state, live.prints[..span.tokens.start], "a state holds every token once, and no other's");
+        state.extend(&live.prints[span.tokens.clone()]);
+        assert!(self.states.len() <= self.scenario.config.sequences_max, "there is no room for another state");
+        self.totals.reused += span.tokens.start - live.computed;
+        live.computed = span.tokens.end;
+        self.totals.computed += span.tokens.len();
+    }
+
+    fn change(&mut self, change: Change) {
+        match change {
+            // A sequence that ends before its first step has a state of which the model knows nothing.
+            Change::Drop(state) => drop(self.states.remove(&state)),
+            Change::Copy { from, to } => {
+                let copy = self.states[&from].clone();
+                assert!(self.states.insert(to, copy).is_none(), "state {to} exists");
+                assert!(self.states.len() <= self.scenario.config.sequences_max, "there is no room for a copy");
+            }
+        }
     }
 
     /// The next token depends on all that came before, as a greedy model's does.
@@ -385,14 +443,16 @@ impl World {
         let Some(blocks) = self.scheduler.blocks() else { return };
         let lost = self.disk.keys().min().copied();
         if let Some(lost) = lost.filter(|_| loses) {
-            blocks.lost(lost);
+            blocks.lost(lost.0, lost.1);
         }
         self.delete_dropped();
         let Some(blocks) = self.scheduler.blocks().filter(|_| spills) else { return };
         for spill in blocks.to_spill(window, count) {
-            let bytes = self.memory[spill.block as usize].clone();
-            blocks.spilled(spill.record.key);
-            assert!(self.disk.insert(spill.record.key, (spill.record, bytes)).is_none(), "it was on disk already");
+            let key = (spill.record.key, spill.record.group);
+            let bytes = self.memory.get(key.1).map(|memory| memory[spill.place as usize].clone());
+            blocks.spilled(key.0, key.1);
+            let before = self.disk.insert(key, (spill.record, bytes.unwrap_or_default()));
+            assert!(before.is_none(), "it was on disk already");
         }
         self.delete_dropped();
     }
@@ -404,6 +464,21 @@ impl World {
         }
         assert_eq!(self.disk.len(), blocks.usage().disk);
         assert!(blocks.on_disk().all(|key| self.disk.contains_key(&key)));
+    }
+}
+
+/// What the scheduler says of a group, to be kept.
+enum Owned {
+    Blocks(Vec<u32>),
+    Slots(u32, u32, Vec<Checkpoint>),
+}
+
+impl From<Places<'_>> for Owned {
+    fn from(places: Places<'_>) -> Self {
+        match places {
+            Places::Blocks(blocks) => Self::Blocks(blocks.to_vec()),
+            Places::Slots { read, write, checkpoints } => Self::Slots(read, write, checkpoints.to_vec()),
+        }
     }
 }
 

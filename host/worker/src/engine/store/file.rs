@@ -2,11 +2,11 @@
 //!
 //! | bytes              | what                                        |
 //! |--------------------|---------------------------------------------|
-//! | 8                  | `pnsvkv 1`                                  |
-//! | 16, 16, 4, 4, 8    | key, parent, depth, tokens, bytes of block  |
+//! | 8                  | `pnsvkv 2`                                  |
+//! | 16, 16, 4, 4, 4, 8 | key, parent, group, depth, tokens, bytes    |
 //! | 4 per token        | the tokens                                  |
 //! | 16, 16             | checksums of the block, and of all above    |
-//! | the rest           | the block                                   |
+//! | the rest           | the block or slot                           |
 
 use std::{
     hash::Hasher,
@@ -17,8 +17,8 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::engine::blocks::{Key, Record};
 
-const MAGIC: &[u8; 8] = b"pnsvkv 1";
-const FIXED_BYTES: usize = 8 + 16 + 16 + 4 + 4 + 8;
+const MAGIC: &[u8; 8] = b"pnsvkv 2";
+const FIXED_BYTES: usize = 8 + 16 + 16 + 4 + 4 + 4 + 8;
 const SUM_BYTES: usize = 16;
 
 /// Makes keyed checksums, which cannot be forged without the secret.
@@ -40,14 +40,15 @@ pub(super) fn header_bytes(block_tokens: usize) -> usize {
     FIXED_BYTES + 4 * block_tokens + 2 * SUM_BYTES
 }
 
-pub(super) fn name_of(key: Key) -> String {
-    format!("{:032x}", key.0)
+pub(super) fn name_of(key: Key, group: usize) -> String {
+    format!("{:032x}-{group}", key.0)
 }
 
-/// The key that a file's name stands for; none if the file is not ours.
-pub(super) fn key_of(name: &str) -> Option<Key> {
-    let key = Key(u128::from_str_radix(name, 16).ok()?);
-    (name_of(key) == name).then_some(key)
+/// The key and the group that a file's name stands for; none if the file is not ours.
+pub(super) fn key_of(name: &str) -> Option<(Key, usize)> {
+    let (key, group) = name.split_once('-')?;
+    let (key, group) = (Key(u128::from_str_radix(key, 16).ok()?), group.parse().ok()?);
+    (name_of(key, group) == name).then_some((key, group))
 }
 
 /// Appends everything before the block.
@@ -56,6 +57,7 @@ pub(super) fn header(checksums: &Checksums, record: &Record, block: &[u8], out: 
     out.extend_from_slice(MAGIC);
     out.extend_from_slice(&record.key.0.to_le_bytes());
     out.extend_from_slice(&record.parent.0.to_le_bytes());
+    out.extend_from_slice(&(record.group as u32).to_le_bytes());
     out.extend_from_slice(&record.depth.to_le_bytes());
     out.extend_from_slice(&(record.tokens.len() as u32).to_le_bytes());
     out.extend_from_slice(&(block.len() as u64).to_le_bytes());
@@ -70,7 +72,7 @@ pub(super) fn read_header(
     checksums: &Checksums,
     reader: &mut impl Read,
     block_tokens: usize,
-    block_bytes: usize,
+    group_bytes: &[usize],
 ) -> io::Result<(Record, u128)> {
     let mut bytes = vec![0; header_bytes(block_tokens)];
     reader.read_exact(&mut bytes)?;
@@ -82,14 +84,17 @@ pub(super) fn read_header(
     }
     let key = Key(u128::from_le_bytes(rest.take()?));
     let parent = Key(u128::from_le_bytes(rest.take()?));
+    let group = u32::from_le_bytes(rest.take()?) as usize;
     let depth = u32::from_le_bytes(rest.take()?);
     let tokens = u32::from_le_bytes(rest.take()?);
     let length = u64::from_le_bytes(rest.take()?);
-    if tokens as usize != block_tokens || length != block_bytes as u64 {
+    // The spine of a model that keeps all tokens nowhere is a name and its tokens.
+    let bytes = group_bytes.get(group).copied().unwrap_or(0) as u64;
+    if tokens as usize != block_tokens || length != bytes {
         return Err(damaged());
     }
     let tokens = (0..block_tokens).map(|_| Ok(u32::from_le_bytes(rest.take()?))).collect::<io::Result<_>>()?;
-    Ok((Record { key, parent, depth, tokens }, u128::from_le_bytes(rest.take()?)))
+    Ok((Record { key, group, parent, depth, tokens }, u128::from_le_bytes(rest.take()?)))
 }
 
 pub(super) fn damaged() -> io::Error {

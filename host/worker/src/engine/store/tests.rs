@@ -6,12 +6,12 @@ const TOKENS: usize = 4;
 const BYTES: usize = 100;
 
 fn open(folder: &Path, budget: u64) -> io::Result<Store> {
-    Store::open(&DiskTier { folder: folder.into(), bytes: budget }, "a model", TOKENS, BYTES)
+    Store::open(&DiskTier { folder: folder.into(), bytes: budget }, "a model", TOKENS, vec![BYTES])
 }
 
 fn record(number: u32) -> Record {
     let (key, parent) = (Key(u128::from(number) << 64), Key(7));
-    Record { key, parent, depth: number, tokens: [number; TOKENS].into() }
+    Record { key, group: 0, parent, depth: number, tokens: [number; TOKENS].into() }
 }
 
 fn block(number: u32) -> Vec<u8> {
@@ -19,7 +19,7 @@ fn block(number: u32) -> Vec<u8> {
 }
 
 fn file_of(store: &Store, number: u32) -> PathBuf {
-    store.path(record(number).key)
+    store.path(record(number).key, 0)
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn blocks_come_back_after_a_restart_in_the_order_of_their_last_use() {
         File::options().write(true).open(file_of(&store, number)).unwrap().set_modified(used).unwrap();
     }
     let mut bytes = vec![0; BYTES];
-    store.read(record(1).key, &mut bytes).unwrap();
+    store.read(record(1).key, 0, &mut bytes).unwrap();
     assert_eq!(bytes, block(1));
     let secret = *store.secret();
     drop(store);
@@ -40,9 +40,9 @@ fn blocks_come_back_after_a_restart_in_the_order_of_their_last_use() {
     let store = open(folder.path(), 1 << 20).unwrap();
     assert_eq!(*store.secret(), secret);
     assert_eq!(store.records().unwrap(), [record(0), record(2), record(3), record(1)]);
-    store.remove(record(2).key);
+    store.remove(record(2).key, 0);
     assert_eq!(store.records().unwrap(), [record(0), record(3), record(1)]);
-    assert!(store.read(record(2).key, &mut bytes).is_err());
+    assert!(store.read(record(2).key, 0, &mut bytes).is_err());
 }
 
 #[test]
@@ -56,10 +56,10 @@ fn a_block_that_differs_by_one_bit_is_never_read() {
         let mut damaged = whole.clone();
         damaged[place] ^= 1 << (place % 8);
         fs::write(file_of(&store, 3), &damaged).unwrap();
-        assert!(store.read(record(3).key, &mut [0; BYTES]).is_err(), "byte {place}");
+        assert!(store.read(record(3).key, 0, &mut [0; BYTES]).is_err(), "byte {place}");
     }
     fs::write(file_of(&store, 3), &whole).unwrap();
-    store.read(record(3).key, &mut [0; BYTES]).unwrap();
+    store.read(record(3).key, 0, &mut [0; BYTES]).unwrap();
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn one_worker_at_a_time_has_a_models_folder_and_others_have_their_own() {
     let mut next = open(folder.path(), 1 << 20).unwrap();
     assert_eq!((first.is_taken(), next.is_taken(), next.take().unwrap()), (true, false, false));
     let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
-    let other = Store::open(&tier, "another model", TOKENS, BYTES).unwrap();
+    let other = Store::open(&tier, "another model", TOKENS, vec![BYTES]).unwrap();
     assert_ne!(first.folder, other.folder);
     assert_eq!(first.secret(), other.secret());
     drop(first);
@@ -101,7 +101,7 @@ fn one_worker_at_a_time_has_a_models_folder_and_others_have_their_own() {
 fn what_no_worker_has_opened_for_weeks_is_deleted_unless_one_has_it() {
     let folder = tempfile::tempdir().unwrap();
     let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
-    let of = |identity: &str| Store::open(&tier, identity, TOKENS, BYTES).unwrap();
+    let of = |identity: &str| Store::open(&tier, identity, TOKENS, vec![BYTES]).unwrap();
     let mut replaced = of("replaced");
     replaced.write(&record(1), &block(1)).unwrap();
     let gone = replaced.folder.clone();
@@ -117,11 +117,23 @@ fn what_no_worker_has_opened_for_weeks_is_deleted_unless_one_has_it() {
 }
 
 #[test]
-fn the_budget_is_in_bytes_of_files() {
+fn each_group_has_files_of_its_own_length() {
     let folder = tempfile::tempdir().unwrap();
-    let each = (file::header_bytes(TOKENS) + BYTES) as u64;
-    assert_eq!(open(folder.path(), 3 * each - 1).unwrap().blocks_max(), 2);
-    assert_eq!(open(folder.path(), 3 * each).unwrap().blocks_max(), 3);
+    let tier = DiskTier { folder: folder.path().into(), bytes: 1 << 20 };
+    let mut store = Store::open(&tier, "a model", TOKENS, vec![BYTES, 7]).unwrap();
+    let state = Record { group: 1, ..record(3) };
+    store.write(&record(3), &block(3)).unwrap();
+    store.write(&state, &[9; 7]).unwrap();
+    let (mut bytes, mut other) = (vec![0; BYTES], vec![0; 7]);
+    store.read(state.key, 0, &mut bytes).unwrap();
+    store.read(state.key, 1, &mut other).unwrap();
+    assert_eq!((bytes, other), (block(3), vec![9; 7]));
+    assert!(store.read(state.key, 1, &mut [0; BYTES]).is_err(), "a length of another group");
+    assert_eq!(store.records().unwrap().len(), 2);
+    let length = fs::metadata(store.path(state.key, 1)).unwrap().len();
+    assert_eq!((length, store.budget()), (store.file_bytes(1), 1 << 20));
+    store.remove(state.key, 0);
+    assert_eq!(store.records().unwrap(), [state]);
 }
 
 #[test]

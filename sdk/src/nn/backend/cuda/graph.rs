@@ -10,7 +10,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaSlice, sys};
 use std::collections::HashMap;
 
 use super::{CudaKernels, locked, module::failed, not_capturable, splits};
-use crate::{Batch, Result, Span, Want, nn::backend::Computed};
+use crate::{Batch, Output, Result, Span, Want, nn::backend::Computed};
 
 /// Numbers of rows that graphs are captured for.
 const ROWS: [usize; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256];
@@ -118,13 +118,15 @@ fn capture(
         len: 1,
         past: 0,
         want: Want::Last,
+        output: Output::Logits,
+        mask: &[],
         adapter: 0,
         adapter_scale: 0.0,
-        blocks: &[],
+        caches: Vec::new(),
     });
     let spans: Vec<_> = spans.collect();
     let (tokens, positions) = padded(false);
-    let first = run(&Batch { tokens: &tokens, positions: &positions, spans: spans.clone() })?;
+    let first = run(&Batch { tokens: &tokens, positions: &positions, spans: spans.clone(), top: 0 })?;
     if first.was_read {
         return Err(not_capturable("the model looks at tokens or positions on the host"));
     }
@@ -139,7 +141,7 @@ fn capture(
     stream.synchronize().map_err(failed)?;
 
     let (tokens, positions) = padded(true);
-    let fake = Batch { tokens: &tokens, positions: &positions, spans };
+    let fake = Batch { tokens: &tokens, positions: &positions, spans, top: 0 };
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).map_err(failed)?;
     let mut compute = || -> Result<()> {
         let computed = run(&fake)?;

@@ -4,7 +4,7 @@
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 
 use super::module::{Module, failed};
-use crate::{Batch, Result, nn::BLOCK_TOKENS};
+use crate::{Batch, Result, Span, nn::BLOCK_TOKENS};
 
 /// Words that there is room for at first: a million blocks.
 const ROOM: usize = 1 << 20;
@@ -30,6 +30,7 @@ pub(super) struct Inputs {
     pub(super) longest: usize,
     /// Tokens of the longest sequence.
     pub(super) longest_of_all: usize,
+    groups_at: usize,
     tables_at: usize,
     tiles_at: usize,
 }
@@ -45,6 +46,7 @@ impl Inputs {
             tiles: 0,
             longest: 0,
             longest_of_all: 0,
+            groups_at: 0,
             tables_at: 0,
             tiles_at: 0,
         })
@@ -59,38 +61,34 @@ impl Inputs {
         words.resize(all, 0);
         words.extend_from_slice(batch.positions);
         words.resize(2 * all, 0);
-        let (mut lens, mut starts, mut single) = (vec![0; all], vec![0; all], Vec::with_capacity(all));
-        let (mut tables, mut tiles) = (Vec::new(), Vec::new());
+        let (mut lens, mut single) = (vec![0; all], Vec::with_capacity(all));
         (self.longest, self.longest_of_all) = (0, 0);
         for span in &batch.spans {
-            let table_at = tables.len() as u32;
-            let blocks = (span.past + span.len).div_ceil(BLOCK_TOKENS);
-            tables.extend_from_slice(&span.blocks[..blocks]);
             for index in 0..span.len {
-                let at = span.past + index;
-                let block = span.blocks[at / BLOCK_TOKENS];
-                words.push(block * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32);
-                lens[span.start + index] = at as u32 + 1;
-                starts[span.start + index] = table_at;
+                lens[span.start + index] = (span.past + index) as u32 + 1;
             }
             self.longest_of_all = self.longest_of_all.max(span.past + span.len);
             if span.len < TILED_MIN {
                 single.extend((span.start..span.start + span.len).map(|token| token as u32));
                 self.longest = self.longest.max(span.past + span.len);
-            } else {
-                let first = (0..span.len).step_by(TILE);
-                tiles.extend(first.map(|at| {
-                    [(span.start + at) as u32, TILE.min(span.len - at) as u32, (span.past + at) as u32, table_at]
-                }));
             }
         }
-        words.resize(3 * all, NO_SLOT);
         words.extend_from_slice(&lens);
-        words.extend_from_slice(&starts);
         single.extend((tokens..all).map(|token| token as u32));
-        (self.tokens, self.single, self.tiles) = (all, single.len(), tiles.len());
+        (self.tokens, self.single) = (all, single.len());
         single.resize(all, 0);
         words.extend_from_slice(&single);
+        self.groups_at = words.len();
+        let (mut tables, mut tiles) = (Vec::new(), Vec::new());
+        for group in 0..batch.spans.first().map_or(0, |span| span.caches.len()) {
+            let mut starts = vec![0; all];
+            for span in &batch.spans {
+                place(span, group, words, &mut starts, &mut tables, &mut tiles);
+            }
+            words.resize(self.groups_at + (2 * group + 1) * all, NO_SLOT);
+            words.extend_from_slice(&starts);
+            self.tiles = tiles.len() / (group + 1);
+        }
         // Tiles are read as four words at once.
         words.resize(words.len().next_multiple_of(4), 0);
         self.tiles_at = words.len();
@@ -118,30 +116,60 @@ impl Inputs {
         self.at(module, self.tokens)
     }
 
-    pub(super) fn slots(&self, module: &Module) -> u64 {
-        self.at(module, 2 * self.tokens)
-    }
-
     /// For each token, how many tokens of its sequence it sees.
     pub(super) fn lens(&self, module: &Module) -> u64 {
-        self.at(module, 3 * self.tokens)
-    }
-
-    /// For each token, where its sequence's table begins.
-    pub(super) fn table_starts(&self, module: &Module) -> u64 {
-        self.at(module, 4 * self.tokens)
+        self.at(module, 2 * self.tokens)
     }
 
     /// The tokens that are attended one by one.
     pub(super) fn singles(&self, module: &Module) -> u64 {
-        self.at(module, 5 * self.tokens)
+        self.at(module, 3 * self.tokens)
     }
 
-    pub(super) fn tiles(&self, module: &Module) -> u64 {
-        self.at(module, self.tiles_at)
+    /// For each token, where its keys and values go in a group of caches.
+    pub(super) fn slots(&self, module: &Module, group: usize) -> u64 {
+        self.at(module, self.groups_at + 2 * group * self.tokens)
+    }
+
+    /// For each token, where its sequence's table of a group begins.
+    pub(super) fn table_starts(&self, module: &Module, group: usize) -> u64 {
+        self.at(module, self.groups_at + (2 * group + 1) * self.tokens)
+    }
+
+    /// The tiles, with where their sequences' tables of a group begin.
+    pub(super) fn tiles(&self, module: &Module, group: usize) -> u64 {
+        self.at(module, self.tiles_at + 4 * group * self.tiles)
     }
 
     pub(super) fn tables(&self, module: &Module) -> u64 {
         self.at(module, self.tables_at)
+    }
+}
+
+/// Where the new tokens of a span go in a group of caches, and how they find those before them: nowhere in a group without
+/// blocks.
+fn place(
+    span: &Span<'_>,
+    group: usize,
+    slots: &mut Vec<u32>,
+    starts: &mut [u32],
+    tables: &mut Vec<u32>,
+    tiles: &mut Vec<[u32; 4]>,
+) {
+    let (table_at, blocks) = (tables.len() as u32, span.blocks(group));
+    tables.extend(blocks.iter().take((span.past + span.len).div_ceil(BLOCK_TOKENS)));
+    for index in 0..span.len {
+        let at = span.past + index;
+        let slot = |block: &u32| block * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32;
+        slots.push(blocks.get(at / BLOCK_TOKENS).map_or(NO_SLOT, slot));
+        starts[span.start + index] = table_at;
+    }
+    if span.len >= TILED_MIN {
+        let first = (0..span.len).step_by(TILE);
+        tiles.extend(
+            first.map(|at| {
+                [(span.start + at) as u32, TILE.min(span.len - at) as u32, (span.past + at) as u32, table_at]
+            }),
+        );
     }
 }

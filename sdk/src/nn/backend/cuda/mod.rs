@@ -295,7 +295,7 @@ impl CudaKernels {
                     if all { Arg::Address(0) } else { inputs.singles(module).into() },
                     first.into(),
                     inputs.lens(module).into(),
-                    inputs.table_starts(module).into(),
+                    inputs.table_starts(module, cache.group).into(),
                     inputs.tables(module).into(),
                     spec.scale.into(),
                     spec.softcap.unwrap_or(0.0).into(),
@@ -325,7 +325,7 @@ impl CudaKernels {
                 self.at(q)?,
                 cache.keys.into(),
                 cache.values.into(),
-                inputs.tiles(module).into(),
+                inputs.tiles(module, cache.group).into(),
                 inputs.tables(module).into(),
                 spec.scale.into(),
                 spec.softcap.unwrap_or(0.0).into(),
@@ -356,6 +356,8 @@ struct Cache {
     values: u64,
     slots: usize,
     suffix: &'static str,
+    /// The group of caches whose tables say where tokens lie.
+    group: usize,
 }
 
 impl Backend for CudaKernels {
@@ -532,14 +534,15 @@ impl Backend for CudaKernels {
         let fits = spec.head_dim.is_multiple_of(8) && spec.head_dim <= HEAD_DIM_MAX && spec.sinks.is_none();
         let Some(suffix) = suffix.filter(|_| fits) else {
             step.tokens();
-            return super::formulas_attention::attention(&self.formulas, spec, q, k, v, step);
+            return super::formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), step);
         };
         let address = |tensor: &Tensor| match tensor.dtype() {
             DType::F32 => module.tensor::<f32>(tensor),
             _ => module.tensor::<half::f16>(tensor),
         };
-        let cache = Cache { keys: address(&keys)?, values: address(&values)?, slots: keys.dim(1)?, suffix };
-        let slots = locked(&self.inputs).slots(module);
+        let group = step.kv.group(spec.layer)?;
+        let cache = Cache { keys: address(&keys)?, values: address(&values)?, slots: keys.dim(1)?, suffix, group };
+        let slots = locked(&self.inputs).slots(module, group);
         let args = [
             self.at(k)?,
             self.at(v)?,

@@ -1,0 +1,103 @@
+//! Where the rows of a step go: logits, candidates or hidden rows, as its spans ask.
+
+use crate::{Batch, Error, Output, Result, Span, VACANT};
+
+/// The rows that a step is to fill, each kind in the order of the spans that want it.
+#[derive(Debug)]
+pub struct Outputs<'a> {
+    /// Rows of logits.
+    pub logits: &'a mut [f32],
+    /// Rows of candidates.
+    pub candidates: CandidateRows<'a>,
+    /// Hidden rows.
+    pub hidden: &'a mut [f32],
+    /// The length of a row of logits.
+    pub(crate) vocabulary: usize,
+}
+
+/// Rows of candidates, [`Batch::top`] in each.
+#[derive(Debug)]
+pub struct CandidateRows<'a> {
+    /// Their ids, the highest logit first, the lower id first where two are equal; [`VACANT`] where there are too few.
+    pub ids: &'a mut [u32],
+    /// Their logits; −∞ where there are too few.
+    pub scores: &'a mut [f32],
+    /// For each row the logarithm of the sum of `exp(logit)`, over all tokens and over those that its mask allows.
+    pub totals: &'a mut [f32],
+}
+
+impl Outputs<'_> {
+    /// The length of a row of logits.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// Fills the rows out of the logits that `forward` computes of every wanted row.
+    pub fn fill_from_logits(
+        &mut self,
+        batch: &Batch<'_>,
+        forward: impl FnOnce(&Batch<'_>, &mut [f32]) -> Result<()>,
+    ) -> Result<()> {
+        if batch.spans.iter().all(|span| span.output == Output::Logits) {
+            return forward(batch, self.logits);
+        }
+        if batch.spans.iter().any(|span| span.output == Output::Hidden && span.rows() > 0) {
+            return Err(Error::unsupported("this model gives no hidden rows"));
+        }
+        let rows: usize = batch.spans.iter().map(Span::rows).sum();
+        let mut logits = vec![f32::NAN; rows * self.vocabulary];
+        forward(batch, &mut logits)?;
+        self.take_logits(batch, &logits)
+    }
+
+    /// Deals rows of logits, one for each wanted row that is no hidden one, out to where they go.
+    pub fn take_logits(&mut self, batch: &Batch<'_>, logits: &[f32]) -> Result<()> {
+        let (mut rows, mut plain, mut chosen) = (logits.chunks_exact(self.vocabulary), 0, 0);
+        for span in batch.spans.iter().filter(|span| span.output != Output::Hidden) {
+            let words = self.vocabulary.div_ceil(32);
+            for place in 0..span.rows() {
+                let row = rows.next().ok_or_else(|| Error::invalid("the model made too few rows of logits"))?;
+                if span.output == Output::Logits {
+                    self.logits[plain * self.vocabulary..][..self.vocabulary].copy_from_slice(row);
+                    plain += 1;
+                } else {
+                    let mask = if span.mask.is_empty() { &[][..] } else { &span.mask[place * words..][..words] };
+                    self.candidates.choose(chosen, batch.top, row, mask);
+                    chosen += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CandidateRows<'_> {
+    /// Fills a row with the best candidates of a row of logits.
+    fn choose(&mut self, row: usize, top: usize, logits: &[f32], mask: &[u32]) {
+        let allowed = |token: usize| mask.is_empty() || mask[token / 32] >> (token % 32) & 1 == 1;
+        let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
+        let mut best: Vec<u32> = (0..logits.len()).filter(|&token| allowed(token)).map(|token| token as u32).collect();
+        let masked = log_sum_exp(best.iter().map(|&token| logits[token as usize]));
+        if best.len() > top {
+            best.select_nth_unstable_by(top, best_first);
+            best.truncate(top);
+        }
+        best.sort_unstable_by(best_first);
+        let (ids, scores) = (&mut self.ids[row * top..][..top], &mut self.scores[row * top..][..top]);
+        for (place, (id, score)) in ids.iter_mut().zip(scores).enumerate() {
+            *id = best.get(place).copied().unwrap_or(VACANT);
+            *score = best.get(place).map_or(f32::NEG_INFINITY, |&token| logits[token as usize]);
+        }
+        self.totals[2 * row] = log_sum_exp(logits.iter().copied());
+        self.totals[2 * row + 1] = masked;
+    }
+}
+
+/// The logarithm of the sum of `exp(value)`.
+fn log_sum_exp(values: impl Iterator<Item = f32> + Clone) -> f32 {
+    let largest = values.clone().fold(f32::NEG_INFINITY, f32::max);
+    if largest == f32::NEG_INFINITY {
+        return largest;
+    }
+    largest + values.map(|value| (value - largest).exp()).sum::<f32>().ln()
+}
