@@ -156,7 +156,7 @@ impl Decoder for Gemma {
     }
 
     fn shape(config: &Config) -> Shape {
-        config.sizes.shape()
+        config.sizes.shape().windowed(|layer| config.windows[layer])
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {

@@ -130,7 +130,7 @@ impl Decoder for Mistral {
     }
 
     fn shape(config: &Config) -> Shape {
-        config.sizes.shape()
+        config.sizes.shape().windowed(|layer| config.windows[layer])
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {

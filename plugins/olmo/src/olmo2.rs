@@ -121,7 +121,7 @@ impl Decoder for Olmo2 {
     }
 
     fn shape(config: &Config) -> Shape {
-        config.sizes.shape()
+        config.sizes.shape().windowed(|layer| config.windows[layer])
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {

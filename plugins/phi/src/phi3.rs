@@ -100,7 +100,7 @@ impl Decoder for Phi3 {
     }
 
     fn shape(config: &Config) -> Shape {
-        config.sizes.shape()
+        config.sizes.shape().windowed(|_| config.sliding_window)
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {

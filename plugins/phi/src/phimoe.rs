@@ -149,7 +149,7 @@ impl Decoder for PhiMoe {
     }
 
     fn shape(config: &Config) -> Shape {
-        config.sizes.shape()
+        config.sizes.shape().windowed(|_| config.sliding_window)
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
