@@ -56,6 +56,15 @@ WINDOWS = {
     "a window one token wider": {"sliding_window": WINDOW + 1},
     "a window one token narrower": {"sliding_window": WINDOW - 1},
 }
+LATENT = {
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+}
 THETA = {"rope_parameters": rope(10_000.0)}
 HEADS = {".attention.key_length": 16, ".attention.value_length": 16}
 
@@ -360,6 +369,105 @@ VARIANTS = [
         ),
         {"rope theta": THETA},
     ),
+    # Short convolutions but for one layer, whose inner width is cut and rounded.
+    Variant(
+        "lfm2",
+        199,
+        transformers.Lfm2Config(
+            **sizes(layers=4),
+            norm_eps=EPS,
+            conv_L_cache=4,
+            conv_bias=True,
+            block_multiple_of=16,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+            rope_parameters=rope(1_000.0),
+        ),
+        {"rope theta": THETA, "norm epsilon": {"norm_eps": 1e-5}},
+    ),
+    # As published.
+    Variant(
+        "lfm2_plain",
+        200,
+        transformers.Lfm2Config(
+            **sizes(layers=4) | {"intermediate_size": 96},
+            norm_eps=EPS,
+            block_multiple_of=16,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            rope_parameters=rope(1_000.0),
+        ),
+        {"rope theta": THETA},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.LFM2,
+            {
+                ".attention.head_count_kv": [0, 2, 0, 0],
+                ".feed_forward_length": 64,
+                ".shortconv.l_cache": 3,
+                ".attention.layer_norm_rms_epsilon": EPS,
+            },
+            dense=("ffn_gate_inp", "conv1d", "shortconv.conv"),
+        ),
+    ),
+    # Latent keys and values, from a latent of queries; groups of experts; YaRN that stretches scores too.
+    Variant(
+        "deepseek_v3",
+        201,
+        transformers.DeepseekV3Config(
+            **sizes(rms_norm_eps=EPS, layers=3, kv_heads=4),
+            **LATENT,
+            q_lora_rank=24,
+            first_k_dense_replace=1,
+            n_routed_experts=6,
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=1.5,
+            rope_parameters=rope(
+                1_000.0,
+                rope_type="yarn",
+                factor=4.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                mscale=1.0,
+                mscale_all_dim=0.7,
+                original_max_position_embeddings=64,
+            ),
+        ),
+        {
+            "not renormalised": {"norm_topk_prob": False},
+            "all groups": {"topk_group": 3},
+            "no factor": {"routed_scaling_factor": 1.0},
+            "halves rotated": {"rope_interleave": False},
+        },
+    ),
+    # Queries of their own, experts by softmax.
+    Variant(
+        "deepseek_v2",
+        202,
+        transformers.DeepseekV2Config(
+            **sizes(rms_norm_eps=EPS, layers=3, kv_heads=4),
+            **LATENT,
+            q_lora_rank=None,
+            first_k_dense_replace=1,
+            n_routed_experts=6,
+            n_group=3,
+            topk_group=1,
+            topk_method="group_limited_greedy",
+            routed_scaling_factor=1.5,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"all experts": {"topk_method": "greedy"}, "no factor": {"routed_scaling_factor": 1.0}, "rope theta": THETA},
+    ),
+    Variant(
+        "glm4_moe_lite",
+        203,
+        transformers.Glm4MoeLiteConfig(
+            **sizes(rms_norm_eps=EPS, layers=2, kv_heads=4),
+            **LATENT,
+            q_lora_rank=24,
+            n_routed_experts=6,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"no factor": {"routed_scaling_factor": 1.0}, "rope theta": THETA},
+    ),
     Variant(
         "olmo2",
         96,
@@ -464,7 +572,7 @@ def _common(config):
         ".feed_forward_length": config.intermediate_size,
         ".attention.head_count": config.num_attention_heads,
         ".attention.head_count_kv": config.num_key_value_heads,
-        ".attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        ".attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", EPS),
         ".rope.freq_base": parameters["rope_theta"],
     }
 

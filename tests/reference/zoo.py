@@ -36,6 +36,7 @@ from fixture import (
 
 # Text that nobody reads through a window must fit into one: all have 72 tokens.
 WINDOW = 96
+FINAL_NORMS = ("model.norm.weight", "backbone.norm_f.weight", "model.embedding_norm.weight")
 EPS = 1e-3  # Large, so that it matters beside norms that are applied to norms.
 
 
@@ -266,11 +267,11 @@ def _draw(config, rng):
 def _values(name, shape, config, rng):
     into_stream = any(part in name for part in ("o_proj", "down_proj", "c_proj", "out_proj"))
     normal = rng.standard_normal(shape)
-    if "embed" in name:
+    if "embed" in name and not name.endswith("norm.weight"):
         return 0.1 * normal
     if name.endswith(("norm.weight", "norm_f.weight", "layernorm.weight")):
         # A head that is tied to small embeddings wants a large norm before it.
-        is_last = config.tie_word_embeddings and name in ("model.norm.weight", "backbone.norm_f.weight")
+        is_last = config.tie_word_embeddings and name in FINAL_NORMS
         scale = 1.5 / (0.1 * math.sqrt(config.hidden_size)) if is_last else 1.0
         # Gemma's norms multiply by one more than their weights.
         return rng.uniform(0.5, 1.5, shape) * scale - config.model_type.startswith("gemma")

@@ -44,6 +44,11 @@ const CASES: &[Case] = &[
     Case { name: "granitemoe", plugin: "pensieve-granite", files: Files::Mostly(0.2) },
     Case { name: "gpt_oss", plugin: "pensieve-gpt-oss", files: Files::None },
     Case { name: "gpt_oss_plain", plugin: "pensieve-gpt-oss", files: Files::Mostly(0.4) },
+    Case { name: "lfm2", plugin: "pensieve-lfm2", files: Files::None },
+    Case { name: "lfm2_plain", plugin: "pensieve-lfm2", files: Files::Within(2.5) },
+    Case { name: "deepseek_v2", plugin: "pensieve-deepseek", files: Files::None },
+    Case { name: "deepseek_v3", plugin: "pensieve-deepseek", files: Files::None },
+    Case { name: "glm4_moe_lite", plugin: "pensieve-deepseek", files: Files::None },
     Case { name: "smollm3", plugin: "pensieve-llama", files: Files::None },
     Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
 ];

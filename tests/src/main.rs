@@ -20,6 +20,7 @@ mod bad_models;
 mod batches;
 mod bombs;
 mod boundaries;
+mod caches;
 mod chats;
 mod claude_code;
 mod cli;

@@ -39,6 +39,7 @@ const INTEGERS: &[(&str, &str)] = &[
     ("expert_group_used_count", "topk_group"),
     ("leading_dense_block_count", "first_k_dense_replace"),
     ("nextn_predict_layers", "nextn_predict_layers"),
+    ("shortconv.l_cache", "conv_L_cache"),
 ];
 
 const NUMBERS: &[(&str, &str)] = &[

@@ -35,6 +35,7 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
                 rope.insert("truncate".to_owned(), json!(false));
             }
         }
+        "lfm2" => short_convolutions(config),
         _ => (),
     }
     if !config.contains_key("num_local_experts") {
@@ -44,6 +45,22 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
     let norms = given.unwrap_or(RENORMALISED.contains(&source.architecture));
     config.insert("norm_topk_prob".to_owned(), json!(norms));
     Ok(())
+}
+
+/// The names that LFM2 has for them; layers without heads of keys convolve.
+fn short_convolutions(config: &mut Map<String, Value>) {
+    if let Some(Value::Array(heads)) = config.get("num_key_value_heads").cloned() {
+        let of = |heads: &Value| if heads.as_u64() == Some(0) { "conv" } else { "full_attention" };
+        let types: Vec<&str> = heads.iter().map(of).collect();
+        let most = heads.iter().filter_map(Value::as_u64).max().unwrap_or_default();
+        config.insert("layer_types".to_owned(), json!(types));
+        config.insert("num_key_value_heads".to_owned(), json!(most));
+    }
+    if let Some(eps) = config.get("rms_norm_eps").cloned() {
+        config.insert("norm_eps".to_owned(), eps);
+    }
+    // Files give the width that the blocks have.
+    config.insert("block_auto_adjust_ff_dim".to_owned(), json!(false));
 }
 
 /// The layers' types: the file's own list, or windows in all but every `period`th layer.

@@ -1,0 +1,111 @@
+//! Families whose layers do not all remember alike, through a worker: windows that give blocks back and states of
+//! recurrent layers are reused, shared, spilled and taken away like any other memory, and no answer depends on it.
+
+use pensieve_protocol::{
+    job::Job,
+    wire::{Load, Provider},
+};
+
+use crate::{
+    artifacts::plugin,
+    reference::fixture,
+    worker::{Worker, faults, job, prompt, with_disk},
+};
+
+/// A family of which some layers do not keep all tokens.
+#[derive(Clone, Copy, Debug)]
+struct Family {
+    plugin: &'static str,
+    architecture: &'static str,
+    fixture: &'static str,
+    /// Memory for about two sequences as long as the context.
+    kv_budget: u64,
+}
+
+const FAMILIES: [Family; 3] = [
+    Family { plugin: "pensieve-gemma", architecture: "gemma", fixture: "families/gemma3", kv_budget: 400 << 10 },
+    // Windows alone.
+    Family { plugin: "pensieve-mistral", architecture: "mistral", fixture: "mistral/window", kv_budget: 64 << 10 },
+    Family { plugin: "pensieve-lfm2", architecture: "lfm2", fixture: "families/lfm2", kv_budget: 80 << 10 },
+];
+
+impl Family {
+    fn load(&self) -> Load {
+        Load {
+            architecture: Provider { plugin: plugin(self.plugin), name: self.architecture.into() },
+            source: fixture(self.fixture),
+            options: r#"{"kv": "f32"}"#.into(),
+            kv_budget: 4 << 20,
+            ..faults()
+        }
+    }
+}
+
+/// A first turn that ends at a border of blocks, and the prompt of the one after it.
+fn two_turns(worker: &mut Worker) -> Vec<u32> {
+    let first = worker.run(&job(1, prompt(1, 176), 33));
+    assert_eq!(first.usage().reused, 0);
+    [prompt(1, 176), first.ids, prompt(2, 3)].concat()
+}
+
+/// The second turn says what it says without a cache, most of which it has read.
+#[track_caller]
+fn check_second_turn(worker: &mut Worker, next: &[u32], family: Family) {
+    let again = worker.run(&job(2, next.to_vec(), 20));
+    let usage = again.usage();
+    assert!(f64::from(usage.reused) >= 0.95 * f64::from(usage.prompt), "{family:?}: {usage:?}");
+    let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(3, next.to_vec(), 20) });
+    assert_eq!((fresh.usage().reused, fresh.ids), (0, again.ids), "{family:?}");
+}
+
+#[test]
+fn a_second_turn_is_read_from_memory() {
+    for family in FAMILIES {
+        let mut worker = Worker::start(family.load());
+        let next = two_turns(&mut worker);
+        check_second_turn(&mut worker, &next, family);
+    }
+}
+
+#[test]
+fn a_second_turn_is_read_from_disk_after_a_restart() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let mut worker = Worker::start(with_disk(family.load(), folder.path()));
+        let next = two_turns(&mut worker);
+        worker.drain();
+        let mut worker = Worker::start(with_disk(family.load(), folder.path()));
+        check_second_turn(&mut worker, &next, family);
+    }
+}
+
+#[test]
+fn texts_that_part_share_what_they_have_in_common() {
+    for family in FAMILIES {
+        let mut worker = Worker::start(family.load());
+        let fork = |seed| [prompt(1, 100), prompt(seed, 40)].concat();
+        worker.run(&job(1, fork(2), 20));
+        // A text that shows where others part leaves a copy of the state there for those that follow.
+        worker.run(&job(2, fork(3), 20));
+        let third = worker.run(&job(3, fork(4), 20));
+        assert_eq!(third.usage().reused, 96, "{family:?}");
+        let fresh = worker.run(&Job { salt: b"other".to_vec(), ..job(4, fork(4), 20) });
+        assert_eq!((fresh.usage().reused, fresh.ids), (0, third.ids), "{family:?}");
+    }
+}
+
+#[test]
+fn sequences_that_crowd_each_other_out_say_the_same_as_alone() {
+    for family in FAMILIES {
+        let mut worker = Worker::start(family.load());
+        let jobs: Vec<Job> = (1..=6).map(|id| job(id, prompt(id, 90 + id as usize), 100)).collect();
+        let alone: Vec<_> = jobs.iter().map(|job| worker.run(job).ids).collect();
+        let mut worker = Worker::start(Load { kv_budget: family.kv_budget, ..family.load() });
+        jobs.iter().for_each(|job| worker.submit(job));
+        for (job, alone) in jobs.iter().zip(alone) {
+            let crowded = worker.outcome(job.id);
+            assert!(crowded.end.is_ok(), "{family:?}: {crowded:?}");
+            assert_eq!(crowded.ids, alone, "{family:?}");
+        }
+    }
+}
