@@ -9,7 +9,7 @@ use pensieve_protocol::{
 use crate::{
     artifacts::plugin,
     reference::fixture,
-    worker::{Worker, faults, job, prompt, with_disk},
+    worker::{Worker, faults, job, prompt, with, with_disk},
 };
 
 /// A family of which some layers do not keep all tokens.
@@ -31,13 +31,11 @@ const FAMILIES: [Family; 3] = [
 
 impl Family {
     fn load(&self) -> Load {
-        Load {
-            architecture: Provider { plugin: plugin(self.plugin), name: self.architecture.into() },
-            source: fixture(self.fixture),
-            options: r#"{"kv": "f32"}"#.into(),
-            kv_budget: 4 << 20,
-            ..faults()
-        }
+        let architecture = Provider { plugin: plugin(self.plugin), name: self.architecture.into() };
+        with(Load { architecture, source: fixture(self.fixture), ..faults() }, |spec| {
+            spec.options = r#"{"kv": "f32"}"#.into();
+            spec.kv_budget = Some(4 << 20);
+        })
     }
 }
 
@@ -100,7 +98,7 @@ fn sequences_that_crowd_each_other_out_say_the_same_as_alone() {
         let mut worker = Worker::start(family.load());
         let jobs: Vec<Job> = (1..=6).map(|id| job(id, prompt(id, 90 + id as usize), 100)).collect();
         let alone: Vec<_> = jobs.iter().map(|job| worker.run(job).ids).collect();
-        let mut worker = Worker::start(Load { kv_budget: family.kv_budget, ..family.load() });
+        let mut worker = Worker::start(with(family.load(), |spec| spec.kv_budget = Some(family.kv_budget)));
         jobs.iter().for_each(|job| worker.submit(job));
         for (job, alone) in jobs.iter().zip(alone) {
             let crowded = worker.outcome(job.id);
