@@ -10,7 +10,7 @@ use std::{
     ptr::null_mut,
 };
 
-use pensieve_sdk::{Architecture, Card, Error, LoadRequest, Model, Plugin, Result, Services, Source, StateKind};
+use pensieve_sdk::{Architecture, Cache, Card, Error, LoadRequest, Model, Plugin, Result, Services, Source};
 
 const LARGE_BYTES: usize = 6 << 30;
 
@@ -39,7 +39,9 @@ impl Architecture for Hostile {
             architecture: self.name().into(),
             vocabulary: 256,
             context: 1024,
-            state: StateKind::Paged { tokens: 16, bytes: 64 },
+            block_tokens: 16,
+            caches: vec![Cache::Tokens { bytes: 64 }],
+            hidden: 0,
             token_bytes: 0,
             weight_bytes: 0,
             tokenizer: tokenizer(),

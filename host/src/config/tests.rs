@@ -43,7 +43,9 @@ fn takes_the_example_as_it_is_and_with_every_key() {
     assert_eq!((keys.len(), hosts.len(), origins.len(), adapter_folders.len()), (1, 1, 1, 1));
     let (keys, hosts, origins, adapter_folders) = <(Vec<_>, Vec<_>, Vec<_>, Vec<_>)>::default();
     assert_eq!(ServerSettings { keys, hosts, origins, adapter_folders, ..config.server }, defaults.server);
-    assert_eq!(PluginSettings { folders: Vec::new(), allow: None, ..config.plugins }, defaults.plugins);
+    assert_eq!(config.plugins.unfenced, ["my-plugin"]);
+    let (folders, unfenced) = (Vec::new(), Vec::new());
+    assert_eq!(PluginSettings { folders, allow: None, unfenced, ..config.plugins }, defaults.plugins);
     assert_eq!(FleetSettings { memory: None, default_model: None, ..config.fleet }, defaults.fleet);
     assert_eq!(config.cache.budget, defaults.cache.budget);
     let starter = Model::new("starter", Source::Starter);
