@@ -25,6 +25,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("cargo::rerun-if-changed={}", folder.display());
     let capability = env::var("CUDA_COMPUTE_CAP").unwrap_or_else(|_| "80".into());
+    // Kernels wait for what they read from 9.0 on (common.cuh).
+    let overlap = if capability.parse::<u32>().is_ok_and(|capability| capability >= 90) { "yes" } else { "no" };
+    println!("cargo::rustc-env=PENSIEVE_CUDA_OVERLAP={overlap}");
     for name in SOURCES {
         let target = |code: &str| format!("arch=compute_{capability},code={code}_{capability}");
         let status = Command::new(nvcc())

@@ -57,11 +57,11 @@ impl SelfAttention {
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: (&Angles, &Angles), step: &mut Step<'_>) -> Result<Tensor> {
-        let q = angles.0.rotate(&self.q_proj.forward(x, step)?, step)?;
-        let k = angles.1.rotate(&self.k_proj.forward(x, step)?, step)?;
-        let v = self.v_proj.forward(x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `sum + attention(x)`.
+    fn add_to(&self, sum: &Tensor, x: &Tensor, angles: (&Angles, &Angles), step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
+        let (q, k) = (angles.0.rotate(&q, step)?, angles.1.rotate(&k, step)?);
+        self.o_proj.add_to(sum, &self.attention.forward(&q, &k, &v, step)?, step)
     }
 }
 
@@ -85,10 +85,8 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, angles: (&Angles, &Angles), step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + attended)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 

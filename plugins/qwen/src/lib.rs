@@ -69,13 +69,13 @@ impl SelfAttention {
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let (mut q, mut k) = (self.q_proj.forward(x, step)?, self.k_proj.forward(x, step)?);
+    /// `sum + attention(x)`.
+    fn add_to(&self, sum: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [mut q, mut k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
         if let Some((q_norm, k_norm)) = &self.norms {
             (q, k) = (q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
         }
-        let (q, k, v) = (angles.rotate(&q, step)?, angles.rotate(&k, step)?, self.v_proj.forward(x, step)?);
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+        self.o_proj.add_to(sum, &self.attention.forward_rotated(&q, &k, &v, angles, step)?, step)
     }
 }
 
@@ -85,6 +85,16 @@ struct SparseMlp {
     experts: Experts,
     /// Of Qwen2.
     shared_expert: Option<(GatedMlp, Linear)>,
+}
+
+impl SparseMlp {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let out = self.experts.forward(x, &self.gate.forward(x, step)?, step)?;
+        match &self.shared_expert {
+            Some((mlp, gate)) => Ok((out + weighed(&mlp.forward(x, step)?, &gate.forward(x, step)?)?)?),
+            None => Ok(out),
+        }
+    }
 }
 
 /// The feed-forward block of a layer.
@@ -114,18 +124,6 @@ impl Mlp {
             shared_expert,
         }))
     }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let SparseMlp { gate, experts, shared_expert } = match self {
-            Self::Dense(mlp) => return mlp.forward(x, step),
-            Self::Sparse(mlp) => mlp,
-        };
-        let out = experts.forward(x, &gate.forward(x, step)?, step)?;
-        match shared_expert {
-            Some((mlp, gate)) => Ok((out + weighed(&mlp.forward(x, step)?, &gate.forward(x, step)?)?)?),
-            None => Ok(out),
-        }
-    }
 }
 
 /// One decoder layer.
@@ -148,10 +146,12 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + attended)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+        let normed = self.post_attention_layernorm.forward(&x, step)?;
+        match &self.mlp {
+            Mlp::Dense(mlp) => mlp.add_to(&x, &normed, step),
+            Mlp::Sparse(mlp) => step.ops().add(&x, &mlp.forward(&normed, step)?),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::Step;
+use super::{Angles, Step};
 use crate::{Error, Result};
 
 /// One layer's attention. It owns no weights: projections are linear layers of the model's own.
@@ -61,6 +61,24 @@ impl Attention {
         } else {
             step.ops().attention_over(self, q, Some((k, Some(v))), step)
         }
+    }
+
+    /// The same of queries and keys that are rotated first. At once, which is faster than one after the other.
+    pub fn forward_rotated(
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        angles: &Angles,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        if self.value_dim != self.head_dim {
+            return self.forward(&angles.rotate(q, step)?, &angles.rotate(k, step)?, v, step);
+        }
+        self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], step)?;
+        self.check(&[(v, self.kv_heads, self.value_dim)], step)?;
+        self.check_cache(self.value_dim, step)?;
+        step.ops().rotated_attention(self, [q, k, v], angles.rotation(), step)
     }
 
     /// The same where the first `value_dim` values of a key are the values too, and only keys are remembered.

@@ -57,10 +57,12 @@ fn open(name: &str) -> Result<Device> {
         Error::invalid(format!("'{name}' names no device")).help("devices are auto, cpu, cuda:N and metal:N")
     })?;
     let new: fn(usize) -> candle_core::Result<Device> = match kind {
-        // A stream of its own, which can be captured.
-        "cuda" if cfg!(feature = "cuda") => Device::new_cuda_with_stream,
+        #[cfg(feature = "cuda")]
+        "cuda" => super::backend::cuda_device,
         "metal" if candle_core::utils::metal_is_available() => Device::new_metal,
-        "cuda" | "metal" => return Err(unavailable(format!("this plugin was built without {kind}"))),
+        _ if ["cuda", "metal"].contains(&kind) => {
+            return Err(unavailable(format!("this plugin was built without {kind}")));
+        }
         _ => {
             let error = Error::invalid(format!("'{name}' names no device"));
             return Err(error.help("devices are auto, cpu, cuda:N and metal:N"));

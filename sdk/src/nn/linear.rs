@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use std::sync::Arc;
 
 use super::{Loader, Rows, Step, backend::Matrix, loader::LayerId};
-use crate::{Result, weights::RawTensor};
+use crate::{Error, Result, weights::RawTensor};
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
 #[derive(Clone, Debug)]
@@ -36,6 +36,22 @@ impl Linear {
         step.adapt(self.id, x, self.plain(x, step)?)
     }
 
+    /// `sum + layer(x)`, as where a block's half ends.
+    pub fn add_to(&self, sum: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        if step.is_adapted() {
+            return step.ops().add(sum, &self.forward(x, step)?);
+        }
+        step.ops().add_linear(sum, x, self.parts())
+    }
+
+    /// Applies layers that share their input, as queries, keys and values do. At once, which is faster than one by one.
+    pub fn forward_all<const N: usize>(layers: [&Self; N], x: &Tensor, step: &Step<'_>) -> Result<[Tensor; N]> {
+        let outs = step.ops().linears(x, &layers.map(Self::parts))?;
+        let outs = layers.iter().zip(outs).map(|(layer, out)| step.adapt(layer.id, x, out));
+        let outs: Vec<Tensor> = outs.collect::<Result<_>>()?;
+        outs.try_into().map_err(|_| Error::invalid("a layer has no output"))
+    }
+
     /// Applies the layer to rows that were gathered from the step's.
     pub fn forward_rows(&self, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
         step.adapt_rows(self.id, x, self.plain(x, step)?, rows)
@@ -48,7 +64,7 @@ impl Linear {
     }
 
     fn plain(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        step.ops().linear(x, &self.weight, self.bias.as_ref())
+        step.ops().linear(x, self.parts())
     }
 }
 

@@ -25,9 +25,20 @@ impl GatedMlp {
 
     /// Applies the block to each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let gate = self.gate_proj.forward(x, step)?;
-        let up = self.up_proj.forward(x, step)?;
-        self.down_proj.forward(&step.ops().gate(&gate, &up, self.act)?, step)
+        self.down_proj.forward(&self.inner(x, step)?, step)
+    }
+
+    /// `sum + block(x)`.
+    pub fn add_to(&self, sum: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.down_proj.add_to(sum, &self.inner(x, step)?, step)
+    }
+
+    fn inner(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        if step.is_adapted() {
+            let [gate, up] = Linear::forward_all([&self.gate_proj, &self.up_proj], x, step)?;
+            return step.ops().gate(&gate, &up, self.act);
+        }
+        step.ops().gated(x, [self.gate_proj.parts(), self.up_proj.parts()], self.act)
     }
 }
 

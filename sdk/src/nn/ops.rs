@@ -9,7 +9,9 @@ use std::{env, sync::Arc};
 
 use super::{
     Attention, Step,
-    backend::{Backend, Changed, Computed, CpuKernels, ExpertRows, Formulas, LowRank, Matrix, Rotation, StoreShape},
+    backend::{
+        Backend, Changed, Compute, CpuKernels, ExpertRows, Formulas, Layer, LowRank, Matrix, Rotation, StoreShape,
+    },
     cpu::{Activation, Glu},
     device::Chosen,
     kv::Store,
@@ -104,13 +106,13 @@ impl Ops {
         self.backend.begin(batch)
     }
 
+    /// Prepares for the steps of a model that has just been loaded.
+    pub(super) fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
+        self.backend.warm_up(groups, run)
+    }
+
     /// Computes a step that only decodes as one launch, where the backend can. `false` where it cannot.
-    pub(super) fn decode(
-        &self,
-        batch: &Batch<'_>,
-        run: &mut dyn FnMut(&Batch<'_>) -> Result<Computed>,
-        logits: &mut [f32],
-    ) -> Result<bool> {
+    pub(super) fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, logits: &mut [f32]) -> Result<bool> {
         self.backend.decode(batch, run, logits)
     }
 
@@ -128,13 +130,51 @@ impl Ops {
     }
 
     /// `x · Wᵀ + b`, for `x` of shape `[rows, inputs]`.
-    pub(super) fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+    pub(super) fn linear(&self, x: &Tensor, (weight, bias): Layer<'_>) -> Result<Tensor> {
+        self.check_input(x, weight)?;
+        self.backend.linear(x, weight, bias)
+    }
+
+    /// What several layers make of one input.
+    pub(super) fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
+        layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
+        self.backend.linears(x, layers)
+    }
+
+    /// `sum + x · Wᵀ + b`.
+    pub(super) fn add_linear(&self, sum: &Tensor, x: &Tensor, (weight, bias): Layer<'_>) -> Result<Tensor> {
+        self.check_input(x, weight)?;
+        self.check(sum, 2)?;
+        if sum.dims2()? != (x.dim(0)?, weight.outputs) {
+            let message = format!("a linear layer of {} outputs cannot be added to {:?}", weight.outputs, sum.dims());
+            return Err(Error::invalid(message));
+        }
+        self.backend.add_linear(sum, x, weight, bias)
+    }
+
+    /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
+    pub(super) fn gated(&self, x: &Tensor, layers: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
+        layers.iter().try_for_each(|(weight, _)| self.check_input(x, weight))?;
+        self.backend.gated(x, layers, kind)
+    }
+
+    fn check_input(&self, x: &Tensor, weight: &Matrix) -> Result<()> {
         self.check(x, 2)?;
         let inputs = x.dim(1)?;
-        if inputs != weight.inputs {
-            return Err(Error::invalid(format!("a linear layer of {} inputs was given {inputs}", weight.inputs)));
+        if inputs == weight.inputs {
+            return Ok(());
         }
-        self.backend.linear(x, weight, bias)
+        Err(Error::invalid(format!("a linear layer of {} inputs was given {inputs}", weight.inputs)))
+    }
+
+    /// `x + y`, of one shape.
+    pub fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        self.check(x, 2)?;
+        self.check(y, 2)?;
+        if x.dims() != y.dims() {
+            return Err(Error::invalid(format!("{:?} and {:?} cannot be added", x.dims(), y.dims())));
+        }
+        self.backend.add(x, y)
     }
 
     /// What experts make of their rows, which tile `x`, where there is a kernel for it.
@@ -274,6 +314,20 @@ impl Ops {
             self.check(x, 2)?;
         }
         self.backend.attention_over(spec, q, new, step)
+    }
+
+    /// The same of queries and keys that are rotated first.
+    pub(super) fn rotated_attention(
+        &self,
+        spec: &Attention,
+        [q, k, v]: [&Tensor; 3],
+        rotation: &Rotation,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        for x in [q, k, v] {
+            self.check(x, 2)?;
+        }
+        self.backend.rotated_attention(spec, [q, k, v], rotation, step)
     }
 }
 

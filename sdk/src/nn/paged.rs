@@ -219,16 +219,13 @@ impl<D: Decoder> Architecture for Paged<D> {
             services.log(Level::Warn, format!("{} does not use {names}", D::NAME));
         }
         let registry = shared.into_registry()?;
-        let kv = KvCache::new(&shape.kv, opened.kv, &counts, &ops)?;
+        let mut kv = KvCache::new(&shape.kv, opened.kv, &counts, &ops)?;
+        let adapters = Adapters::default();
+        ops.warm_up(counts.len(), &mut |batch| compute(&decoder, &ops, &mut kv, &adapters, batch))?;
         let weight_bytes = opened.checkpoint.weights().bytes();
-        Ok(Box::new(PagedModel {
-            decoder,
-            resident: resident(&chosen, &ops, (shape, D::features_width(&opened.config)), context, weight_bytes, &kv),
-            ops,
-            kv,
-            registry,
-            adapters: Adapters::default(),
-        }))
+        let widths = (shape, D::features_width(&opened.config));
+        let resident = resident(&chosen, &ops, widths, context, weight_bytes, &kv);
+        Ok(Box::new(PagedModel { decoder, resident, ops, kv, registry, adapters }))
     }
 }
 
@@ -266,6 +263,20 @@ pub(crate) fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
     serde_json::json!({ "parameters": parameters, "formats": formats })
 }
 
+/// A step all of whose rows have their logits computed.
+fn compute<D: Decoder>(
+    decoder: &D,
+    ops: &Ops,
+    kv: &mut KvCache,
+    adapters: &Adapters,
+    batch: &Batch<'_>,
+) -> Result<Computed> {
+    let mut step = Step::new(ops, batch, kv, adapters);
+    let hidden = decoder.hidden(&mut step)?;
+    let rows = decoder.logits(&hidden, &step)?;
+    Ok(Computed { rows, was_read: step.was_read() })
+}
+
 /// A loaded decoder with its memory.
 struct PagedModel<D> {
     decoder: D,
@@ -285,13 +296,7 @@ impl<D: Decoder> Model for PagedModel<D> {
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
         let wanted = batch.wanted();
         let (decoder, ops, kv, adapters) = (&self.decoder, &self.ops, &mut self.kv, &self.adapters);
-        let mut run = |batch: &Batch<'_>| {
-            let mut step = Step::new(ops, batch, kv, adapters);
-            let hidden = decoder.hidden(&mut step)?;
-            let rows = decoder.logits(&hidden, &step)?;
-            Ok(Computed { rows, was_read: step.was_read() })
-        };
-        if ops.decode(batch, &mut run, logits)? {
+        if ops.decode(batch, &mut |batch| compute(decoder, ops, kv, adapters, batch), logits)? {
             return Ok(());
         }
         self.ops.begin(batch)?;
@@ -318,6 +323,7 @@ impl<D: Decoder> Model for PagedModel<D> {
             batch.spans.iter().partition::<Vec<&Span<'_>>, _>(|span| span.output == Output::Hidden);
         let rows = |spans: Vec<&Span<'_>>| -> Vec<u32> { spans.into_iter().flat_map(Span::wanted).collect() };
         let (features, wanted) = (rows(features), rows(wanted));
+        self.ops.begin(batch)?;
         let mut step = Step::new(&self.ops, batch, &mut self.kv, &self.adapters);
         let hidden = self.decoder.hidden(&mut step)?;
         if !features.is_empty() {

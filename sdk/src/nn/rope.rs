@@ -93,6 +93,10 @@ impl Rope {
 }
 
 impl Angles {
+    pub(super) fn rotation(&self) -> &Rotation {
+        &self.rotation
+    }
+
     /// Rotates the heads of `x`, of shape `[tokens, heads · head_dim]`.
     pub fn rotate(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().rotate(x, self.head_dim, &self.rotation)

@@ -22,7 +22,7 @@ use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
 #[cfg(feature = "cuda")]
-pub(super) use cuda::CudaKernels;
+pub(super) use cuda::{CudaKernels, open as cuda_device};
 pub(super) use formulas::Formulas;
 pub(super) use formulas_attention::Group;
 
@@ -112,6 +112,12 @@ pub(in crate::nn) struct ExpertRows<'a> {
     pub(in crate::nn) rows: Range<usize>,
 }
 
+/// A linear layer's weight, and its bias where it has one.
+pub(in crate::nn) type Layer<'a> = (&'a Matrix, Option<&'a Tensor>);
+
+/// Computes the step of a batch, which may have padding or made-up numbers in it.
+pub(in crate::nn) type Compute<'a> = &'a mut dyn FnMut(&Batch<'_>) -> Result<Computed>;
+
 /// Rows of an activation, what changes them, and how much.
 pub(in crate::nn) type Changed<'a> = (Range<usize>, &'a LowRank, f32);
 
@@ -167,14 +173,14 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(())
     }
 
-    /// Computes a step that only decodes as one launch, where the backend can: `run` computes the step of a batch, once or
-    /// several times, with padding or made-up numbers in it. `false` where the caller has to run it as any other.
-    fn decode(
-        &self,
-        _batch: &Batch<'_>,
-        _run: &mut dyn FnMut(&Batch<'_>) -> Result<Computed>,
-        _logits: &mut [f32],
-    ) -> Result<bool> {
+    /// Prepares for the steps of a model that has just been loaded. What is computed meanwhile is not remembered.
+    fn warm_up(&self, _groups: usize, _run: Compute<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Computes a step that only decodes as one launch, where the backend can: `run` may be called once, several times or
+    /// never. `false` where the caller has to run it as any other.
+    fn decode(&self, _batch: &Batch<'_>, _run: Compute<'_>, _logits: &mut [f32]) -> Result<bool> {
         Ok(false)
     }
 
@@ -186,6 +192,26 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// `x · Wᵀ + b`, for `x` of shape `[rows, inputs]`.
     fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
         self.formulas().linear(x, weight, bias)
+    }
+
+    /// What several layers make of one input.
+    fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
+        layers.iter().map(|(weight, bias)| self.linear(x, weight, *bias)).collect()
+    }
+
+    /// `sum + x · Wᵀ + b`.
+    fn add_linear(&self, sum: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.add(sum, &self.linear(x, weight, bias)?)
+    }
+
+    /// `kind(gate(x)) · up(x)`, the first half of a gated MLP.
+    fn gated(&self, x: &Tensor, [gate, up]: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
+        self.gate(&self.linear(x, gate.0, gate.1)?, &self.linear(x, up.0, up.1)?, kind)
+    }
+
+    /// `x + y`.
+    fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        Ok((x + y)?)
     }
 
     /// What experts make of their rows, which tile `x`, where there is a kernel for it.
@@ -221,7 +247,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
 
     /// `x + delta`, and its root-mean-square norm.
     fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-        let sum = (x + delta)?;
+        let sum = self.add(x, delta)?;
         let normed = self.rms_norm(&sum, weight, eps)?;
         Ok((sum, normed))
     }
@@ -281,6 +307,18 @@ pub(in crate::nn) trait Backend: Send + Sync {
         step: &mut Step<'_>,
     ) -> Result<Tensor> {
         formulas_attention::attention(self.formulas(), spec, q, new, step)
+    }
+
+    /// The same of queries and keys that are rotated first.
+    fn rotated_attention(
+        &self,
+        spec: &Attention,
+        [q, k, v]: [&Tensor; 3],
+        rotation: &Rotation,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        let (q, k) = (self.rotate(q, spec.head_dim, rotation)?, self.rotate(k, spec.head_dim, rotation)?);
+        self.attention(spec, &q, &k, v, step)
     }
 }
 

@@ -7,13 +7,16 @@
 //! the host cannot be replayed, and runs launch by launch.
 
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaSlice, sys};
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::atomic::Ordering};
 
-use super::{CudaKernels, locked, module::failed, not_capturable, splits};
-use crate::{Batch, Output, Result, Span, Want, nn::backend::Computed};
+use super::{CudaKernels, attention::splits, locked, memory::Kept, module::failed};
+use crate::{Batch, Code, Error, Output, Result, Span, Want, nn::backend::Compute};
 
 /// Numbers of rows that graphs are captured for.
 const ROWS: [usize; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256];
+
+/// Rows up to which a graph keeps its memory, so that its kernels overlap. More rows take more of it, and gain less.
+const OVERLAPPED_ROWS_MAX: usize = 8;
 
 /// Graphs that are kept; each holds the memory of its activations.
 const GRAPHS_MAX: usize = 40;
@@ -25,28 +28,45 @@ pub(super) struct Graphs {
     captured: HashMap<(usize, usize), Captured>,
     /// Why there are none.
     refused: Option<String>,
+    /// Kernels in the graph that was captured last.
+    launches: usize,
     logits: Option<CudaSlice<f32>>,
 }
 
-struct Captured(CudaGraph);
+/// A graph, and what it computes in.
+struct Captured(CudaGraph, #[allow(dead_code, reason = "it lives as long as the graph")] Kept);
 
 // SAFETY: a graph is launched and dropped under the mutex that holds it, by one thread at a time, as its documentation asks.
 unsafe impl Send for Captured {}
 
 impl Graphs {
+    /// How steps that decode are launched, for a person.
+    pub(super) fn note(&self) -> String {
+        match &self.refused {
+            Some(why) => format!("launched one by one ({why})"),
+            None if self.launches == 0 => "launched one by one".into(),
+            None => format!("{} of them in one launch for a step that decodes", self.launches),
+        }
+    }
+
     /// Forgets graphs whose buffers have moved.
     pub(super) fn clear(&mut self) {
         self.captured.clear();
     }
 }
 
+/// Captures a step of one row ahead of the first one, so that a model which cannot be captured says so when it is loaded.
+pub(super) fn warm_up(kernels: &CudaKernels, groups: usize, run: Compute<'_>) -> Result<()> {
+    let nothing = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
+    let mut graphs = locked(&kernels.graphs);
+    locked(&kernels.inputs).groups = groups;
+    locked(&kernels.inputs).set(&kernels.module, &nothing, 1)?;
+    graph_for(kernels, &mut graphs, &nothing, 1, run)?;
+    Ok(())
+}
+
 /// Computes a step that only decodes. Nothing is done, and `false` returned, where it does more or cannot be captured.
-pub(super) fn decode(
-    kernels: &CudaKernels,
-    batch: &Batch<'_>,
-    run: &mut dyn FnMut(&Batch<'_>) -> Result<Computed>,
-    logits: &mut [f32],
-) -> Result<bool> {
+pub(super) fn decode(kernels: &CudaKernels, batch: &Batch<'_>, run: Compute<'_>, logits: &mut [f32]) -> Result<bool> {
     let decodes =
         |span: &Span<'_>| span.len == 1 && span.want == Want::Last && (span.adapter == 0 || span.adapter_scale == 0.0);
     let rows = ROWS.into_iter().find(|&rows| rows >= batch.tokens.len());
@@ -55,29 +75,10 @@ pub(super) fn decode(
     if graphs.refused.is_some() {
         return Ok(false);
     }
-    locked(&kernels.prepared).clear();
-    let longest = {
-        let mut inputs = locked(&kernels.inputs);
-        if !inputs.set(&kernels.module, batch, rows)? {
-            graphs.clear();
-        }
-        inputs.longest
-    };
-    let key = (rows, splits(longest));
-    if !graphs.captured.contains_key(&key) {
-        if graphs.captured.len() >= GRAPHS_MAX {
-            graphs.clear();
-        }
-        match capture(kernels, &mut graphs, batch, rows, run) {
-            Ok(graph) => {
-                graphs.captured.insert(key, graph);
-            }
-            Err(error) => {
-                graphs.refused = Some(error.message);
-                return Ok(false);
-            }
-        }
+    if !locked(&kernels.inputs).set(&kernels.module, batch, rows)? {
+        graphs.clear();
     }
+    let Some(key) = graph_for(kernels, &mut graphs, batch, rows, run)? else { return Ok(false) };
     let (Some(graph), Some(from)) = (graphs.captured.get(&key), &graphs.logits) else { return Ok(false) };
     graph.0.launch().map_err(failed)?;
     let stream = &kernels.module.stream;
@@ -86,25 +87,53 @@ pub(super) fn decode(
     Ok(true)
 }
 
+/// Has a graph for the batch that the inputs hold. None where the model cannot be captured.
+fn graph_for(
+    kernels: &CudaKernels,
+    graphs: &mut Graphs,
+    batch: &Batch<'_>,
+    rows: usize,
+    run: Compute<'_>,
+) -> Result<Option<(usize, usize)>> {
+    let key = (rows, splits(locked(&kernels.inputs).longest));
+    if graphs.captured.contains_key(&key) {
+        return Ok(Some(key));
+    }
+    if graphs.captured.len() >= GRAPHS_MAX {
+        graphs.clear();
+    }
+    kernels.captures.store(true, Ordering::Relaxed);
+    let captured = capture(kernels, graphs, batch, rows, run);
+    kernels.captures.store(false, Ordering::Relaxed);
+    locked(&kernels.prepared).clear();
+    match captured {
+        Ok(graph) => {
+            graphs.captured.insert(key, graph);
+            Ok(Some(key))
+        }
+        Err(error) if error.code == Code::OutOfMemory => Err(error),
+        Err(error) => {
+            graphs.refused = Some(error.message);
+            Ok(None)
+        }
+    }
+}
+
 /// Runs the step once, so that everything it needs is loaded, and then captures it.
 fn capture(
     kernels: &CudaKernels,
     graphs: &mut Graphs,
     batch: &Batch<'_>,
     rows: usize,
-    run: &mut dyn FnMut(&Batch<'_>) -> Result<Computed>,
+    run: Compute<'_>,
 ) -> Result<Captured> {
-    let stream = &kernels.module.stream;
-    let _cache = kernels.module.device.enable_cuda_graph_htod_cache();
+    let (module, stream) = (&kernels.module, &kernels.module.stream);
+    let _cache = module.device.enable_cuda_graph_htod_cache();
     let padded = |shift: bool| {
-        let shifted = |value: u32| {
-            if !shift {
-                value
-            } else if value > 0 {
-                value - 1
-            } else {
-                1
-            }
+        let shifted = |value: u32| match (shift, value) {
+            (false, value) => value,
+            (true, 0) => 1,
+            (true, value) => value - 1,
         };
         let fill = |values: &[u32]| {
             let values = values.iter().copied().chain(std::iter::repeat(0)).take(rows);
@@ -112,7 +141,7 @@ fn capture(
         };
         (fill(batch.tokens), fill(batch.positions))
     };
-    let spans = (0..rows).map(|start| Span {
+    let span = |start| Span {
         sequence: 0,
         start,
         len: 1,
@@ -123,9 +152,10 @@ fn capture(
         adapter: 0,
         adapter_scale: 0.0,
         caches: Vec::new(),
-    });
-    let spans: Vec<_> = spans.collect();
+    };
+    let spans: Vec<_> = (0..rows).map(span).collect();
     let (tokens, positions) = padded(false);
+    locked(&kernels.prepared).clear();
     let first = run(&Batch { tokens: &tokens, positions: &positions, spans: spans.clone(), top: 0 })?;
     if first.was_read {
         return Err(not_capturable("the model looks at tokens or positions on the host"));
@@ -133,33 +163,39 @@ fn capture(
     let count = first.rows.elem_count();
     if graphs.logits.as_ref().is_none_or(|logits| logits.len() < count) {
         graphs.clear();
-        graphs.logits = Some(kernels.module.room(count * (32 / rows).max(1))?);
+        graphs.logits = Some(module.room(count * (32 / rows).max(1))?);
     }
-    let Some(logits) = graphs.logits.as_mut() else { return Err(not_capturable("there is no room for logits")) };
+    let Some(logits) = graphs.logits.as_ref() else { return Err(not_capturable("there is no room for logits")) };
     drop(first);
     locked(&kernels.prepared).clear();
     stream.synchronize().map_err(failed)?;
 
     let (tokens, positions) = padded(true);
     let fake = Batch { tokens: &tokens, positions: &positions, spans, top: 0 };
+    let before = module.launches();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).map_err(failed)?;
+    if rows <= OVERLAPPED_ROWS_MAX {
+        module.memory.keep_all();
+    }
     let mut compute = || -> Result<()> {
         let computed = run(&fake)?;
-        let from = kernels.module.tensor::<f32>(&computed.rows)?;
-        let bytes = 4 * computed.rows.elem_count();
-        // SAFETY: `count` values were computed and have room, and both stay where they are until the stream gets there.
-        unsafe {
-            sys::cuMemcpyDtoDAsync_v2(kernels.module.address(logits), from, bytes, stream.cu_stream())
-                .result()
-                .map_err(failed)
-        }
+        let from = module.tensor::<f32>(&computed.rows)?;
+        module.copy(from, module.address(logits), 4 * computed.rows.elem_count())
     };
     let computed = compute();
+    // What was captured is given back in the graph.
     locked(&kernels.prepared).clear();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let captured = stream.end_capture(flags);
+    let kept = module.memory.take_kept()?;
     computed?;
     let graph = captured.map_err(failed)?.ok_or_else(|| not_capturable("nothing was launched"))?;
     graph.upload().map_err(failed)?;
-    Ok(Captured(graph))
+    graphs.launches = module.launches() - before;
+    Ok(Captured(graph, kept))
+}
+
+/// The error of a step that cannot be captured.
+pub(super) fn not_capturable(why: &str) -> Error {
+    Error::unsupported(why)
 }

@@ -30,6 +30,8 @@ pub(super) struct Inputs {
     pub(super) longest: usize,
     /// Tokens of the longest sequence.
     pub(super) longest_of_all: usize,
+    /// Groups of caches. A step without sequences has tables for as many, so that what a graph reads stays in its place.
+    pub(super) groups: usize,
     groups_at: usize,
     tables_at: usize,
     tiles_at: usize,
@@ -46,6 +48,7 @@ impl Inputs {
             tiles: 0,
             longest: 0,
             longest_of_all: 0,
+            groups: 0,
             groups_at: 0,
             tables_at: 0,
             tiles_at: 0,
@@ -80,7 +83,7 @@ impl Inputs {
         words.extend_from_slice(&single);
         self.groups_at = words.len();
         let (mut tables, mut tiles) = (Vec::new(), Vec::new());
-        for group in 0..batch.spans.first().map_or(0, |span| span.caches.len()) {
+        for group in 0..batch.spans.first().map_or(self.groups, |span| span.caches.len()) {
             let mut starts = vec![0; all];
             for span in &batch.spans {
                 place(span, group, words, &mut starts, &mut tables, &mut tiles);

@@ -5,48 +5,42 @@
 //! which run on the same device. At load a few kernels are held against the formulas, and none of them is used on a device
 //! where they differ.
 
+mod attention;
 mod graph;
 mod inputs;
+mod memory;
 mod module;
+mod products;
 mod weights;
 
-use candle_core::{CudaDevice, DType, Device, Tensor, TensorId, cuda_backend::cudarc::driver::CudaSlice};
-use half::bf16;
+use candle_core::{CudaDevice, DType, Device, Tensor, cuda_backend::cudarc::driver::CudaSlice};
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 pub(in crate::nn) use weights::Weight;
 
 use self::{
+    attention::COUNTERS,
     graph::Graphs,
     inputs::Inputs,
-    module::{Arg, Module, Segment, Segments, failed, kv_suffix},
+    module::{Arg, Module, failed},
+    products::PreparedCache,
     weights::Format,
 };
-use super::{Backend, Computed, Form, Formulas, Matrix, Rotation, StoreShape};
+use super::{Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, StoreShape, formulas_attention};
 use crate::{
-    Batch, Error, Result,
+    Batch, Result,
     nn::{Attention, Step, cpu::Activation, kv::Store},
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
-/// Rows up to which a product reads quantized weights as they are; more are multiplied as unpacked matrices.
-const FEW_ROWS_MAX: usize = 32;
-
 /// Threads of elementwise kernels.
 const THREADS: usize = 256;
-
-/// Parts that a context is divided into at most, and the keys of the smallest part, as `attention.cu` has them.
-const SPLITS_MAX: usize = 32;
-const SPLIT_KEYS: usize = 64;
-
-/// Values in a head that `attend` can take.
-const HEAD_DIM_MAX: usize = 256;
-
-/// Counters of blocks that have finished their part of a context.
-const COUNTERS: usize = 1 << 16;
 
 /// The kernels on a device, and what a step needs of it.
 pub(in crate::nn) struct CudaKernels {
@@ -54,38 +48,34 @@ pub(in crate::nn) struct CudaKernels {
     formulas: Formulas,
     inputs: Mutex<Inputs>,
     graphs: Mutex<Graphs>,
-    prepared: Mutex<Vec<(TensorId, Reader, Arc<Prepared>)>>,
+    /// Whether a step is being captured, or tried for it.
+    captures: AtomicBool,
+    prepared: Mutex<PreparedCache>,
     /// By the bits of the frequencies.
     frequencies: Mutex<HashMap<Vec<u32>, CudaSlice<f32>>>,
     counters: CudaSlice<u32>,
 }
 
-/// An activation as products read it.
-struct Prepared {
-    high: CudaSlice<u16>,
-    /// What products of few rows read besides.
-    few: Option<Few>,
-}
-
-struct Few {
-    low: CudaSlice<u16>,
-    sums: CudaSlice<f32>,
-    row_scales: CudaSlice<f32>,
-}
-
-/// What an activation is prepared for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reader {
-    /// Few rows with quantized weights.
-    Quantized,
-    /// Few rows with bf16 weights.
-    Halves,
-    /// Many rows, by cuBLAS.
-    Many,
+/// Opens a device with a stream of its own, which can be captured.
+pub(in crate::nn) fn open(ordinal: usize) -> candle_core::Result<Device> {
+    let device = Device::new_cuda_with_stream(ordinal)?;
+    // SAFETY: what belongs to this context is computed on this one stream, which keeps the order by itself. Events for each
+    // tensor would cost as much as a launch, and a stream that waits for one from before cannot be captured.
+    unsafe { device.as_cuda_device()?.disable_event_tracking() };
+    Ok(device)
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The number of an activation function in kernels.
+fn activation_number(kind: Activation) -> i32 {
+    match kind {
+        Activation::Silu => 0,
+        Activation::GeluErf => 1,
+        Activation::GeluTanh => 2,
+    }
 }
 
 impl CudaKernels {
@@ -100,6 +90,7 @@ impl CudaKernels {
             formulas: Formulas::plain(device.clone()),
             inputs,
             graphs: Mutex::default(),
+            captures: AtomicBool::new(false),
             prepared: Mutex::default(),
             frequencies: Mutex::default(),
             counters,
@@ -137,227 +128,24 @@ impl CudaKernels {
         Ok(Arg::Address(self.module.tensor::<f32>(tensor)?))
     }
 
-    /// The form of `x` that products read. Layers that share an input share it.
-    fn prepare(&self, x: &Tensor, reader: Reader) -> Result<Arc<Prepared>> {
-        let mut cache = locked(&self.prepared);
-        if let Some((_, _, prepared)) = cache.iter().find(|(id, of, _)| *id == x.id() && *of == reader) {
-            return Ok(prepared.clone());
+    /// Attention in candle's ops, which look at the block tables on the host.
+    fn attention_by_formulas(&self, spec: &Attention, [q, k, v]: [&Tensor; 3], step: &mut Step<'_>) -> Result<Tensor> {
+        if self.captures.load(Ordering::Relaxed) {
+            return Err(graph::not_capturable(&format!("there is no kernel for heads of {} values", spec.head_dim)));
         }
-        let (module, (rows, width)) = (&self.module, x.dims2()?);
-        let high = module.room::<u16>(rows * width)?;
-        let high_at = module.address(&high).into();
-        let few = if reader == Reader::Many {
-            let count = rows * width;
-            let args = [self.at(x)?, Arg::Size(count), high_at];
-            module.launch("to_bf16", ((count / 4).div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
-            None
-        } else {
-            let few = Few {
-                low: module.room(if reader == Reader::Halves { rows * width } else { 1 })?,
-                sums: module.room(rows.div_ceil(8) * (width / 16 * 12))?,
-                row_scales: module.room(rows)?,
-            };
-            let args = [
-                self.at(x)?,
-                width.into(),
-                Arg::Int(i32::from(reader == Reader::Halves)),
-                high_at,
-                module.address(&few.low).into(),
-                module.address(&few.sums).into(),
-                module.address(&few.row_scales).into(),
-            ];
-            module.launch("prepare", (rows, 1, 1), 512, 0, &args)?;
-            Some(few)
-        };
-        let prepared = Arc::new(Prepared { high, few });
-        if cache.len() == 2 {
-            cache.remove(0);
-        }
-        cache.push((x.id(), reader, prepared.clone()));
-        Ok(prepared)
-    }
-
-    /// Products of one activation with up to three weights of one format.
-    fn products(&self, x: &Tensor, weights: &[(&Weight, &Matrix, Option<&Tensor>)]) -> Result<Vec<Tensor>> {
-        let (module, (rows, inputs)) = (&self.module, x.dims2()?);
-        let format = weights[0].0.format;
-        let bias_of = |bias: &Option<&Tensor>| bias.map(|bias| module.tensor::<f32>(bias)).transpose();
-        if rows > FEW_ROWS_MAX {
-            let each =
-                weights.iter().map(|(weight, shape, bias)| self.product_of_many(x, weight, shape, bias_of(bias)?));
-            return each.collect();
-        }
-        let prepared = self.prepare(x, if format == Format::Bf16 { Reader::Halves } else { Reader::Quantized })?;
-        let Some(few) = &prepared.few else { return Err(failed("an activation was prepared for other products")) };
-        let mut segments = Segments::default();
-        let (mut outs, mut blocks) = (Vec::new(), 0);
-        for ((weight, shape, bias), segment) in weights.iter().zip(&mut segments.0) {
-            let out = module.room::<f32>(rows * shape.outputs)?;
-            blocks += shape.outputs.div_ceil(16);
-            *segment = Segment {
-                data: module.address(&weight.data),
-                scales: module.address(&weight.scales),
-                bias: bias_of(bias)?.unwrap_or_default(),
-                out: module.address(&out),
-                outputs: shape.outputs as i32,
-                last_block: blocks as i32,
-            };
-            outs.push(module.wrap(out, (rows, shape.outputs)));
-        }
-        let tiles = rows.div_ceil(8).next_power_of_two();
-        module.launch(
-            &format!("product_{}_{tiles}", format.name()),
-            (blocks, 1, 1),
-            product_threads(blocks, inputs),
-            0,
-            &[
-                Arg::Segments(segments),
-                module.address(&prepared.high).into(),
-                module.address(&few.low).into(),
-                module.address(&few.sums).into(),
-                module.address(&few.row_scales).into(),
-                rows.into(),
-                inputs.into(),
-            ],
-        )?;
-        Ok(outs)
-    }
-
-    /// A product of many rows: of unpacked weights, by cuBLAS.
-    fn product_of_many(&self, x: &Tensor, weight: &Weight, shape: &Matrix, bias: Option<u64>) -> Result<Tensor> {
-        let (module, rows) = (&self.module, x.dim(0)?);
-        let (outputs, inputs) = (shape.outputs, shape.inputs);
-        let prepared = self.prepare(x, Reader::Many)?;
-        let out = module.room::<f32>(rows * outputs)?;
-        let (data, scales) = (module.address(&weight.data), module.address(&weight.scales));
-        let (high, dims) = (module.address(&prepared.high), [rows, outputs, inputs]);
-        if weight.format == Format::Bf16 {
-            module.gemm_bf16(high, data, module.address(&out), dims)?;
-        } else {
-            let unpacked = module.room::<bf16>(outputs * inputs)?;
-            let (at, count) = (module.address(&unpacked), outputs * inputs);
-            module.launch(
-                &format!("unpack_{}", weight.format.name()),
-                ((count / 4).div_ceil(THREADS), 1, 1),
-                THREADS,
-                0,
-                &[data.into(), scales.into(), Arg::Size(count), at.into()],
-            )?;
-            module.gemm_bf16(high, at, module.address(&out), dims)?;
-        }
-        if let Some(bias) = bias {
-            let count = rows * outputs;
-            let args = [bias.into(), outputs.into(), Arg::Size(count), module.address(&out).into()];
-            module.launch("add_bias", (count.div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
-        }
-        Ok(module.wrap(out, (rows, outputs)))
+        formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), step)
     }
 
     /// An elementwise kernel over one or two inputs.
-    fn elementwise(&self, name: &str, inputs: &[&Tensor], kind: Activation) -> Result<Tensor> {
+    fn elementwise(&self, name: &str, inputs: &[&Tensor], kind: Option<Activation>) -> Result<Tensor> {
         let (count, shape) = (inputs[0].elem_count(), inputs[0].dims2()?);
         let out = self.module.room::<f32>(count)?;
-        let kind = match kind {
-            Activation::Silu => 0,
-            Activation::GeluErf => 1,
-            Activation::GeluTanh => 2,
-        };
         let mut args = inputs.iter().map(|input| self.at(input)).collect::<Result<Vec<_>>>()?;
-        args.extend([Arg::Int(kind), Arg::Size(count), self.module.address(&out).into()]);
+        args.extend(kind.map(|kind| Arg::Int(activation_number(kind))));
+        args.extend([Arg::Size(count), self.module.address(&out).into()]);
         self.module.launch(name, (count.div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
         Ok(self.module.wrap(out, shape))
     }
-
-    /// Attention of tokens one by one: all of a step's, or those that its inputs single out.
-    fn attend(&self, spec: &Attention, q: &Tensor, cache: &Cache, all: bool, out: u64) -> Result<()> {
-        let (module, inputs) = (&self.module, locked(&self.inputs));
-        let shared = spec.heads / spec.kv_heads;
-        let grouped = [1, 2, 4, 8].into_iter().find(|&group| group >= shared).unwrap_or(8);
-        let groups = spec.kv_heads * shared.div_ceil(grouped);
-        let (count, longest) =
-            if all { (inputs.tokens, inputs.longest_of_all) } else { (inputs.single, inputs.longest) };
-        let splits = splits(longest);
-        let at_once = (COUNTERS / groups).min(512);
-        let partials = if splits > 1 { count.min(at_once) * spec.heads * splits * (spec.head_dim + 2) } else { 1 };
-        let partials = module.room::<f32>(partials)?;
-        let subsets = 128 / (spec.head_dim / 2);
-        let shared_bytes = 4 * grouped * spec.head_dim * (1 + subsets);
-        for first in (0..count).step_by(at_once) {
-            module.launch(
-                &format!("attend_{}_{grouped}", cache.suffix),
-                (splits, groups, at_once.min(count - first)),
-                128,
-                shared_bytes,
-                &[
-                    self.at(q)?,
-                    cache.keys.into(),
-                    cache.values.into(),
-                    if all { Arg::Address(0) } else { inputs.singles(module).into() },
-                    first.into(),
-                    inputs.lens(module).into(),
-                    inputs.table_starts(module, cache.group).into(),
-                    inputs.tables(module).into(),
-                    spec.scale.into(),
-                    spec.softcap.unwrap_or(0.0).into(),
-                    spec.window.unwrap_or(0).into(),
-                    spec.heads.into(),
-                    spec.kv_heads.into(),
-                    spec.head_dim.into(),
-                    Arg::Size(cache.slots),
-                    module.address(&partials).into(),
-                    module.address(&self.counters).into(),
-                    out.into(),
-                ],
-            )?;
-        }
-        Ok(())
-    }
-
-    /// Attention of the step's prompt tiles.
-    fn attend_tiles(&self, spec: &Attention, q: &Tensor, cache: &Cache, out: u64) -> Result<()> {
-        let (module, inputs) = (&self.module, locked(&self.inputs));
-        module.launch(
-            &format!("attend_tiles_{}", spec.head_dim),
-            (inputs.tiles, spec.heads, 1),
-            128,
-            2 * 64 * (spec.head_dim + 8) * 2,
-            &[
-                self.at(q)?,
-                cache.keys.into(),
-                cache.values.into(),
-                inputs.tiles(module, cache.group).into(),
-                inputs.tables(module).into(),
-                spec.scale.into(),
-                spec.softcap.unwrap_or(0.0).into(),
-                spec.window.unwrap_or(0).into(),
-                spec.heads.into(),
-                spec.kv_heads.into(),
-                Arg::Size(cache.slots),
-                out.into(),
-            ],
-        )
-    }
-}
-
-/// Threads of a block of a product: as many warps as divide the columns of W among them, fewer where there are many rows of
-/// it. It depends on W alone, so that a row's result does not depend on the batch.
-fn product_threads(blocks: usize, inputs: usize) -> usize {
-    if blocks >= 400 && inputs <= 4096 { 128 } else { 512 }
-}
-
-/// Parts that the longest context is divided into, as a power of two, so that few graphs serve all lengths.
-fn splits(longest: usize) -> usize {
-    longest.div_ceil(SPLIT_KEYS).next_power_of_two().clamp(1, SPLITS_MAX)
-}
-
-/// A layer's keys and values.
-struct Cache {
-    keys: u64,
-    values: u64,
-    slots: usize,
-    suffix: &'static str,
-    /// The group of caches whose tables say where tokens lie.
-    group: usize,
 }
 
 impl Backend for CudaKernels {
@@ -366,7 +154,7 @@ impl Backend for CudaKernels {
     }
 
     fn note(&self) -> String {
-        "our CUDA kernels".into()
+        format!("our CUDA kernels, {}", locked(&self.graphs).note())
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
@@ -377,12 +165,11 @@ impl Backend for CudaKernels {
         Ok(())
     }
 
-    fn decode(
-        &self,
-        batch: &Batch<'_>,
-        run: &mut dyn FnMut(&Batch<'_>) -> Result<Computed>,
-        logits: &mut [f32],
-    ) -> Result<bool> {
+    fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
+        graph::warm_up(self, groups, run)
+    }
+
+    fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, logits: &mut [f32]) -> Result<bool> {
         graph::decode(self, batch, run, logits)
     }
 
@@ -399,35 +186,51 @@ impl Backend for CudaKernels {
     }
 
     fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
-        match &weight.form {
-            Form::Cuda(ours) => {
-                let mut outs = self.products(x, &[(ours, weight, bias)])?;
-                outs.pop().ok_or_else(|| failed("a product has no result"))
-            }
-            _ => self.formulas.linear(x, weight, bias),
+        match self.product(x, (weight, bias), None)? {
+            Some(out) => Ok(out),
+            None => self.formulas.linear(x, weight, bias),
         }
+    }
+
+    fn linears(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Vec<Tensor>> {
+        match self.products(x, layers)? {
+            Some(outs) => Ok(outs),
+            None => layers.iter().map(|(weight, bias)| self.linear(x, weight, *bias)).collect(),
+        }
+    }
+
+    fn add_linear(&self, sum: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        match self.product(x, (weight, bias), Some(sum))? {
+            Some(out) => Ok(out),
+            None => self.add(sum, &self.formulas.linear(x, weight, bias)?),
+        }
+    }
+
+    fn gated(&self, x: &Tensor, [gate, up]: [Layer<'_>; 2], kind: Activation) -> Result<Tensor> {
+        match self.gated_product(x, [gate, up], kind)? {
+            Some(out) => Ok(out),
+            None => self.gate(&self.linear(x, gate.0, gate.1)?, &self.linear(x, up.0, up.1)?, kind),
+        }
+    }
+
+    fn add(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+        self.elementwise("add", &[x, y], None)
     }
 
     fn embed(&self, weight: &Matrix, step: &Step<'_>) -> Result<Tensor> {
         let (module, width, tokens) = (&self.module, weight.inputs, step.input().tokens.len());
-        let (kernel, mut args) = match &weight.form {
-            Form::Cuda(ours) if ours.format == Format::Bf16 => {
-                ("rows_bf16".to_owned(), vec![Arg::Address(module.address(&ours.data))])
-            }
-            Form::Cuda(ours) => {
-                let args = vec![module.address(&ours.data).into(), module.address(&ours.scales).into()];
-                (format!("rows_{}", ours.format.name()), args)
-            }
-            Form::Dense(table) if table.dtype() == DType::F32 => ("rows_f32".to_owned(), vec![self.at(table)?]),
+        let (kernel, table) = match &weight.form {
+            Form::Cuda(_) => return self.table_rows(weight, tokens),
+            Form::Dense(table) if table.dtype() == DType::F32 => ("rows_f32", self.at(table)?),
             Form::Dense(table) if table.dtype() == DType::F16 => {
-                ("rows_f16".to_owned(), vec![Arg::Address(module.tensor::<half::f16>(table)?)])
+                ("rows_f16", module.tensor::<half::f16>(table)?.into())
             }
             _ => return self.formulas.embed(weight, step.tokens()),
         };
         let out = module.room::<f32>(tokens * width)?;
         let ids = locked(&self.inputs).token_ids(module);
-        args.extend([Arg::Address(ids), width.into(), module.address(&out).into()]);
-        module.launch(&kernel, (tokens, 1, 1), THREADS, 0, &args)?;
+        let args = [table, ids.into(), width.into(), module.address(&out).into()];
+        module.launch(kernel, (tokens, 1, 1), THREADS, 0, &args)?;
         Ok(module.wrap(out, (tokens, width)))
     }
 
@@ -510,16 +313,16 @@ impl Backend for CudaKernels {
             Arg::Int(i32::from(rotation.style == RopeStyle::Interleaved)),
             module.address(&out).into(),
         ];
-        module.launch("rotate", (tokens, 1, 1), THREADS, 0, &args)?;
+        module.launch("rotate", (width.div_ceil(THREADS), tokens, 1), THREADS, 0, &args)?;
         Ok(module.wrap(out, (tokens, width)))
     }
 
     fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
-        self.elementwise("activate", &[x], kind)
+        self.elementwise("activate", &[x], Some(kind))
     }
 
     fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
-        self.elementwise("gate", &[gate, up], kind)
+        self.elementwise("gate", &[gate, up], Some(kind))
     }
 
     fn store(&self, shape: StoreShape) -> Result<Store> {
@@ -527,61 +330,30 @@ impl Backend for CudaKernels {
     }
 
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        let (module, tokens) = (&self.module, step.input().tokens.len());
-        let [keys, values] = step.kv.layer(spec.layer)?;
-        let (keys, values) = (keys.tensor()?.clone(), values.tensor()?.clone());
-        let suffix = kv_suffix(keys.dtype());
-        let fits = spec.head_dim.is_multiple_of(8) && spec.head_dim <= HEAD_DIM_MAX && spec.sinks.is_none();
-        let Some(suffix) = suffix.filter(|_| fits) else {
-            step.tokens();
-            return super::formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), step);
-        };
-        let address = |tensor: &Tensor| match tensor.dtype() {
-            DType::F32 => module.tensor::<f32>(tensor),
-            _ => module.tensor::<half::f16>(tensor),
-        };
-        let group = step.kv.group(spec.layer)?;
-        let cache = Cache { keys: address(&keys)?, values: address(&values)?, slots: keys.dim(1)?, suffix, group };
-        let slots = locked(&self.inputs).slots(module, group);
-        let args = [
-            self.at(k)?,
-            self.at(v)?,
-            slots.into(),
-            spec.kv_heads.into(),
-            spec.head_dim.into(),
-            Arg::Size(cache.slots),
-            cache.keys.into(),
-            cache.values.into(),
-        ];
-        module.launch(&format!("store_{suffix}"), (tokens, 1, 1), THREADS, 0, &args)?;
-        let width = spec.heads * spec.head_dim;
-        let out = module.room::<f32>(tokens * width)?;
-        let out_at = module.address(&out);
-        let (singles, tiles) = {
-            let inputs = locked(&self.inputs);
-            (inputs.single, inputs.tiles)
-        };
-        let is_tiled = suffix == "f16" && matches!(spec.head_dim, 64 | 80 | 96 | 128);
-        if !is_tiled {
-            self.attend(spec, q, &cache, true, out_at)?;
-        } else {
-            if tiles > 0 {
-                self.attend_tiles(spec, q, &cache, out_at)?;
-            }
-            if singles > 0 {
-                self.attend(spec, q, &cache, false, out_at)?;
+        match self.attend_step(spec, [q, k, v], None, step)? {
+            Some(out) => Ok(out),
+            None => self.attention_by_formulas(spec, [q, k, v], step),
+        }
+    }
+
+    fn rotated_attention(
+        &self,
+        spec: &Attention,
+        [q, k, v]: [&Tensor; 3],
+        rotation: &Rotation,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        match self.attend_step(spec, [q, k, v], Some(rotation), step)? {
+            Some(out) => Ok(out),
+            None => {
+                let (q, k) = (self.rotate(q, spec.head_dim, rotation)?, self.rotate(k, spec.head_dim, rotation)?);
+                self.attention_by_formulas(spec, [&q, &k, v], step)
             }
         }
-        Ok(module.wrap(out, (tokens, width)))
     }
 }
 
 /// Threads of a row's norm.
 fn norm_threads(width: usize) -> usize {
     width.div_ceil(2).next_multiple_of(32).clamp(32, 1024)
-}
-
-/// A step that this backend cannot capture.
-fn not_capturable(why: &str) -> Error {
-    Error::unsupported(format!("this step is not captured: {why}"))
 }

@@ -8,92 +8,54 @@ use candle_core::{
     cuda_backend::{
         CudaDType,
         cudarc::{
-            driver::{CudaFunction, CudaSlice, CudaStream, DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg, sys},
+            cublas,
+            driver::{CudaFunction, CudaModule, CudaSlice, CudaStream, DevicePtr, DeviceRepr, sys},
             nvrtc::Ptx,
         },
     },
     op::BackpropOp,
 };
-use std::{collections::HashMap, ffi::c_void, sync::Arc};
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    ptr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
+use super::{locked, memory::Memory};
 use crate::{Error, Result};
 
-/// The fat binaries and the kernels in each.
-const MODULES: [(&[u8], &[&str]); 4] = [
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
-        &[
-            "rms_norm",
-            "layer_norm",
-            "angles",
-            "rotate",
-            "activate",
-            "gate",
-            "add_bias",
-            "prepare",
-            "to_bf16",
-            "rows_f32",
-            "rows_f16",
-            "rows_bf16",
-        ],
-    ),
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")),
-        &[
-            "product_q4k_1",
-            "product_q4k_2",
-            "product_q4k_4",
-            "product_q5k_1",
-            "product_q5k_2",
-            "product_q5k_4",
-            "product_q6k_1",
-            "product_q6k_2",
-            "product_q6k_4",
-            "product_q80_1",
-            "product_q80_2",
-            "product_q80_4",
-            "product_bf16_1",
-            "product_bf16_2",
-            "product_bf16_4",
-            "unpack_q4k",
-            "rows_q4k",
-            "unpack_q5k",
-            "rows_q5k",
-            "unpack_q6k",
-            "rows_q6k",
-            "unpack_q80",
-            "rows_q80",
-        ],
-    ),
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
-        &[
-            "store_f16",
-            "store_f32",
-            "attend_f16_1",
-            "attend_f16_2",
-            "attend_f16_4",
-            "attend_f16_8",
-            "attend_f32_1",
-            "attend_f32_2",
-            "attend_f32_4",
-            "attend_f32_8",
-        ],
-    ),
-    (
-        include_bytes!(concat!(env!("OUT_DIR"), "/prompt.fatbin")),
-        &["attend_tiles_64", "attend_tiles_80", "attend_tiles_96", "attend_tiles_128"],
-    ),
+/// The fat binaries.
+const MODULES: [&[u8]; 4] = [
+    include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/prompt.fatbin")),
 ];
 
-/// Memory that a block may ask for without a word to the driver.
-const SHARED_BYTES_PLAIN: u32 = 48 << 10;
+/// Whether kernels were compiled to wait for what they read, so that they may start before the one before them has ended.
+const MAY_OVERLAP: bool = matches!(env!("PENSIEVE_CUDA_OVERLAP").as_bytes(), b"yes");
+
+/// As much as cuBLAS takes on devices of compute capability 9.0.
+const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// The kernels of a device.
 pub(super) struct Module {
     pub(super) device: CudaDevice,
     pub(super) stream: Arc<CudaStream>,
-    functions: HashMap<&'static str, CudaFunction>,
+    pub(super) memory: Memory,
+    modules: Vec<Arc<CudaModule>>,
+    /// Those that were launched so far.
+    functions: Mutex<HashMap<String, CudaFunction>>,
+    /// Bytes of shared memory that a block may have.
+    shared_max: i32,
+    launches: AtomicUsize,
+    /// What cuBLAS computes in. Left to itself it would take memory of the graph that a product is captured into, and use
+    /// that for other products, too.
+    _workspace: CudaSlice<u8>,
 }
 
 /// One of the matrices that share an activation, as `products.cu` has it.
@@ -103,19 +65,20 @@ pub(super) struct Segment {
     pub(super) data: u64,
     pub(super) scales: u64,
     pub(super) bias: u64,
+    /// What the product is added to.
+    pub(super) added: u64,
     pub(super) out: u64,
     pub(super) outputs: i32,
     /// The end of its blocks in the grid.
     pub(super) last_block: i32,
+    pub(super) format: i32,
+    pub(super) unused: i32,
 }
 
 /// Up to three of them.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Segments(pub(super) [Segment; 3]);
-
-// SAFETY: plain numbers in C's layout, which a kernel takes by value.
-unsafe impl DeviceRepr for Segments {}
 
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
@@ -146,33 +109,66 @@ impl From<usize> for Arg {
     }
 }
 
+impl Arg {
+    /// Where the driver finds the value; it only reads.
+    fn pointer(&self) -> *mut c_void {
+        match self {
+            Self::Segments(value) => ptr::from_ref(value).cast_mut().cast(),
+            Self::Address(value) => ptr::from_ref(value).cast_mut().cast(),
+            Self::Size(value) => ptr::from_ref(value).cast_mut().cast(),
+            Self::Int(value) => ptr::from_ref(value).cast_mut().cast(),
+            Self::Float(value) => ptr::from_ref(value).cast_mut().cast(),
+        }
+    }
+}
+
 pub(super) fn failed(error: impl std::fmt::Display) -> Error {
     Error::new(crate::Code::Device, format!("CUDA: {error}"))
 }
 
 impl Module {
-    /// Loads the kernels, each allowed as much shared memory as the device has for a block.
     pub(super) fn load(device: &CudaDevice) -> Result<Self> {
         let stream = device.cuda_stream();
         let context = stream.context().clone();
-        keep_freed_memory(context.ordinal());
-        let most = context
+        let shared_max = context
             .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
             .map_err(failed)?;
-        let mut functions = HashMap::new();
-        for (binary, names) in MODULES {
-            let module = context.load_module(Ptx::from_binary(binary.to_vec())).map_err(failed)?;
-            for &name in names {
-                let function = module.load_function(name).map_err(failed)?;
-                let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                let own = function
-                    .get_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
-                    .map_err(failed)?;
-                function.set_attribute(attribute, (most - own).max(0)).map_err(failed)?;
-                functions.insert(name, function);
-            }
-        }
-        Ok(Self { device: device.clone(), stream, functions })
+        // SAFETY: cuBLAS writes before it reads.
+        let workspace = unsafe { stream.alloc::<u8>(WORKSPACE_BYTES) }.map_err(failed)?;
+        let blas = device.cublas_handle();
+        let at = workspace.device_ptr(&stream).0 as *mut c_void;
+        // SAFETY: the memory lives as long as what launches products here, on the handle's own stream.
+        unsafe { cublas::sys::cublasSetWorkspace_v2(*blas.handle(), at, WORKSPACE_BYTES) }
+            .result()
+            .map_err(|error| failed(format!("cuBLAS: {error:?}")))?;
+        let load = |binary: &&[u8]| context.load_module(Ptx::from_binary(binary.to_vec())).map_err(failed);
+        Ok(Self {
+            device: device.clone(),
+            stream,
+            memory: Memory::new(device)?,
+            modules: MODULES.iter().map(load).collect::<Result<_>>()?,
+            functions: Mutex::default(),
+            shared_max,
+            launches: AtomicUsize::new(0),
+            _workspace: workspace,
+        })
+    }
+
+    /// A kernel, allowed as much shared memory as the device has for a block.
+    fn function(&self, name: &str) -> Result<CudaFunction> {
+        let found = self.modules.iter().find_map(|module| module.load_function(name).ok());
+        let function = found.ok_or_else(|| failed(format!("there is no kernel '{name}'")))?;
+        let own = function
+            .get_attribute(sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)
+            .map_err(failed)?;
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function.set_attribute(attribute, (self.shared_max - own).max(0)).map_err(failed)?;
+        Ok(function)
+    }
+
+    /// How often a kernel was launched so far.
+    pub(super) fn launches(&self) -> usize {
+        self.launches.load(Ordering::Relaxed)
     }
 
     /// Launches a kernel over `grid` blocks of `threads` threads.
@@ -184,35 +180,48 @@ impl Module {
         shared_bytes: usize,
         args: &[Arg],
     ) -> Result<()> {
-        let function = self.functions.get(name).ok_or_else(|| failed(format!("there is no kernel '{name}'")))?;
-        let narrow = |value: usize| u32::try_from(value).map_err(|_| failed(format!("a grid of {value} blocks")));
-        let config = LaunchConfig {
-            grid_dim: (narrow(grid.0)?, narrow(grid.1)?, narrow(grid.2)?),
-            block_dim: (narrow(threads)?, 1, 1),
-            shared_mem_bytes: narrow(shared_bytes)?,
-        };
-        debug_assert!(config.shared_mem_bytes <= 4 * SHARED_BYTES_PLAIN);
-        let mut launch = self.stream.launch_builder(function);
-        for arg in args {
-            match arg {
-                Arg::Segments(value) => launch.arg(value),
-                Arg::Address(value) => launch.arg(value),
-                Arg::Size(value) => launch.arg(value),
-                Arg::Int(value) => launch.arg(value),
-                Arg::Float(value) => launch.arg(value),
-            };
+        let mut functions = locked(&self.functions);
+        if !functions.contains_key(name) {
+            functions.insert(name.to_owned(), self.function(name)?);
         }
+        let Some(function) = functions.get(name) else { return Err(failed(format!("there is no kernel '{name}'"))) };
+        let narrow = |value: usize| u32::try_from(value).map_err(|_| failed(format!("a grid of {value} blocks")));
+        let overlap = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let mut attribute = sys::CUlaunchAttribute { id: overlap, pad: [0; 4], value };
+        let config = sys::CUlaunchConfig {
+            gridDimX: narrow(grid.0)?,
+            gridDimY: narrow(grid.1)?,
+            gridDimZ: narrow(grid.2)?,
+            blockDimX: narrow(threads)?,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: narrow(shared_bytes)?,
+            hStream: self.stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(MAY_OVERLAP),
+        };
+        let mut pointers: Vec<*mut c_void> = args.iter().map(Arg::pointer).collect();
+        self.launches.fetch_add(1, Ordering::Relaxed);
         // SAFETY: each call names the kernel's parameters in their order and types, with addresses of memory that lives on
-        // this stream and is as large as the sizes beside them say.
-        unsafe { launch.launch(config) }.map_err(|error| failed(format!("{name}: {error}")))?;
-        Ok(())
+        // this stream and is as large as the sizes beside them say. The driver copies what the pointers show.
+        unsafe {
+            self.stream.context().bind_to_thread().map_err(failed)?;
+            sys::cuLaunchKernelEx(&raw const config, function.cu_function(), pointers.as_mut_ptr(), ptr::null_mut())
+        }
+        .result()
+        .map_err(|error| failed(format!("{name}: {error}")))
     }
 
     /// Memory that the next launch fills.
     pub(super) fn room<T: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<T>> {
-        // SAFETY: a kernel writes all of it before anything reads.
-        unsafe { self.stream.alloc::<T>(len.max(1)) }
-            .map_err(|error| Error::out_of_memory(format!("the device has no room for {len} values: {error}")))
+        self.memory.room(len)
+    }
+
+    /// Copies bytes from one place on the device to another.
+    pub(super) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: callers give addresses of memory on this stream that has `bytes` bytes.
+        unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.stream.cu_stream()) }.result().map_err(failed)
     }
 
     /// The address of device memory.
@@ -234,14 +243,16 @@ impl Module {
     /// A tensor out of a kernel's result.
     pub(super) fn wrap(&self, values: CudaSlice<f32>, shape: (usize, usize)) -> Tensor {
         let storage = CudaStorage::wrap_cuda_slice(values, self.device.clone());
-        Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false)
+        let tensor = Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
+        self.memory.keep(tensor.clone());
+        tensor
     }
 
-    /// `out = x · Wᵀ` by cuBLAS, for dense bf16 of `[rows, inputs]` and `[outputs, inputs]`.
-    pub(super) fn gemm_bf16(&self, x: u64, weight: u64, out: u64, dims: [usize; 3]) -> Result<()> {
-        use candle_core::cuda_backend::cudarc::cublas::{result, sys};
+    /// `out = x · Wᵀ`, or `out += x · Wᵀ`, by cuBLAS, for dense bf16 of `[rows, inputs]` and `[outputs, inputs]`.
+    pub(super) fn gemm_bf16(&self, x: u64, weight: u64, out: u64, dims: [usize; 3], adds: bool) -> Result<()> {
+        use cublas::{result, sys};
         let [rows, outputs, inputs] = dims.map(|dim| i32::try_from(dim).unwrap_or(i32::MAX));
-        let (one, zero) = (1.0f32, 0.0f32);
+        let (one, before) = (1.0f32, if adds { 1.0f32 } else { 0.0 });
         let number = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let blas = self.device.cublas_handle();
         let (bf16, f32) = (sys::cudaDataType::CUDA_R_16BF, sys::cudaDataType::CUDA_R_32F);
@@ -261,7 +272,7 @@ impl Module {
                 x as *const c_void,
                 bf16,
                 inputs,
-                number(&zero),
+                number(&before),
                 out as *mut c_void,
                 f32,
                 outputs,
@@ -279,19 +290,5 @@ pub(super) fn kv_suffix(dtype: DType) -> Option<&'static str> {
         DType::F16 => Some("f16"),
         DType::F32 => Some("f32"),
         _ => None,
-    }
-}
-
-/// Has the device's pool keep what is freed for the next step, instead of giving it back to the driver at each wait.
-fn keep_freed_memory(ordinal: usize) {
-    let mut pool = std::ptr::null_mut();
-    let mut most = u64::MAX;
-    // SAFETY: the pool is the device's own, and the attribute is a 64-bit number. A failure leaves things slower, no more.
-    unsafe {
-        let device = i32::try_from(ordinal).unwrap_or_default();
-        if sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) == sys::CUresult::CUDA_SUCCESS {
-            let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-            let _ = sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut most).cast());
-        }
     }
 }

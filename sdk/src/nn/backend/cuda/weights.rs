@@ -35,6 +35,11 @@ impl Format {
         inputs.is_multiple_of(multiple).then_some(format)
     }
 
+    /// The number in kernels of several formats.
+    pub(super) fn number(self) -> i32 {
+        self as i32
+    }
+
     /// The name in kernels.
     pub(super) fn name(self) -> &'static str {
         match self {

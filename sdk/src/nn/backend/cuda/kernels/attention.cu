@@ -2,16 +2,15 @@
 //
 // Keys and values lie as [kv_heads, slots, head_dim]; token i of a sequence has slot table[i / 16] · 16 + i % 16. For each
 // token of a step the caller gives the number of tokens that it sees, itself included, and where its sequence's table
-// begins. Two kernels: `attend` takes one token and the query heads of one key head to a block, and divides long contexts
-// among blocks; `attend_tiles` takes 64 neighbouring tokens of a prompt and one head, on tensor cores.
+// begins. Two kernels: `attend` takes one token and the query heads of one key head to a block, or divides long contexts
+// among blocks where there are few tokens; `attend_tiles` takes 64 neighbouring tokens of a prompt and one head, on tensor
+// cores.
 //
-// How `attend` divides a context depends on its length only, so a token's result is the same in any batch.
+// A context is divided into chunks by its length only, and the chunks' sums are put together in their order, by one block
+// or by several: a token's result is the same in any batch, to the last bit.
 #include "common.cuh"
 
 static constexpr int THREADS = 128, TILE = 64, SPLITS_MAX = 32, BLOCK_TOKENS = 16;
-
-// The slot of a row that only fills up a batch: it is not remembered, and as it sees no token, nothing is computed for it.
-static constexpr uint32_t NO_SLOT = 0xFFFFFFFFu;
 
 struct Scores {
     float scale, softcap; // softcap 0: none
@@ -23,28 +22,7 @@ __device__ __forceinline__ float capped(float score, const Scores &scores) {
     return scores.softcap > 0.0f ? scores.softcap * tanhf(score / scores.softcap) : score;
 }
 
-template <typename T>
-__device__ __forceinline__ void store(const float *k, const float *v, const uint32_t *slots, int heads, int head_dim,
-                                      size_t all_slots, T *keys, T *values) {
-    const int token = blockIdx.x, width = heads * head_dim;
-    if (slots[token] == NO_SLOT) return;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        const size_t to = ((size_t)(i / head_dim) * all_slots + slots[token]) * head_dim + i % head_dim;
-        keys[to] = from_float<T>(k[(size_t)token * width + i]);
-        values[to] = from_float<T>(v[(size_t)token * width + i]);
-    }
-}
-
-extern "C" __global__ void store_f16(const float *k, const float *v, const uint32_t *slots, int heads, int head_dim,
-                                     size_t all_slots, __half *keys, __half *values) {
-    store(k, v, slots, heads, head_dim, all_slots, keys, values);
-}
-extern "C" __global__ void store_f32(const float *k, const float *v, const uint32_t *slots, int heads, int head_dim,
-                                     size_t all_slots, float *keys, float *values) {
-    store(k, v, slots, heads, head_dim, all_slots, keys, values);
-}
-
-// Eight values at an address that is a multiple of their size.
+// Eight values at an address that is a multiple of 16.
 __device__ __forceinline__ void load8(const __half *from, float (&to)[8]) {
     const uint4 raw = *(const uint4 *)from;
     const __half2 *pairs = (const __half2 *)&raw;
@@ -62,20 +40,67 @@ __device__ __forceinline__ void load8(const float *from, float (&to)[8]) {
 __device__ __forceinline__ float2 load2(const __half *from) { return __half22float2(*(const __half2 *)from); }
 __device__ __forceinline__ float2 load2(const float *from) { return *(const float2 *)from; }
 
-// The tokens are those from `first` on of `chosen`, or of the batch where that is null. `partials` has room for [tokens,
-// heads, splits of the grid, head_dim + 2] and `counters`, all zero, for [tokens, head groups].
+// The sums over some keys: the largest score, the mass of all relative to it, and so for a value of the output. `add` puts
+// the next chunk behind, in steps that no compiler may fuse in another way.
+struct Sums {
+    float peak, mass, value;
+
+    __device__ __forceinline__ void add(const Sums &next) {
+        const float now = fmaxf(peak, next.peak), before = expf(peak - now), after = expf(next.peak - now);
+        mass = __fmaf_rn(mass, before, __fmul_rn(next.mass, after));
+        value = __fmaf_rn(value, before, __fmul_rn(next.value, after));
+        peak = now;
+    }
+
+    // What comes out of a head; its sink, where there are any, has mass but no value.
+    __device__ __forceinline__ float mean(const float *sinks, int head) {
+        if (sinks) add(Sums{sinks[head], 1.0f, 0.0f});
+        return value / mass;
+    }
+};
+
+// A sequence's keys and values of one head.
+template <typename T> struct Past {
+    const T *keys, *values;
+    const uint32_t *table;
+    int head_dim, stride;
+
+    // Starts copying the tile at `tile`, keys and then values; beyond the last key comes that one again, to be masked.
+    __device__ __forceinline__ void fetch(T *tile_keys, T *tile_values, int tile, int end) const {
+        constexpr int EACH = 16 / sizeof(T);
+        const int pieces = head_dim / EACH;
+#pragma unroll
+        for (int which = 0; which < 2; which++) {
+            const T *from = which ? values : keys;
+            T *to = which ? tile_values : tile_keys;
+            for (int i = threadIdx.x; i < TILE * pieces; i += THREADS) {
+                const int key = i / pieces, piece = i % pieces * EACH, at = min(tile + key, end - 1);
+                const size_t slot = (size_t)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
+                copy16(to + key * stride + piece, from + slot * head_dim + piece);
+            }
+            commit_copies();
+        }
+    }
+};
+
+// The tokens are those from `first` on of `chosen`, or of the batch where that is null. Where the grid divides contexts,
+// `partials` has room for [tokens, heads, splits, head_dim + 2] and `counters`, all zero, for [tokens, head groups]; a grid
+// of one split takes whole contexts. `stages` tiles are in shared memory at once: 2, or 1 where that is too large.
 template <typename T, int G>
 __device__ __forceinline__ void attend(const float *q, const T *keys, const T *values, const uint32_t *chosen,
                                        int first_token, const uint32_t *lens, const uint32_t *table_starts,
-                                       const uint32_t *tables, Scores scores, int heads,
-                                       int kv_heads, int head_dim, size_t all_slots, float *partials, uint32_t *counters,
-                                       float *out) {
-    extern __shared__ float shared[];
+                                       const uint32_t *tables, Scores scores, int heads, int kv_heads, int head_dim,
+                                       size_t all_slots, int stages, const float *sinks, float *partials,
+                                       uint32_t *counters, float *out) {
+    extern __shared__ __align__(16) float shared[];
     __shared__ float weights[G][TILE], factor[G], peak[G], mass[G];
-    __shared__ uint32_t slots[TILE];
     __shared__ bool is_last;
-    float *queries = shared;                    // [G][head_dim]
-    float *sums = shared + G * head_dim;        // [subsets][G][head_dim]
+    constexpr int OUTPUTS = 2 * G;               // of a thread at most: G · 256 / THREADS
+    const int stride = head_dim + 32 / sizeof(T); // rows start in other banks, 16 bytes aligned
+    float *queries = shared;                     // [G][head_dim]
+    float *sums = queries + G * head_dim;        // [subsets][G][head_dim]
+    T *tiles = (T *)(sums + G * 2 * THREADS);    // [stages][keys, values][TILE][stride]
+    begin();
 
     const int split = blockIdx.x, at_token = first_token + blockIdx.z, tid = threadIdx.x;
     const int token = chosen ? chosen[at_token] : at_token;
@@ -86,10 +111,13 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     const int len = lens[token], low = scores.window > 0 ? max(0, len - scores.window) : 0;
     const int base = low / TILE * TILE, all = len - base;
     const int chunk = all <= TILE * SPLITS_MAX ? TILE : (all + TILE * SPLITS_MAX - 1) / (TILE * SPLITS_MAX) * TILE;
-    const int splits = (all + chunk - 1) / chunk;
+    const int splits = (all + chunk - 1) / chunk, is_whole = gridDim.x == 1;
     if (split >= splits) return;
-    const int start = base + split * chunk, end = min(len, start + chunk);
+    const int start = base + split * chunk, end = is_whole ? len : min(len, start + chunk);
 
+    const size_t head_start = (size_t)kv_head * all_slots * head_dim;
+    const Past<T> past{keys + head_start, values + head_start, tables + table_starts[token], head_dim, stride};
+    past.fetch(tiles, tiles + TILE * stride, start, end);
     for (int i = tid; i < G * head_dim; i += THREADS) {
         const int head = i / head_dim;
         queries[i] = head < count ? q[((size_t)token * heads + first + head) * head_dim + i % head_dim] : 0.0f;
@@ -100,19 +128,25 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     float acc[G][2];
 #pragma unroll
     for (int h = 0; h < G; h++) acc[h][0] = acc[h][1] = 0.0f;
-    const uint32_t *table = tables + table_starts[token];
-    const T *my_keys = keys + (size_t)kv_head * all_slots * head_dim, *my_values = values + (size_t)kv_head * all_slots * head_dim;
+    Sums total[OUTPUTS];
+    int stage = 0;
 
     for (int tile = start; tile < end; tile += TILE) {
-        if (tid < TILE) {
-            const int at = min(tile + tid, end - 1);
-            slots[tid] = table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
+        T *tile_keys = tiles + stage * 2 * TILE * stride, *tile_values = tile_keys + TILE * stride;
+        const bool fetches = stages == 2 && tile + TILE < end;
+        if (fetches) {
+            stage ^= 1;
+            T *next = tiles + stage * 2 * TILE * stride;
+            past.fetch(next, next + TILE * stride, tile + TILE, end);
+            wait_for_copies<3>();
+        } else {
+            wait_for_copies<1>();
         }
         __syncthreads();
         {
             // Two threads to a key, each with every other eight of its values.
             const int at = tid / 2;
-            const T *key = my_keys + (size_t)slots[at] * head_dim;
+            const T *key = tile_keys + at * stride;
             float dot[G];
 #pragma unroll
             for (int h = 0; h < G; h++) dot[h] = 0.0f;
@@ -150,42 +184,60 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
                 peak[h] = now;
             }
         }
+        if (fetches) wait_for_copies<2>();
+        else wait_for_copies<0>();
         __syncthreads();
         if (subset < subsets) {
 #pragma unroll
             for (int h = 0; h < G; h++) acc[h][0] *= factor[h], acc[h][1] *= factor[h];
 #pragma unroll 8
             for (int at = subset; at < TILE; at += subsets) {
-                const float2 value = load2(my_values + (size_t)slots[at] * head_dim + 2 * pair);
+                const float2 value = load2(tile_values + at * stride + 2 * pair);
 #pragma unroll
                 for (int h = 0; h < G; h++) acc[h][0] += weights[h][at] * value.x, acc[h][1] += weights[h][at] * value.y;
             }
         }
+        const bool ends_chunk = tile + TILE >= end || (tile + TILE - base) % chunk == 0;
+        if (ends_chunk) {
+            if (subset < subsets) {
+#pragma unroll
+                for (int h = 0; h < G; h++) {
+                    sums[(subset * G + h) * head_dim + 2 * pair] = acc[h][0];
+                    sums[(subset * G + h) * head_dim + 2 * pair + 1] = acc[h][1];
+                    acc[h][0] = acc[h][1] = 0.0f;
+                }
+            }
+            __syncthreads();
+#pragma unroll
+            for (int j = 0; j < OUTPUTS; j++) {
+                const int i = tid + j * THREADS, h = i / head_dim, d = i % head_dim;
+                if (i >= count * head_dim) break;
+                Sums these{peak[h], mass[h], 0.0f};
+                for (int s = 0; s < subsets; s++) these.value += sums[(s * G + h) * head_dim + d];
+                if (tile < start + chunk) total[j] = these;
+                else total[j].add(these);
+            }
+            __syncthreads();
+            if (tid < G) peak[tid] = -INFINITY, mass[tid] = 0.0f;
+        }
         __syncthreads();
+        if (stages == 1 && tile + TILE < end) past.fetch(tile_keys, tile_values, tile + TILE, end);
     }
 
-    if (subset < subsets) {
+    const size_t stride_of_part = head_dim + 2;
 #pragma unroll
-        for (int h = 0; h < G; h++) {
-            sums[(subset * G + h) * head_dim + 2 * pair] = acc[h][0];
-            sums[(subset * G + h) * head_dim + 2 * pair + 1] = acc[h][1];
-        }
-    }
-    __syncthreads();
-    const size_t stride = head_dim + 2;
-    for (int i = tid; i < count * head_dim; i += THREADS) {
-        const int h = i / head_dim, d = i % head_dim;
-        float sum = 0.0f;
-        for (int s = 0; s < subsets; s++) sum += sums[(s * G + h) * head_dim + d];
-        if (splits == 1) {
-            out[((size_t)token * heads + first + h) * head_dim + d] = sum / mass[h];
+    for (int j = 0; j < OUTPUTS; j++) {
+        const int i = tid + j * THREADS, h = i / head_dim, d = i % head_dim;
+        if (i >= count * head_dim) break;
+        if (is_whole || splits == 1) {
+            out[((size_t)token * heads + first + h) * head_dim + d] = total[j].mean(sinks, first + h);
         } else {
-            float *partial = partials + (((size_t)blockIdx.z * heads + first + h) * gridDim.x + split) * stride;
-            partial[2 + d] = sum;
-            if (d == 0) partial[0] = peak[h], partial[1] = mass[h];
+            float *part = partials + (((size_t)blockIdx.z * heads + first + h) * gridDim.x + split) * stride_of_part;
+            part[2 + d] = total[j].value;
+            if (d == 0) part[0] = total[j].peak, part[1] = total[j].mass;
         }
     }
-    if (splits == 1) return;
+    if (is_whole || splits == 1) return;
 
     // The last block of a token to come here puts the parts together.
     __threadfence();
@@ -200,26 +252,25 @@ __device__ __forceinline__ void attend(const float *q, const T *keys, const T *v
     __threadfence();
     for (int i = tid; i < count * head_dim; i += THREADS) {
         const int h = i / head_dim, d = i % head_dim;
-        const float *part = partials + ((size_t)blockIdx.z * heads + first + h) * gridDim.x * stride;
-        float top = -INFINITY;
-        for (int s = 0; s < splits; s++) top = fmaxf(top, __ldcg(part + s * stride));
-        float sum = 0.0f, total = 0.0f;
-        for (int s = 0; s < splits; s++) {
-            const float weight = expf(__ldcg(part + s * stride) - top);
-            total += weight * __ldcg(part + s * stride + 1);
-            sum += weight * __ldcg(part + s * stride + 2 + d);
+        const float *part = partials + ((size_t)blockIdx.z * heads + first + h) * gridDim.x * stride_of_part;
+        Sums all_parts{__ldcg(part), __ldcg(part + 1), __ldcg(part + 2 + d)};
+#pragma unroll 8
+        for (int s = 1; s < splits; s++) {
+            const float *from = part + s * stride_of_part;
+            all_parts.add(Sums{__ldcg(from), __ldcg(from + 1), __ldcg(from + 2 + d)});
         }
-        out[((size_t)token * heads + first + h) * head_dim + d] = sum / total;
+        out[((size_t)token * heads + first + h) * head_dim + d] = all_parts.mean(sinks, first + h);
     }
 }
 
 #define ATTEND(name, T, G)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                               \
         name##_##G(const float *q, const T *keys, const T *values, const uint32_t *chosen, int first_token,             \
-                   const uint32_t *lens, const uint32_t *table_starts, const uint32_t *tables, float scale, float softcap, int window, int heads, int kv_heads,             \
-                   int head_dim, size_t all_slots, float *partials, uint32_t *counters, float *out) {                   \
-        attend<T, G>(q, keys, values, chosen, first_token, lens, table_starts, tables, Scores{scale, softcap, window}, heads, kv_heads,      \
-                     head_dim, all_slots, partials, counters, out);                                                     \
+                   const uint32_t *lens, const uint32_t *table_starts, const uint32_t *tables, float scale,             \
+                   float softcap, int window, int heads, int kv_heads, int head_dim, size_t all_slots, int stages,      \
+                   const float *sinks, float *partials, uint32_t *counters, float *out) {                               \
+        attend<T, G>(q, keys, values, chosen, first_token, lens, table_starts, tables, Scores{scale, softcap, window},  \
+                     heads, kv_heads, head_dim, all_slots, stages, sinks, partials, counters, out);                     \
     }
 
 ATTEND(attend_f16, __half, 1)

@@ -6,6 +6,34 @@
 
 #define WARP 32
 
+// Kernels overlap: the blocks of one may start while the last blocks of the one before it still run, load what no kernel
+// writes, and wait here before anything else. On devices without this (before compute capability 9.0) kernels start one
+// after the other, and neither does anything.
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// For kernels that have nothing to do ahead.
+__device__ __forceinline__ void begin() {
+    let_next_start();
+    wait_for_inputs();
+}
+
+// Copies 16 bytes to shared memory without a register in between.
+__device__ __forceinline__ void copy16(void *to, const void *from) {
+    const uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+// Until all but the last N groups of copies are there.
+template <int N> __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
     for (int offset = WARP / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);

@@ -1,10 +1,11 @@
 // Norms, rotations, activations and the rows of tables: one launch each, a row or a head per block.
-#include "common.cuh"
+#include "prepare.cuh"
 
 // x (+ delta) → its root-mean-square norm; the sum is written where there is a delta.
 extern "C" __global__ void rms_norm(const float *x, const float *delta, const float *weight, float eps, int width,
                                     float *sum_out, float *out) {
     __shared__ float scratch[32];
+    begin();
     const size_t row = (size_t)blockIdx.x * width;
     float squares = 0.0f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
@@ -23,6 +24,7 @@ extern "C" __global__ void rms_norm(const float *x, const float *delta, const fl
 extern "C" __global__ void layer_norm(const float *x, const float *weight, const float *bias, float eps, int width,
                                       float *out) {
     __shared__ float scratch[32];
+    begin();
     const size_t row = (size_t)blockIdx.x * width;
     float sum = 0.0f;
     for (int i = threadIdx.x; i < width; i += blockDim.x) sum += x[row + i];
@@ -41,6 +43,7 @@ extern "C" __global__ void layer_norm(const float *x, const float *weight, const
 // Sines and cosines of positions: [tokens, half] each.
 extern "C" __global__ void angles(const uint32_t *positions, const float *frequencies, float amplitude, int tokens,
                                   int half, float *cos_out, float *sin_out) {
+    begin();
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= tokens * half) return;
     float s, c;
@@ -49,97 +52,106 @@ extern "C" __global__ void angles(const uint32_t *positions, const float *freque
     sin_out[i] = s * amplitude;
 }
 
-// Rotates the first 2·half values of each head; a block per token.
+// How heads are rotated: the first 2·half values of each, by the step's sines and cosines.
+struct Rotation {
+    const float *cosines, *sines;
+    int head_dim, half, interleaved;
+
+    // Value i of a token's heads, rotated.
+    __device__ __forceinline__ float of(const float *from, int token, int i) const {
+        const int at = i % head_dim, head = i - at;
+        if (at >= 2 * half) return from[i];
+        const int pair = interleaved ? at / 2 : at % half, is_second = interleaved ? at % 2 : at >= half;
+        const float c = cosines[(size_t)token * half + pair], s = sines[(size_t)token * half + pair];
+        const float a = from[interleaved ? head + 2 * pair : head + pair];
+        const float b = from[interleaved ? head + 2 * pair + 1 : head + half + pair];
+        return is_second ? a * s + b * c : a * c - b * s;
+    }
+};
+
+// A value to a thread; the grid is [values / threads, tokens].
 extern "C" __global__ void rotate(const float *x, const float *cosines, const float *sines, int heads, int head_dim,
                                   int half, int interleaved, float *out) {
-    const int token = blockIdx.x, width = heads * head_dim;
-    const float *from = x + (size_t)token * width;
-    float *to = out + (size_t)token * width;
-    const float *c = cosines + (size_t)token * half, *s = sines + (size_t)token * half;
-    for (int i = threadIdx.x; i < width; i += blockDim.x) {
-        const int at = i % head_dim, head = i - at;
-        if (at >= 2 * half) {
-            to[i] = from[i];
-        } else if (interleaved) {
-            const int pair = at / 2;
-            const float a = from[head + 2 * pair], b = from[head + 2 * pair + 1];
-            to[i] = at % 2 == 0 ? a * c[pair] - b * s[pair] : a * s[pair] + b * c[pair];
-        } else {
-            const int pair = at % half;
-            const float a = from[head + pair], b = from[head + half + pair];
-            to[i] = at < half ? a * c[pair] - b * s[pair] : a * s[pair] + b * c[pair];
-        }
-    }
+    begin();
+    const int token = blockIdx.y, width = heads * head_dim, i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    const Rotation rotation{cosines, sines, head_dim, half, interleaved};
+    out[(size_t)token * width + i] = rotation.of(x + (size_t)token * width, token, i);
 }
 
+// The slot of a row that only fills up a batch: it is not remembered.
+static constexpr uint32_t NO_SLOT = 0xFFFFFFFFu;
+
+// Rotates queries and keys, where there are sines, and puts keys and values into their slots: [kv_heads, slots, head_dim].
+template <typename T>
+__device__ __forceinline__ void store(const float *q, const float *k, const float *v, const Rotation &rotation,
+                                      const uint32_t *slots, int heads, int kv_heads, size_t all_slots, float *q_out, T *keys,
+                                      T *values) {
+    const int token = blockIdx.y, head_dim = rotation.head_dim, queries = q_out ? heads * head_dim : 0, width = kv_heads * head_dim;
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < queries) {
+        q_out[(size_t)token * queries + i] = rotation.of(q + (size_t)token * queries, token, i);
+        return;
+    }
+    i -= queries;
+    if (i >= 2 * width || slots[token] == NO_SLOT) return;
+    const int at = i % width;
+    const float *from = (i < width ? k : v) + (size_t)token * width;
+    const float value = i < width && rotation.cosines ? rotation.of(from, token, at) : from[at];
+    (i < width ? keys : values)[((size_t)(at / head_dim) * all_slots + slots[token]) * head_dim + at % head_dim] = from_float<T>(value);
+}
+
+#define STORE(name, T)                                                                                                  \
+    extern "C" __global__ void name(const float *q, const float *k, const float *v, const float *cosines,               \
+                                    const float *sines, int half, int interleaved, const uint32_t *slots, int heads,    \
+                                    int kv_heads, int head_dim, size_t all_slots, float *q_out, T *keys, T *values) {   \
+        begin();                                                                                                        \
+        const Rotation rotation{cosines, sines, head_dim, half, interleaved};                                           \
+        store(q, k, v, rotation, slots, heads, kv_heads, all_slots, q_out, keys, values);                               \
+    }
+
+STORE(store_f16, __half)
+STORE(store_f32, float)
+
 extern "C" __global__ void activate(const float *x, int kind, size_t count, float *out) {
+    begin();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) out[i] = activation(kind, x[i]);
 }
 
 // kind(gate) · up.
 extern "C" __global__ void gate(const float *gates, const float *ups, int kind, size_t count, float *out) {
+    begin();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) out[i] = activation(kind, gates[i]) * ups[i];
 }
 
+extern "C" __global__ void add(const float *x, const float *y, size_t count, float *out) {
+    begin();
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) out[i] = x[i] + y[i];
+}
+
 extern "C" __global__ void add_bias(const float *bias, int width, size_t count, float *out) {
+    begin();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count) out[i] += bias[i % width];
 }
 
-// Brings rows of an activation into the form that products of few rows read (see products.cu), a block per row.
-//
-// For quantized weights (`halves` 0): f16 values times the power of two that brings the row's largest near 2¹³, each four
-// in the order 0, 2, 1, 3, and their sums over 16 and 32 values, which lie for eight rows side by side. For bf16 weights
-// (`halves` 1): the value's high and low half in bf16, together 16 bits of it. `row_scales` undoes the power of two.
+// Brings rows of an activation into the form that products of few rows read, a block per row.
 extern "C" __global__ void prepare(const float *x, int width, int halves, uint16_t *high, uint16_t *low, float *sums,
                                    float *row_scales) {
     __shared__ float scratch[32];
+    begin();
     const int row = blockIdx.x;
-    const float *from = x + (size_t)row * width;
-    uint2 *to_high = (uint2 *)(high + (size_t)row * width), *to_low = (uint2 *)(low + (size_t)row * width);
-    if (halves) {
-        for (int i = threadIdx.x; i < width / 4; i += blockDim.x) {
-            const float4 v = ((const float4 *)from)[i];
-            const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
-            const float2 fa = __bfloat1622float2(a), fb = __bfloat1622float2(b);
-            const __nv_bfloat162 la = __floats2bfloat162_rn(v.x - fa.x, v.y - fa.y), lb = __floats2bfloat162_rn(v.z - fb.x, v.w - fb.y);
-            to_high[i] = make_uint2(*(const uint32_t *)&a, *(const uint32_t *)&b);
-            to_low[i] = make_uint2(*(const uint32_t *)&la, *(const uint32_t *)&lb);
-        }
-        if (threadIdx.x == 0) row_scales[row] = 1.0f;
-        return;
-    }
-    float most = 0.0f;
-    for (int i = threadIdx.x; i < width / 4; i += blockDim.x) {
-        const float4 v = ((const float4 *)from)[i];
-        most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
-    }
-    most = block_max(most, scratch);
-    int exponent = 0;
-    if (most > 0.0f && most < INFINITY) frexpf(most, &exponent);
-    const float scale = ldexpf(1.0f, min(max(13 - exponent, -100), 100));
-    if (threadIdx.x == 0) row_scales[row] = 1.0f / scale;
-    float *sums16 = sums + (size_t)(row / 8) * (width / 16 * 12) + row % 8, *sums32 = sums16 + width / 16 * 8;
-    for (int i = threadIdx.x; i < width / 4; i += blockDim.x) {
-        const float4 v = ((const float4 *)from)[i];
-        const __half2 even = __floats2half2_rn(v.x * scale, v.z * scale), odd = __floats2half2_rn(v.y * scale, v.w * scale);
-        to_high[i] = make_uint2(*(const uint32_t *)&even, *(const uint32_t *)&odd);
-        const float2 e = __half22float2(even), o = __half22float2(odd);
-        // Eight neighbours have a group of 32; the width is a multiple of it.
-        const uint32_t together = 0xFFu << (threadIdx.x % WARP / 8 * 8);
-        float sum = (e.x + e.y) + (o.x + o.y);
-        sum += __shfl_xor_sync(together, sum, 1);
-        sum += __shfl_xor_sync(together, sum, 2);
-        if (i % 4 == 0) sums16[i / 4 * 8] = sum;
-        sum += __shfl_xor_sync(together, sum, 4);
-        if (i % 8 == 0) sums32[i / 8 * 8] = sum;
-    }
+    const size_t at = (size_t)row * width;
+    if (halves) prepare_halves(x + at, width, high + at, low + at, row_scales + row);
+    else prepare_row(x + at, width, high + at, sums + (size_t)(row / 8) * (width / 16 * 12) + row % 8, row_scales + row, scratch);
 }
 
 // Values as bf16, for products of many rows.
 extern "C" __global__ void to_bf16(const float *x, size_t count, __nv_bfloat16 *out) {
+    begin();
     const size_t i = 4 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     const float4 v = *(const float4 *)(x + i);
@@ -154,11 +166,14 @@ __device__ __forceinline__ void dense_rows(const T *table, const uint32_t *ids, 
 }
 
 extern "C" __global__ void rows_f32(const float *table, const uint32_t *ids, int width, float *out) {
+    begin();
     dense_rows(table, ids, width, out);
 }
 extern "C" __global__ void rows_f16(const __half *table, const uint32_t *ids, int width, float *out) {
+    begin();
     dense_rows(table, ids, width, out);
 }
 extern "C" __global__ void rows_bf16(const __nv_bfloat16 *table, const uint32_t *ids, int width, float *out) {
+    begin();
     dense_rows(table, ids, width, out);
 }

@@ -6,9 +6,13 @@
 // up to 8·T rows: its warps divide the columns of W, and their sums are added in order. How a sum is composed thus depends
 // on W's columns only: a row of the result is the same to the last bit, however many other rows there are.
 //
+// A product of a row or two prepares the activation by itself, which costs less than a kernel of its own; a gated one
+// computes 16 outputs of both matrices, and writes `activation(gate) · up`.
+//
 // The fragments of a 16×16 times 16×8 product: thread (g, t) = (lane / 4, lane % 4) holds rows g and g + 8 of W, column
 // g of xᵀ, and of each the same values of k. Which ones these are does not matter to a sum, so a thread takes neighbours:
 // of a group of 32 values either 8, or 4 of each half.
+#include "prepare.cuh"
 #include "quants.cuh"
 
 // The integers below 1024 that lie in the bytes of a word, as 1024 + q in f16: bytes 0 and 2, and bytes 1 and 3.
@@ -17,16 +21,24 @@ __device__ __forceinline__ uint32_t odd_bytes(uint32_t word) { return ((word >> 
 
 static constexpr int WARPS_MAX = 16, OUTPUTS = 16, PART = 128;
 
-// One of the matrices that share an activation. `last_block` is the end of its blocks in the grid.
+// One of the matrices that share an activation. `last_block` is the end of its blocks in the grid; `added`, where there is
+// one, is what the product is added to.
 struct Segment {
     const uint8_t *data;
     const __half *scales;
-    const float *bias;
+    const float *bias, *added;
     float *out;
-    int outputs, last_block;
+    int outputs, last_block, format, unused;
 };
 struct Segments {
     Segment of[3];
+};
+
+// The activation: `x`, of a row or two, or what `prepare` has made of it.
+struct Activation {
+    const float *x;
+    const uint16_t *high, *low;
+    const float *sums, *row_scales;
 };
 
 // An activation as `prepare` leaves it: values, by column g of each of T tiles; sums of each 16 and 32 values, eight rows
@@ -86,6 +98,7 @@ __device__ __forceinline__ float byte_of(uint32_t word, int at) { return (float)
 
 // Each format: where two rows of W lie, loading a thread's share of 128 of their columns, and adding their product.
 template <bool FIVE> struct KBlocks {
+    static constexpr bool HALVES = false;
     static constexpr int BYTES = FIVE ? 176 : 144, QUANTS = FIVE ? 48 : 16;
     struct Part {
         uint4 head0, head1;
@@ -153,6 +166,7 @@ template <bool FIVE> struct KBlocks {
 };
 
 struct SixBits {
+    static constexpr bool HALVES = false;
     struct Part {
         uint32_t low0[4], low1[4], high0[2], high1[2];
         uint2 scales0, scales1;
@@ -215,6 +229,7 @@ struct SixBits {
 };
 
 struct EightBits {
+    static constexpr bool HALVES = false;
     struct Part {
         uint2 q0[4], q1[4];
         float d0[4], d1[4];
@@ -260,6 +275,7 @@ struct EightBits {
 };
 
 struct Bf16 {
+    static constexpr bool HALVES = true;
     struct Part {
         uint4 w0[4], w1[4];
     };
@@ -299,26 +315,44 @@ struct Bf16 {
     }
 };
 
-template <typename Weights, int T>
-__device__ __forceinline__ void few_rows(const Segments &segments, const uint16_t *high, const uint16_t *low, const float *sums,
-                                         const float *row_scales, int rows, int inputs) {
-    __shared__ float partial[WARPS_MAX][T][OUTPUTS][9];
+// Prepares rows in shared memory.
+template <bool HALVES> __device__ __forceinline__ void prepare_here(Activation &x, int rows, int inputs, uint8_t *memory, float *scratch) {
+    float *row_scales = (float *)memory, *sums = row_scales + 8;
+    uint16_t *high = (uint16_t *)(sums + (HALVES ? 0 : inputs / 16 * 12)), *low = high + (HALVES ? rows * inputs : 0);
+    for (int row = 0; row < rows; row++) {
+        const float *from = x.x + (size_t)row * inputs;
+        if (HALVES) prepare_halves(from, inputs, high + row * inputs, low + row * inputs, row_scales + row);
+        else prepare_row(from, inputs, high + row * inputs, sums + row, row_scales + row, scratch);
+    }
+    __syncthreads();
+    x = Activation{x.x, high, low, sums, row_scales};
+}
+
+// Shared memory holds the warps' sums and, where T is 0, the activation. T 0 is a row or two that are prepared here.
+template <typename Weights, int TILES, bool GATED>
+__device__ __forceinline__ void few_rows(const Segments &segments, Activation x, int rows, int inputs, int kind, uint8_t *shared) {
+    constexpr int T = TILES == 0 ? 1 : TILES;
+    float (*partial)[T][OUTPUTS][9] = (float (*)[T][OUTPUTS][9])shared;
     const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int block = blockIdx.x, end0 = segments.of[0].last_block, end1 = segments.of[1].last_block;
-    const Segment segment = block < end0 ? segments.of[0] : block < end1 ? segments.of[1] : segments.of[2];
-    const int first_block = block < end0 ? 0 : block < end1 ? end0 : end1;
-    const int first = (block - first_block) * OUTPUTS;
-    const Columns<T> x(high, low, sums, rows, inputs);
+    const int sharing = GATED ? warps / 2 : warps, block = blockIdx.x;
+    const int end0 = segments.of[0].last_block, end1 = segments.of[1].last_block;
+    const int which = GATED ? warp / sharing : block < end0 ? 0 : block < end1 ? 1 : 2;
+    const Segment segment = which == 0 ? segments.of[0] : which == 1 ? segments.of[1] : segments.of[2];
+    const int first = (block - (GATED || which == 0 ? 0 : which == 1 ? end0 : end1)) * OUTPUTS;
     const Weights weights(segment, min(first + g, segment.outputs - 1), min(first + g + 8, segment.outputs - 1), inputs);
-    float total[T][4];
-    clear(total);
     const int parts = (inputs + PART - 1) / PART;
     typename Weights::Part present, next;
-    if (warp < parts) weights.load(next, warp);
-    for (int part = warp; part < parts; part += warps) {
+    if (warp % sharing < parts) weights.load(next, warp % sharing);
+    let_next_start();
+    wait_for_inputs();
+    if (TILES == 0) prepare_here<Weights::HALVES>(x, rows, inputs, shared + sizeof(partial[0]) * warps, (float *)shared);
+    const Columns<T> columns(x.high, x.low, x.sums, rows, inputs);
+    float total[T][4];
+    clear(total);
+    for (int part = warp % sharing; part < parts; part += sharing) {
         present = next;
-        if (part + warps < parts) weights.load(next, part + warps);
-        weights.template add<T>(total, x, present, part);
+        if (part + sharing < parts) weights.load(next, part + sharing);
+        weights.template add<T>(total, columns, present, part);
     }
 #pragma unroll
     for (int tile = 0; tile < T; tile++) {
@@ -328,43 +362,68 @@ __device__ __forceinline__ void few_rows(const Segments &segments, const uint16_
         partial[warp][tile][g + 8][2 * t + 1] = total[tile][3];
     }
     __syncthreads();
+    const Segment &to = GATED ? segments.of[0] : segment;
     for (int i = threadIdx.x; i < T * 8 * OUTPUTS; i += blockDim.x) {
-        const int output = i % OUTPUTS, row = i / OUTPUTS;
-        if (first + output >= segment.outputs || row >= rows) continue;
-        float sum = 0.0f;
-        for (int w = 0; w < warps; w++) sum += partial[w][row / 8][output][row % 8];
-        sum *= row_scales[row];
-        if (segment.bias) sum += segment.bias[first + output];
-        segment.out[(size_t)row * segment.outputs + first + output] = sum;
+        const int output = i % OUTPUTS, row = i / OUTPUTS, n = first + output;
+        if (n >= to.outputs || row >= rows) continue;
+        float sums[GATED ? 2 : 1];
+#pragma unroll
+        for (int matrix = 0; matrix < (GATED ? 2 : 1); matrix++) {
+            float sum = 0.0f;
+            for (int w = 0; w < sharing; w++) sum += partial[matrix * sharing + w][row / 8][output][row % 8];
+            const float *bias = GATED && matrix == 1 ? segments.of[1].bias : to.bias;
+            sums[matrix] = sum * x.row_scales[row] + (bias ? bias[n] : 0.0f);
+        }
+        const size_t at = (size_t)row * to.outputs + n;
+        float value = sums[0];
+        if (GATED) value = activation(kind, value) * sums[GATED ? 1 : 0];
+        to.out[at] = to.added ? to.added[at] + value : value;
     }
 }
 
-#define FEW_ROWS(name, Weights, T)                                                                                      \
+#define KERNEL(name, call)                                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS_MAX *WARP, 1)                                                    \
-        name##_##T(const __grid_constant__ Segments segments, const uint16_t *high, const uint16_t *low,                \
-                   const float *sums, const float *row_scales, int rows, int inputs) {                                  \
-        few_rows<Weights, T>(segments, high, low, sums, row_scales, rows, inputs);                                      \
+        name(const __grid_constant__ Segments segments, const float *x, const uint16_t *high, const uint16_t *low,      \
+             const float *sums, const float *row_scales, int rows, int inputs, int kind) {                              \
+        extern __shared__ __align__(16) uint8_t shared[];                                                               \
+        const Activation activation{x, high, low, sums, row_scales};                                                    \
+        call;                                                                                                           \
     }
+#define FEW_ROWS(name, Weights, T)                                                                                      \
+    KERNEL(product_##name##_##T, (few_rows<Weights, T, false>(segments, activation, rows, inputs, kind, shared)))       \
+    KERNEL(gated_##name##_##T, (few_rows<Weights, T, true>(segments, activation, rows, inputs, kind, shared)))
+#define FORMAT(name, Weights)                                                                                           \
+    FEW_ROWS(name, Weights, 0)                                                                                          \
+    FEW_ROWS(name, Weights, 1)                                                                                          \
+    FEW_ROWS(name, Weights, 2)                                                                                          \
+    FEW_ROWS(name, Weights, 4)
 
-FEW_ROWS(product_q4k, KBlocks<false>, 1)
-FEW_ROWS(product_q4k, KBlocks<false>, 2)
-FEW_ROWS(product_q4k, KBlocks<false>, 4)
-FEW_ROWS(product_q5k, KBlocks<true>, 1)
-FEW_ROWS(product_q5k, KBlocks<true>, 2)
-FEW_ROWS(product_q5k, KBlocks<true>, 4)
-FEW_ROWS(product_q6k, SixBits, 1)
-FEW_ROWS(product_q6k, SixBits, 2)
-FEW_ROWS(product_q6k, SixBits, 4)
-FEW_ROWS(product_q80, EightBits, 1)
-FEW_ROWS(product_q80, EightBits, 2)
-FEW_ROWS(product_q80, EightBits, 4)
-FEW_ROWS(product_bf16, Bf16, 1)
-FEW_ROWS(product_bf16, Bf16, 2)
-FEW_ROWS(product_bf16, Bf16, 4)
+FORMAT(q4k, KBlocks<false>)
+FORMAT(q5k, KBlocks<true>)
+FORMAT(q6k, SixBits)
+FORMAT(q80, EightBits)
+FORMAT(bf16, Bf16)
+
+// Matrices of several quantized formats at once; `format` counts them in the order above.
+template <int T>
+__device__ __forceinline__ void any_format(const Segments &segments, const Activation &x, int rows, int inputs, int kind, uint8_t *shared) {
+    const int block = blockIdx.x;
+    const int which = block < segments.of[0].last_block ? 0 : block < segments.of[1].last_block ? 1 : 2;
+    const int format = which == 0 ? segments.of[0].format : which == 1 ? segments.of[1].format : segments.of[2].format;
+    if (format == 0) few_rows<KBlocks<false>, T, false>(segments, x, rows, inputs, kind, shared);
+    else if (format == 1) few_rows<KBlocks<true>, T, false>(segments, x, rows, inputs, kind, shared);
+    else if (format == 2) few_rows<SixBits, T, false>(segments, x, rows, inputs, kind, shared);
+    else few_rows<EightBits, T, false>(segments, x, rows, inputs, kind, shared);
+}
+KERNEL(product_mixed_0, (any_format<0>(segments, activation, rows, inputs, kind, shared)))
+KERNEL(product_mixed_1, (any_format<1>(segments, activation, rows, inputs, kind, shared)))
+KERNEL(product_mixed_2, (any_format<2>(segments, activation, rows, inputs, kind, shared)))
+KERNEL(product_mixed_4, (any_format<4>(segments, activation, rows, inputs, kind, shared)))
 
 // Whole matrices as bf16, for products of many rows by cuBLAS: four values to a thread.
 template <typename Format>
 __device__ __forceinline__ void unpack(const uint8_t *data, const __half *scales, size_t count, __nv_bfloat16 *out) {
+    begin();
     const size_t i = 4 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= count) return;
     const size_t block = i / Format::BLOCK;
@@ -376,6 +435,7 @@ __device__ __forceinline__ void unpack(const uint8_t *data, const __half *scales
 
 template <typename Format>
 __device__ __forceinline__ void packed_rows(const uint8_t *data, const __half *scales, const uint32_t *ids, int width, float *out) {
+    begin();
     const size_t first = (size_t)ids[blockIdx.x] * (width / Format::BLOCK);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         out[(size_t)blockIdx.x * width + i] = Format::value(data, scales, first + i / Format::BLOCK, i % Format::BLOCK);

@@ -4,13 +4,6 @@
 
 static constexpr int KEYS = 64, BLOCK_TOKENS = 16, WARPS = 4;
 
-__device__ __forceinline__ void copy16(void *to, const void *from) {
-    const uint32_t address = (uint32_t)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from));
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
-template <int N> __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
-
 __device__ __forceinline__ uint32_t pack(float a, float b) {
     const __half2 pair = __floats2half2_rn(a, b);
     return *(const uint32_t *)&pair;
@@ -21,8 +14,9 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
 template <int D>
 __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys, const __half *values, const int4 *tiles,
                                              const uint32_t *tables, float scale, float softcap, int window, int heads,
-                                             int kv_heads, size_t all_slots, float *out) {
+                                             int kv_heads, size_t all_slots, const float *sinks, float *out) {
     constexpr int STRIDE = D + 8;
+    begin();
     extern __shared__ __align__(16) __half memory[];
     __half *key_tile = memory, *value_tile = memory + KEYS * STRIDE;
     const int4 tile = tiles[blockIdx.x];
@@ -60,9 +54,9 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
                 const size_t slot = (size_t)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS;
                 copy16(to + key * STRIDE + 8 * piece, from + slot * D + 8 * piece);
             }
-            commit();
+            commit_copies();
         }
-        wait<1>();
+        wait_for_copies<1>();
         __syncthreads();
         float s[KEYS / 8][4];
 #pragma unroll
@@ -107,7 +101,7 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
             mass0 += s[n][0] + s[n][1];
             mass1 += s[n][2] + s[n][3];
         }
-        wait<0>();
+        wait_for_copies<0>();
         __syncthreads();
 #pragma unroll
         for (int k = 0; k < KEYS / 16; k++) {
@@ -131,6 +125,11 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
         mass0 += __shfl_xor_sync(0xffffffffu, mass0, offset);
         mass1 += __shfl_xor_sync(0xffffffffu, mass1, offset);
     }
+    if (sinks) {
+        // A sink has mass but no value.
+        mass0 += __expf(sinks[head] - peak0);
+        mass1 += __expf(sinks[head] - peak1);
+    }
     const float scale0 = 1.0f / mass0, scale1 = 1.0f / mass1;
 #pragma unroll
     for (int i = 0; i < D / 8; i++) {
@@ -149,8 +148,8 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
     extern "C" __global__ void __launch_bounds__(WARPS *WARP)                                                           \
         attend_tiles_##D(const float *q, const __half *keys, const __half *values, const int4 *tiles,                   \
                          const uint32_t *tables, float scale, float softcap, int window, int heads, int kv_heads,       \
-                         size_t all_slots, float *out) {                                                                \
-        attend_tiles<D>(q, keys, values, tiles, tables, scale, softcap, window, heads, kv_heads, all_slots, out);       \
+                         size_t all_slots, const float *sinks, float *out) {                                            \
+        attend_tiles<D>(q, keys, values, tiles, tables, scale, softcap, window, heads, kv_heads, all_slots, sinks, out); \
     }
 
 ATTEND_TILES(64)

@@ -1,0 +1,81 @@
+//! Memory for activations.
+//!
+//! Everything is computed on one stream, and tensors come from the device's pool in its order; while a step is captured,
+//! taking memory and giving it back become nodes of the graph. But kernels do not overlap across such a node, which costs
+//! steps of few rows a tenth of their time. So their tensors are taken on a second stream, which is not captured, and kept as
+//! long as the graph: none has the place of another, and nobody else has it between two replays.
+
+use candle_core::{
+    CudaDevice,
+    cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, sys},
+};
+use std::{
+    any::Any,
+    sync::{Arc, Mutex},
+};
+
+use super::{locked, module::failed};
+use crate::{Error, Result};
+
+/// What a graph computes in, which lives as long as it does.
+pub(super) type Kept = Vec<Box<dyn Any + Send>>;
+
+/// The memory of a device's activations.
+pub(super) struct Memory {
+    /// The stream that computes.
+    computing: Arc<CudaStream>,
+    /// The stream that steps of few rows take memory on while they are captured.
+    aside: Arc<CudaStream>,
+    /// What was taken there so far, while such a step is captured.
+    kept: Mutex<Option<Kept>>,
+}
+
+impl Memory {
+    pub(super) fn new(device: &CudaDevice) -> Result<Self> {
+        let computing = device.cuda_stream();
+        let aside = computing.context().new_stream().map_err(failed)?;
+        keep_freed_memory(computing.context().ordinal());
+        Ok(Self { computing, aside, kept: Mutex::new(None) })
+    }
+
+    /// Has what is taken from now on be kept.
+    pub(super) fn keep_all(&self) {
+        *locked(&self.kept) = Some(Kept::new());
+    }
+
+    /// What was taken since, all of it there to be computed with.
+    pub(super) fn take_kept(&self) -> Result<Kept> {
+        let kept = locked(&self.kept).take();
+        self.aside.synchronize().map_err(failed)?;
+        Ok(kept.unwrap_or_default())
+    }
+
+    /// Keeps a value with memory, if all are kept at present.
+    pub(super) fn keep(&self, value: impl Any + Send) {
+        if let Some(kept) = locked(&self.kept).as_mut() {
+            kept.push(Box::new(value));
+        }
+    }
+
+    /// Memory that the next launch fills. Whoever takes it while all is kept has to say so by [`Memory::keep`].
+    pub(super) fn room<T: DeviceRepr>(&self, len: usize) -> Result<CudaSlice<T>> {
+        let stream = if locked(&self.kept).is_some() { &self.aside } else { &self.computing };
+        // SAFETY: a kernel writes all of it before anything reads.
+        unsafe { stream.alloc::<T>(len.max(1)) }
+            .map_err(|error| Error::out_of_memory(format!("the device has no room for {len} values: {error}")))
+    }
+}
+
+/// Has the device's pool keep what is freed for the next step, instead of giving it back to the driver at each wait.
+fn keep_freed_memory(ordinal: usize) {
+    let mut pool = std::ptr::null_mut();
+    let mut most = u64::MAX;
+    // SAFETY: the pool is the device's own, and the attribute is a 64-bit number. A failure leaves things slower, no more.
+    unsafe {
+        let device = i32::try_from(ordinal).unwrap_or_default();
+        if sys::cuDeviceGetDefaultMemPool(&raw mut pool, device) == sys::CUresult::CUDA_SUCCESS {
+            let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+            let _ = sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut most).cast());
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! Products with weight matrices: by our kernels for few rows, by cuBLAS with unpacked weights for many.
+
+use candle_core::{Tensor, TensorId, cuda_backend::cudarc::driver::CudaSlice};
+use half::bf16;
+use std::sync::Arc;
+
+use super::{
+    CudaKernels, THREADS, Weight, activation_number, locked,
+    module::{Arg, Segment, Segments, failed},
+    weights::Format,
+};
+use crate::{
+    Result,
+    nn::{
+        backend::{Form, Layer, Matrix, foreign},
+        cpu::Activation,
+    },
+};
+
+/// Rows up to which a product reads quantized weights as they are; more are multiplied as unpacked matrices.
+const FEW_ROWS_MAX: usize = 32;
+
+/// Rows, and values in all, up to which a product prepares its activation by itself.
+const FRESH_ROWS_MAX: usize = 2;
+const FRESH_VALUES_MAX: usize = 32 << 10;
+
+/// Matrices that share an activation in one launch.
+const SEGMENTS_MAX: usize = 3;
+
+/// Outputs of a block.
+const OUTPUTS: usize = 16;
+
+/// Warps of a block.
+const WARPS_MAX: usize = 16;
+
+/// Activations as products have read them last, by tensor and reader.
+pub(super) type PreparedCache = Vec<(TensorId, Reader, Arc<Prepared>)>;
+
+/// An activation as products read it.
+pub(super) struct Prepared {
+    high: CudaSlice<u16>,
+    /// What products of few rows read besides.
+    few: Option<Few>,
+}
+
+struct Few {
+    low: CudaSlice<u16>,
+    sums: CudaSlice<f32>,
+    row_scales: CudaSlice<f32>,
+}
+
+/// What an activation is prepared for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reader {
+    /// Few rows with quantized weights.
+    Quantized,
+    /// Few rows with bf16 weights.
+    Halves,
+    /// Many rows, by cuBLAS.
+    Many,
+}
+
+/// A layer whose weight is in our form.
+#[derive(Clone, Copy)]
+struct Ours<'a> {
+    weight: &'a Weight,
+    shape: &'a Matrix,
+    bias: Option<&'a Tensor>,
+}
+
+fn ours<'a>(layer: &Layer<'a>) -> Option<Ours<'a>> {
+    match &layer.0.form {
+        Form::Cuda(weight) => Some(Ours { weight, shape: layer.0, bias: layer.1 }),
+        _ => None,
+    }
+}
+
+impl CudaKernels {
+    /// `(added +) x · Wᵀ + b`.
+    pub(super) fn product(&self, x: &Tensor, layer: Layer<'_>, added: Option<&Tensor>) -> Result<Option<Tensor>> {
+        let Some(layer) = ours(&layer) else { return Ok(None) };
+        if x.dim(0)? > FEW_ROWS_MAX {
+            return self.product_of_many(x, layer, added).map(Some);
+        }
+        Ok(self.launch_product(x, &[layer], "product", added, 0)?.pop())
+    }
+
+    /// Products of one activation with several weights, where all of them are in our form.
+    pub(super) fn products(&self, x: &Tensor, layers: &[Layer<'_>]) -> Result<Option<Vec<Tensor>>> {
+        let Some(layers) = layers.iter().map(ours).collect::<Option<Vec<_>>>() else { return Ok(None) };
+        if x.dim(0)? > FEW_ROWS_MAX {
+            return layers
+                .into_iter()
+                .map(|layer| self.product_of_many(x, layer, None))
+                .collect::<Result<_>>()
+                .map(Some);
+        }
+        let is_bf16 = |layer: &Ours<'_>| layer.weight.format == Format::Bf16;
+        if layers.iter().any(is_bf16) && !layers.iter().all(is_bf16) {
+            let each = layers.iter().map(|layer| self.launch_product(x, &[*layer], "product", None, 0));
+            return Ok(Some(each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()));
+        }
+        let groups = layers.chunks(SEGMENTS_MAX).map(|group| self.launch_product(x, group, "product", None, 0));
+        Ok(Some(groups.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
+    }
+
+    /// `kind(x · Gᵀ) · (x · Uᵀ)`, where one launch can do it.
+    pub(super) fn gated_product(
+        &self,
+        x: &Tensor,
+        [gate, up]: [Layer<'_>; 2],
+        kind: Activation,
+    ) -> Result<Option<Tensor>> {
+        let (Some(gate), Some(up)) = (ours(&gate), ours(&up)) else { return Ok(None) };
+        let is_one = gate.weight.format == up.weight.format && gate.shape.outputs == up.shape.outputs;
+        if !is_one || x.dim(0)? > FEW_ROWS_MAX {
+            return Ok(None);
+        }
+        Ok(self.launch_product(x, &[gate, up], "gated", None, activation_number(kind))?.pop())
+    }
+
+    /// Launches a product of few rows with up to three matrices; a gated one has one result.
+    fn launch_product(
+        &self,
+        x: &Tensor,
+        layers: &[Ours<'_>],
+        what: &str,
+        added: Option<&Tensor>,
+        kind: i32,
+    ) -> Result<Vec<Tensor>> {
+        let (module, (rows, inputs)) = (&self.module, x.dims2()?);
+        let address_of = |tensor: &Tensor| module.tensor::<f32>(tensor);
+        let added = added.map(address_of).transpose()?.unwrap_or_default();
+        let is_gated = what == "gated";
+        let format = layers[0].weight.format;
+        let (mut segments, mut outs, mut blocks) = (Segments::default(), Vec::new(), 0);
+        for (place, (layer, segment)) in layers.iter().zip(&mut segments.0).enumerate() {
+            let outputs = layer.shape.outputs;
+            let out = if is_gated && place > 0 {
+                0
+            } else {
+                let out = module.room::<f32>(rows * outputs)?;
+                let at = module.address(&out);
+                outs.push(module.wrap(out, (rows, outputs)));
+                blocks += outputs.div_ceil(OUTPUTS);
+                at
+            };
+            *segment = Segment {
+                data: module.address(&layer.weight.data),
+                scales: module.address(&layer.weight.scales),
+                bias: layer.bias.map(address_of).transpose()?.unwrap_or_default(),
+                added,
+                out,
+                outputs: outputs as i32,
+                last_block: blocks as i32,
+                format: layer.weight.format.number(),
+                unused: 0,
+            };
+        }
+        let is_mixed = layers.iter().any(|layer| layer.weight.format != format);
+        let name = if is_mixed { "mixed" } else { format.name() };
+        let warps = if is_gated { (2 * warps(blocks, inputs)).min(WARPS_MAX) } else { warps(blocks, inputs) };
+        let is_fresh = rows <= FRESH_ROWS_MAX && rows * inputs <= FRESH_VALUES_MAX;
+        let tiles = rows.div_ceil(8).next_power_of_two();
+        let mut shared = 4 * warps * tiles * OUTPUTS * 9;
+        let mut args = vec![Arg::Segments(segments)];
+        let prepared;
+        if is_fresh {
+            shared += fresh_bytes(rows, inputs, format);
+            args.push(address_of(x)?.into());
+            args.extend([Arg::Address(0); 4]);
+        } else {
+            let reader = if format == Format::Bf16 { Reader::Halves } else { Reader::Quantized };
+            prepared = self.prepare(x, reader)?;
+            let Some(few) = &prepared.few else { return Err(failed("an activation was prepared for other products")) };
+            args.extend([
+                Arg::Address(0),
+                module.address(&prepared.high).into(),
+                module.address(&few.low).into(),
+                module.address(&few.sums).into(),
+                module.address(&few.row_scales).into(),
+            ]);
+        }
+        args.extend([rows.into(), inputs.into(), Arg::Int(kind)]);
+        let tiles = if is_fresh { 0 } else { tiles };
+        module.launch(&format!("{what}_{name}_{tiles}"), (blocks, 1, 1), 32 * warps, shared, &args)?;
+        Ok(outs)
+    }
+
+    /// The form of `x` that products read. Layers that share an input share it.
+    fn prepare(&self, x: &Tensor, reader: Reader) -> Result<Arc<Prepared>> {
+        let mut cache = locked(&self.prepared);
+        if let Some((_, _, prepared)) = cache.iter().find(|(id, of, _)| *id == x.id() && *of == reader) {
+            return Ok(prepared.clone());
+        }
+        let (module, (rows, width)) = (&self.module, x.dims2()?);
+        let high = module.room::<u16>(rows * width)?;
+        let (x_at, high_at) = (module.tensor::<f32>(x)?.into(), module.address(&high).into());
+        let few = if reader == Reader::Many {
+            let count = rows * width;
+            let blocks = (count / 4).div_ceil(THREADS);
+            module.launch("to_bf16", (blocks, 1, 1), THREADS, 0, &[x_at, Arg::Size(count), high_at])?;
+            None
+        } else {
+            let few = Few {
+                low: module.room(if reader == Reader::Halves { rows * width } else { 1 })?,
+                sums: module.room(rows.div_ceil(8) * (width / 16 * 12))?,
+                row_scales: module.room(rows)?,
+            };
+            let args = [
+                x_at,
+                width.into(),
+                Arg::Int(i32::from(reader == Reader::Halves)),
+                high_at,
+                module.address(&few.low).into(),
+                module.address(&few.sums).into(),
+                module.address(&few.row_scales).into(),
+            ];
+            module.launch("prepare", (rows, 1, 1), 512, 0, &args)?;
+            Some(few)
+        };
+        let prepared = Arc::new(Prepared { high, few });
+        module.memory.keep(prepared.clone());
+        if cache.len() == 2 {
+            cache.remove(0);
+        }
+        cache.push((x.id(), reader, prepared.clone()));
+        Ok(prepared)
+    }
+
+    /// A product of many rows: of unpacked weights, by cuBLAS.
+    fn product_of_many(&self, x: &Tensor, layer: Ours<'_>, added: Option<&Tensor>) -> Result<Tensor> {
+        let (module, rows) = (&self.module, x.dim(0)?);
+        let (weight, outputs, inputs) = (layer.weight, layer.shape.outputs, layer.shape.inputs);
+        let prepared = self.prepare(x, Reader::Many)?;
+        let count = rows * outputs;
+        let out = module.room::<f32>(count)?;
+        let (out_at, data, scales) =
+            (module.address(&out), module.address(&weight.data), module.address(&weight.scales));
+        if let Some(added) = added {
+            module.copy(module.tensor::<f32>(added)?, out_at, 4 * count)?;
+        }
+        let (high, dims, adds) = (module.address(&prepared.high), [rows, outputs, inputs], added.is_some());
+        if weight.format == Format::Bf16 {
+            module.gemm_bf16(high, data, out_at, dims, adds)?;
+        } else {
+            let unpacked = module.room::<bf16>(outputs * inputs)?;
+            let (at, values) = (module.address(&unpacked), outputs * inputs);
+            module.launch(
+                &format!("unpack_{}", weight.format.name()),
+                ((values / 4).div_ceil(THREADS), 1, 1),
+                THREADS,
+                0,
+                &[data.into(), scales.into(), Arg::Size(values), at.into()],
+            )?;
+            module.gemm_bf16(high, at, out_at, dims, adds)?;
+        }
+        if let Some(bias) = layer.bias {
+            let args = [module.tensor::<f32>(bias)?.into(), outputs.into(), Arg::Size(count), out_at.into()];
+            module.launch("add_bias", (count.div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
+        }
+        Ok(module.wrap(out, (rows, outputs)))
+    }
+
+    /// The rows of a table that the step's tokens name.
+    pub(super) fn table_rows(&self, weight: &Matrix, tokens: usize) -> Result<Tensor> {
+        let Form::Cuda(ours) = &weight.form else { return Err(foreign("an embedding")) };
+        let (module, width) = (&self.module, weight.inputs);
+        let out = module.room::<f32>(tokens * width)?;
+        let mut args = vec![module.address(&ours.data).into()];
+        if ours.format != Format::Bf16 {
+            args.push(module.address(&ours.scales).into());
+        }
+        let ids = locked(&self.inputs).token_ids(module);
+        args.extend([Arg::Address(ids), width.into(), module.address(&out).into()]);
+        module.launch(&format!("rows_{}", ours.format.name()), (tokens, 1, 1), THREADS, 0, &args)?;
+        Ok(module.wrap(out, (tokens, width)))
+    }
+}
+
+/// Warps of a block of a product, which divide the columns of W among them: fewer where there are many rows of it. It
+/// depends on W alone, so that a row's result does not depend on the batch.
+fn warps(blocks: usize, inputs: usize) -> usize {
+    if blocks >= 400 && inputs <= 4096 { 4 } else { WARPS_MAX }
+}
+
+/// Shared memory for an activation that a product prepares by itself, as `prepare_here` lays it out.
+fn fresh_bytes(rows: usize, inputs: usize, format: Format) -> usize {
+    let sums = if format == Format::Bf16 { 0 } else { 4 * (inputs / 16 * 12) };
+    let halves = if format == Format::Bf16 { 2 } else { 1 };
+    32 + sums + 2 * halves * rows * inputs
+}

@@ -1,0 +1,163 @@
+//! No work per sequence: a step that decodes is as many ops for 64 sequences as for one, so a GPU is launched as often.
+//!
+//! candle numbers tensors, views too, in the order in which the process makes them. So this test has a process of its own,
+//! and one test function: the numbers between two steps are the ops of one.
+
+use pensieve_sdk::{
+    Architecture, Batch, Capacity, LoadRequest, Result, Services, Source, Span, Want,
+    nn::{
+        Activation, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope, Shape,
+        Step, Tensor,
+    },
+    testing::random_checkpoint,
+    weights::Checkpoint,
+};
+
+const WIDTH: usize = 64;
+const HEADS: usize = 4;
+const LAYERS: usize = 2;
+const VOCABULARY: usize = 96;
+
+struct Tiny {
+    embed_tokens: Embedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    rope: Rope,
+    lm_head: Linear,
+}
+
+struct Layer {
+    norm: RmsNorm,
+    projections: [Linear; 4],
+    attention: Attention,
+    mlp: GatedMlp,
+}
+
+impl Decoder for Tiny {
+    const NAME: &'static str = "tiny";
+    const GGUF: &'static [&'static str] = &[];
+    const CLASSES: &'static [&'static str] = &["Tiny"];
+    type Config = pensieve_sdk::weights::RopeConfig;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Self::Config> {
+        checkpoint.config().rope()
+    }
+
+    fn shape(_: &Self::Config) -> Shape {
+        let kv = KvShape { layers: LAYERS, kv_heads: HEADS, head_dim: WIDTH / HEADS };
+        Shape { vocabulary: VOCABULARY, context: 4096, widest: 4 * WIDTH, kv }
+    }
+
+    fn load(loader: &Loader<'_>, rope: &Self::Config) -> Result<Self> {
+        let layer = |index| {
+            let loader = loader.at("layers").at(index);
+            Ok(Layer {
+                norm: RmsNorm::load(&loader, "norm", WIDTH, 1e-5)?,
+                projections: [
+                    loader.linear("q_proj", WIDTH, WIDTH)?,
+                    loader.linear("k_proj", WIDTH, WIDTH)?,
+                    loader.linear("v_proj", WIDTH, WIDTH)?,
+                    loader.linear("o_proj", WIDTH, WIDTH)?,
+                ],
+                // A window hides more of longer sequences: its mask is one tensor for all of them.
+                attention: Attention { window: Some(24), ..Attention::new(index, HEADS, HEADS, WIDTH / HEADS)? },
+                mlp: GatedMlp::load(&loader.at("mlp"), WIDTH, 4 * WIDTH, Activation::Silu)?,
+            })
+        };
+        Ok(Self {
+            embed_tokens: loader.embedding("embed_tokens", VOCABULARY, WIDTH)?,
+            layers: (0..LAYERS).map(layer).collect::<Result<_>>()?,
+            norm: RmsNorm::load(loader, "norm", WIDTH, 1e-5)?,
+            rope: Rope::new(rope, WIDTH / HEADS, loader.context())?,
+            lm_head: loader.linear("lm_head", WIDTH, VOCABULARY)?,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = self.rope.angles(step)?;
+        let mut x = self.embed_tokens.forward(step)?;
+        for layer in &self.layers {
+            let normed = layer.norm.forward(&x, step)?;
+            let [q_proj, k_proj, v_proj, o_proj] = &layer.projections;
+            let [q, k, v] = Linear::forward_all([q_proj, k_proj, v_proj], &normed, step)?;
+            x = o_proj.add_to(&x, &layer.attention.forward_rotated(&q, &k, &v, &angles, step)?, step)?;
+            x = layer.mlp.add_to(&x, &normed, step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+    }
+}
+
+fn checkpoint(folder: &std::path::Path) {
+    let mut tensors = vec![
+        ("embed_tokens.weight".to_owned(), vec![VOCABULARY, WIDTH]),
+        ("norm.weight".to_owned(), vec![WIDTH]),
+        ("lm_head.weight".to_owned(), vec![VOCABULARY, WIDTH]),
+    ];
+    for layer in 0..LAYERS {
+        let mut add = |name: &str, shape: Vec<usize>| tensors.push((format!("layers.{layer}.{name}.weight"), shape));
+        add("norm", vec![WIDTH]);
+        for name in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+            add(name, vec![WIDTH, WIDTH]);
+        }
+        add("mlp.gate_proj", vec![4 * WIDTH, WIDTH]);
+        add("mlp.up_proj", vec![4 * WIDTH, WIDTH]);
+        add("mlp.down_proj", vec![WIDTH, 4 * WIDTH]);
+    }
+    random_checkpoint(folder, r#"{"architectures": ["Tiny"], "hidden_size": 64}"#, &tensors).unwrap();
+}
+
+/// The number that the next tensor gets.
+fn next_tensor() -> usize {
+    let tensor = Tensor::new(0u32, &candle_core::Device::Cpu).unwrap();
+    let id = format!("{:?}", tensor.id());
+    let digits: String = id.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap()
+}
+
+#[test]
+fn a_step_that_decodes_is_as_many_ops_for_64_sequences_as_for_one() {
+    let folder = tempfile::tempdir().unwrap();
+    checkpoint(folder.path());
+    let options = r#"{"kernels": "generic"}"#.to_owned();
+    let source = Source { path: folder.path().to_owned(), options };
+    let request = LoadRequest { source, device: "cpu".into(), context: 0, state_bytes: 8 << 20, threads: 1 };
+    let mut model = Paged::<Tiny>::architecture().load(&request, &Services::silent()).unwrap();
+    let Capacity::Blocks { blocks, tokens: block_tokens } = model.resident().capacity else { panic!("not paged") };
+    let mut ops_of = |sequences: usize| {
+        // Sequences of different lengths, some beyond the window.
+        let pasts: Vec<usize> = (0..sequences).map(|sequence| 30 + sequence % 17).collect();
+        let each = 48 / block_tokens;
+        assert!(sequences as u32 * each <= blocks);
+        let tables: Vec<Vec<u32>> =
+            (0..sequences as u32).map(|sequence| (sequence * each..(sequence + 1) * each).collect()).collect();
+        let span = |(start, (&past, blocks)): (usize, (&usize, &'_ Vec<u32>))| (start, past, blocks.clone());
+        let parts: Vec<_> = pasts.iter().zip(&tables).enumerate().map(span).collect();
+        let spans = parts.iter().map(|(start, past, blocks)| Span {
+            sequence: *start as u64,
+            start: *start,
+            len: 1,
+            past: *past,
+            want: Want::Last,
+            adapter: 0,
+            adapter_scale: 1.0,
+            blocks,
+        });
+        let tokens = vec![7; sequences];
+        let positions: Vec<u32> = pasts.iter().map(|&past| past as u32).collect();
+        let batch = Batch { tokens: &tokens, positions: &positions, spans: spans.collect() };
+        let mut logits = vec![0.0; sequences * VOCABULARY];
+        let before = next_tensor();
+        model.forward(&batch, &mut logits).unwrap();
+        assert!(logits.iter().all(|logit| logit.is_finite()));
+        next_tensor() - before
+    };
+    let ops = [2, 8, 64].map(&mut ops_of);
+    assert_eq!(ops, [ops[0]; 3], "ops of a step for 2, 8 and 64 sequences");
+    // One sequence alone needs no padding, and so no more than that.
+    assert!(ops_of(1) <= ops[0]);
+    assert!(ops[0] > 20 * LAYERS, "{ops:?} are not all ops");
+}
