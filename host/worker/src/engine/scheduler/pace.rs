@@ -12,6 +12,9 @@ use super::Config;
 const FRESH: f64 = 0.2;
 /// A measurement counts at most as this multiple of what was expected.
 const ODD: f64 = 2.0;
+/// What a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a chunk of no
+/// more than that would cost much more for each of its tokens.
+const PAUSE_SECONDS: f64 = 0.005;
 /// After so many mixed steps one is left without a chunk.
 const PROBE_INTERVAL: u32 = 32;
 
@@ -48,7 +51,7 @@ impl Pace {
             _ if self.mixed_steps >= PROBE_INTERVAL => return 0,
             _ => match self.decode_step(decodes) {
                 None => return 0,
-                Some(alone) => (self.stretch - 1.0) * alone,
+                Some(alone) => ((self.stretch - 1.0) * alone).max(PAUSE_SECONDS),
             },
         };
         let tokens = self.token_seconds().map_or(0.0, |each| seconds / each);
@@ -135,6 +138,14 @@ mod tests {
         pace.record(4, 0, ms(40.0));
         pace.record(4, 32, ms(72.0));
         assert_eq!(pace.chunk(4), 40);
+    }
+
+    #[test]
+    fn a_chunk_beside_fast_streams_may_take_a_pause_that_no_reader_notices() {
+        let mut pace = pace();
+        pace.record(4, 0, ms(1.0));
+        pace.record(4, 16, ms(1.16));
+        assert_eq!(pace.chunk(4), 500);
     }
 
     #[test]
