@@ -339,5 +339,11 @@ fn best(device: Device) -> Arc<dyn Backend> {
     {
         return Arc::new(kernels);
     }
+    #[cfg(any(feature = "metal", target_os = "macos"))]
+    if device.is_metal()
+        && let Ok(kernels) = super::backend::MetalKernels::proved(&device)
+    {
+        return Arc::new(kernels);
+    }
     Arc::new(Formulas::probed(device))
 }

@@ -13,6 +13,8 @@ mod cpu;
 mod cuda;
 mod formulas;
 mod formulas_attention;
+#[cfg(any(test, feature = "metal", target_os = "macos"))]
+mod metal;
 
 use candle_core::{
     Device, Tensor,
@@ -25,6 +27,8 @@ pub(super) use cpu::CpuKernels;
 pub(super) use cuda::{CudaKernels, open as cuda_device};
 pub(super) use formulas::Formulas;
 pub(super) use formulas_attention::Group;
+#[cfg(any(feature = "metal", target_os = "macos"))]
+pub(super) use metal::MetalKernels;
 
 use super::{
     Attention, Step,

@@ -1,0 +1,100 @@
+//! What the kernels take besides tensors: shapes in the layout that `kernels.metal` has them in, and a step's slots, tiles
+//! and block tables.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{Batch, nn::BLOCK_TOKENS};
+
+/// Query rows that a threadgroup of `attend` holds.
+const ROWS: usize = 8;
+
+/// Tokens of a tile.
+const TILE_TOKENS: usize = 64;
+
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct StoreShape {
+    pub(super) heads: u32,
+    pub(super) kv_heads: u32,
+    pub(super) head_dim: u32,
+    /// Half of the values that are rotated in a head.
+    pub(super) half_dim: u32,
+    pub(super) is_interleaved: u32,
+    pub(super) rotates: u32,
+    pub(super) tokens: u32,
+    pub(super) slots: u32,
+}
+
+impl StoreShape {
+    /// Threads: a value of each token's queries, keys and values each.
+    pub(super) fn grid(&self) -> [usize; 3] {
+        [((self.heads + 2 * self.kv_heads) * self.head_dim) as usize, self.tokens as usize, 1]
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct AttendShape {
+    pub(super) heads: u32,
+    pub(super) kv_heads: u32,
+    pub(super) head_dim: u32,
+    pub(super) slots: u32,
+    pub(super) tiles: u32,
+    /// 0: none.
+    pub(super) window: u32,
+    pub(super) has_sinks: u32,
+    pub(super) scale: f32,
+    /// 0: none.
+    pub(super) softcap: f32,
+}
+
+impl AttendShape {
+    /// Threadgroups, for tiles of up to `longest` tokens.
+    pub(super) fn grid(&self, longest: usize) -> [usize; 3] {
+        let rows = longest * (self.heads / self.kv_heads) as usize;
+        [rows.div_ceil(ROWS), self.kv_heads as usize, self.tiles as usize]
+    }
+
+    /// Memory of a threadgroup: its queries and as many sums.
+    pub(super) fn shared_bytes(&self) -> usize {
+        2 * ROWS * self.head_dim as usize * size_of::<f32>()
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct NormShape {
+    pub(super) width: u32,
+    pub(super) eps: f32,
+}
+
+/// What a batch says to attention.
+#[derive(Debug, Default)]
+pub(super) struct Inputs {
+    /// Of each new token.
+    pub(super) slots: Vec<u32>,
+    /// Neighbouring new tokens of a sequence: the first of them in the batch, how many there are, how many tokens of the
+    /// sequence come before, and where its table begins.
+    pub(super) tiles: Vec<[u32; 4]>,
+    pub(super) tables: Vec<u32>,
+    /// Tokens of the longest tile.
+    pub(super) longest: usize,
+}
+
+impl Inputs {
+    pub(super) fn of(batch: &Batch<'_>) -> Self {
+        let mut inputs = Self::default();
+        for span in &batch.spans {
+            let table = inputs.tables.len() as u32;
+            inputs.tables.extend_from_slice(&span.blocks[..(span.past + span.len).div_ceil(BLOCK_TOKENS)]);
+            let slot = |at: usize| span.blocks[at / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32;
+            inputs.slots.extend((span.past..span.past + span.len).map(slot));
+            for first in (0..span.len).step_by(TILE_TOKENS) {
+                let count = TILE_TOKENS.min(span.len - first);
+                inputs.longest = inputs.longest.max(count);
+                inputs.tiles.push([(span.start + first) as u32, count as u32, (span.past + first) as u32, table]);
+            }
+        }
+        inputs
+    }
+}

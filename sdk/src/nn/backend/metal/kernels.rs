@@ -1,0 +1,320 @@
+//! The backend of Apple's GPUs: attention over block tables and the norm of a sum by kernels of our own, and everything else
+//! by the formulas in candle's ops, whose matrix products, quantized ones too, are at home there.
+//!
+//! What is launched goes into candle's command buffer, in order with its ops; nothing waits between layers. At load the
+//! kernels are held against the formulas, and none of them is used on a device where they differ.
+
+use candle_core::{DType, Device, MetalDevice, MetalStorage, Storage, Tensor, op::BackpropOp};
+use candle_metal_kernels::metal::{ComputeCommandEncoder, ComputePipeline};
+use objc2_metal::MTLSize;
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
+use crate::{
+    Batch, Error, Result, Span, Want,
+    nn::{
+        Attention, KvCache, KvShape, KvType, Step,
+        adapters::Adapters,
+        backend::{Backend, Formulas, Rotation, formulas_attention},
+        device::Chosen,
+        ops::{Kernels, Ops},
+    },
+    weights::RopeStyle,
+};
+
+const SOURCE: &str = include_str!("kernels.metal");
+
+/// Threads of a threadgroup of `attend` and `add_rms_norm`.
+const THREADS: usize = 128;
+
+const NAMES: [&str; 5] = ["store_f16", "store_f32", "attend_f16", "attend_f32", "add_rms_norm"];
+
+/// The kernels on a device, and what a step brings to it.
+pub(in crate::nn) struct MetalKernels {
+    device: MetalDevice,
+    formulas: Formulas,
+    pipelines: HashMap<&'static str, ComputePipeline>,
+    inputs: Mutex<Option<OnDevice>>,
+}
+
+/// A step's inputs on the device.
+#[derive(Clone)]
+struct OnDevice {
+    slots: Tensor,
+    tiles: Tensor,
+    tables: Tensor,
+    tile_count: u32,
+    longest: usize,
+}
+
+/// An argument of a kernel.
+enum Arg<'a> {
+    Read(&'a Tensor),
+    Written(&'a Tensor),
+    Bytes(&'a [u8]),
+}
+
+/// What a kernel is launched over.
+enum Grid {
+    Threads([usize; 3]),
+    Groups([usize; 3], usize),
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    Error::new(crate::Code::Device, format!("Metal: {error}"))
+}
+
+impl MetalKernels {
+    /// The kernels, if they compute what the formulas do on this device.
+    pub(in crate::nn) fn proved(device: &Device) -> Result<Self> {
+        let metal = device.as_metal_device()?.clone();
+        let library = metal.metal_device().new_library_with_source(SOURCE, None).map_err(failed)?;
+        let pipeline = |name: &'static str| {
+            let function = library.get_function(name, None).map_err(failed)?;
+            let pipeline = metal.metal_device().new_compute_pipeline_state_with_function(&function).map_err(failed)?;
+            Ok((name, pipeline))
+        };
+        let pipelines = NAMES.into_iter().map(pipeline).collect::<Result<_>>()?;
+        let formulas = Formulas::probed(device.clone());
+        let kernels = Self { device: metal, formulas, pipelines, inputs: Mutex::new(None) };
+        kernels.prove_norm()?;
+        for (head_dim, kind) in [(64, KvType::F16), (80, KvType::F32)] {
+            kernels.prove_attention(head_dim, kind)?;
+        }
+        *kernels.inputs() = None;
+        Ok(kernels)
+    }
+
+    fn inputs(&self) -> MutexGuard<'_, Option<OnDevice>> {
+        self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn prove_norm(&self) -> Result<()> {
+        let (x, y) = (self.formulas.wave(5, 96)?, self.formulas.wave(5, 96)?);
+        let weight = self.formulas.wave(1, 96)?.squeeze(0)?;
+        let (sum, normed) = self.add_rms_norm(&x, &y, &weight, 1e-5)?;
+        same("the sum", &sum, &(x + y)?, 1e-5)?;
+        same("rms_norm", &normed, &self.formulas.rms_norm(&sum, &weight, 1e-5)?, 1e-4)
+    }
+
+    /// A chunk of a prompt and a decode, over a cache in any order.
+    fn prove_attention(&self, head_dim: usize, kind: KvType) -> Result<()> {
+        let (heads, kv_heads, formulas) = (4, 2, &self.formulas);
+        let (long, short) = ([3, 1], [0]);
+        let span = |start, len, past, blocks| {
+            let (sequence, adapter, adapter_scale, want) = (start as u64, 0, 0.0, Want::Last);
+            Span { sequence, start, len, past, want, adapter, adapter_scale, blocks }
+        };
+        let tokens = 10;
+        let ids = vec![0; tokens];
+        let spans = vec![span(0, 9, 11, &long[..]), span(9, 1, 0, &short[..])];
+        let batch = Batch { tokens: &ids, positions: &ids, spans };
+        let device = self.formulas.device.clone();
+        let ops = Ops::new(&Chosen { device, name: String::new(), note: String::new() }, 1, Kernels::Generic);
+        let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| formulas.wave(tokens, heads * head_dim));
+        let (q, k, v) = (q?, k?, v?);
+        let (cos, sin) = (formulas.wave(tokens, head_dim / 2)?, formulas.wave(tokens, head_dim / 2)?);
+        let rotation = Rotation { cos, sin, style: RopeStyle::NeoX };
+        let spec = Attention { window: Some(7), ..Attention::new(0, heads, kv_heads, head_dim)? };
+        let adapters = Adapters::default();
+        self.begin(&batch)?;
+        let compute = |backend: &dyn Backend| -> Result<Tensor> {
+            let mut cache = KvCache::new(KvShape { layers: 1, kv_heads, head_dim }, kind, 4, &ops)?;
+            let mut step = Step::new(&ops, &batch, &mut cache, &adapters);
+            backend.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut step)
+        };
+        same("attention", &compute(self)?, &compute(formulas)?, 1e-2)
+    }
+
+    /// A tensor that a kernel is about to fill.
+    fn room(&self, rows: usize, columns: usize) -> Result<Tensor> {
+        let buffer = self.device.new_buffer(rows * columns, DType::F32, "activation")?;
+        let storage = MetalStorage::new(buffer, self.device.clone(), rows * columns, DType::F32);
+        Ok(Tensor::from_storage(Storage::Metal(storage), (rows, columns), BackpropOp::none(), false))
+    }
+
+    /// Puts a kernel behind what candle has encoded so far.
+    fn launch(&self, name: &str, grid: &Grid, args: &[Arg<'_>]) -> Result<()> {
+        let pipeline = self.pipelines.get(name).ok_or_else(|| failed(format!("there is no kernel '{name}'")))?;
+        let guard = self.device.command_encoder()?;
+        let encoder: &ComputeCommandEncoder = guard.as_ref();
+        encoder.set_compute_pipeline_state(pipeline);
+        for (index, arg) in args.iter().enumerate() {
+            match arg {
+                Arg::Bytes(bytes) => encoder.set_bytes_directly(index, bytes.len(), bytes.as_ptr().cast()),
+                Arg::Read(tensor) | Arg::Written(tensor) => {
+                    let (storage, layout) = tensor.storage_and_layout();
+                    let Storage::Metal(storage) = &*storage else {
+                        return Err(failed("a tensor lies on another device"));
+                    };
+                    if !layout.is_contiguous() {
+                        let message = format!("a tensor of shape {:?} is not contiguous", tensor.dims());
+                        return Err(Error::invalid(message));
+                    }
+                    let offset = layout.start_offset() * tensor.dtype().size_in_bytes();
+                    match arg {
+                        Arg::Written(_) => encoder.set_output_buffer(index, Some(storage.buffer()), offset),
+                        _ => encoder.set_input_buffer(index, Some(storage.buffer()), offset),
+                    }
+                }
+            }
+        }
+        let size = |[width, height, depth]: [usize; 3]| MTLSize { width, height, depth };
+        match grid {
+            Grid::Threads(threads) => encoder.dispatch_threads(size(*threads), size([256, 1, 1])),
+            Grid::Groups(groups, shared_bytes) => {
+                if *shared_bytes > 0 {
+                    encoder.set_threadgroup_memory_length(0, *shared_bytes);
+                }
+                encoder.dispatch_thread_groups(size(*groups), size([THREADS, 1, 1]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers and attends, rotating first where there is a rotation. None where the step's inputs are not there.
+    fn attend_step(
+        &self,
+        spec: &Attention,
+        [q, k, v]: [&Tensor; 3],
+        rotation: Option<&Rotation>,
+        step: &mut Step<'_>,
+    ) -> Result<Option<Tensor>> {
+        let Some(inputs) = self.inputs().clone() else { return Ok(None) };
+        let [keys, values] = step.kv.layer(spec.layer)?;
+        let (keys, values) = (keys.tensor()?, values.tensor()?);
+        let suffix = match keys.dtype() {
+            DType::F16 => "f16",
+            DType::F32 => "f32",
+            _ => return Ok(None),
+        };
+        let (tokens, slots) = (q.dim(0)?, keys.dim(1)?);
+        let narrow = |value: usize| u32::try_from(value).map_err(|_| failed(format!("{value} is too much")));
+        let shape = StoreShape {
+            heads: if rotation.is_some() { narrow(spec.heads)? } else { 0 },
+            kv_heads: narrow(spec.kv_heads)?,
+            head_dim: narrow(spec.head_dim)?,
+            half_dim: rotation.map_or(Ok(0), |rotation| narrow(rotation.cos.dim(1)?))?,
+            is_interleaved: u32::from(rotation.is_some_and(|rotation| rotation.style == RopeStyle::Interleaved)),
+            rotates: u32::from(rotation.is_some()),
+            tokens: narrow(tokens)?,
+            slots: narrow(slots)?,
+        };
+        let rotated = if rotation.is_some() { self.room(tokens, q.dim(1)?)? } else { q.clone() };
+        let (cos, sin) = rotation.map_or((q, q), |rotation| (&rotation.cos, &rotation.sin));
+        self.launch(
+            &format!("store_{suffix}"),
+            &Grid::Threads(shape.grid()),
+            &[
+                Arg::Read(q),
+                Arg::Read(k),
+                Arg::Read(v),
+                Arg::Read(cos),
+                Arg::Read(sin),
+                Arg::Read(&inputs.slots),
+                Arg::Bytes(bytemuck::bytes_of(&shape)),
+                if rotation.is_some() { Arg::Written(&rotated) } else { Arg::Read(&rotated) },
+                Arg::Written(keys),
+                Arg::Written(values),
+            ],
+        )?;
+        let shape = AttendShape {
+            heads: narrow(spec.heads)?,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            slots: shape.slots,
+            tiles: inputs.tile_count,
+            window: narrow(spec.window.unwrap_or(0))?,
+            has_sinks: u32::from(spec.sinks.is_some()),
+            scale: spec.scale,
+            softcap: spec.softcap.unwrap_or(0.0),
+        };
+        let out = self.room(tokens, q.dim(1)?)?;
+        self.launch(
+            &format!("attend_{suffix}"),
+            &Grid::Groups(shape.grid(inputs.longest), shape.shared_bytes()),
+            &[
+                Arg::Read(&rotated),
+                Arg::Read(keys),
+                Arg::Read(values),
+                Arg::Read(&inputs.tiles),
+                Arg::Read(&inputs.tables),
+                Arg::Read(spec.sinks.as_ref().unwrap_or(q)),
+                Arg::Bytes(bytemuck::bytes_of(&shape)),
+                Arg::Written(&out),
+            ],
+        )?;
+        Ok(Some(out))
+    }
+}
+
+impl Backend for MetalKernels {
+    fn formulas(&self) -> &Formulas {
+        &self.formulas
+    }
+
+    fn note(&self) -> String {
+        format!("our Metal kernels for attention and norms, {}", self.formulas.note())
+    }
+
+    fn begin(&self, batch: &Batch<'_>) -> Result<()> {
+        let inputs = Inputs::of(batch);
+        let on_device = OnDevice {
+            slots: self.formulas.ids(&inputs.slots)?,
+            tiles: self.formulas.ids(inputs.tiles.as_flattened())?,
+            tables: self.formulas.ids(&inputs.tables)?,
+            tile_count: inputs.tiles.len() as u32,
+            longest: inputs.longest,
+        };
+        *self.inputs() = Some(on_device);
+        Ok(())
+    }
+
+    fn add_rms_norm(&self, x: &Tensor, delta: &Tensor, weight: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
+        let (rows, width) = x.dims2()?;
+        let shape = NormShape { width: width as u32, eps };
+        let (sum, out) = (self.room(rows, width)?, self.room(rows, width)?);
+        self.launch(
+            "add_rms_norm",
+            &Grid::Groups([rows, 1, 1], 0),
+            &[
+                Arg::Read(x),
+                Arg::Read(delta),
+                Arg::Read(weight),
+                Arg::Bytes(bytemuck::bytes_of(&shape)),
+                Arg::Written(&sum),
+                Arg::Written(&out),
+            ],
+        )?;
+        Ok((sum, out))
+    }
+
+    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        match self.attend_step(spec, [q, k, v], None, step)? {
+            Some(out) => Ok(out),
+            None => formulas_attention::attention(&self.formulas, spec, q, k, v, step),
+        }
+    }
+
+    fn rotated_attention(
+        &self,
+        spec: &Attention,
+        [q, k, v]: [&Tensor; 3],
+        rotation: &Rotation,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        match self.attend_step(spec, [q, k, v], Some(rotation), step)? {
+            Some(out) => Ok(out),
+            None => self.formulas.rotated_attention(spec, [q, k, v], rotation, step),
+        }
+    }
+}
+
+/// Whether a kernel computes what its formula does.
+fn same(what: &str, ours: &Tensor, formula: &Tensor, most: f32) -> Result<()> {
+    let difference = (ours - formula)?.abs()?.max_all()?.to_scalar::<f32>()?;
+    if difference < most { Ok(()) } else { Err(failed(format!("{what} differs by {difference}"))) }
+}

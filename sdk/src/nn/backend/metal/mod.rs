@@ -1,0 +1,10 @@
+//! What runs on Apple's GPUs. The kernels are tried on every machine; only what launches them needs Metal.
+
+mod inputs;
+#[cfg(any(feature = "metal", target_os = "macos"))]
+mod kernels;
+#[cfg(test)]
+mod tests;
+
+#[cfg(any(feature = "metal", target_os = "macos"))]
+pub(in crate::nn) use kernels::MetalKernels;
