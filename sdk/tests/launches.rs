@@ -4,7 +4,7 @@
 //! and one test function: the numbers between two steps are the ops of one.
 
 use pensieve_sdk::{
-    Architecture, Batch, Capacity, LoadRequest, Result, Services, Source, Span, Want,
+    Architecture, Batch, LoadRequest, Output, Result, Services, Source, Span, Table, Want,
     nn::{
         Activation, Attention, Decoder, Embedding, GatedMlp, KvShape, Linear, Loader, Paged, RmsNorm, Rope, Shape,
         Step, Tensor,
@@ -44,7 +44,7 @@ impl Decoder for Tiny {
     }
 
     fn shape(_: &Self::Config) -> Shape {
-        let kv = KvShape { layers: LAYERS, kv_heads: HEADS, head_dim: WIDTH / HEADS };
+        let kv = KvShape::uniform(LAYERS, HEADS, WIDTH / HEADS);
         Shape { vocabulary: VOCABULARY, context: 4096, widest: 4 * WIDTH, kv }
     }
 
@@ -126,7 +126,9 @@ fn a_step_that_decodes_is_as_many_ops_for_64_sequences_as_for_one() {
     let source = Source { path: folder.path().to_owned(), options };
     let request = LoadRequest { source, device: "cpu".into(), context: 0, state_bytes: 8 << 20, threads: 1 };
     let mut model = Paged::<Tiny>::architecture().load(&request, &Services::silent()).unwrap();
-    let Capacity::Blocks { blocks, tokens: block_tokens } = model.resident().capacity else { panic!("not paged") };
+    let resident = model.resident();
+    let (block_tokens, blocks) =
+        (resident.block_tokens, resident.caches.iter().map(|(_, count)| *count).min().unwrap());
     let mut ops_of = |sequences: usize| {
         // Sequences of different lengths, some beyond the window.
         let pasts: Vec<usize> = (0..sequences).map(|sequence| 30 + sequence % 17).collect();
@@ -134,21 +136,21 @@ fn a_step_that_decodes_is_as_many_ops_for_64_sequences_as_for_one() {
         assert!(sequences as u32 * each <= blocks);
         let tables: Vec<Vec<u32>> =
             (0..sequences as u32).map(|sequence| (sequence * each..(sequence + 1) * each).collect()).collect();
-        let span = |(start, (&past, blocks)): (usize, (&usize, &'_ Vec<u32>))| (start, past, blocks.clone());
-        let parts: Vec<_> = pasts.iter().zip(&tables).enumerate().map(span).collect();
-        let spans = parts.iter().map(|(start, past, blocks)| Span {
-            sequence: *start as u64,
-            start: *start,
+        let spans = pasts.iter().zip(&tables).enumerate().map(|(start, (&past, blocks))| Span {
+            sequence: start as u64,
+            start,
             len: 1,
-            past: *past,
+            past,
             want: Want::Last,
+            output: Output::Logits,
+            mask: &[],
             adapter: 0,
             adapter_scale: 1.0,
-            blocks,
+            caches: resident.caches.iter().map(|_| Table::Blocks(blocks.into())).collect(),
         });
         let tokens = vec![7; sequences];
         let positions: Vec<u32> = pasts.iter().map(|&past| past as u32).collect();
-        let batch = Batch { tokens: &tokens, positions: &positions, spans: spans.collect() };
+        let batch = Batch { tokens: &tokens, positions: &positions, spans: spans.collect(), top: 0 };
         let mut logits = vec![0.0; sequences * VOCABULARY];
         let before = next_tensor();
         model.forward(&batch, &mut logits).unwrap();

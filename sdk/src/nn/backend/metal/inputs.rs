@@ -82,12 +82,16 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    pub(super) fn of(batch: &Batch<'_>) -> Self {
+    /// What attention over a group of caches takes: tables of a group without blocks are empty, and so is all else.
+    pub(super) fn of(batch: &Batch<'_>, group: usize) -> Self {
         let mut inputs = Self::default();
         for span in &batch.spans {
-            let table = inputs.tables.len() as u32;
-            inputs.tables.extend_from_slice(&span.blocks[..(span.past + span.len).div_ceil(BLOCK_TOKENS)]);
-            let slot = |at: usize| span.blocks[at / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32;
+            let (table, blocks) = (inputs.tables.len() as u32, span.blocks(group));
+            if blocks.is_empty() {
+                continue;
+            }
+            inputs.tables.extend_from_slice(&blocks[..(span.past + span.len).div_ceil(BLOCK_TOKENS)]);
+            let slot = |at: usize| blocks[at / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (at % BLOCK_TOKENS) as u32;
             inputs.slots.extend((span.past..span.past + span.len).map(slot));
             for first in (0..span.len).step_by(TILE_TOKENS) {
                 let count = TILE_TOKENS.min(span.len - first);

@@ -14,7 +14,7 @@ use std::{
 
 use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
 use crate::{
-    Batch, Error, Result, Span, Want,
+    Batch, Error, Output, Result, Span, Table, Want,
     nn::{
         Attention, KvCache, KvShape, KvType, Step,
         adapters::Adapters,
@@ -37,7 +37,8 @@ pub(in crate::nn) struct MetalKernels {
     device: MetalDevice,
     formulas: Formulas,
     pipelines: HashMap<&'static str, ComputePipeline>,
-    inputs: Mutex<Option<OnDevice>>,
+    /// By group of caches; none before the first step.
+    inputs: Mutex<Vec<OnDevice>>,
 }
 
 /// A step's inputs on the device.
@@ -79,16 +80,16 @@ impl MetalKernels {
         };
         let pipelines = NAMES.into_iter().map(pipeline).collect::<Result<_>>()?;
         let formulas = Formulas::probed(device.clone());
-        let kernels = Self { device: metal, formulas, pipelines, inputs: Mutex::new(None) };
+        let kernels = Self { device: metal, formulas, pipelines, inputs: Mutex::default() };
         kernels.prove_norm()?;
         for (head_dim, kind) in [(64, KvType::F16), (80, KvType::F32)] {
             kernels.prove_attention(head_dim, kind)?;
         }
-        *kernels.inputs() = None;
+        kernels.inputs().clear();
         Ok(kernels)
     }
 
-    fn inputs(&self) -> MutexGuard<'_, Option<OnDevice>> {
+    fn inputs(&self) -> MutexGuard<'_, Vec<OnDevice>> {
         self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,15 +104,23 @@ impl MetalKernels {
     /// A chunk of a prompt and a decode, over a cache in any order.
     fn prove_attention(&self, head_dim: usize, kind: KvType) -> Result<()> {
         let (heads, kv_heads, formulas) = (4, 2, &self.formulas);
-        let (long, short) = ([3, 1], [0]);
-        let span = |start, len, past, blocks| {
-            let (sequence, adapter, adapter_scale, want) = (start as u64, 0, 0.0, Want::Last);
-            Span { sequence, start, len, past, want, adapter, adapter_scale, blocks }
+        let (long, short) = ([3, 1].as_slice(), [0].as_slice());
+        let span = |start, len, past, blocks: &'static [u32]| Span {
+            sequence: start as u64,
+            start,
+            len,
+            past,
+            want: Want::Last,
+            output: Output::Logits,
+            mask: &[],
+            adapter: 0,
+            adapter_scale: 0.0,
+            caches: vec![Table::Blocks(blocks.into())],
         };
         let tokens = 10;
         let ids = vec![0; tokens];
-        let spans = vec![span(0, 9, 11, &long[..]), span(9, 1, 0, &short[..])];
-        let batch = Batch { tokens: &ids, positions: &ids, spans };
+        let spans = vec![span(0, 9, 11, long), span(9, 1, 0, short)];
+        let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
         let device = self.formulas.device.clone();
         let ops = Ops::new(&Chosen { device, name: String::new(), note: String::new() }, 1, Kernels::Generic);
         let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| formulas.wave(tokens, heads * head_dim));
@@ -122,7 +131,7 @@ impl MetalKernels {
         let adapters = Adapters::default();
         self.begin(&batch)?;
         let compute = |backend: &dyn Backend| -> Result<Tensor> {
-            let mut cache = KvCache::new(KvShape { layers: 1, kv_heads, head_dim }, kind, 4, &ops)?;
+            let mut cache = KvCache::new(&KvShape::uniform(1, kv_heads, head_dim), kind, &[4], &ops)?;
             let mut step = Step::new(&ops, &batch, &mut cache, &adapters);
             backend.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut step)
         };
@@ -183,7 +192,8 @@ impl MetalKernels {
         rotation: Option<&Rotation>,
         step: &mut Step<'_>,
     ) -> Result<Option<Tensor>> {
-        let Some(inputs) = self.inputs().clone() else { return Ok(None) };
+        let group = step.kv.group(spec.layer)?;
+        let Some(inputs) = self.inputs().get(group).cloned() else { return Ok(None) };
         let [keys, values] = step.kv.layer(spec.layer)?;
         let (keys, values) = (keys.tensor()?, values.tensor()?);
         let suffix = match keys.dtype() {
@@ -261,15 +271,18 @@ impl Backend for MetalKernels {
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
-        let inputs = Inputs::of(batch);
-        let on_device = OnDevice {
-            slots: self.formulas.ids(&inputs.slots)?,
-            tiles: self.formulas.ids(inputs.tiles.as_flattened())?,
-            tables: self.formulas.ids(&inputs.tables)?,
-            tile_count: inputs.tiles.len() as u32,
-            longest: inputs.longest,
+        let on_device = |group: usize| {
+            let inputs = Inputs::of(batch, group);
+            Ok(OnDevice {
+                slots: self.formulas.ids(&inputs.slots)?,
+                tiles: self.formulas.ids(inputs.tiles.as_flattened())?,
+                tables: self.formulas.ids(&inputs.tables)?,
+                tile_count: inputs.tiles.len() as u32,
+                longest: inputs.longest,
+            })
         };
-        *self.inputs() = Some(on_device);
+        let groups = batch.spans.first().map_or(0, |span| span.caches.len());
+        *self.inputs() = (0..groups).map(on_device).collect::<Result<_>>()?;
         Ok(())
     }
 
@@ -295,7 +308,7 @@ impl Backend for MetalKernels {
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         match self.attend_step(spec, [q, k, v], None, step)? {
             Some(out) => Ok(out),
-            None => formulas_attention::attention(&self.formulas, spec, q, k, v, step),
+            None => formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), step),
         }
     }
 

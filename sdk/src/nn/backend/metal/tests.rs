@@ -12,7 +12,7 @@ use std::{
 
 use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
 use crate::{
-    Batch, Span, Want,
+    Batch, Output, Span, Table, Want,
     nn::{
         Attention, BLOCK_TOKENS, KvCache, KvShape, KvType, Step,
         adapters::Adapters,
@@ -139,19 +139,31 @@ fn check(case: Case) {
     let (tables, sizes) = spans();
     let (mut spans, mut start) = (Vec::new(), 0);
     for (place, ((past, len), blocks)) in sizes.into_iter().zip(&tables).enumerate() {
-        let (adapter, adapter_scale, want) = (0, 0.0, Want::Last);
-        spans.push(Span { sequence: place as u64, start, len, past, want, adapter, adapter_scale, blocks });
+        let (adapter, adapter_scale, want, output, mask) = (0, 0.0, Want::Last, Output::Logits, &[][..]);
+        let caches = vec![Table::Blocks(blocks.into())];
+        spans.push(Span {
+            sequence: place as u64,
+            start,
+            len,
+            past,
+            want,
+            output,
+            mask,
+            adapter,
+            adapter_scale,
+            caches,
+        });
         start += len;
     }
     let tokens = start;
     let blocks = tables.iter().map(Vec::len).sum::<usize>();
     let Case { heads, kv_heads, head_dim, kv: kind, .. } = case;
     let ids = vec![0; tokens];
-    let batch = Batch { tokens: &ids, positions: &ids, spans };
+    let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
 
     let chosen = crate::nn::device::choose("cpu").unwrap();
     let ops = Ops::new(&chosen, 1, Kernels::Generic);
-    let mut cache = KvCache::new(KvShape { layers: 1, kv_heads, head_dim }, kind, blocks, &ops).unwrap();
+    let mut cache = KvCache::new(&KvShape::uniform(1, kv_heads, head_dim), kind, &[blocks], &ops).unwrap();
     let slots = blocks * BLOCK_TOKENS;
     let before = |seed: f32| -> Vec<f32> {
         let values = (0..kv_heads * slots * head_dim).map(|i| (i as f32 * seed).sin());
@@ -178,7 +190,7 @@ fn check(case: Case) {
     let formula = formulas.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut step).unwrap();
 
     // The same by the kernels.
-    let inputs = Inputs::of(&batch);
+    let inputs = Inputs::of(&batch, 0);
     let is_half = kind == KvType::F16;
     let pack = |values: &[f32]| match is_half {
         true => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
