@@ -138,6 +138,8 @@ fn a_template_that_runs_away_costs_its_own_requests() {
     let server = serve(root.path());
     let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a ~ b }}{% endfor %}{% endfor %}";
     fs::write(root.path().join("scripted/chat_template.jinja"), endless).unwrap();
+    // The server looks at a model's files every two seconds at most.
+    std::thread::sleep(Duration::from_millis(2_100));
     let began = Instant::now();
     let reply = post(server.address, MESSAGES, &about("Say hello", &json!({})));
     refused(&reply, 400, "invalid_request_error", "the model's chat template runs away: ");
