@@ -3,6 +3,8 @@
 //! candle numbers tensors, views too, in the order in which the process makes them. So this test has a process of its own,
 //! and one test function: the numbers between two steps are the ops of one.
 
+#![allow(clippy::unwrap_used)] // Nothing here is untrusted.
+
 use pensieve_sdk::{
     Architecture, Batch, LoadRequest, Output, Result, Services, Source, Span, Table, Want,
     nn::{

@@ -31,7 +31,8 @@ pub struct Samplers {
     samplers: BTreeMap<String, (Arc<SamplerName>, Arc<SamplerBox>)>,
     thread: SamplerThread,
     /// What comes of the picks of this step.
-    picked: (Sender<(u64, Picked)>, Receiver<(u64, Picked)>),
+    picks: Sender<(u64, Picked)>,
+    picked: Receiver<(u64, Picked)>,
     /// Kept from step to step.
     rooms: Vec<Room>,
     troubles: Vec<String>,
@@ -78,8 +79,9 @@ impl Samplers {
                 }
             }
         }
-        let (thread, picked) = (SamplerThread::new(deadline), channel());
-        Ok(Self { samplers, thread, picked, rooms: Vec::new(), troubles: Vec::new() })
+        let (picks, picked) = channel();
+        let thread = SamplerThread::new(deadline);
+        Ok(Self { samplers, thread, picks, picked, rooms: Vec::new(), troubles: Vec::new() })
     }
 
     /// Their names.
@@ -111,11 +113,11 @@ impl Samplers {
     ) {
         let mut room = self.rooms.pop().unwrap_or_default();
         room.fill(row, mask, tokens, prompt);
-        let picked = self.picked.0.clone();
+        let picks = self.picks.clone();
         let call = move |enter: &dyn Fn(&Arc<SamplerName>)| {
             let token = chain.pick(&mut room, enter);
             // A step that has left this behind does not wait for it.
-            let _ = picked.send((id, Picked { token, chain, room }));
+            let _ = picks.send((id, Picked { token, chain, room }));
         };
         self.thread.call(id, Box::new(call));
     }
@@ -123,13 +125,13 @@ impl Samplers {
     /// Waits for the tokens of all chains that were to pick one.
     pub fn wait(&mut self) -> HashMap<u64, Picked> {
         let overdue = self.thread.wait();
-        let mut picked: HashMap<u64, Picked> = self.picked.1.try_iter().collect();
+        let mut picked: HashMap<u64, Picked> = self.picked.try_iter().collect();
         for picked in picked.values_mut() {
             self.rooms.push(std::mem::take(&mut picked.room));
         }
         if !overdue.is_empty() {
             // What is left behind may yet send its token.
-            self.picked = channel();
+            (self.picks, self.picked) = channel();
         }
         for call in overdue {
             let failure = call.failure(self.thread.deadline());

@@ -25,7 +25,7 @@ pub struct Waiting {
 /// What has become of a job that waited.
 pub enum Ready {
     /// Its adapter is there; it can begin.
-    Begin(Waiting),
+    Begin(Box<Waiting>),
     /// Its deadline came first.
     Overdue(Job),
     /// Its adapter does not come.
@@ -138,7 +138,7 @@ impl Adapters {
             self.leave(waiting.serial, holder);
             return Some(Ready::Overdue(waiting.job));
         }
-        Some(Ready::Begin(waiting))
+        Some(Ready::Begin(Box::new(waiting)))
     }
 
     fn drop_claim(&mut self, serial: u64) {

@@ -130,9 +130,9 @@ impl World {
     fn begin_ready(&mut self) {
         while let Some(ready) = self.adapters.next_ready(&mut self.fake) {
             match ready {
-                Ready::Begin(Waiting { job, serial, .. }) => {
-                    self.enter(job.id, serial);
-                    self.adapters.let_go(serial, &mut self.fake);
+                Ready::Begin(waiting) => {
+                    self.enter(waiting.job.id, waiting.serial);
+                    self.adapters.let_go(waiting.serial, &mut self.fake);
                 }
                 Ready::Overdue(job) => self.overdue.push(job.id),
                 Ready::Failed(id, failure) => self.failed.push((id, failure.code)),

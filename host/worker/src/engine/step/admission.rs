@@ -57,7 +57,8 @@ impl Engine {
         }
         while let Some(ready) = self.adapters.next_ready(&mut self.model) {
             match ready {
-                adapters::Ready::Begin(Waiting { job, serial, constraint, waited, since, .. }) => {
+                adapters::Ready::Begin(waiting) => {
+                    let Waiting { job, serial, constraint, waited, since, .. } = *waiting;
                     let id = job.id;
                     let entered = self.enter(job, Some(serial), constraint, waited.saturating_add(since.elapsed()));
                     self.adapters.let_go(serial, &mut self.model);
