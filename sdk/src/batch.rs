@@ -1,9 +1,10 @@
 //! One step as an author sees it: the new tokens of many sequences, what is wanted of them, and where each group of caches
 //! keeps them. It has been checked against the model's own [`Resident`](crate::Resident).
 
-pub use pensieve_plugin_api::{Checkpoint, VACANT};
-
 use std::{borrow::Cow, ops::Range};
+
+/// What stands where there is no block, slot or token.
+pub const VACANT: u32 = u32::MAX;
 
 /// Of which tokens of a span the host wants rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +62,7 @@ pub struct Span<'a> {
     /// How many new tokens; at least one.
     pub len: usize,
     /// How many tokens lie before them in the caches; it may be lower than after the span before. An opaque model compares it
-    /// with its own count and refuses what does not follow, with [`Error::invalid`].
+    /// with its own count and refuses what does not follow, with [`crate::Error::invalid`].
     pub past: usize,
     /// Of which tokens rows are wanted.
     pub want: Want,
@@ -89,11 +90,20 @@ pub enum Table<'a> {
         read: Option<u32>,
         /// Where the state after `past + len` tokens goes; may be the same slot.
         write: u32,
-        /// After how many tokens of the sequence to leave a copy, and in which slot, in ascending order.
-        checkpoints: &'a [Checkpoint],
+        /// The copies to leave on the way, in ascending order.
+        copies: Vec<StateCopy>,
     },
     /// Under its id.
     Opaque,
+}
+
+/// A copy of a state, to leave in another slot while a span is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateCopy {
+    /// After how many tokens of the sequence.
+    pub after: usize,
+    /// In which slot.
+    pub slot: u32,
 }
 
 impl Span<'_> {

@@ -42,7 +42,7 @@ pub mod weights;
 
 pub use adapter::{AdapterData, AdapterFormat, LowRankPair, Merged};
 pub use architecture::{Architecture, Cache, Card, KvTransfer, LoadRequest, Model, Resident, SequenceState, Source};
-pub use batch::{Batch, Checkpoint, Output, Span, Table, VACANT, Want};
+pub use batch::{Batch, Output, Span, StateCopy, Table, VACANT, Want};
 pub use error::{Code, Error, Result};
 pub use outputs::{CandidateRows, Outputs};
 pub use plugin::Plugin;

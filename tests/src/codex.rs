@@ -12,6 +12,7 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
 };
 
 use crate::{
@@ -119,6 +120,8 @@ fn echoes(codex: &Path, server: &Server, model: &str) {
 
 /// The program, installed if it is not there yet.
 fn installed() -> Result<PathBuf, String> {
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(format!("codex-{VERSION}"));
     if let Some(found) = find(&folder) {
         return Ok(found);

@@ -53,10 +53,15 @@ fn start(user: Option<u32>, config: &str) -> Server {
     options.start_in(&home)
 }
 
+/// What the plugin's model answers, loaded or not.
+fn answer(server: &Server) -> String {
+    let body = json!({ "model": "hostile", "prompt": "x", "max_tokens": 1 });
+    post(server.address, "/v1/completions", &body).text()
+}
+
 /// What the plugin achieved while its model was loaded.
 fn achieved_by_loading(server: &Server) -> String {
-    let body = json!({ "model": "hostile", "prompt": "x", "max_tokens": 1 });
-    let reply = post(server.address, "/v1/completions", &body).text();
+    let reply = answer(server);
     let (_, achieved) =
         reply.split_once("loaded, it achieved [").unwrap_or_else(|| panic!("{reply}: {}", server.log()));
     achieved.split_once(']').unwrap().0.to_owned()
@@ -84,7 +89,8 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
         let server = start(user, "[plugins]\nunfenced = [\"hostile\"]\n");
         // It is looked at like any other.
         assert!(!can_fence() || server.get("/v1/plugins").text().contains("opened, it achieved []"));
-        let achieved = achieved_by_loading(&server);
+        // Its worker asks it about the checkpoint before it loads it.
+        let achieved = answer(&server);
         let expected =
             ["read a secret file", "wrote into the home", "took six gigabytes", "forked", "opened a TCP socket"];
         for what in expected {

@@ -3,11 +3,13 @@
 //! It costs a few comparisons per token, block and slot; what it rules out are reads and writes outside a model's memory and
 //! one sequence overwriting another's.
 
-use pensieve_plugin_api::{self as api, VACANT};
+use pensieve_plugin_api as api;
 use std::{borrow::Cow, collections::HashSet};
 
 use super::convert;
-use crate::{Batch, Cache, Error, Output, Resident, Result, Span, Table};
+use crate::{Batch, Cache, Error, Output, Resident, Result, Span, StateCopy, Table, VACANT};
+
+const _: () = assert!(VACANT == api::VACANT);
 
 /// What batches are checked against. It keeps its working memory between steps.
 pub(super) struct BatchCheck {
@@ -228,18 +230,19 @@ impl Group {
                 let (mut ids, read) = (vec![table.write], (past > 0).then_some(table.read));
                 ids.extend(read);
                 let mut before = past;
-                for checkpoint in checkpoints {
-                    let after = checkpoint.after as usize;
+                let copies: Vec<StateCopy> =
+                    checkpoints.iter().map(|one| StateCopy { after: one.after as usize, slot: one.slot }).collect();
+                for StateCopy { after, slot } in copies.iter().copied() {
                     if after <= before || after > past + len {
                         return Err(Error::invalid(format!("a checkpoint after {after} tokens of {past}+{len}")));
                     }
                     before = after;
-                    ids.push(checkpoint.slot);
+                    ids.push(slot);
                 }
                 if let Some(slot) = ids.iter().find(|&&slot| slot >= count) {
                     return Err(Error::invalid(format!("slot {slot} is out of range: the group has {count}")));
                 }
-                Ok(Table::Slots { read, write: table.write, checkpoints })
+                Ok(Table::Slots { read, write: table.write, copies })
             }
             Cache::Opaque { .. } if slots || !blocks.is_empty() => {
                 Err(Error::invalid("it has blocks or slots, but this model keeps sequences by itself"))
@@ -282,8 +285,8 @@ fn check_blocks(group: &mut Group, step: u64, place: usize, spans: &[Span<'_>], 
 fn check_slots(group: &mut Group, step: u64, place: usize, spans: &[Span<'_>]) -> Result<()> {
     let twice = |name: u64, slot: u32| Error::invalid(format!("sequence {name}: slot {slot} would be written twice"));
     for span in spans {
-        let Table::Slots { write, checkpoints, .. } = span.caches[place] else { continue };
-        let mut slots = std::iter::once(write).chain(checkpoints.iter().map(|checkpoint| checkpoint.slot));
+        let Table::Slots { write, copies, .. } = &span.caches[place] else { continue };
+        let mut slots = std::iter::once(*write).chain(copies.iter().map(|copy| copy.slot));
         if let Some(slot) = slots.find(|&slot| !group.write(slot, step)) {
             return Err(twice(span.sequence, slot));
         }

@@ -133,13 +133,9 @@ impl<'a> Step<'a> {
         let group = self.kv.group(layer)?;
         let mut kept = Vec::with_capacity(self.batch().spans.len());
         for (index, span) in self.batch().spans.iter().enumerate() {
-            let Some(Table::Slots { write, checkpoints, .. }) = span.caches.get(group) else { return Err(no_table()) };
+            let Some(Table::Slots { write, copies, .. }) = span.caches.get(group) else { return Err(no_table()) };
             let row = |after: usize| span.start + after - span.past;
-            kept.extend(checkpoints.iter().map(|one| Kept {
-                span: index,
-                end: row(one.after as usize),
-                slot: one.slot,
-            }));
+            kept.extend(copies.iter().map(|copy| Kept { span: index, end: row(copy.after), slot: copy.slot }));
             kept.push(Kept { span: index, end: span.start + span.len, slot: *write });
         }
         Ok(kept)

@@ -81,7 +81,7 @@ fn without_a_question_every_line_is_a_turn_of_a_chat() {
 fn a_turn_of_a_chat_brings_the_turns_before_it_to_the_model() {
     let desk = desk();
     // This template writes all turns into the one that the scripted model looks at.
-    let template = "<|im_start|>user\n{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}<|im_end|>\n<|im_start|>assistant\n";
+    let template = "<|im_start|>user\n{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}<|im_end|>\n{{ '<|im_start|>assistant\n' }}";
     let whole =
         "system: Be brief.\nuser: I am Ada\nassistant: Hello, Ada.\nuser: and now?\nassistant: Hm.\nuser: who am I?";
     scripted::checkpoint(

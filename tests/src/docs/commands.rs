@@ -56,6 +56,18 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ("./target/release/pensieve serve --model my-model=hf:OWNER/REPO", Serves),
     ("pensieve bench", As("pensieve bench --prompt 64 --generate 8 --concurrency 1 --rounds 1", &["pensieve-starter"])),
     ("pensieve doctor", Prints(&["ok  devices        cpu", "ok  device         'auto' takes "])),
+    ("./target/release/pensieve doctor", Prints(&["ok  devices        cpu"])),
+    (
+        "./target/release/pensieve plugins check target/release/libpensieve_llama.dylib --model starter --device metal:0",
+        As(
+            "pensieve plugins check home/plugins/libpensieve_llama.so --model starter --device cpu",
+            &["no law is broken"],
+        ),
+    ),
+    (
+        "./target/release/pensieve bench --device cpu,metal:0",
+        As("pensieve bench --device cpu --prompt 64 --generate 8 --concurrency 1 --rounds 1", &["decode tok/s"]),
+    ),
     ("pensieve plugins check FILE", As("pensieve plugins check home/plugins/libpensieve_llama.so", &["llama"])),
     ("pensieve plugins check FILE --model CHECKPOINT", Test(LAWS)),
     ("cargo test --workspace", Test("every_command_has_its_row")),
