@@ -7,9 +7,9 @@ use candle_core::Tensor;
 use std::{collections::HashMap, ops::Range};
 
 use super::{
-    Ops,
     backend::LowRank,
-    loader::{LayerId, Part, Registered, Registry, RowOrder},
+    ops::Ops,
+    registry::{LayerId, Part, Registered, Registry},
 };
 use crate::{AdapterData, Error, LowRankPair, Result};
 
@@ -142,50 +142,15 @@ pub(super) fn check(pair: &LowRankPair, inputs: usize, outputs: usize) -> Result
     Ok(())
 }
 
-impl Registered {
-    /// The rows of a `b` as they belong to the rows of this layer's weight.
-    pub(super) fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
-        match self.rotated_heads.filter(|_| order != self.order) {
-            Some(head_dim) => reorder(rows, width, head_dim, self.order),
-            None => rows.to_vec(),
-        }
-    }
-}
-
 /// `[outputs, rank]` as `[rank, outputs]`, times a factor.
 fn transposed(rows: &[f32], rank: usize, factor: f32) -> Vec<f32> {
     let column = |r: usize| rows.iter().skip(r).step_by(rank).map(|value| value * factor);
     (0..rank).flat_map(column).collect()
 }
 
-/// Brings the rows of each head into the other order: in GGUF's, row `i` of Hugging Face's first half stands beside row `i`
-/// of the second.
-fn reorder(rows: &[f32], width: usize, head_dim: usize, to: RowOrder) -> Vec<f32> {
-    let half = head_dim / 2;
-    let mut out = Vec::with_capacity(rows.len());
-    for head in rows.chunks_exact(head_dim * width) {
-        for i in 0..head_dim {
-            let row = match to {
-                RowOrder::Gguf => i / 2 + (i % 2) * half,
-                RowOrder::HuggingFace => 2 * (i % half) + i / half,
-            };
-            out.extend_from_slice(&head[row * width..(row + 1) * width]);
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn halves_of_a_head_become_neighbours_and_halves_again() {
-        let rows = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5];
-        let expected = [0.0, 0.5, 2.0, 2.5, 1.0, 1.5, 3.0, 3.5, 10.0, 10.5, 12.0, 12.5, 11.0, 11.5, 13.0, 13.5];
-        assert_eq!(reorder(&rows, 2, 4, RowOrder::Gguf), expected);
-        assert_eq!(reorder(&expected, 2, 4, RowOrder::HuggingFace), rows);
-    }
 
     #[test]
     fn factors_are_transposed_with_their_scale() {

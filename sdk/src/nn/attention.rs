@@ -1,8 +1,10 @@
 //! Attention over the KV cache: grouped heads, causal, optionally within a sliding window.
 
+mod forward;
+
 use candle_core::Tensor;
 
-use super::{Angles, Step};
+use super::pass::Pass;
 use crate::{Error, Result};
 
 /// One layer's attention. It owns no weights: projections are linear layers of the model's own.
@@ -50,57 +52,8 @@ impl Attention {
         })
     }
 
-    /// Remembers the new tokens' `k` (`[tokens, kv_heads · head_dim]`) and `v` (`[tokens, kv_heads · value_dim]`), and has each
-    /// token of `q` (`[tokens, heads · head_dim]`) attend to its sequence so far: `[tokens, heads · value_dim]`.
-    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], step)?;
-        self.check(&[(v, self.kv_heads, self.value_dim)], step)?;
-        self.check_cache(self.value_dim, step)?;
-        if self.value_dim == self.head_dim {
-            step.ops().attention(self, q, k, v, step)
-        } else {
-            step.ops().attention_over(self, q, Some((k, Some(v))), step)
-        }
-    }
-
-    /// The same of queries and keys that are rotated first. At once, which is faster than one after the other.
-    pub fn forward_rotated(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        angles: &Angles,
-        step: &mut Step<'_>,
-    ) -> Result<Tensor> {
-        if self.value_dim != self.head_dim {
-            return self.forward(&angles.rotate(q, step)?, &angles.rotate(k, step)?, v, step);
-        }
-        self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], step)?;
-        self.check(&[(v, self.kv_heads, self.value_dim)], step)?;
-        self.check_cache(self.value_dim, step)?;
-        step.ops().rotated_attention(self, [q, k, v], angles.rotation(), step)
-    }
-
-    /// The same where the first `value_dim` values of a key are the values too, and only keys are remembered.
-    pub fn forward_latent(&self, q: &Tensor, k: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.check(&[(q, self.heads, self.head_dim), (k, self.kv_heads, self.head_dim)], step)?;
-        self.check_cache(0, step)?;
-        if self.value_dim == 0 || self.value_dim > self.head_dim {
-            let message = format!("values of {} are no view of keys of {}", self.value_dim, self.head_dim);
-            return Err(Error::invalid(message));
-        }
-        step.ops().attention_over(self, q, Some((k, None)), step)
-    }
-
-    /// The same over what an earlier layer has remembered in this step and before.
-    pub fn forward_shared(&self, q: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.check(&[(q, self.heads, self.head_dim)], step)?;
-        self.check_cache(self.value_dim, step)?;
-        step.ops().attention_over(self, q, None, step)
-    }
-
-    fn check(&self, inputs: &[(&Tensor, usize, usize)], step: &Step<'_>) -> Result<()> {
-        let tokens = step.input().tokens.len();
+    fn check(&self, inputs: &[(&Tensor, usize, usize)], pass: &Pass<'_>) -> Result<()> {
+        let tokens = pass.input().tokens.len();
         for (x, heads, dim) in inputs {
             if x.dims2()? != (tokens, heads * dim) {
                 let dims = x.dims();
@@ -111,8 +64,8 @@ impl Attention {
         Ok(())
     }
 
-    fn check_cache(&self, value_dim: usize, step: &Step<'_>) -> Result<()> {
-        let cache = step.kv.attention(self.layer)?;
+    fn check_cache(&self, value_dim: usize, pass: &Pass<'_>) -> Result<()> {
+        let cache = pass.kv.attention(self.layer)?;
         if (cache.kv_heads, cache.key_dim, cache.value_dim) != (self.kv_heads, self.head_dim, value_dim) {
             let Self { kv_heads, head_dim, .. } = self;
             let message = format!("attention of {kv_heads} heads of {head_dim} and {value_dim} values over a cache of");

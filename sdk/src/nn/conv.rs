@@ -79,8 +79,8 @@ impl ShortConv {
     /// that are kept.
     fn indices(&self, step: &Step<'_>) -> Result<(Vec<Tensor>, Tensor)> {
         let before = self.taps.len() - 1;
-        let key = (step.kv.group(self.layer)?, before);
-        if let Some(known) = step.prepared.borrow().convolved.get(&key) {
+        let key = (step.pass.kv.group(self.layer)?, before);
+        if let Some(known) = step.pass.prepared.borrow().convolved.get(&key) {
             return Ok(known.clone());
         }
         let spans = &step.batch().spans;
@@ -107,7 +107,7 @@ impl ShortConv {
         };
         let last: Vec<u32> = kept.iter().flat_map(of).collect();
         let found = (read, step.ops().ids(&last)?);
-        step.prepared.borrow_mut().convolved.insert(key, found.clone());
+        step.pass.prepared.borrow_mut().convolved.insert(key, found.clone());
         Ok(found)
     }
 }

@@ -7,14 +7,12 @@
 
 use candle_core::{Device, Tensor};
 use half::f16;
-use memmap2::MmapMut;
 use std::ops::Range;
 
 use super::{
-    backend::{StoreShape, foreign},
-    cpu::{Kv, KvLayout, KvMut},
+    cpu::KvLayout,
     kv_shape::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache},
-    ops::Ops,
+    store::{Store, StoreShape},
 };
 use crate::{Cache, Error, KvTransfer, Result, Span, Table};
 
@@ -37,17 +35,14 @@ enum Memory {
     SharedWith(usize),
 }
 
-/// The keys or the values, or the states, of one layer.
-pub(super) enum Store {
-    Mapped(MmapMut),
-    Tensor(Tensor),
-    /// Values that are a view of the keys.
-    Nothing,
-}
-
 impl KvCache {
-    /// Memory for so many blocks and slots of each group.
-    pub(super) fn new(shape: &KvShape, kind: KvType, counts: &[usize], ops: &Ops) -> Result<Self> {
+    /// Memory for so many blocks and slots of each group. `make` is told whether kernels may have it in a form of their own.
+    pub(super) fn new(
+        shape: &KvShape,
+        kind: KvType,
+        counts: &[usize],
+        make: impl Fn(StoreShape, bool) -> Result<Store>,
+    ) -> Result<Self> {
         let (groups, group_of) = shape.groups(kind)?;
         let full = |error: &dyn std::fmt::Display| {
             Error::out_of_memory(format!("no memory for {counts:?} KV blocks and states: {error}"))
@@ -58,7 +53,7 @@ impl KvCache {
                 LayerCache::SharedWith(other) => Memory::SharedWith(other),
                 LayerCache::State(values) => {
                     let shape = StoreShape { kv_heads: 1, slots: count, head_dim: values, kind: KvType::F32 };
-                    Memory::State(values, ops.state_store(shape).map_err(|error| full(&error.message))?)
+                    Memory::State(values, make(shape, false).map_err(|error| full(&error.message))?)
                 }
                 LayerCache::Attention(cache) => {
                     let AttentionCache { kv_heads, key_dim, value_dim, .. } = cache;
@@ -66,12 +61,10 @@ impl KvCache {
                     let plain = key_dim == value_dim;
                     let store = |head_dim: usize| -> Result<Store> {
                         let shape = StoreShape { kv_heads, slots: count * BLOCK_TOKENS, head_dim, kind };
-                        let made = match (head_dim, plain) {
-                            (0, _) => return Ok(Store::Nothing),
-                            (_, true) => ops.store(shape),
-                            (_, false) => ops.state_store(shape),
-                        };
-                        made.map_err(|error| full(&error.message))
+                        if head_dim == 0 {
+                            return Ok(Store::Nothing);
+                        }
+                        make(shape, plain).map_err(|error| full(&error.message))
                     };
                     Memory::Attention(cache, Box::new([store(key_dim)?, store(value_dim)?]))
                 }
@@ -163,34 +156,6 @@ impl KvCache {
     /// Tokens in a place of a group: of a block, or one for a slot.
     fn place_tokens(&self, group: usize) -> usize {
         if matches!(self.groups[group].0, Cache::State { .. }) { 1 } else { BLOCK_TOKENS }
-    }
-}
-
-impl Store {
-    /// The memory that the CPU kernels read.
-    pub(super) fn mapped(&self, kind: KvType) -> Result<Kv<'_>> {
-        match (self, kind) {
-            (Self::Mapped(memory), KvType::F32) => Ok(Kv::F32(bytemuck::cast_slice(memory))),
-            (Self::Mapped(memory), KvType::F16) => Ok(Kv::F16(bytemuck::cast_slice(memory))),
-            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
-        }
-    }
-
-    /// The memory that the CPU kernels write.
-    pub(super) fn mapped_mut(&mut self, kind: KvType) -> Result<KvMut<'_>> {
-        match (self, kind) {
-            (Self::Mapped(memory), KvType::F32) => Ok(KvMut::F32(bytemuck::cast_slice_mut(memory))),
-            (Self::Mapped(memory), KvType::F16) => Ok(KvMut::F16(bytemuck::cast_slice_mut(memory))),
-            (Self::Tensor(_) | Self::Nothing, _) => Err(foreign("the KV cache")),
-        }
-    }
-
-    /// The memory of the generic path.
-    pub(super) fn tensor(&self) -> Result<&Tensor> {
-        match self {
-            Self::Tensor(tensor) => Ok(tensor),
-            Self::Mapped(_) | Self::Nothing => Err(foreign("the KV cache")),
-        }
     }
 }
 

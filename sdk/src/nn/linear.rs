@@ -6,7 +6,11 @@
 use candle_core::Tensor;
 use std::sync::Arc;
 
-use super::{Loader, Rows, Step, backend::Matrix, loader::LayerId};
+use super::{
+    backend::Matrix,
+    registry::LayerId,
+    step::{Rows, Step},
+};
 use crate::{Error, Result, weights::RawTensor};
 
 /// `x · Wᵀ + b`, plus the low-rank changes of the sequences that use an adapter.
@@ -94,12 +98,11 @@ impl Embedding {
 
     /// The vectors of the step's tokens, of shape `[tokens, width]`.
     pub fn forward(&self, step: &Step<'_>) -> Result<Tensor> {
-        step.adapt_table(self.id, step.ops().embed(&self.weight, step)?)
+        step.adapt_table(self.id, step.ops().embed(&self.weight, &step.pass)?)
     }
 
-    /// The output layer `name` that shares this table, as in models with tied embeddings. An adapter for `name` changes the
-    /// output alone.
-    pub fn tied(&self, loader: &Loader<'_>, name: &str) -> Linear {
-        loader.at(name).tied(self.id, &self.raw, &self.weight)
+    /// Its name for adapters, the tensor as it lies in the checkpoint, and the weight.
+    pub(super) fn parts(&self) -> (LayerId, &RawTensor, &Arc<Matrix>) {
+        (self.id, &self.raw, &self.weight)
     }
 }

@@ -6,20 +6,22 @@
 use candle_core::{Device, Tensor};
 use std::{
     cell::{Cell, RefCell},
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     fmt::Display,
     sync::Arc,
 };
 
 use super::{
-    Embedding, Linear, Ops,
     backend::Matrix,
     cpu,
+    linear::{Embedding, Linear},
     merge::{Merges, Storey},
+    ops::Ops,
+    registry::{LayerId, Part, Registered, Registry, RowOrder},
 };
 use crate::{
     Error, Merged, Result, Services,
-    weights::{Checkpoint, Format, Names, RawTensor, Weights, names, quote},
+    weights::{Checkpoint, Format, Names, RawTensor, Weights, quote},
 };
 
 /// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
@@ -38,77 +40,6 @@ const TEXT_MODELS: [&str; 4] = ["model", "language_model.model", "model.language
 
 /// How many unused tensors are named.
 const NAMED_MAX: usize = 4;
-
-/// Names a linear layer within its model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LayerId(usize);
-
-/// The weights of a model by name.
-#[derive(Debug)]
-pub(super) struct Registry {
-    /// What the model's GGUF files have under names of their own.
-    family: &'static str,
-    names: Names,
-    layers: Vec<Registered>,
-    by_name: HashMap<String, LayerId>,
-    /// Names under which several layers stand one above the other.
-    stacks: Vec<(String, Vec<LayerId>)>,
-}
-
-/// A linear layer as adapters see it.
-#[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) name: String,
-    pub(super) part: Part,
-    pub(super) inputs: usize,
-    pub(super) outputs: usize,
-    /// Whether its values are worth adapters of single precision.
-    pub(super) is_f32: bool,
-    /// The order of its rows.
-    pub(super) order: RowOrder,
-    /// The size of the heads within which that order matters; none where it does not.
-    pub(super) rotated_heads: Option<usize>,
-}
-
-/// What a weight is used as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
-    /// A linear layer.
-    Linear,
-    /// A table of vectors, one for each token.
-    Table,
-}
-
-/// Whose order the rows of queries and keys have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowOrder {
-    /// That of Hugging Face's checkpoints.
-    HuggingFace,
-    /// That of GGUF files.
-    Gguf,
-}
-
-impl Registry {
-    /// The layer of this name, or the layers of the stack of this name from top to bottom; nothing where there is neither.
-    /// A name may be Hugging Face's or GGUF's, and tells the order of the rows that come with it.
-    pub(super) fn find(&self, name: &str) -> (RowOrder, Vec<(LayerId, &Registered)>) {
-        let found = self.find_named(name);
-        if !found.is_empty() {
-            return (RowOrder::HuggingFace, found);
-        }
-        let name = names::hugging_face(self.family, &format!("{name}.weight"), self.names);
-        (RowOrder::Gguf, self.find_named(name.strip_suffix(".weight").unwrap_or(&name)))
-    }
-
-    fn find_named(&self, name: &str) -> Vec<(LayerId, &Registered)> {
-        let of = |id: &LayerId| Some((*id, self.layers.get(id.0)?));
-        if let Some(id) = self.by_name.get(name) {
-            return of(id).into_iter().collect();
-        }
-        let stack = self.stacks.iter().find(|(stack, _)| stack == name);
-        stack.into_iter().flat_map(|(_, parts)| parts.iter().filter_map(of)).collect()
-    }
-}
 
 /// A place in a checkpoint that is being loaded.
 #[derive(Clone)]
@@ -142,8 +73,7 @@ impl<'a> Shared<'a> {
     ) -> Self {
         let called = gguf.iter().find(|name| **name == checkpoint.architecture());
         let family = called.or(gguf.first()).copied().unwrap_or_default();
-        let registry = Registry { family, names, layers: Vec::new(), by_name: HashMap::new(), stacks: Vec::new() };
-        let (registry, used) = (RefCell::new(registry), RefCell::default());
+        let (registry, used) = (RefCell::new(Registry::new(family, names)), RefCell::default());
         let merges = Merges::new(merged, family, names);
         Self { checkpoint, services, ops, context, family, merges, registry, used, loaded_bytes: Cell::new(0) }
     }
@@ -277,7 +207,7 @@ impl Loader<'_> {
             parts.into_iter().map(part).collect::<Result<_>>()?
         };
         let ids = layers.iter().map(Linear::id).collect();
-        self.shared.registry.borrow_mut().stacks.push((stack.prefix, ids));
+        self.shared.registry.borrow_mut().add_stack(stack.prefix, ids);
         layers.try_into().map_err(|_| Error::invalid(format!("'{name}' has other parts than were asked for")))
     }
 
@@ -290,10 +220,10 @@ impl Loader<'_> {
     }
 
     /// The output layer of this place, which shares a table's weight unless an adapter was merged into one of the two.
-    pub(super) fn tied(&self, table: LayerId, raw: &RawTensor, weight: &Arc<Matrix>) -> Linear {
+    fn tied(&self, table: LayerId, raw: &RawTensor, weight: &Arc<Matrix>) -> Linear {
         let merges = &self.shared.merges;
         let is_changed = |name: &str| merges.concern(name);
-        let table_is_changed = self.shared.registry.borrow().layers.get(table.0).is_some_and(|it| is_changed(&it.name));
+        let table_is_changed = self.shared.registry.borrow().get(table).is_some_and(|it| is_changed(&it.name));
         if table_is_changed || is_changed(&self.prefix) {
             match self.weight(raw, Part::Linear, None) {
                 Ok((weight, id)) => return Linear::new(weight, None, id),
@@ -358,11 +288,7 @@ impl Loader<'_> {
     }
 
     fn register(&self, layer: Registered) -> LayerId {
-        let mut registry = self.shared.registry.borrow_mut();
-        let id = LayerId(registry.layers.len());
-        registry.by_name.entry(layer.name.clone()).or_insert(id);
-        registry.layers.push(layer);
-        id
+        self.shared.registry.borrow_mut().add(layer)
     }
 
     /// The size of the heads, where the rows of a layer are those of queries or keys whose rotating pairs are neighbours in
@@ -387,5 +313,14 @@ impl Loader<'_> {
 
     fn name(&self, part: impl Display) -> String {
         if self.prefix.is_empty() { part.to_string() } else { format!("{}.{part}", self.prefix) }
+    }
+}
+
+impl Embedding {
+    /// The output layer `name` that shares this table, as in models with tied embeddings. An adapter for `name` changes the
+    /// output alone.
+    pub fn tied(&self, loader: &Loader<'_>, name: &str) -> Linear {
+        let (id, raw, weight) = self.parts();
+        loader.at(name).tied(id, raw, weight)
     }
 }

@@ -7,7 +7,7 @@ use std::{cell::Cell, cell::RefCell};
 
 use super::{
     adapters,
-    loader::{Registered, RowOrder},
+    registry::{Registered, RowOrder},
 };
 use crate::{
     Error, LowRankPair, Merged, Result,
@@ -144,7 +144,7 @@ fn written(raw: &RawTensor, values: &[f32]) -> Result<RawTensor> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::loader::Part;
+    use super::super::registry::Part;
     use super::*;
     use crate::AdapterData;
 

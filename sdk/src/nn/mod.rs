@@ -22,9 +22,12 @@ mod mlp;
 mod norm;
 mod ops;
 mod paged;
+mod pass;
+mod registry;
 mod rope;
 mod sizes;
 mod step;
+mod store;
 mod view;
 
 pub use attention::Attention;

@@ -8,13 +8,14 @@ use candle_core::{DType, Device, Tensor};
 use std::{env, sync::Arc};
 
 use super::{
-    Attention, Step,
-    backend::{
-        Backend, Changed, Compute, CpuKernels, ExpertRows, Formulas, Layer, LowRank, Matrix, Rotation, StoreShape,
-    },
+    attention::Attention,
+    backend::{Backend, Changed, Compute, CpuKernels, ExpertRows, Formulas, Layer, LowRank, Matrix, Rotation},
     cpu::{Activation, Glu},
     device::Chosen,
-    kv::Store,
+    kv::KvCache,
+    kv_shape::{KvShape, KvType},
+    pass::Pass,
+    store::{Store, StoreShape},
 };
 use crate::{
     Batch, Error, Result,
@@ -185,11 +186,11 @@ impl Ops {
 
     /// The rows of a weight that the step's tokens name. They are below its outputs, as the batch was checked against the
     /// vocabulary.
-    pub(super) fn embed(&self, weight: &Matrix, step: &Step<'_>) -> Result<Tensor> {
-        if let Some(id) = step.input().tokens.iter().find(|&&id| id as usize >= weight.outputs) {
+    pub(super) fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
+        if let Some(id) = pass.input().tokens.iter().find(|&&id| id as usize >= weight.outputs) {
             return Err(Error::invalid(format!("row {id} of an embedding of {}", weight.outputs)));
         }
-        self.backend.embed(weight, step)
+        self.backend.embed(weight, pass)
     }
 
     /// Takes in the factors of a change: `down` of `rank` rows, or of an embedding with `rank` columns, and `up` of `rank`
@@ -251,9 +252,9 @@ impl Ops {
         amplitude: f32,
         factors: Option<&[f32]>,
         style: RopeStyle,
-        step: &Step<'_>,
+        pass: &Pass<'_>,
     ) -> Result<Rotation> {
-        self.backend.rotation(frequencies, amplitude, factors, style, step)
+        self.backend.rotation(frequencies, amplitude, factors, style, pass)
     }
 
     /// Rotates the first values of each head of `x`, of shape `[tokens, heads · head_dim]`.
@@ -275,14 +276,11 @@ impl Ops {
         self.backend.gate(gate, up, kind)
     }
 
-    /// Memory for the keys or the values of one layer, all zero. The error says why there is none.
-    pub(super) fn store(&self, shape: StoreShape) -> Result<Store> {
-        self.backend.store(shape)
-    }
-
-    /// Memory that stock ops read and write.
-    pub(super) fn state_store(&self, shape: StoreShape) -> Result<Store> {
-        self.backend.formulas().store(shape)
+    /// Memory for so many blocks and slots of each group of a model's caches, all zero.
+    pub(super) fn kv_cache(&self, shape: &KvShape, kind: KvType, counts: &[usize]) -> Result<KvCache> {
+        KvCache::new(shape, kind, counts, |shape: StoreShape, by_kernels: bool| -> Result<Store> {
+            if by_kernels { self.backend.store(shape) } else { self.backend.formulas().store(shape) }
+        })
     }
 
     /// Remembers `k` and `v`, and has each token of `q` attend to its sequence so far.
@@ -292,12 +290,12 @@ impl Ops {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
         for x in [q, k, v] {
             self.check(x, 2)?;
         }
-        self.backend.attention(spec, q, k, v, step)
+        self.backend.attention(spec, q, k, v, pass)
     }
 
     /// Remembers what is new, if there is anything, and has each token of `q` attend to its sequence so far; heads may be of
@@ -307,13 +305,13 @@ impl Ops {
         spec: &Attention,
         q: &Tensor,
         new: Option<(&Tensor, Option<&Tensor>)>,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
         self.check(q, 2)?;
         for x in new.into_iter().flat_map(|(k, v)| [Some(k), v]).flatten() {
             self.check(x, 2)?;
         }
-        self.backend.attention_over(spec, q, new, step)
+        self.backend.attention_over(spec, q, new, pass)
     }
 
     /// The same of queries and keys that are rotated first.
@@ -322,12 +320,12 @@ impl Ops {
         spec: &Attention,
         [q, k, v]: [&Tensor; 3],
         rotation: &Rotation,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
         for x in [q, k, v] {
             self.check(x, 2)?;
         }
-        self.backend.rotated_attention(spec, [q, k, v], rotation, step)
+        self.backend.rotated_attention(spec, [q, k, v], rotation, pass)
     }
 }
 

@@ -11,8 +11,9 @@ use super::{
     backend::Computed,
     device::{self, Chosen},
     kv_shape,
-    loader::{Registry, Shared},
+    loader::Shared,
     ops::Kernels,
+    registry::Registry,
 };
 use crate::{
     AdapterData, Architecture, Batch, Cache, Card, Error, KvTransfer, Level, LoadRequest, Merged, Model, Output,
@@ -219,7 +220,7 @@ impl<D: Decoder> Architecture for Paged<D> {
             services.log(Level::Warn, format!("{} does not use {names}", D::NAME));
         }
         let registry = shared.into_registry()?;
-        let mut kv = KvCache::new(&shape.kv, opened.kv, &counts, &ops)?;
+        let mut kv = ops.kv_cache(&shape.kv, opened.kv, &counts)?;
         let adapters = Adapters::default();
         ops.warm_up(counts.len(), &mut |batch| compute(&decoder, &ops, &mut kv, &adapters, batch))?;
         let weight_bytes = opened.checkpoint.weights().bytes();
@@ -274,7 +275,7 @@ fn compute<D: Decoder>(
     let mut step = Step::new(ops, batch, kv, adapters);
     let hidden = decoder.hidden(&mut step)?;
     let rows = decoder.logits(&hidden, &step)?;
-    Ok(Computed { rows, was_read: step.was_read() })
+    Ok(Computed { rows, was_read: step.pass.was_read() })
 }
 
 /// A loaded decoder with its memory.

@@ -87,7 +87,7 @@ impl Rope {
     }
 
     fn rotation(&self, step: &Step<'_>, factors: Option<&[f32]>) -> Result<Angles> {
-        let rotation = step.ops().rotation(&self.frequencies, self.amplitude, factors, self.style, step)?;
+        let rotation = step.ops().rotation(&self.frequencies, self.amplitude, factors, self.style, &step.pass)?;
         Ok(Angles { rotation, head_dim: self.head_dim })
     }
 }

@@ -3,31 +3,23 @@
 //! Layers take a `Step` along with their input, so that a model file is the mathematics of its layers and nothing else.
 
 use candle_core::Tensor;
-use std::{
-    cell::{Cell, RefCell},
-    collections::HashMap,
-    ops::Range,
-};
+use std::ops::Range;
 
 use super::{
-    KvCache,
     adapters::{AdaptedRows, Adapters},
-    backend::Group,
-    kv::no_table,
-    loader::LayerId,
+    kv::{KvCache, no_table},
     ops::Ops,
+    pass::Pass,
+    registry::LayerId,
 };
 use crate::{Batch, Error, Result, Table};
 
 /// One forward pass over a batch.
 pub struct Step<'a> {
     ops: &'a Ops,
-    batch: &'a Batch<'a>,
-    pub(super) kv: &'a mut KvCache,
+    pub(super) pass: Pass<'a>,
     adapters: &'a Adapters,
     adapted: Vec<AdaptedRows>,
-    was_read: Cell<bool>,
-    pub(super) prepared: RefCell<Prepared>,
 }
 
 /// Rows that were gathered from those of a step, which may not be its own: adapters follow them.
@@ -46,21 +38,6 @@ pub struct Kept {
     slot: u32,
 }
 
-/// Index tensors that all layers of a step share.
-#[derive(Default)]
-pub(super) struct Prepared {
-    /// For each group of caches and of spans, the slots of its tokens, oldest first.
-    pub(super) slots: HashMap<(usize, Group), Tensor>,
-    /// For each group, first row and window, what the tokens may not see.
-    pub(super) masks: HashMap<(Group, usize, Option<usize>), Tensor>,
-    /// For each group of caches, heads and their size: where the new tokens' keys or values go.
-    pub(super) targets: HashMap<(usize, usize, usize), Tensor>,
-    /// For each group of caches and size of a state: where the states that are kept go.
-    kept: HashMap<(usize, usize), Tensor>,
-    /// For each group of caches and length of a convolution: which rows it reads.
-    pub(super) convolved: HashMap<(usize, usize), (Vec<Tensor>, Tensor)>,
-}
-
 impl<'a> Step<'a> {
     pub(super) fn new(ops: &'a Ops, batch: &'a Batch<'a>, kv: &'a mut KvCache, adapters: &'a Adapters) -> Self {
         let adapted = batch.spans.iter().filter(|span| span.adapter != 0 && span.adapter_scale != 0.0);
@@ -70,7 +47,7 @@ impl<'a> Step<'a> {
             scale: span.adapter_scale,
         });
         let adapted = adapted.collect();
-        Self { ops, batch, kv, adapters, adapted, was_read: Cell::new(false), prepared: RefCell::default() }
+        Self { ops, pass: Pass::new(batch, kv), adapters, adapted }
     }
 
     /// The computations on the model's device.
@@ -80,8 +57,7 @@ impl<'a> Step<'a> {
 
     /// The batch.
     pub fn batch(&self) -> &'a Batch<'a> {
-        self.was_read.set(true);
-        self.batch
+        self.pass.batch()
     }
 
     /// The new tokens.
@@ -94,20 +70,10 @@ impl<'a> Step<'a> {
         self.batch().positions
     }
 
-    /// The batch, for what is the same in all steps of as many tokens.
-    pub(super) fn input(&self) -> &'a Batch<'a> {
-        self.batch
-    }
-
-    /// Whether anything has looked at the batch, so that what was computed may not hold for another of as many tokens.
-    pub(super) fn was_read(&self) -> bool {
-        self.was_read.get()
-    }
-
     /// The states that the step's sequences go on from in a recurrent layer: `[spans, values]` in single precision, zeros for
     /// those that begin.
     pub fn states(&self, layer: usize) -> Result<Tensor> {
-        let (group, states) = (self.kv.group(layer)?, self.kv.states(layer)?);
+        let (group, states) = (self.pass.kv.group(layer)?, self.pass.kv.states(layer)?);
         let mut read = Vec::new();
         let mut places = Vec::with_capacity(self.batch().spans.len());
         for span in &self.batch().spans {
@@ -130,7 +96,7 @@ impl<'a> Step<'a> {
 
     /// After which rows of the step a state of a recurrent layer has to be kept: span by span, in their order.
     pub fn kept(&self, layer: usize) -> Result<Vec<Kept>> {
-        let group = self.kv.group(layer)?;
+        let group = self.pass.kv.group(layer)?;
         let mut kept = Vec::with_capacity(self.batch().spans.len());
         for (index, span) in self.batch().spans.iter().enumerate() {
             let Some(Table::Slots { write, copies, .. }) = span.caches.get(group) else { return Err(no_table()) };
@@ -143,7 +109,7 @@ impl<'a> Step<'a> {
 
     /// Keeps states of a recurrent layer, one row of `states` for each of `kept`.
     pub fn keep(&mut self, layer: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
-        let (group, memory) = (self.kv.group(layer)?, self.kv.states(layer)?);
+        let (group, memory) = (self.pass.kv.group(layer)?, self.pass.kv.states(layer)?);
         let (count, values) = (kept.len(), memory.dim(2)?);
         if states.dims() != [count, values] {
             let dims = states.dims();
@@ -152,14 +118,14 @@ impl<'a> Step<'a> {
             )));
         }
         let key = (group, values);
-        let known = self.prepared.borrow().kept.get(&key).cloned();
+        let known = self.pass.prepared.borrow().kept.get(&key).cloned();
         let targets = match known {
             Some(targets) => targets,
             None => {
                 let slots: Vec<u32> = kept.iter().map(|one| one.slot).collect();
                 let slots = self.ops.ids(&slots)?.reshape((1, count, 1))?;
                 let targets = slots.broadcast_as((1, count, values))?.contiguous()?;
-                self.prepared.borrow_mut().kept.insert(key, targets.clone());
+                self.pass.prepared.borrow_mut().kept.insert(key, targets.clone());
                 targets
             }
         };

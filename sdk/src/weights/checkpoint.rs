@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, packed, quote, safetensors, tensor};
+use super::{Bytes, Config, Names, RawTensor, Tokenizer, Weights, gguf, names, packed, quote, safetensors, tensors};
 use crate::{Error, Result};
 
 const ARCHITECTURE_BYTES_MAX: usize = 128;
@@ -150,7 +150,7 @@ impl Checkpoint {
         let files = parts.iter().map(|part| (part.header.clone(), part.file.len())).collect();
         #[cfg(feature = "bridge")]
         let gguf = parts.iter().map(|part| part.file.clone()).collect();
-        let entries = tensor::of_parts(&mut parts);
+        let entries = tensors::of_parts(&mut parts);
         let metadata = parts.into_iter().next().map(|first| first.metadata).unwrap_or_default();
         let key = "general.architecture";
         let architecture = metadata.string(key)?.ok_or_else(|| metadata.missing(key))?;

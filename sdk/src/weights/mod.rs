@@ -18,6 +18,7 @@ mod packed;
 mod parts;
 mod safetensors;
 mod tensor;
+mod tensors;
 mod tokenizer;
 
 pub use self::{
@@ -26,7 +27,8 @@ pub use self::{
     config::{Config, RopeConfig, RopeScaling, RopeStyle},
     dtype::Dtype,
     names::Names,
-    tensor::{RawTensor, Weights},
+    tensor::RawTensor,
+    tensors::Weights,
     tokenizer::Tokenizer,
 };
 

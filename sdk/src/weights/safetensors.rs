@@ -11,7 +11,7 @@ use std::{
 
 use ::safetensors::{Dtype as StoredDtype, tensor::Metadata};
 
-use super::{Bytes, Dtype, RawTensor, json, quote, tensor::Entry};
+use super::{Bytes, Dtype, RawTensor, json, quote};
 use crate::{Code, Error, Result};
 
 const HEADER_BYTES_MAX: u64 = 32 << 20;
@@ -47,11 +47,6 @@ impl Stored {
             }
         };
         Ok(RawTensor { name: self.name, dtype, shape: self.shape, data: self.data })
-    }
-
-    pub(super) fn into_entry(self) -> Entry {
-        let name = self.name.clone();
-        self.into_plain().map_or_else(|error| Entry::Refused(name, error), Entry::Plain)
     }
 }
 

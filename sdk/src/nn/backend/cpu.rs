@@ -10,9 +10,10 @@ use super::{
 use crate::{
     Error, Result,
     nn::{
-        Attention, Step,
+        attention::Attention,
         cpu::{self, Activation, Pool},
-        kv::Store,
+        pass::Pass,
+        store::Store,
         view::{tensor, view},
     },
     weights::{Dtype, RawTensor},
@@ -100,8 +101,8 @@ impl Backend for CpuKernels {
         tensor(out, (rows, outputs)).map(Some)
     }
 
-    fn embed(&self, weight: &Matrix, step: &Step<'_>) -> Result<Tensor> {
-        let ids = step.tokens();
+    fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
+        let ids = pass.tokens();
         let Form::InPlace(raw) = &weight.form else { return Err(foreign("an embedding")) };
         let mut out = vec![0.0; ids.len() * weight.inputs];
         let row_bytes = raw.data.len() / weight.outputs;
@@ -176,8 +177,8 @@ impl Backend for CpuKernels {
         Ok(Store::Mapped(mapped))
     }
 
-    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.attention_over(spec, q, Some((k, Some(v))), step)
+    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
+        self.attention_over(spec, q, Some((k, Some(v))), pass)
     }
 
     /// Keys and values of one size are read where they lie.
@@ -186,19 +187,19 @@ impl Backend for CpuKernels {
         spec: &Attention,
         q: &Tensor,
         new: Option<(&Tensor, Option<&Tensor>)>,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
-        let cache = step.kv.attention(spec.layer)?;
+        let cache = pass.kv.attention(spec.layer)?;
         if cache.key_dim != cache.value_dim {
-            return formulas_attention::attention(self.formulas(), spec, q, new, step);
+            return formulas_attention::attention(self.formulas(), spec, q, new, pass);
         }
-        let group = step.kv.group(spec.layer)?;
-        let spans = (step.batch().spans.iter())
+        let group = pass.kv.group(spec.layer)?;
+        let spans = (pass.batch().spans.iter())
             .map(|span| cpu::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks(group) })
             .collect::<Vec<_>>();
-        let layout = step.kv.layout(spec.layer)?;
-        let kind = step.kv.kind;
-        let [keys, values] = step.kv.layer(spec.layer)?;
+        let layout = pass.kv.layout(spec.layer)?;
+        let kind = pass.kv.kind;
+        let [keys, values] = pass.kv.layer(spec.layer)?;
         if let Some((k, Some(v))) = new {
             cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
             cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);

@@ -20,8 +20,8 @@ use crate::{
     Error, Result,
     nn::{
         cpu::{self, Activation},
-        kv::Store,
         kv_shape::KvType,
+        store::Store,
     },
     weights::{Dtype, RawTensor, RopeStyle},
 };

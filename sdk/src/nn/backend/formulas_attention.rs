@@ -10,8 +10,10 @@ use super::Formulas;
 use crate::{
     Result, Span,
     nn::{
-        Attention, Step,
-        kv::{KvCache, Store},
+        attention::Attention,
+        kv::KvCache,
+        pass::{Group, Pass},
+        store::Store,
     },
 };
 
@@ -20,17 +22,6 @@ const SCORES_MAX: usize = 16 << 20;
 
 /// Values of gathered keys that are held at once, and as many of values: 128 MB.
 const GATHERED_MAX: usize = 32 << 20;
-
-/// Spans that are computed together: one that is longer than a token, or several that decode.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::nn) struct Group {
-    /// The first span.
-    start: usize,
-    /// Spans in the group.
-    len: usize,
-    /// Tokens that each of them attends to, or is padded to.
-    all: usize,
-}
 
 /// Some rows of each span of a group.
 #[derive(Clone, Copy)]
@@ -44,13 +35,13 @@ pub(super) fn attention(
     spec: &Attention,
     q: &Tensor,
     new: Option<(&Tensor, Option<&Tensor>)>,
-    step: &mut Step<'_>,
+    pass: &mut Pass<'_>,
 ) -> Result<Tensor> {
     if let Some((k, v)) = new {
-        remember(formulas, spec, [Some(k), v], step)?;
+        remember(formulas, spec, [Some(k), v], pass)?;
     }
-    let groups = groups(&step.batch().spans, spec.kv_heads * spec.head_dim);
-    let outs = groups.into_iter().map(|group| attend(formulas, spec, q, group, step));
+    let groups = groups(&pass.batch().spans, spec.kv_heads * spec.head_dim);
+    let outs = groups.into_iter().map(|group| attend(formulas, spec, q, group, pass));
     let outs = outs.collect::<Result<Vec<_>>>()?;
     if let [only] = outs.as_slice() { Ok(only.clone()) } else { Ok(Tensor::cat(&outs, 0)?) }
 }
@@ -73,13 +64,13 @@ fn groups(spans: &[Span<'_>], width: usize) -> Vec<Group> {
 }
 
 /// Writes the new tokens' keys and values into their slots.
-fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], step: &mut Step<'_>) -> Result<()> {
-    let (tokens, kv_heads) = (step.input().tokens.len(), spec.kv_heads);
+fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], pass: &mut Pass<'_>) -> Result<()> {
+    let (tokens, kv_heads) = (pass.input().tokens.len(), spec.kv_heads);
     for (place, values) in new.into_iter().enumerate() {
         let Some(values) = values else { continue };
         let dim = values.dim(1)? / kv_heads;
-        let targets = targets(formulas, spec, dim, step)?;
-        let memory = step.kv.layer(spec.layer)?[place].tensor()?;
+        let targets = targets(formulas, spec, dim, pass)?;
+        let memory = pass.kv.layer(spec.layer)?[place].tensor()?;
         let heads = values.reshape((tokens, kv_heads, dim))?.transpose(0, 1)?.contiguous()?;
         memory.scatter_set(&targets, &heads.to_dtype(memory.dtype())?, 1)?;
     }
@@ -87,27 +78,27 @@ fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], st
 }
 
 /// Where the new tokens' heads of this size go: one slot per value, in the shape of the source, as `scatter_set` wants it.
-fn targets(formulas: &Formulas, spec: &Attention, dim: usize, step: &Step<'_>) -> Result<Tensor> {
-    let (tokens, kv_heads, group) = (step.tokens().len(), spec.kv_heads, step.kv.group(spec.layer)?);
+fn targets(formulas: &Formulas, spec: &Attention, dim: usize, pass: &Pass<'_>) -> Result<Tensor> {
+    let (tokens, kv_heads, group) = (pass.tokens().len(), spec.kv_heads, pass.kv.group(spec.layer)?);
     let key = (group, kv_heads, dim);
-    if let Some(targets) = step.prepared.borrow().targets.get(&key) {
+    if let Some(targets) = pass.prepared.borrow().targets.get(&key) {
         return Ok(targets.clone());
     }
     let mut slots = Vec::with_capacity(tokens * dim);
-    for span in &step.batch().spans {
+    for span in &pass.batch().spans {
         let of_span = KvCache::slots_of(span, group, span.past..span.past + span.len)?;
         slots.extend(of_span.into_iter().flat_map(|slot| std::iter::repeat_n(slot, dim)));
     }
     let slots = formulas.ids(&slots)?.reshape((1, tokens, dim))?;
     let targets = slots.broadcast_as((kv_heads, tokens, dim))?.contiguous()?;
-    step.prepared.borrow_mut().targets.insert(key, targets.clone());
+    pass.prepared.borrow_mut().targets.insert(key, targets.clone());
     Ok(targets)
 }
 
 /// A group's new tokens over all tokens of their sequences.
-fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, step: &mut Step<'_>) -> Result<Tensor> {
-    let slots = slots(formulas, spec, group, step)?;
-    let [keys, values] = step.kv.layer(spec.layer)?;
+fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, pass: &mut Pass<'_>) -> Result<Tensor> {
+    let slots = slots(formulas, spec, group, pass)?;
+    let [keys, values] = pass.kv.layer(spec.layer)?;
     let gather = |store: &Store, dim: usize| -> Result<Tensor> {
         let gathered = store.tensor()?.index_select(&slots, 1)?.to_dtype(DType::F32)?;
         Ok(gathered.reshape((spec.kv_heads * group.len, group.all, dim))?)
@@ -117,13 +108,13 @@ fn attend(formulas: &Formulas, spec: &Attention, q: &Tensor, group: Group, step:
         Store::Nothing => keys.narrow(2, 0, spec.value_dim)?.contiguous()?,
         values => gather(values, spec.value_dim)?,
     };
-    let span = &step.batch().spans[group.start];
+    let span = &pass.batch().spans[group.start];
     // Scores of all rows at once would take memory with the square of a prompt's length.
     let rows_at_once = (SCORES_MAX / (spec.heads * group.len * group.all)).max(1);
     let mut parts = Vec::new();
     for start in (0..span.len).step_by(rows_at_once) {
         let rows = Rows { start, len: rows_at_once.min(span.len - start) };
-        let mask = mask(spec, group, rows, step)?;
+        let mask = mask(formulas, spec, group, rows, pass)?;
         let q = formulas.rows(q, span.start + start, group.len * rows.len)?;
         parts.push(attend_rows(formulas, spec, &q, (&keys, &values), mask, (group, rows))?);
     }
@@ -184,15 +175,15 @@ fn attend_rows(
 
 /// What is added to the scores: −∞ where a token may not look. Of shape `[1, rows, all]` for a span's rows, and
 /// `[spans, 1, all]` for spans that decode.
-fn mask(spec: &Attention, group: Group, rows: Rows, step: &Step<'_>) -> Result<Option<Tensor>> {
-    let spans = &step.batch().spans[group.start..group.start + group.len];
+fn mask(formulas: &Formulas, spec: &Attention, group: Group, rows: Rows, pass: &Pass<'_>) -> Result<Option<Tensor>> {
+    let spans = &pass.batch().spans[group.start..group.start + group.len];
     let window = spec.window.filter(|&window| window < group.all);
     let is_padded = spans.iter().any(|span| span.past + span.len != group.all);
     if spans[0].len == 1 && window.is_none() && !is_padded {
         return Ok(None);
     }
     let key = (group, rows.start, window);
-    if let Some(mask) = step.prepared.borrow().masks.get(&key) {
+    if let Some(mask) = pass.prepared.borrow().masks.get(&key) {
         return Ok(Some(mask.clone()));
     }
     let visible =
@@ -201,22 +192,22 @@ fn mask(spec: &Attention, group: Group, rows: Rows, step: &Step<'_>) -> Result<O
     let mask: Vec<f32> = positions
         .flat_map(|at| (0..group.all).map(move |column| if visible(at, column) { 0.0 } else { f32::NEG_INFINITY }))
         .collect();
-    let mask = Tensor::from_vec(mask, (group.len, rows.len, group.all), step.ops().device())?;
+    let mask = Tensor::from_vec(mask, (group.len, rows.len, group.all), &formulas.device)?;
     // Masks of a prompt in many parts would take the memory that the parts save.
     if rows.len == spans[0].len {
-        step.prepared.borrow_mut().masks.insert(key, mask.clone());
+        pass.prepared.borrow_mut().masks.insert(key, mask.clone());
     }
     Ok(Some(mask))
 }
 
 /// The slots of all tokens of a group's sequences, each padded with slots that its mask hides.
-fn slots(formulas: &Formulas, spec: &Attention, group: Group, step: &Step<'_>) -> Result<Tensor> {
-    let caches = step.kv.group(spec.layer)?;
-    if let Some(slots) = step.prepared.borrow().slots.get(&(caches, group)) {
+fn slots(formulas: &Formulas, spec: &Attention, group: Group, pass: &Pass<'_>) -> Result<Tensor> {
+    let caches = pass.kv.group(spec.layer)?;
+    if let Some(slots) = pass.prepared.borrow().slots.get(&(caches, group)) {
         return Ok(slots.clone());
     }
     let mut ids = Vec::with_capacity(group.len * group.all);
-    for span in &step.batch().spans[group.start..group.start + group.len] {
+    for span in &pass.batch().spans[group.start..group.start + group.len] {
         let all = span.past + span.len;
         let slots = KvCache::slots_of(span, caches, 0..all)?;
         // The padding repeats a slot of the sequence's own: others may hold what is not a number.
@@ -225,6 +216,6 @@ fn slots(formulas: &Formulas, spec: &Attention, group: Group, step: &Step<'_>) -
         ids.extend(std::iter::repeat_n(padding, group.all - all));
     }
     let slots = formulas.ids(&ids)?;
-    step.prepared.borrow_mut().slots.insert((caches, group), slots.clone());
+    pass.prepared.borrow_mut().slots.insert((caches, group), slots.clone());
     Ok(slots)
 }

@@ -6,7 +6,7 @@
 //! reference that it is held against. [`Formulas`] overrides nothing, [`CpuKernels`] nearly everything.
 //!
 //! What a backend keeps of weights, adapters and the KV cache in a form of its own is a variant of [`Form`],
-//! [`LowRankForm`] or [`Store`](super::kv::Store).
+//! [`LowRankForm`] or [`Store`].
 
 mod cpu;
 #[cfg(feature = "cuda")]
@@ -26,18 +26,17 @@ pub(super) use cpu::CpuKernels;
 #[cfg(feature = "cuda")]
 pub(super) use cuda::{CudaKernels, open as cuda_device};
 pub(super) use formulas::Formulas;
-pub(super) use formulas_attention::Group;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(super) use metal::MetalKernels;
 
 use super::{
-    Attention, Step,
+    attention::Attention,
     cpu::{Activation, Glu},
-    kv::Store,
-    kv_shape::KvType,
+    pass::Pass,
+    store::{Store, StoreShape, foreign},
 };
 use crate::{
-    Batch, Error, Result,
+    Batch, Result,
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
@@ -133,22 +132,6 @@ pub(in crate::nn) struct Rotation {
     pub(in crate::nn) style: RopeStyle,
 }
 
-/// How keys and values lie in memory: `[kv_heads, slots, head_dim]`, and in what type.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::nn) struct StoreShape {
-    pub(in crate::nn) kv_heads: usize,
-    pub(in crate::nn) slots: usize,
-    pub(in crate::nn) head_dim: usize,
-    pub(in crate::nn) kind: KvType,
-}
-
-impl StoreShape {
-    /// Bytes of the whole; none where that is more than there can be.
-    pub(in crate::nn) fn bytes(&self) -> Option<usize> {
-        self.kv_heads.checked_mul(self.slots)?.checked_mul(self.head_dim)?.checked_mul(self.kind.bytes())
-    }
-}
-
 /// What a step has come to. Only a backend that replays steps looks at it.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(in crate::nn) struct Computed {
@@ -224,8 +207,8 @@ pub(in crate::nn) trait Backend: Send + Sync {
     }
 
     /// The rows of a weight that the step's tokens name, each below its outputs.
-    fn embed(&self, weight: &Matrix, step: &Step<'_>) -> Result<Tensor> {
-        self.formulas().embed(weight, step.tokens())
+    fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
+        self.formulas().embed(weight, pass.tokens())
     }
 
     /// Takes in the factors of a low-rank change; `single` where the weight it changes has single precision.
@@ -268,10 +251,10 @@ pub(in crate::nn) trait Backend: Send + Sync {
         amplitude: f32,
         factors: Option<&[f32]>,
         style: RopeStyle,
-        step: &Step<'_>,
+        pass: &Pass<'_>,
     ) -> Result<Rotation> {
         let factor = |token: usize| amplitude * factors.map_or(1.0, |factors| factors[token]);
-        let positions = step.positions().iter().enumerate().map(|(token, &position)| (position, factor(token)));
+        let positions = pass.positions().iter().enumerate().map(|(token, &position)| (position, factor(token)));
         self.formulas().rotation(frequencies, positions, style)
     }
 
@@ -297,8 +280,8 @@ pub(in crate::nn) trait Backend: Send + Sync {
 
     /// Remembers the new tokens' `k` and `v` in the layer's memory, and has each token of `q` attend to its sequence so
     /// far. The shapes were compared with the attention's and the cache's.
-    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        formulas_attention::attention(self.formulas(), spec, q, Some((k, Some(v))), step)
+    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
+        formulas_attention::attention(self.formulas(), spec, q, Some((k, Some(v))), pass)
     }
 
     /// The same for heads of any size: keys of one and values of another, values that are a view of the keys, and layers that
@@ -308,9 +291,9 @@ pub(in crate::nn) trait Backend: Send + Sync {
         spec: &Attention,
         q: &Tensor,
         new: Option<(&Tensor, Option<&Tensor>)>,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
-        formulas_attention::attention(self.formulas(), spec, q, new, step)
+        formulas_attention::attention(self.formulas(), spec, q, new, pass)
     }
 
     /// The same of queries and keys that are rotated first.
@@ -319,14 +302,9 @@ pub(in crate::nn) trait Backend: Send + Sync {
         spec: &Attention,
         [q, k, v]: [&Tensor; 3],
         rotation: &Rotation,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
         let (q, k) = (self.rotate(q, spec.head_dim, rotation)?, self.rotate(k, spec.head_dim, rotation)?);
-        self.attention(spec, &q, &k, v, step)
+        self.attention(spec, &q, &k, v, pass)
     }
-}
-
-/// What is said where a weight, a change or a cache came from another backend than is asked to compute with it.
-pub(in crate::nn) fn foreign(what: &str) -> Error {
-    Error::invalid(format!("{what} was made for other kernels"))
 }

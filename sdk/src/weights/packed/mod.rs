@@ -6,6 +6,7 @@
 //! kernel can read. That costs a pass over the weight, so it is done when a model asks for it and not when
 //! a folder is opened. What the tools can make and nothing here reads is refused by its name, with what to take instead.
 
+mod entry;
 mod fp8;
 mod int;
 mod mxfp4;
@@ -17,7 +18,9 @@ use std::collections::BTreeMap;
 use ::safetensors::Dtype as StoredDtype;
 use serde_json::Value;
 
-use super::{Bytes, Dtype, RawTensor, quote, safetensors::Stored, tensor::Entry};
+pub(super) use entry::Entry;
+
+use super::{Bytes, Dtype, RawTensor, quote, safetensors::Stored};
 use crate::{Error, Result};
 
 /// A weight of several tensors.
@@ -72,13 +75,13 @@ const UNUSED: [&str; 6] =
 /// All tensors of a folder as a model will see them.
 pub(super) fn entries(config: &Value, stored: Vec<Stored>) -> Result<Vec<Entry>> {
     let Some(method) = Method::of(config)? else {
-        return Ok(stored.into_iter().map(Stored::into_entry).collect());
+        return Ok(stored.into_iter().map(Entry::from).collect());
     };
     let names: Vec<String> = stored.iter().map(|tensor| tensor.name.clone()).collect();
     let mut left: BTreeMap<String, Stored> = stored.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
     if left.len() < names.len() {
         // The caller names the one that is there twice.
-        return Ok(left.into_values().map(Stored::into_entry).collect());
+        return Ok(left.into_values().map(Entry::from).collect());
     }
     let mut entries = Vec::new();
     for name in &names {
@@ -93,7 +96,7 @@ pub(super) fn entries(config: &Value, stored: Vec<Stored>) -> Result<Vec<Entry>>
         }
     }
     let is_used = |name: &str| !UNUSED.iter().any(|unused| name.ends_with(unused));
-    entries.extend(left.into_values().filter(|tensor| is_used(&tensor.name)).map(Stored::into_entry));
+    entries.extend(left.into_values().filter(|tensor| is_used(&tensor.name)).map(Entry::from));
     Ok(entries)
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Result,
-    nn::{Attention, Step, backend::Rotation},
+    nn::{attention::Attention, backend::Rotation, pass::Pass},
     weights::RopeStyle,
 };
 
@@ -46,10 +46,10 @@ impl CudaKernels {
         spec: &Attention,
         [q, k, v]: [&Tensor; 3],
         rotation: Option<&Rotation>,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Option<Tensor>> {
-        let (module, tokens, group) = (&self.module, step.input().tokens.len(), step.kv.group(spec.layer)?);
-        let [keys, values] = step.kv.layer(spec.layer)?;
+        let (module, tokens, group) = (&self.module, pass.input().tokens.len(), pass.kv.group(spec.layer)?);
+        let [keys, values] = pass.kv.layer(spec.layer)?;
         let (keys, values) = (keys.tensor()?, values.tensor()?);
         let fits = spec.head_dim.is_multiple_of(8) && spec.head_dim <= HEAD_DIM_MAX;
         let Some(suffix) = kv_suffix(keys.dtype()).filter(|_| fits) else { return Ok(None) };

@@ -9,7 +9,12 @@
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaSlice, sys};
 use std::{collections::HashMap, sync::atomic::Ordering};
 
-use super::{CudaKernels, attention::splits, locked, memory::Kept, module::failed};
+use super::{
+    CudaKernels,
+    attention::splits,
+    locked,
+    memory::{Kept, failed},
+};
 use crate::{Batch, Code, Error, Output, Result, Span, Want, nn::backend::Compute};
 
 /// Numbers of rows that graphs are captured for.

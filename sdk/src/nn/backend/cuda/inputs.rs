@@ -3,7 +3,7 @@
 
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 
-use super::module::{Module, failed};
+use super::{memory::failed, module::Module};
 use crate::{Batch, Result, Span, nn::BLOCK_TOKENS};
 
 /// Words that there is room for at first: a million blocks.

@@ -14,7 +14,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use super::{locked, module::failed};
+use super::locked;
 use crate::{Error, Result};
 
 /// What a graph computes in, which lives as long as it does.
@@ -78,4 +78,9 @@ fn keep_freed_memory(ordinal: usize) {
             let _ = sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut most).cast());
         }
     }
+}
+
+/// What a call of the driver answered.
+pub(super) fn failed(error: impl std::fmt::Display) -> Error {
+    Error::new(crate::Code::Device, format!("CUDA: {error}"))
 }

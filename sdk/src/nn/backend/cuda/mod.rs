@@ -28,14 +28,15 @@ use self::{
     attention::COUNTERS,
     graph::Graphs,
     inputs::Inputs,
-    module::{Arg, Module, failed},
+    memory::failed,
+    module::{Arg, Module},
     products::PreparedCache,
     weights::Format,
 };
 use super::{Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, StoreShape, formulas_attention};
 use crate::{
     Batch, Result,
-    nn::{Attention, Step, cpu::Activation, kv::Store},
+    nn::{attention::Attention, cpu::Activation, pass::Pass, store::Store},
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
@@ -129,11 +130,11 @@ impl CudaKernels {
     }
 
     /// Attention in candle's ops, which look at the block tables on the host.
-    fn attention_by_formulas(&self, spec: &Attention, [q, k, v]: [&Tensor; 3], step: &mut Step<'_>) -> Result<Tensor> {
+    fn attention_by_formulas(&self, spec: &Attention, [q, k, v]: [&Tensor; 3], pass: &mut Pass<'_>) -> Result<Tensor> {
         if self.captures.load(Ordering::Relaxed) {
             return Err(graph::not_capturable(&format!("there is no kernel for heads of {} values", spec.head_dim)));
         }
-        formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), step)
+        formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), pass)
     }
 
     /// An elementwise kernel over one or two inputs.
@@ -217,15 +218,15 @@ impl Backend for CudaKernels {
         self.elementwise("add", &[x, y], None)
     }
 
-    fn embed(&self, weight: &Matrix, step: &Step<'_>) -> Result<Tensor> {
-        let (module, width, tokens) = (&self.module, weight.inputs, step.input().tokens.len());
+    fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
+        let (module, width, tokens) = (&self.module, weight.inputs, pass.input().tokens.len());
         let (kernel, table) = match &weight.form {
             Form::Cuda(_) => return self.table_rows(weight, tokens),
             Form::Dense(table) if table.dtype() == DType::F32 => ("rows_f32", self.at(table)?),
             Form::Dense(table) if table.dtype() == DType::F16 => {
                 ("rows_f16", module.tensor::<half::f16>(table)?.into())
             }
-            _ => return self.formulas.embed(weight, step.tokens()),
+            _ => return self.formulas.embed(weight, pass.tokens()),
         };
         let out = module.room::<f32>(tokens * width)?;
         let ids = locked(&self.inputs).token_ids(module);
@@ -268,10 +269,10 @@ impl Backend for CudaKernels {
         amplitude: f32,
         factors: Option<&[f32]>,
         style: RopeStyle,
-        step: &Step<'_>,
+        pass: &Pass<'_>,
     ) -> Result<Rotation> {
         if let Some(factors) = factors {
-            let positions = step.positions().iter().zip(factors).map(|(&at, factor)| (at, amplitude * factor));
+            let positions = pass.positions().iter().zip(factors).map(|(&at, factor)| (at, amplitude * factor));
             return self.formulas.rotation(frequencies, positions, style);
         }
         let (module, half) = (&self.module, frequencies.len());
@@ -329,10 +330,10 @@ impl Backend for CudaKernels {
         self.formulas.store(shape)
     }
 
-    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        match self.attend_step(spec, [q, k, v], None, step)? {
+    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
+        match self.attend_step(spec, [q, k, v], None, pass)? {
             Some(out) => Ok(out),
-            None => self.attention_by_formulas(spec, [q, k, v], step),
+            None => self.attention_by_formulas(spec, [q, k, v], pass),
         }
     }
 
@@ -341,13 +342,13 @@ impl Backend for CudaKernels {
         spec: &Attention,
         [q, k, v]: [&Tensor; 3],
         rotation: &Rotation,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
-        match self.attend_step(spec, [q, k, v], Some(rotation), step)? {
+        match self.attend_step(spec, [q, k, v], Some(rotation), pass)? {
             Some(out) => Ok(out),
             None => {
                 let (q, k) = (self.rotate(q, spec.head_dim, rotation)?, self.rotate(k, spec.head_dim, rotation)?);
-                self.attention_by_formulas(spec, [&q, &k, v], step)
+                self.attention_by_formulas(spec, [&q, &k, v], pass)
             }
         }
     }

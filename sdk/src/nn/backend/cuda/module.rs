@@ -25,7 +25,10 @@ use std::{
     },
 };
 
-use super::{locked, memory::Memory};
+use super::{
+    locked,
+    memory::{Memory, failed},
+};
 use crate::{Error, Result};
 
 /// The fat binaries.
@@ -121,11 +124,6 @@ impl Arg {
         }
     }
 }
-
-pub(super) fn failed(error: impl std::fmt::Display) -> Error {
-    Error::new(crate::Code::Device, format!("CUDA: {error}"))
-}
-
 impl Module {
     pub(super) fn load(device: &CudaDevice) -> Result<Self> {
         let stream = device.cuda_stream();

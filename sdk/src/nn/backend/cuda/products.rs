@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::{
     CudaKernels, THREADS, Weight, activation_number, locked,
-    module::{Arg, Segment, Segments, failed},
+    memory::failed,
+    module::{Arg, Segment, Segments},
     weights::Format,
 };
 use crate::{

@@ -4,7 +4,7 @@
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 use half::f16;
 
-use super::module::{Module, failed};
+use super::{memory::failed, module::Module};
 use crate::{
     Result,
     nn::cpu,

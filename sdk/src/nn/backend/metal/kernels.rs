@@ -16,11 +16,11 @@ use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
 use crate::{
     Batch, Error, Output, Result, Span, Table, Want,
     nn::{
-        Attention, KvCache, KvShape, KvType, Step,
-        adapters::Adapters,
+        attention::Attention,
         backend::{Backend, Formulas, Rotation, formulas_attention},
-        device::Chosen,
-        ops::{Kernels, Ops},
+        kv::KvCache,
+        kv_shape::{KvShape, KvType},
+        pass::Pass,
     },
     weights::RopeStyle,
 };
@@ -121,19 +121,17 @@ impl MetalKernels {
         let ids = vec![0; tokens];
         let spans = vec![span(0, 9, 11, long), span(9, 1, 0, short)];
         let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
-        let device = self.formulas.device.clone();
-        let ops = Ops::new(&Chosen { device, name: String::new(), note: String::new() }, 1, Kernels::Generic);
         let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| formulas.wave(tokens, heads * head_dim));
         let (q, k, v) = (q?, k?, v?);
         let (cos, sin) = (formulas.wave(tokens, head_dim / 2)?, formulas.wave(tokens, head_dim / 2)?);
         let rotation = Rotation { cos, sin, style: RopeStyle::NeoX };
         let spec = Attention { window: Some(7), ..Attention::new(0, heads, kv_heads, head_dim)? };
-        let adapters = Adapters::default();
         self.begin(&batch)?;
         let compute = |backend: &dyn Backend| -> Result<Tensor> {
-            let mut cache = KvCache::new(&KvShape::uniform(1, kv_heads, head_dim), kind, &[4], &ops)?;
-            let mut step = Step::new(&ops, &batch, &mut cache, &adapters);
-            backend.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut step)
+            let shape = KvShape::uniform(1, kv_heads, head_dim);
+            let mut cache = KvCache::new(&shape, kind, &[4], |shape, _| formulas.store(shape))?;
+            let mut pass = Pass::new(&batch, &mut cache);
+            backend.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut pass)
         };
         same("attention", &compute(self)?, &compute(formulas)?, 1e-2)
     }
@@ -190,11 +188,11 @@ impl MetalKernels {
         spec: &Attention,
         [q, k, v]: [&Tensor; 3],
         rotation: Option<&Rotation>,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Option<Tensor>> {
-        let group = step.kv.group(spec.layer)?;
+        let group = pass.kv.group(spec.layer)?;
         let Some(inputs) = self.inputs().get(group).cloned() else { return Ok(None) };
-        let [keys, values] = step.kv.layer(spec.layer)?;
+        let [keys, values] = pass.kv.layer(spec.layer)?;
         let (keys, values) = (keys.tensor()?, values.tensor()?);
         let suffix = match keys.dtype() {
             DType::F16 => "f16",
@@ -305,10 +303,10 @@ impl Backend for MetalKernels {
         Ok((sum, out))
     }
 
-    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        match self.attend_step(spec, [q, k, v], None, step)? {
+    fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {
+        match self.attend_step(spec, [q, k, v], None, pass)? {
             Some(out) => Ok(out),
-            None => formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), step),
+            None => formulas_attention::attention(&self.formulas, spec, q, Some((k, Some(v))), pass),
         }
     }
 
@@ -317,11 +315,11 @@ impl Backend for MetalKernels {
         spec: &Attention,
         [q, k, v]: [&Tensor; 3],
         rotation: &Rotation,
-        step: &mut Step<'_>,
+        pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
-        match self.attend_step(spec, [q, k, v], Some(rotation), step)? {
+        match self.attend_step(spec, [q, k, v], Some(rotation), pass)? {
             Some(out) => Ok(out),
-            None => self.formulas.rotated_attention(spec, [q, k, v], rotation, step),
+            None => self.formulas.rotated_attention(spec, [q, k, v], rotation, pass),
         }
     }
 }

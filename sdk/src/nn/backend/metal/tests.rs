@@ -14,10 +14,9 @@ use super::inputs::{AttendShape, Inputs, NormShape, StoreShape};
 use crate::{
     Batch, Output, Span, Table, Want,
     nn::{
-        Attention, BLOCK_TOKENS, KvCache, KvShape, KvType, Step,
-        adapters::Adapters,
+        Attention, BLOCK_TOKENS, KvCache, KvShape, KvType,
         backend::{Backend, Formulas, Rotation},
-        ops::{Kernels, Ops},
+        pass::Pass,
     },
     weights::RopeStyle,
 };
@@ -161,9 +160,8 @@ fn check(case: Case) {
     let ids = vec![0; tokens];
     let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
 
-    let chosen = crate::nn::device::choose("cpu").unwrap();
-    let ops = Ops::new(&chosen, 1, Kernels::Generic);
-    let mut cache = KvCache::new(&KvShape::uniform(1, kv_heads, head_dim), kind, &[blocks], &ops).unwrap();
+    let shape = KvShape::uniform(1, kv_heads, head_dim);
+    let mut cache = KvCache::new(&shape, kind, &[blocks], |shape, _| formulas.store(shape)).unwrap();
     let slots = blocks * BLOCK_TOKENS;
     let before = |seed: f32| -> Vec<f32> {
         let values = (0..kv_heads * slots * head_dim).map(|i| (i as f32 * seed).sin());
@@ -185,9 +183,8 @@ fn check(case: Case) {
     let (window, softcap) = (case.window, case.softcap);
     let attention = Attention::new(0, heads, kv_heads, head_dim).unwrap();
     let spec = Attention { window, softcap, sinks: sinks.clone(), ..attention };
-    let adapters = Adapters::default();
-    let mut step = Step::new(&ops, &batch, &mut cache, &adapters);
-    let formula = formulas.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut step).unwrap();
+    let mut pass = Pass::new(&batch, &mut cache);
+    let formula = formulas.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut pass).unwrap();
 
     // The same by the kernels.
     let inputs = Inputs::of(&batch, 0);
