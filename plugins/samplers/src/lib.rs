@@ -15,6 +15,8 @@ mod reweigh;
 mod softmax;
 mod tally;
 mod wide;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod wide_tests;
 mod xtc;
 
 use parameters::Parameters;

@@ -1,5 +1,6 @@
-//! Which adapters each model has: those of the configuration, and those that came while the server runs. What stands here
-//! may be named by clients, is taken in by every new worker of its model, and is gone with the server.
+//! The adapter registry: which adapters each model has, those of the configuration and those that came while the server
+//! runs. What stands here may be named by clients, is taken in by every new worker of its model, and is gone with the
+//! server.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! An answer's bytes into its pieces, while they come.
+//! The tool parser: an answer's bytes into text, thoughts and tool calls, while they come.
 //!
 //! Whatever the bytes are cut into, the same pieces come out once they are joined: a piece never ends within a character,
 //! and text is held back while it may yet become a marker. White space around thoughts and calls is left out, since

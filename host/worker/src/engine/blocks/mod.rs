@@ -1,8 +1,8 @@
-//! What of the model's memory holds which tokens of which sequence. Memory is dealt out in blocks of a few tokens, and in
-//! slots for states, so that sequences grow without a reservation and equal beginnings are computed once: a block
-//! that is full and computed becomes known by what it holds (`key`), whichever sequence continues the same text shares it,
-//! and when none does it stays cached until its room is needed (`pool`). Blocks can also be known from disk (`disk`);
-//! the table says what to copy where, the engine copies.
+//! The block table and the prefix cache: what of the model's memory holds which tokens of which sequence. Memory is dealt
+//! out in blocks of a few tokens, and in slots for states, so that sequences grow without a reservation and equal
+//! beginnings are computed once: a block that is full and computed becomes known by what it holds (`key`), whichever
+//! sequence continues the same text shares it, and when none does it stays cached until its room is needed (`pool`).
+//! Blocks can also be known from disk (`disk`); the table says what to copy where, the engine copies.
 //!
 //! One group of caches keeps all tokens: the *spine*. A sequence's spine starts with shared blocks, its *chain*, followed by
 //! private ones that it fills. Only full blocks join the chain and only after the step that computed them, so what is

@@ -1,4 +1,4 @@
-//! Causal attention over a paged cache.
+//! Paged attention on the CPU: causal, over the blocks of the KV cache.
 //!
 //! Positions are taken in tiles of 64 that begin at multiples of 64, whatever the batch, the chunk of the prompt or the
 //! order of the blocks; a row of the result goes through the tiles that it sees, in order, with a running maximum and
