@@ -50,6 +50,24 @@ impl Outputs<'_> {
         self.take_logits(batch, &logits)
     }
 
+    /// Takes the best candidate of each wanted row: its id, its logit, and the total of the row.
+    pub(crate) fn take_best(&mut self, best: &[[f32; 3]]) -> Result<()> {
+        let CandidateRows { ids, scores, totals } = &mut self.candidates;
+        if (ids.len(), totals.len()) != (best.len(), 2 * best.len()) {
+            return Err(Error::invalid(format!(
+                "{} rows of one candidate do not fill {} places",
+                best.len(),
+                ids.len()
+            )));
+        }
+        for (row, [id, score, total]) in best.iter().enumerate() {
+            ids[row] = if *id < self.vocabulary as f32 { *id as u32 } else { VACANT };
+            scores[row] = *score;
+            totals[2 * row..2 * row + 2].fill(*total);
+        }
+        Ok(())
+    }
+
     /// Deals rows of logits, one for each wanted row that is no hidden one, out to where they go.
     pub fn take_logits(&mut self, batch: &Batch<'_>, logits: &[f32]) -> Result<()> {
         let (mut rows, mut plain, mut chosen) = (logits.chunks_exact(self.vocabulary), 0, 0);

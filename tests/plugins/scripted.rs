@@ -14,7 +14,8 @@
 //! likelier than what prolongs them, and a call is likelier than other texts.
 
 use pensieve_sdk::{
-    Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Plugin, Resident, Result, Services, Source, Span,
+    Architecture, Batch, Cache, Card, Error, LoadRequest, Model, Output, Outputs, Plugin, Resident, Result, Services,
+    Source, Span,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -98,6 +99,7 @@ impl Architecture for Scripted {
             script,
             tokens: Tokens::read(&card.tokenizer)?,
             turns: turns(&request.source)?,
+            device: options["device"].as_str().unwrap_or("cpu").to_owned(),
             step_pause: pause("step_us"),
             token_pause: pause("token_us"),
             seen: vec![0; blocks * BLOCK_TOKENS],
@@ -131,6 +133,7 @@ struct Loaded {
     turns: Option<Turns>,
     tokens: Tokens,
     /// How long a step takes, and each token of it.
+    device: String,
     step_pause: Duration,
     token_pause: Duration,
     seen: Vec<u32>,
@@ -140,7 +143,7 @@ impl Model for Loaded {
     fn resident(&self) -> Resident {
         let blocks = (self.seen.len() / BLOCK_TOKENS) as u32;
         Resident {
-            device: "cpu".into(),
+            device: self.device.clone(),
             note: String::new(),
             weight_bytes: 0,
             state_bytes: u64::from(blocks) * BLOCK_BYTES as u64,
@@ -171,6 +174,16 @@ impl Model for Loaded {
             }
         }
         Ok(())
+    }
+
+    /// On another device than the processor it hands out single candidates, and nothing else.
+    fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
+        if self.device != "cpu"
+            && (batch.top != 1 || batch.spans.iter().any(|span| span.rows() > 0 && span.output != Output::Candidates))
+        {
+            return Err(Error::unsupported(format!("whole logits cross from {}", self.device)));
+        }
+        outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits))
     }
 
     fn release(&mut self, _sequence: u64) {}

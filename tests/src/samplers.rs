@@ -16,6 +16,7 @@ use crate::{
         client::post,
         server::{Options, Server},
     },
+    scripted,
 };
 
 fn chain(stages: &[(&str, &str)], seed: u64) -> Vec<StageBox> {
@@ -188,5 +189,33 @@ fn a_sampler_that_does_not_end_is_named_and_barred_and_other_streams_go_on() {
         assert_eq!((&model["loads"], &model["deaths"]), (&json!(1), &json!(0)), "{health:#}");
         let log = server.stop();
         assert!(log.contains("sampling stage 'endless' did not end"), "{log}");
+    }
+}
+
+#[test]
+fn a_device_hands_over_its_best_tokens_where_no_other_matters() {
+    let root = tempfile::tempdir().unwrap();
+    let source = root.path().join("scripted");
+    scripted::checkpoint(&source, &[("", "It is sunny.")]);
+    let options = "options = { device = \"test:0\" }";
+    let config = format!("[[models]]\nid = \"scripted\"\nsource = \"{}\"\n{options}\n", source.display());
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    let server = Options { plugins, config, ..Options::default() }.start();
+    let ask = |more: Value| {
+        let mut body =
+            json!({ "model": "scripted", "temperature": 0, "messages": [{ "role": "user", "content": "so?" }] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(server.address, "/v1/chat/completions", &body)
+    };
+    let reply = ask(json!({})).json();
+    assert_eq!(reply["choices"][0]["message"]["content"], "It is sunny.", "{reply}");
+    // The device of this model refuses whatever needs more.
+    for more in [
+        json!({ "temperature": 1 }),
+        json!({ "logprobs": true }),
+        json!({ "response_format": { "type": "json_object" } }),
+    ] {
+        let reply = ask(more.clone());
+        assert!(reply.status() == 500 && reply.text().contains("whole logits cross from test:0"), "{more}: {reply:?}");
     }
 }

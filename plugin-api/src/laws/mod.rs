@@ -9,6 +9,7 @@
 //! An author meets the laws as the SDK's `testing::conformance`, a user as `pensieve plugins check`. Run them where a
 //! crash costs nothing: a wrong model may well crash.
 
+mod candidates;
 mod memory;
 mod past;
 mod refusals;
@@ -119,6 +120,13 @@ const LAWS: &[Law] = &[
         says: "logits of none, the last or all tokens agree, in the order of the spans",
         hint: "the usual cause is rows gathered by the wrong index: a span's last token is start + len - 1",
         check: steps::wanted,
+    },
+    Law {
+        id: "candidates",
+        says: "candidates are the best of the logits, and totals are theirs",
+        hint: "the usual cause is a mask that is read from the wrong row, an order that is not the highest first, or a total over \
+               the candidates alone",
+        check: candidates::best_of_the_logits,
     },
     Law {
         id: "released",

@@ -40,7 +40,7 @@ pub(super) struct Rig<'m> {
     alive: Vec<u64>,
     next_id: u64,
     random: u64,
-    worst: f32,
+    pub(super) worst: f32,
 }
 
 /// Texts that every law may read; [`Rig::learn`] has the model read each of them whole first.
@@ -91,8 +91,8 @@ impl Pace {
 
 /// The next `count` tokens of a sequence.
 pub(super) struct Feed<'a> {
-    sequence: &'a mut Sequence,
-    count: usize,
+    pub(super) sequence: &'a mut Sequence,
+    pub(super) count: usize,
     want: Want,
     /// After how many tokens of the sequence a copy of its state is left, and the slot of each group for it.
     copies: Vec<(u32, Vec<u32>)>,
@@ -108,6 +108,13 @@ pub(super) struct Draft {
     /// For each span, where each group keeps it.
     pub(super) tables: Vec<Vec<Table>>,
     pub(super) logits: usize,
+}
+
+/// Rows of candidates.
+pub(super) struct Chosen {
+    pub(super) ids: Vec<u32>,
+    pub(super) scores: Vec<f32>,
+    pub(super) totals: Vec<f32>,
 }
 
 /// A cache table that can still be changed.
@@ -144,7 +151,7 @@ impl Sequence {
     }
 
     /// What it has seen now lies in its own slots.
-    fn arrive(&mut self, seen: usize) {
+    pub(super) fn arrive(&mut self, seen: usize) {
         self.seen = seen;
         for (read, own) in self.reads.iter_mut().zip(&self.places) {
             *read = own.first().copied().unwrap_or(VACANT);
@@ -479,12 +486,6 @@ impl<'m> Rig<'m> {
     /// Runs a draft as it is. Places that the model leaves unwritten stay NaN.
     pub(super) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
         let mut logits = vec![f32::NAN; draft.logits];
-        let tables: Vec<Vec<CacheTable<'_>>> =
-            draft.tables.iter().map(|tables| tables.iter().map(Table::cross).collect()).collect();
-        let spans = draft.spans.iter().zip(&tables);
-        let spans: Vec<Span<'_>> = spans.map(|(span, tables)| Span { caches: tables[..].into(), ..*span }).collect();
-        let (tokens, positions) = (draft.tokens[..].into(), draft.positions[..].into());
-        let batch = Batch { tokens, positions, spans: spans[..].into(), top: 0 };
         let mut outputs = Outputs {
             logits: (&mut logits[..]).into(),
             ids: (&mut [][..]).into(),
@@ -492,8 +493,46 @@ impl<'m> Rig<'m> {
             totals: (&mut [][..]).into(),
             hidden: (&mut [][..]).into(),
         };
-        self.model.forward(&batch, &mut outputs).into_result()?;
+        self.run(draft, &draft.spans, 0, &mut outputs)?;
         Ok(logits)
+    }
+
+    /// Runs a draft, all of whose rows are candidates, `top` in each.
+    pub(super) fn candidates(&mut self, draft: &Draft, top: u32, mask: &[u32]) -> Result<Chosen, PluginError> {
+        let rows = draft.logits / self.shape.vocabulary as usize;
+        let masks = draft.spans.iter().map(|span| mask.repeat(span.want.rows(span.len).unwrap_or(0) as usize));
+        let masks: Vec<Vec<u32>> = masks.collect();
+        let spans = draft.spans.iter().zip(&masks);
+        let spans = spans.map(|(span, mask)| Span { output: Output::CANDIDATES, mask: mask[..].into(), ..*span });
+        let spans: Vec<Span<'_>> = spans.collect();
+        let places = rows * top as usize;
+        let mut chosen =
+            Chosen { ids: vec![VACANT; places], scores: vec![f32::NAN; places], totals: vec![f32::NAN; 2 * rows] };
+        let mut outputs = Outputs {
+            logits: (&mut [][..]).into(),
+            ids: (&mut chosen.ids[..]).into(),
+            scores: (&mut chosen.scores[..]).into(),
+            totals: (&mut chosen.totals[..]).into(),
+            hidden: (&mut [][..]).into(),
+        };
+        self.run(draft, &spans, top, &mut outputs)?;
+        Ok(chosen)
+    }
+
+    fn run(
+        &mut self,
+        draft: &Draft,
+        spans: &[Span<'_>],
+        top: u32,
+        outputs: &mut Outputs<'_>,
+    ) -> Result<(), PluginError> {
+        let tables: Vec<Vec<CacheTable<'_>>> =
+            draft.tables.iter().map(|tables| tables.iter().map(Table::cross).collect()).collect();
+        let spans = spans.iter().zip(&tables);
+        let spans: Vec<Span<'_>> = spans.map(|(span, tables)| Span { caches: tables[..].into(), ..*span }).collect();
+        let (tokens, positions) = (draft.tokens[..].into(), draft.positions[..].into());
+        let batch = Batch { tokens, positions, spans: spans[..].into(), top };
+        self.model.forward(&batch, outputs).into_result()
     }
 
     /// Compares a row of logits with the right one, if that is known.

@@ -9,13 +9,14 @@ use std::{env, sync::Arc};
 
 use super::{
     attention::Attention,
-    backend::{Backend, Changed, Compute, CpuKernels, ExpertRows, Formulas, Layer, LowRank, Matrix, Rotation},
+    backend::{Backend, Changed, Compute, CpuKernels, ExpertRows, Formulas, Layer, LowRank, Matrix, Rotation, Taken},
     cpu::{Activation, Glu},
     device::Chosen,
     kv::KvCache,
     kv_shape::{KvShape, KvType},
     pass::Pass,
     store::{Store, StoreShape},
+    view::copy_to,
 };
 use crate::{
     Batch, Error, Result,
@@ -113,8 +114,17 @@ impl Ops {
     }
 
     /// Computes a step that only decodes as one launch, where the backend can. `false` where it cannot.
-    pub(super) fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, logits: &mut [f32]) -> Result<bool> {
-        self.backend.decode(batch, run, logits)
+    pub(super) fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
+        self.backend.decode(batch, run, taken)
+    }
+
+    /// Takes what is wanted of rows of logits.
+    pub(super) fn take(&self, logits: &Tensor, taken: &mut Taken<'_>) -> Result<()> {
+        let logits = logits.to_dtype(DType::F32)?;
+        match taken {
+            Taken::Logits(out) => copy_to(&logits.flatten_all()?, out),
+            Taken::Best(out) => copy_to(&self.backend.best(&logits)?.flatten_all()?, out.as_flattened_mut()),
+        }
     }
 
     /// Takes in a weight matrix.

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use super::{
     BLOCK_TOKENS, KvCache, KvShape, KvType, Loader, Ops, Step,
     adapters::Adapters,
-    backend::Computed,
+    backend::{Computed, Taken},
     device::{self, Chosen},
     kv_shape,
     loader::Shared,
@@ -288,16 +288,12 @@ struct PagedModel<D> {
     adapters: Adapters,
 }
 
-impl<D: Decoder> Model for PagedModel<D> {
-    fn resident(&self) -> Resident {
-        let adapters = self.adapters.bytes();
-        Resident { weight_bytes: self.resident.weight_bytes.saturating_add(adapters), ..self.resident.clone() }
-    }
-
-    fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
+impl<D: Decoder> PagedModel<D> {
+    /// Computes a step all of whose wanted rows are taken alike.
+    fn run(&mut self, batch: &Batch<'_>, mut taken: Taken<'_>) -> Result<()> {
         let wanted = batch.wanted();
         let (decoder, ops, kv, adapters) = (&self.decoder, &self.ops, &mut self.kv, &self.adapters);
-        if ops.decode(batch, &mut |batch| compute(decoder, ops, kv, adapters, batch), logits)? {
+        if ops.decode(batch, &mut |batch| compute(decoder, ops, kv, adapters, batch), &mut taken)? {
             return Ok(());
         }
         self.ops.begin(batch)?;
@@ -312,14 +308,11 @@ impl<D: Decoder> Model for PagedModel<D> {
         if rows.dims() != [expected.0, expected.1] {
             return Err(Error::invalid(format!("the model made logits of {:?}, not {expected:?}", rows.dims())));
         }
-        let values = rows.to_dtype(DType::F32)?.flatten_all()?;
-        super::view::copy_to(&values, logits)
+        self.ops.take(&rows, &mut taken)
     }
 
-    fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
-        if batch.spans.iter().all(|span| span.output != Output::Hidden) {
-            return outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits));
-        }
+    /// Computes a step of which hidden rows are wanted, and maybe others.
+    fn run_with_hidden(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
         let (features, wanted) =
             batch.spans.iter().partition::<Vec<&Span<'_>>, _>(|span| span.output == Output::Hidden);
         let rows = |spans: Vec<&Span<'_>>| -> Vec<u32> { spans.into_iter().flat_map(Span::wanted).collect() };
@@ -339,6 +332,31 @@ impl<D: Decoder> Model for PagedModel<D> {
         let mut logits = vec![0.0; wanted.len() * outputs.vocabulary()];
         super::view::copy_to(&rows, &mut logits)?;
         outputs.take_logits(batch, &logits)
+    }
+}
+
+impl<D: Decoder> Model for PagedModel<D> {
+    fn resident(&self) -> Resident {
+        let adapters = self.adapters.bytes();
+        Resident { weight_bytes: self.resident.weight_bytes.saturating_add(adapters), ..self.resident.clone() }
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
+        self.run(batch, Taken::Logits(logits))
+    }
+
+    fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
+        let is_best = |span: &Span<'_>| span.rows() == 0 || span.output == Output::Candidates && span.mask.is_empty();
+        // Logits that lie in the host's memory are looked through there.
+        if batch.top == 1 && batch.spans.iter().all(is_best) && !self.ops.device().is_cpu() {
+            let mut best = vec![[f32::NAN; 3]; batch.spans.iter().map(Span::rows).sum()];
+            self.run(batch, Taken::Best(&mut best))?;
+            return outputs.take_best(&best);
+        }
+        if batch.spans.iter().all(|span| span.output != Output::Hidden) {
+            return outputs.fill_from_logits(batch, |batch, logits| self.forward(batch, logits));
+        }
+        self.run_with_hidden(batch, outputs)
     }
 
     fn release(&mut self, _sequence: u64) {

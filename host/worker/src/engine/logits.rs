@@ -3,6 +3,15 @@
 
 use pensieve_protocol::job::TokenLogprobs;
 
+/// What a model answers for a token that is to be picked.
+#[derive(Clone, Copy, Debug)]
+pub enum Row<'a> {
+    /// All logits.
+    Logits(&'a [f32]),
+    /// The first token with the highest logit, which the model's device has found; none where a logit is not a number.
+    Best(Option<u32>),
+}
+
 /// How many values are folded at once: a few vector registers.
 const LANES: usize = 16;
 

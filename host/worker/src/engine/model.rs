@@ -21,6 +21,7 @@ use super::{
     failures::{of_adapter, of_plugin, text_of},
     formats::Formats,
     identity::Identity,
+    logits::Row,
     scheduler::{Plan, Scheduler},
 };
 use crate::plugin::{HostServices, LoadedPlugin};
@@ -58,6 +59,8 @@ struct Scratch {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     logits: Vec<f32>,
+    /// Of rows of which only the best token is wanted: the tokens, their logits, and totals.
+    best: (Vec<u32>, Vec<f32>, Vec<f32>),
 }
 
 impl Model {
@@ -148,14 +151,17 @@ impl Model {
         self.group_bytes.as_deref()
     }
 
-    /// Computes a plan's spans. Answers one row of logits per span that asks for them, in order.
+    /// Computes a plan's spans. Answers a row for each span that asks for logits, in order. Where `only_best` of each row is of
+    /// interest and the model does not compute on the host, its device finds it.
     pub fn forward(
         &mut self,
         plan: &Plan,
         scheduler: &Scheduler,
         adapters: &HashMap<u64, (u32, f32)>,
-    ) -> Result<&[f32], Failure> {
-        let Scratch { tokens, positions, logits } = &mut self.batch;
+        only_best: bool,
+    ) -> Result<Vec<Row<'_>>, Failure> {
+        let only_best = only_best && self.card.candidates > 0 && self.resident.device != "cpu";
+        let Scratch { tokens, positions, logits, best: (ids, scores, totals) } = &mut self.batch;
         tokens.clear();
         positions.clear();
         let mut spans = Vec::with_capacity(plan.spans.len());
@@ -176,10 +182,16 @@ impl Model {
             let (adapter, adapter_scale) = adapters.get(&span.sequence).copied().unwrap_or((NO_ADAPTER, 1.0));
             let (len, past) = (range.len() as u32, range.start as u32);
             let (sequence, caches) = (scheduler.state_of(span.sequence), tables.as_slice().into());
-            let (output, mask) = (Output::LOGITS, [][..].into());
+            let output = if only_best && span.logits { Output::CANDIDATES } else { Output::LOGITS };
+            let mask = [][..].into();
             spans.push(api::Span { sequence, start, len, past, want, output, mask, adapter, adapter_scale, caches });
         }
         let width = self.card.vocabulary as usize;
+        let (rows, bests) = if only_best { (0, rows) } else { (rows, 0) };
+        // What the model leaves unwritten is no number.
+        *ids = vec![VACANT; bests];
+        *scores = vec![f32::NAN; bests];
+        *totals = vec![f32::NAN; 2 * bests];
         logits.resize(rows * width, 0.0);
         for row in logits.chunks_exact_mut(width) {
             row[0] = f32::NAN;
@@ -189,17 +201,25 @@ impl Model {
             tokens: tokens.as_slice().into(),
             positions: positions.as_slice().into(),
             spans: spans.as_slice().into(),
-            top: 0,
+            top: u32::from(only_best),
         };
         let mut outputs = Outputs {
             logits: logits.as_mut_slice().into(),
-            ids: (&mut [][..]).into(),
-            scores: (&mut [][..]).into(),
-            totals: (&mut [][..]).into(),
+            ids: ids.as_mut_slice().into(),
+            scores: scores.as_mut_slice().into(),
+            totals: totals.as_mut_slice().into(),
             hidden: (&mut [][..]).into(),
         };
         self.model.forward(&batch, &mut outputs).into_result().map_err(of_plugin)?;
-        Ok(logits)
+        if !only_best {
+            return Ok(logits.chunks_exact(width).map(Row::Logits).collect());
+        }
+        let found = ids.iter().zip(scores).zip(totals.chunks_exact(2));
+        let is_sound =
+            |id: u32, score: f32, total: f32| (id as usize) < width && score.is_finite() && total.is_finite();
+        Ok(found
+            .map(|((id, score), total)| Row::Best(Some(*id).filter(|id| is_sound(*id, *score, total[0]))))
+            .collect())
     }
 
     /// Forgets a sequence.

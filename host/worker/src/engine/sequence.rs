@@ -7,7 +7,7 @@ use pensieve_plugin_api::Card;
 
 use super::{
     chain::{Chain, Picked, Samplers},
-    logits,
+    logits::{self, Row},
     repetition::RepetitionDetector,
     stops::Stops,
 };
@@ -144,6 +144,11 @@ impl Sequence {
         self.prompt
     }
 
+    /// Whether it takes the most likely token, whatever the others are, and nobody asks how likely it was.
+    pub fn takes_best(&self) -> bool {
+        self.chain.is_empty() && self.constraint.is_none() && self.logprobs.is_none()
+    }
+
     /// Its grammar.
     pub fn constraint_mut(&mut self) -> Option<&mut Constraint> {
         self.constraint.as_mut()
@@ -154,14 +159,19 @@ impl Sequence {
     pub fn begin_pick(
         &mut self,
         id: u64,
-        row: &[f32],
+        row: Row<'_>,
         tokens: &[u32],
         samplers: &mut Samplers,
     ) -> Result<Option<u32>, Failure> {
-        let Some(top) = logits::highest(row) else {
-            return Err(Failure::new(FailureCode::NotANumber, "the model computed logits that are not numbers")
-                .with_help("its weights or its plugin are broken; try another quantization or device"));
+        let broken = || {
+            Failure::new(FailureCode::NotANumber, "the model computed logits that are not numbers")
+                .with_help("its weights or its plugin are broken; try another quantization or device")
         };
+        let row = match row {
+            Row::Logits(row) => row,
+            Row::Best(token) => return token.map(Some).ok_or_else(broken),
+        };
+        let top = logits::highest(row).ok_or_else(broken)?;
         let mask = match &mut self.constraint {
             Some(constraint) => constraint.mask().map_err(|error| astray(&error))?,
             None => None,
@@ -180,8 +190,11 @@ impl Sequence {
     }
 
     /// A token that was picked out of this row.
-    pub fn pick(&self, token: u32, row: &[f32]) -> Pick {
-        let of = |count| Some(logits::logprobs(row, logits::highest(row)?, token, usize::from(count)));
+    pub fn pick(&self, token: u32, row: Row<'_>) -> Pick {
+        let of = |count| match row {
+            Row::Logits(row) => Some(logits::logprobs(row, logits::highest(row)?, token, usize::from(count))),
+            Row::Best(_) => None,
+        };
         Pick { token, logprobs: self.logprobs.and_then(of) }
     }
 

@@ -18,6 +18,7 @@ use super::{
     blocks::Kind,
     chain::Samplers,
     grammars::Grammars,
+    logits::Row,
     model::{Model, micros},
     scheduler::{Config, Ended, Plan, Scheduler},
     sequence::{Pick, Sequence, Text},
@@ -107,17 +108,18 @@ impl Engine {
         }
         let computing = Instant::now();
         let asked: HashSet<u64> = plan.spans.iter().filter(|span| span.logits).map(|span| span.sequence).collect();
+        let only_best = asked.iter().all(|id| self.sequences.get(id).is_some_and(Sequence::takes_best));
         let bound = self.sequences.iter_mut().filter(|(id, _)| asked.contains(id));
         let constraints = bound.filter_map(|(_, sequence)| sequence.constraint_mut()).collect();
-        let rows =
-            self.grammars.overlap(constraints, || self.model.forward(&plan, &self.scheduler, &self.adapters.spans));
+        let rows = self
+            .grammars
+            .overlap(constraints, || self.model.forward(&plan, &self.scheduler, &self.adapters.spans, only_best));
         let computed = computing.elapsed();
         self.last_forward = computed;
         match rows {
             Err(failure) => self.fail_all(&plan, &failure),
             Ok(rows) => {
-                let width = self.text.size as usize;
-                let wanted = plan.spans.iter().filter(|span| span.logits).zip(rows.chunks_exact(width));
+                let wanted = plan.spans.iter().filter(|span| span.logits).zip(rows);
                 let rows: Vec<_> = wanted.map(|(span, row)| (span.sequence, row)).collect();
                 let picks = pick(&rows, &mut self.sequences, &self.scheduler, &mut self.samplers);
                 self.take(&plan, picks, began);
@@ -326,7 +328,7 @@ impl Engine {
 
 /// Has every sequence pick a token out of its row of logits.
 fn pick(
-    rows: &[(u64, &[f32])],
+    rows: &[(u64, Row<'_>)],
     sequences: &mut HashMap<u64, Sequence>,
     scheduler: &Scheduler,
     samplers: &mut Samplers,

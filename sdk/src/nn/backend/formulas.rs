@@ -245,6 +245,19 @@ impl Formulas {
         Ok(weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?)
     }
 
+    pub(super) fn best(&self, logits: &Tensor) -> Result<Tensor> {
+        let (rows, width) = logits.dims2()?;
+        let highest = logits.max_keepdim(1)?;
+        // Tokens as numbers of single precision, which are exact for any vocabulary there is.
+        let tokens = Tensor::arange(0u32, width as u32, &self.device)?.to_dtype(DType::F32)?;
+        let tokens = tokens.reshape((1, width))?.broadcast_as((rows, width))?.contiguous()?;
+        let leads = logits.broadcast_eq(&highest)?;
+        let first = leads.where_cond(&tokens, &tokens.affine(0.0, width as f64)?)?.min_keepdim(1)?;
+        let sum = logits.broadcast_sub(&highest)?.exp()?.sum_keepdim(1)?;
+        let total = (&highest + sum.log()?)?;
+        Ok(Tensor::cat(&[&first, &highest, &total], 1)?)
+    }
+
     pub(super) fn store(&self, shape: StoreShape) -> Result<Store> {
         let StoreShape { kv_heads, slots, head_dim, kind } = shape;
         if self.device.is_cpu() {
@@ -327,5 +340,35 @@ fn ggml(dtype: Dtype) -> Option<GgmlDType> {
         Dtype::Q5K => Some(GgmlDType::Q5K),
         Dtype::Q6K => Some(GgmlDType::Q6K),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_of_a_row_is_its_first_highest_and_a_total_tells_of_what_is_no_number() {
+        let formulas = Formulas::plain(Device::Cpu);
+        let rows: [[f32; 4]; 5] = [
+            [0.0, 2.0, 1.0, 2.0],
+            [-5.0, f32::NEG_INFINITY, -7.0, -6.0],
+            [1.0, f32::NAN, 0.0, 0.0],
+            [1.0, f32::INFINITY, 0.0, 0.0],
+            [f32::NEG_INFINITY; 4],
+        ];
+        let best = formulas.best(&Tensor::new(&rows, &Device::Cpu).unwrap()).unwrap().to_vec2::<f32>().unwrap();
+        let total = |row: &[f32; 4]| row.iter().map(|logit| logit.exp()).sum::<f32>().ln();
+        for (place, id) in [(0, 1.0), (1, 0.0)] {
+            let [found, highest, sum] = best[place][..] else { panic!("{best:?}") };
+            assert_eq!((found, highest), (id, rows[place][id as usize]));
+            assert!((sum - total(&rows[place])).abs() < 1e-5, "{best:?}");
+        }
+        assert!(best[2..].iter().all(|row| !row[2].is_finite()), "{best:?}");
+        for (row, best) in rows.iter().zip(&best) {
+            let [first, highest, sum] = crate::nn::backend::best_of_row(row);
+            let is_same = (first, highest) == (best[0], best[1]) && (sum - best[2]).abs() < 1e-5;
+            assert!(is_same || !(sum.is_finite() || best[2].is_finite()), "{best:?}");
+        }
     }
 }

@@ -132,6 +132,24 @@ pub(in crate::nn) struct Rotation {
     pub(in crate::nn) style: RopeStyle,
 }
 
+/// What is taken of the rows of logits that a step computes.
+pub(in crate::nn) enum Taken<'a> {
+    /// All of them.
+    Logits(&'a mut [f32]),
+    /// Of each row the first token with the highest logit, as a number, that logit, and the logarithm of the sum of `exp(logit)`,
+    /// which is no number where a logit is none.
+    Best(&'a mut [[f32; 3]]),
+}
+
+/// What [`Taken::Best`] asks of a row.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+fn best_of_row(logits: &[f32]) -> [f32; 3] {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let first = logits.iter().position(|logit| *logit == highest).unwrap_or(logits.len());
+    let sum: f32 = logits.iter().map(|logit| (logit - highest).exp()).sum();
+    [first as f32, highest, highest + sum.ln()]
+}
+
 /// What a step has come to. Only a backend that replays steps looks at it.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(in crate::nn) struct Computed {
@@ -167,7 +185,7 @@ pub(in crate::nn) trait Backend: Send + Sync {
 
     /// Computes a step that only decodes as one launch, where the backend can: `run` may be called once, several times or
     /// never. `false` where the caller has to run it as any other.
-    fn decode(&self, _batch: &Batch<'_>, _run: Compute<'_>, _logits: &mut [f32]) -> Result<bool> {
+    fn decode(&self, _batch: &Batch<'_>, _run: Compute<'_>, _taken: &mut Taken<'_>) -> Result<bool> {
         Ok(false)
     }
 
@@ -271,6 +289,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// `kind(gate) · up`, the middle of a gated MLP.
     fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {
         Ok((self.activate(gate, kind)? * up)?)
+    }
+
+    /// What [`Taken::Best`] asks of rows of logits: `[rows, 3]`.
+    fn best(&self, logits: &Tensor) -> Result<Tensor> {
+        self.formulas().best(logits)
     }
 
     /// Memory for the keys or the values of one layer, all zero. The error says why there is none.

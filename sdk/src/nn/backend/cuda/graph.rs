@@ -15,7 +15,10 @@ use super::{
     locked,
     memory::{Kept, failed},
 };
-use crate::{Batch, Code, Error, Output, Result, Span, Want, nn::backend::Compute};
+use crate::{
+    Batch, Code, Error, Output, Result, Span, Want,
+    nn::backend::{Compute, Taken, best_of_row},
+};
 
 /// Numbers of rows that graphs are captured for.
 const ROWS: [usize; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256];
@@ -36,6 +39,8 @@ pub(super) struct Graphs {
     /// Kernels in the graph that was captured last.
     launches: usize,
     logits: Option<CudaSlice<f32>>,
+    /// The length of a row of them.
+    width: usize,
 }
 
 /// A graph, and what it computes in.
@@ -71,7 +76,12 @@ pub(super) fn warm_up(kernels: &CudaKernels, groups: usize, run: Compute<'_>) ->
 }
 
 /// Computes a step that only decodes. Nothing is done, and `false` returned, where it does more or cannot be captured.
-pub(super) fn decode(kernels: &CudaKernels, batch: &Batch<'_>, run: Compute<'_>, logits: &mut [f32]) -> Result<bool> {
+pub(super) fn decode(
+    kernels: &CudaKernels,
+    batch: &Batch<'_>,
+    run: Compute<'_>,
+    taken: &mut Taken<'_>,
+) -> Result<bool> {
     let decodes =
         |span: &Span<'_>| span.len == 1 && span.want == Want::Last && (span.adapter == 0 || span.adapter_scale == 0.0);
     let rows = ROWS.into_iter().find(|&rows| rows >= batch.tokens.len());
@@ -87,7 +97,17 @@ pub(super) fn decode(kernels: &CudaKernels, batch: &Batch<'_>, run: Compute<'_>,
     let (Some(graph), Some(from)) = (graphs.captured.get(&key), &graphs.logits) else { return Ok(false) };
     graph.0.launch().map_err(failed)?;
     let stream = &kernels.module.stream;
-    stream.memcpy_dtoh(&from.slice(..logits.len()), logits).map_err(failed)?;
+    match taken {
+        Taken::Logits(logits) => stream.memcpy_dtoh(&from.slice(..logits.len()), *logits).map_err(failed)?,
+        Taken::Best(best) if !kernels.finds_best => {
+            let rows = stream.clone_dtoh(&from.slice(..best.len() * graphs.width)).map_err(failed)?;
+            best.iter_mut().zip(rows.chunks_exact(graphs.width)).for_each(|(best, row)| *best = best_of_row(row));
+        }
+        Taken::Best(best) => {
+            let found = kernels.best_of(kernels.module.address(from), best.len(), graphs.width)?;
+            stream.memcpy_dtoh(&found, best.as_flattened_mut()).map_err(failed)?;
+        }
+    }
     stream.synchronize().map_err(failed)?;
     Ok(true)
 }
@@ -166,6 +186,7 @@ fn capture(
         return Err(not_capturable("the model looks at tokens or positions on the host"));
     }
     let count = first.rows.elem_count();
+    graphs.width = first.rows.dim(1)?;
     if graphs.logits.as_ref().is_none_or(|logits| logits.len() < count) {
         graphs.clear();
         graphs.logits = Some(module.room(count * (32 / rows).max(1))?);

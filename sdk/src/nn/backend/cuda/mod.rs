@@ -33,7 +33,7 @@ use self::{
     products::PreparedCache,
     weights::Format,
 };
-use super::{Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, StoreShape, formulas_attention};
+use super::{Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, StoreShape, Taken, formulas_attention};
 use crate::{
     Batch, Result,
     nn::{attention::Attention, cpu::Activation, pass::Pass, store::Store},
@@ -42,6 +42,9 @@ use crate::{
 
 /// Threads of elementwise kernels.
 const THREADS: usize = 256;
+
+/// Threads that look through one row of logits.
+const BEST_THREADS: usize = 1024;
 
 /// The kernels on a device, and what a step needs of it.
 pub(in crate::nn) struct CudaKernels {
@@ -55,6 +58,8 @@ pub(in crate::nn) struct CudaKernels {
     /// By the bits of the frequencies.
     frequencies: Mutex<HashMap<Vec<u32>, CudaSlice<f32>>>,
     counters: CudaSlice<u32>,
+    /// Whether the kernel that looks through logits agrees with its formula.
+    finds_best: bool,
 }
 
 /// Opens a device with a stream of its own, which can be captured.
@@ -86,7 +91,8 @@ impl CudaKernels {
         let module = Module::load(cuda)?;
         let inputs = Mutex::new(Inputs::new(&module)?);
         let counters = module.stream.alloc_zeros(COUNTERS).map_err(failed)?;
-        let kernels = Self {
+        let mut kernels = Self {
+            finds_best: true,
             module,
             formulas: Formulas::plain(device.clone()),
             inputs,
@@ -97,6 +103,7 @@ impl CudaKernels {
             counters,
         };
         kernels.prove()?;
+        kernels.finds_best = kernels.prove_best().is_ok();
         Ok(kernels)
     }
 
@@ -122,6 +129,25 @@ impl CudaKernels {
             same("rotate", self.rotate(&x, 32, &rotation), self.formulas.rotate(&x, 32, &rotation))?;
         }
         Ok(())
+    }
+
+    /// Compares what the kernel finds in rows of logits, of equal ones the first.
+    fn prove_best(&self) -> Result<()> {
+        let (rows, width) = (3, 5000);
+        let logits = (self.formulas.wave(rows, width)? * 8.0)?.round()?;
+        let (ours, formula) = (self.best(&logits)?.to_vec2::<f32>()?, self.formulas.best(&logits)?.to_vec2::<f32>()?);
+        let is_same =
+            |(ours, formula): (&Vec<f32>, &Vec<f32>)| ours[..2] == formula[..2] && (ours[2] - formula[2]).abs() < 1e-3;
+        let is_right = ours.len() == rows && ours.iter().zip(&formula).all(is_same);
+        if is_right { Ok(()) } else { Err(failed("the best logits differ")) }
+    }
+
+    /// The best of rows of logits, three values for each row.
+    fn best_of(&self, logits: u64, rows: usize, width: usize) -> Result<CudaSlice<f32>> {
+        let out = self.module.room::<f32>(3 * rows)?;
+        let args = [logits.into(), width.into(), self.module.address(&out).into()];
+        self.module.launch("best", (rows, 1, 1), BEST_THREADS, 0, &args)?;
+        Ok(out)
     }
 
     /// The address of a dense `f32` tensor.
@@ -170,8 +196,8 @@ impl Backend for CudaKernels {
         graph::warm_up(self, groups, run)
     }
 
-    fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, logits: &mut [f32]) -> Result<bool> {
-        graph::decode(self, batch, run, logits)
+    fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
+        graph::decode(self, batch, run, taken)
     }
 
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {
@@ -252,6 +278,15 @@ impl Backend for CudaKernels {
             [self.at(x)?, self.at(delta)?, self.at(weight)?, eps.into(), width.into(), sum_at.into(), out_at.into()];
         module.launch("rms_norm", (rows, 1, 1), norm_threads(width), 0, &args)?;
         Ok((module.wrap(sum, (rows, width)), module.wrap(out, (rows, width))))
+    }
+
+    fn best(&self, logits: &Tensor) -> Result<Tensor> {
+        let (rows, width) = logits.dims2()?;
+        if !self.finds_best {
+            return self.formulas.best(logits);
+        }
+        let best = self.best_of(self.module.tensor::<f32>(logits)?, rows, width)?;
+        Ok(self.module.wrap(best, (rows, 3)))
     }
 
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {

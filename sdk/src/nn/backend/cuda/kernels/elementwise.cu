@@ -21,6 +21,39 @@ extern "C" __global__ void rms_norm(const float *x, const float *delta, const fl
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[row + i] = from[row + i] * scale * weight[i];
 }
 
+// Of each row of logits: the first place with the highest, the highest, and the logarithm of the sum of exp(logit), which is
+// no number where a logit is none.
+extern "C" __global__ void best(const float *logits, int width, float *out) {
+    __shared__ float scratch[32];
+    __shared__ int places[32];
+    begin();
+    const float *row = logits + (size_t)blockIdx.x * width;
+    float highest = -INFINITY;
+    int place = width;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        const float value = row[i];
+        if (value > highest) {
+            highest = value;
+            place = i;
+        }
+    }
+    const float all = block_max(highest, scratch);
+    place = highest == all ? place : width;
+#pragma unroll
+    for (int offset = WARP / 2; offset > 0; offset /= 2) place = min(place, __shfl_xor_sync(0xffffffffu, place, offset));
+    if (threadIdx.x % WARP == 0) places[threadIdx.x / WARP] = place;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) sum += expf(row[i] - all);
+    // Waits for the places, too.
+    sum = block_sum(sum, scratch);
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < (blockDim.x + WARP - 1) / WARP; warp++) place = min(place, places[warp]);
+        out[3 * blockIdx.x] = (float)place;
+        out[3 * blockIdx.x + 1] = all;
+        out[3 * blockIdx.x + 2] = all + logf(sum);
+    }
+}
+
 extern "C" __global__ void layer_norm(const float *x, const float *weight, const float *bias, float eps, int width,
                                       float *out) {
     __shared__ float scratch[32];
