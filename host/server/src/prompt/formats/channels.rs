@@ -16,7 +16,7 @@ use super::{
 };
 use crate::chat::Delta;
 
-/// A header that is longer is none.
+/// A header that is longer, with what ends it, is none.
 const HEADER_BYTES_MAX: usize = 1024;
 
 /// Between texts of two messages.
@@ -177,18 +177,21 @@ impl ChannelReader {
 
     fn header(&mut self) -> Step {
         let channels = &self.channels;
-        if let Some(end) = find(&self.pending, channels.message.as_bytes()) {
+        // An answer without a header, which no grammar held to the form, is text, whatever comes later in it.
+        let begun = self.pending.trim_ascii_start();
+        let beginnings = [&channels.start, &channels.channel, &channels.recipient, &channels.message];
+        let is_header = beginnings.into_iter().any(|beginning| {
+            let beginning = beginning.trim_start().as_bytes();
+            beginning.starts_with(begun) || begun.starts_with(beginning)
+        });
+        let (message, bytes) = (channels.message.as_bytes(), self.pending.len().min(HEADER_BYTES_MAX));
+        if is_header && let Some(end) = find(&self.pending[..bytes], message) {
             let header = String::from_utf8_lossy(&self.pending[..end]).into_owned();
-            self.pending.drain(..end + channels.message.len());
+            self.pending.drain(..end + message.len());
             self.begin(&header);
             return Step::Some;
         }
-        // An answer without a header, which no grammar held to the form, is text.
-        let begun = self.pending.trim_ascii_start();
-        let beginnings = [&channels.start, &channels.channel, &channels.recipient];
-        let mut beginnings = beginnings.into_iter().map(|text| text.trim_start().as_bytes());
-        let is_header = beginnings.any(|text| text.starts_with(begun) || begun.starts_with(text));
-        if is_header && self.pending.len() <= HEADER_BYTES_MAX {
+        if is_header && bytes < HEADER_BYTES_MAX {
             return Step::None;
         }
         self.state = State::Text;

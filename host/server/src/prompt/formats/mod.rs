@@ -13,6 +13,7 @@ mod body;
 mod call;
 mod channels;
 mod grammar;
+mod held;
 pub mod instruction;
 mod json;
 mod known;

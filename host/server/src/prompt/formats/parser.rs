@@ -16,7 +16,8 @@ use super::{
     body::Body,
     call::Fed,
     channels::ChannelReader,
-    pieces::{find, leading, overlap, show, think, whole},
+    held::Held,
+    pieces::{leading, overlap, show, think, whole},
 };
 use crate::chat::Delta;
 
@@ -33,7 +34,7 @@ pub struct ToolParser {
     tools: Arc<[Signature]>,
     state: State,
     /// Bytes that are not decided upon.
-    pending: Vec<u8>,
+    pending: Held,
 }
 
 #[derive(Debug)]
@@ -69,7 +70,7 @@ impl ToolParser {
             Thoughts::Possible if reasoning.is_some() => State::Opening,
             _ => State::Text { start: calls.as_ref().is_some_and(Calls::may_begin), margin: false },
         };
-        Self { calls, reasoning, channels, tools, state, pending: Vec::new() }
+        Self { calls, reasoning, channels, tools, state, pending: Held::default() }
     }
 
     /// Takes in bytes.
@@ -77,7 +78,7 @@ impl ToolParser {
         if let Some(channels) = &mut self.channels {
             return channels.push(bytes);
         }
-        self.pending.extend_from_slice(bytes);
+        self.pending.push(bytes);
         let mut out = Vec::new();
         while self.step(&mut out) == Step::Some {}
         if let State::Call { body, .. } = &mut self.state {
@@ -105,7 +106,7 @@ impl ToolParser {
             return channels.finish(cut);
         }
         let mut out = Vec::new();
-        let mut pending = std::mem::take(&mut self.pending);
+        let mut pending = self.pending.take(self.pending.len());
         if cut {
             pending.truncate(whole(&pending));
             // Half a marker is no thought, and none of its characters is.
@@ -156,10 +157,10 @@ impl ToolParser {
 
     fn open(&mut self) -> Step {
         let Some(reasoning) = &self.reasoning else { return self.begin_text(false) };
-        let (space, open) = (leading(&self.pending, u8::is_ascii_whitespace), reasoning.open.as_bytes());
+        let (space, open) = (self.pending.white(), reasoning.open.as_bytes());
         let rest = &self.pending[space..];
         if rest.starts_with(open) {
-            self.pending.drain(..space + open.len());
+            self.pending.take(space + open.len());
             self.state = State::Thinking { begun: false };
             return Step::Some;
         }
@@ -168,11 +169,12 @@ impl ToolParser {
 
     fn think(&mut self, begun: bool, out: &mut Vec<Delta>) -> Step {
         let close = self.reasoning.as_ref().map(|reasoning| reasoning.close.as_bytes()).unwrap_or_default();
-        let end = find(&self.pending, close);
+        let end = self.pending.find(close);
         let mut upto = end.unwrap_or_else(|| self.pending.len() - overlap(&self.pending, close));
-        let skipped = if begun { 0 } else { leading(&self.pending[..upto], u8::is_ascii_whitespace) };
-        let shown = skipped + self.pending[skipped..upto].trim_ascii_end().len();
-        let shown = if end.is_some() { shown } else { skipped + whole(&self.pending[skipped..shown]) };
+        let skipped = if begun { 0 } else { self.pending.white().min(upto) };
+        let text = self.pending.trimmed(upto).max(skipped);
+        let is_whole = end.is_some() || text < upto;
+        let shown = if is_whole { text } else { skipped + whole(&self.pending[skipped..text]) };
         if shown > skipped {
             think(out, &self.pending[skipped..shown]);
             self.state = State::Thinking { begun: true };
@@ -180,12 +182,12 @@ impl ToolParser {
         match end {
             Some(_) => {
                 upto += close.len();
-                self.pending.drain(..upto);
+                self.pending.take(upto);
                 self.begin_text(true)
             }
             None => {
                 // White space goes if nothing was shown yet, and stays if more may follow what was.
-                self.pending.drain(..if shown > skipped { shown } else { skipped });
+                self.pending.take(if shown > skipped { shown } else { skipped });
                 Step::None
             }
         }
@@ -193,19 +195,20 @@ impl ToolParser {
 
     fn text(&mut self, start: bool, margin: bool, out: &mut Vec<Delta>) -> Step {
         let Some(calls) = &self.calls else {
-            let skipped = if margin { leading(&self.pending, u8::is_ascii_whitespace) } else { 0 };
-            self.pending.drain(..skipped);
+            let skipped = if margin { self.pending.white() } else { 0 };
+            self.pending.take(skipped);
             self.release(whole(&self.pending), margin, out);
             return Step::None;
         };
         if start {
             let between = |byte: &u8| byte.is_ascii_whitespace() || (margin && *byte == b';');
-            let skipped = leading(&self.pending, between);
+            let white = self.pending.white();
+            let skipped = white + leading(&self.pending[white..], between);
             match self.pending.get(skipped) {
                 None => return Step::None,
                 Some(b'{' | b'[') => {
                     let body = Box::new(Body::new(&calls.body, self.tools.clone(), true));
-                    let raw = self.pending.drain(..skipped).collect();
+                    let raw = self.pending.take(skipped);
                     self.state = State::Call { body, raw, lead: skipped + 1, bare: true };
                 }
                 Some(_) => self.state = State::Text { start: false, margin },
@@ -214,7 +217,7 @@ impl ToolParser {
         }
         let found = opener(&self.pending, calls);
         let upto = found.map_or(self.pending.len() - begun(&self.pending, calls), |(place, ..)| place);
-        let text = self.pending[..upto].trim_ascii_end().len();
+        let text = self.pending.trimmed(upto);
         match found {
             Some((place, length, unopened)) => {
                 let tools = self.tools.clone();
@@ -224,12 +227,14 @@ impl ToolParser {
                 };
                 let lead = place + length - text;
                 self.release(text, margin, out);
-                let raw = self.pending.drain(..lead).collect();
+                let raw = self.pending.take(lead);
                 self.state = State::Call { body: Box::new(body), raw, lead, bare: false };
                 Step::Some
             }
             None => {
-                self.release(whole(&self.pending[..text]), margin, out);
+                // What white space follows is complete.
+                let shown = if text < upto { text } else { whole(&self.pending[..text]) };
+                self.release(shown, margin, out);
                 Step::None
             }
         }
@@ -237,7 +242,7 @@ impl ToolParser {
 
     /// Shows so many of the pending bytes, of which some other than white space end the margin.
     fn release(&mut self, count: usize, margin: bool, out: &mut Vec<Delta>) {
-        let bytes: Vec<u8> = self.pending.drain(..count).collect();
+        let bytes = self.pending.take(count);
         let text = if margin { bytes.trim_ascii_start() } else { &bytes };
         if !text.is_empty() {
             show(out, text);
@@ -257,13 +262,12 @@ impl ToolParser {
                 }
                 Fed::Open => raw.push(byte),
                 Fed::Done => {
-                    self.pending.drain(..=index);
+                    self.pending.take(index + 1);
                     self.state = State::Closing;
                     return Step::Some;
                 }
                 Fed::Ended => {
-                    let again = std::mem::take(raw);
-                    self.pending.splice(..index, again);
+                    self.pending.replace(index, raw);
                     self.state = State::Closing;
                     return Step::Some;
                 }
@@ -271,12 +275,11 @@ impl ToolParser {
                     // What was no call is looked at again, behind what made it look like one.
                     let counted = body.calls() > 0;
                     let (shown, again) = raw.split_at((*lead).min(raw.len()));
-                    let (shown, again) = (shown.to_vec(), again.to_vec());
+                    let mut shown = shown.to_vec();
                     let short = *lead - shown.len();
-                    self.pending.splice(..index, again);
+                    self.pending.replace(index, again);
                     self.state = State::Text { start: false, margin: counted };
-                    let mut shown = shown;
-                    shown.extend(self.pending.drain(..short.min(self.pending.len())));
+                    shown.extend(self.pending.take(short.min(self.pending.len())));
                     if !shown.is_empty() {
                         show(out, &shown);
                         self.state = State::Text { start: false, margin: false };
@@ -285,16 +288,16 @@ impl ToolParser {
                 }
             }
         }
-        self.pending.clear();
+        self.pending.take(self.pending.len());
         Step::None
     }
 
     fn close(&mut self) -> Step {
         let close = self.calls.as_ref().map(|calls| calls.close.as_bytes()).unwrap_or_default();
-        let space = leading(&self.pending, u8::is_ascii_whitespace);
+        let space = self.pending.white();
         let rest = &self.pending[space..];
         if !close.is_empty() && rest.starts_with(close) {
-            self.pending.drain(..space + close.len());
+            self.pending.take(space + close.len());
         } else if close.starts_with(rest) && !close.is_empty() {
             return Step::None;
         }
@@ -303,11 +306,10 @@ impl ToolParser {
 }
 
 /// The first opener in a text: where it stands, how long it is, and, if it is a single call's own, the call's form.
-fn opener<'a>(text: &[u8], calls: &'a Calls) -> Option<(usize, usize, Option<&'a Named>)> {
-    let opened = find(text, calls.open.as_bytes()).map(|place| (place, calls.open.len(), None));
+fn opener<'a>(text: &Held, calls: &'a Calls) -> Option<(usize, usize, Option<&'a Named>)> {
+    let opened = text.find(calls.open.as_bytes()).map(|place| (place, calls.open.len(), None));
     let named = calls.unopened();
-    let unopened =
-        named.and_then(|named| Some((find(text, named.before.as_bytes())?, named.before.len(), Some(named))));
+    let unopened = named.and_then(|named| Some((text.find(named.before.as_bytes())?, named.before.len(), Some(named))));
     opened.into_iter().chain(unopened).min_by_key(|(place, ..)| *place)
 }
 

@@ -1,5 +1,7 @@
 //! What comes out of an answer, however it is cut.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::chat::{Delta, Tool};
 
@@ -37,19 +39,31 @@ pub(super) fn pieces_of<'a>(answer: &'a [u8], random: &mut fastrand::Rng) -> Vec
     pieces
 }
 
-pub(super) fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec<String> {
+/// The tools that an answer may call.
+pub(super) fn tools() -> Arc<[Signature]> {
     let schema = serde_json::json!({ "$defs": { "word": { "type": "string" } }, "properties": {
         "text": { "type": "string" }, "count": { "type": "integer" }, "flag": { "type": "boolean" },
         "list": { "type": "array" }, "maybe": { "anyOf": [{ "type": "string" }, { "type": "null" }] },
         "referred": { "$ref": "#/$defs/word" }, "a": { "type": "string" }, "b": { "type": "string" },
     } });
     let tool = |name: &str| Tool { name: name.into(), schema: schema.clone(), ..Tool::default() };
-    let tools = ["Bash", "read_file", "typed"].map(|name| Signature::of(&tool(name)));
-    let mut parser = ToolParser::new(format, tools.into(), thoughts);
-    let mut deltas = Vec::new();
-    for piece in pieces {
-        deltas.extend(parser.push(piece));
-    }
+    ["Bash", "read_file", "typed"].map(|name| Signature::of(&tool(name))).into()
+}
+
+pub(super) fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec<String> {
+    read_calls_of(tools(), format, thoughts, pieces, cut)
+}
+
+/// The same of an answer that may call these tools.
+pub(super) fn read_calls_of(
+    tools: Arc<[Signature]>,
+    format: &OutputFormat,
+    thoughts: Thoughts,
+    pieces: &[&[u8]],
+    cut: bool,
+) -> Vec<String> {
+    let mut parser = ToolParser::new(format, tools, thoughts);
+    let mut deltas: Vec<Delta> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
     deltas.extend(parser.finish(cut));
     joined(&deltas)
 }
@@ -82,6 +96,21 @@ fn text_is_text() {
     check(&hermes(), " Größe: 日本 < 3 <tool\n\n", &["T: Größe: 日本 < 3 <tool\n\n"]);
     check(&OutputFormat::default(), "<tool_call> \n", &["T:<tool_call> \n"]);
     check_from(&hermes(), Thoughts::Never, b"a \xff\xe6\x97 b\xe6\x97", false, &["T:a \u{fffd}\u{fffd} b\u{fffd}"]);
+}
+
+#[test]
+fn endless_white_space_is_looked_at_once() {
+    let space = "\n".repeat(400_000);
+    let began = std::time::Instant::now();
+    for answer in [format!("a{space}"), format!("\u{e9}{space}"), format!("<think>{space}"), format!("<think>a{space}")]
+    {
+        let pieces: Vec<&[u8]> = answer.as_bytes().chunks(2).collect();
+        for format in [hermes(), llama(), thinking(hermes())] {
+            read(&format, Thoughts::Possible, &pieces, false);
+        }
+    }
+    // Looked at again and again it takes minutes.
+    assert!(began.elapsed().as_secs() < 20, "it took {:?}", began.elapsed());
 }
 
 #[test]
