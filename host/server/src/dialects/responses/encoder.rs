@@ -283,7 +283,7 @@ impl ResponseEncoder {
         if let Some((shared, client, mut items)) = self.store.take() {
             let inputs = items.len();
             items.extend(self.output.iter().cloned());
-            shared.responses.put(client, &self.head.id, Stored { response: response.clone(), items, inputs });
+            shared.responses.put(client, &self.head.id, &Stored { response: response.clone(), items, inputs });
         }
         out.extend(self.event(&format!("response.{status}"), json!({ "response": response })));
         self.response = Some(response);

@@ -1,17 +1,19 @@
 //! Responses that were stored, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and
-//! number, the oldest going first. A client sees its own only.
+//! number, the oldest going first. A client sees its own only. They are kept as text, since values take ten times the memory
+//! of what they say, and no estimate of it is close.
 
 use std::{
     collections::VecDeque,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 const RESPONSES_MAX: usize = 4096;
 
 /// A response and the conversation that it ends.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Stored {
     /// The response object.
     pub(super) response: Value,
@@ -39,8 +41,14 @@ struct Entries {
 struct Entry {
     client: u64,
     id: String,
-    bytes: usize,
-    stored: Stored,
+    /// A [`Stored`] as JSON.
+    text: Arc<str>,
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.id.len() + self.text.len()
+    }
 }
 
 impl ResponseStore {
@@ -50,27 +58,29 @@ impl ResponseStore {
     }
 
     /// Stores a response under its id, in place of the oldest ones if there is no room.
-    pub(super) fn put(&self, client: u64, id: &str, stored: Stored) {
-        // A value takes several times as much memory as its text.
-        let text =
-            stored.response.to_string().len() + stored.items.iter().map(|item| item.to_string().len()).sum::<usize>();
-        let bytes = text.saturating_mul(4);
+    pub(super) fn put(&self, client: u64, id: &str, stored: &Stored) {
+        let Ok(text) = serde_json::to_string(stored) else { return };
+        let entry = Entry { client, id: id.to_owned(), text: text.into() };
+        let bytes = entry.bytes();
         if bytes > self.bytes_max {
             return;
         }
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         while entries.bytes + bytes > self.bytes_max || entries.list.len() >= RESPONSES_MAX {
             let Some(oldest) = entries.list.pop_front() else { break };
-            entries.bytes -= oldest.bytes;
+            entries.bytes -= oldest.bytes();
         }
         entries.bytes += bytes;
-        entries.list.push_back(Entry { client, id: id.to_owned(), bytes, stored });
+        entries.list.push_back(entry);
     }
 
     /// A client's response.
     pub(super) fn get(&self, client: u64, id: &str) -> Option<Stored> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.list.iter().find(|entry| entry.client == client && entry.id == id).map(|entry| entry.stored.clone())
+        let text = {
+            let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+            entries.list.iter().find(|entry| entry.client == client && entry.id == id)?.text.clone()
+        };
+        serde_json::from_str(&text).ok()
     }
 
     /// Removes a client's response.
@@ -78,7 +88,7 @@ impl ResponseStore {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let place = entries.list.iter().position(|entry| entry.client == client && entry.id == id);
         if let Some(removed) = place.and_then(|place| entries.list.remove(place)) {
-            entries.bytes -= removed.bytes;
+            entries.bytes -= removed.bytes();
         }
     }
 }
@@ -87,27 +97,32 @@ impl ResponseStore {
 mod tests {
     use super::*;
 
+    fn text(of: &str) -> String {
+        serde_json::to_string(&stored(of)).unwrap()
+    }
+
     fn stored(text: &str) -> Stored {
         Stored { response: Value::from(text), items: Vec::new(), inputs: 0 }
     }
 
     #[test]
     fn the_oldest_go_first_and_clients_see_their_own_only() {
-        let store = ResponseStore::new(4 * 30);
+        let one = Entry { client: 1, id: "a".into(), text: text("12345678").into() };
+        let store = ResponseStore::new(3 * one.bytes());
         for id in ["a", "b", "c"] {
-            store.put(1, id, stored("12345678"));
+            store.put(1, id, &stored("12345678"));
         }
         assert!(store.get(1, "a").is_some() && store.get(2, "a").is_none());
-        store.put(1, "d", stored("12345678"));
+        store.put(1, "d", &stored("12345678"));
         assert!(store.get(1, "a").is_none() && store.get(1, "b").is_some());
         store.remove(2, "b");
         assert!(store.get(1, "b").is_some());
         store.remove(1, "b");
         assert!(store.get(1, "b").is_none());
-        store.put(1, "large", stored(&"x".repeat(100)));
+        store.put(1, "large", &stored(&"x".repeat(1000)));
         assert!(store.get(1, "large").is_none() && store.get(1, "d").is_some());
         let off = ResponseStore::new(0);
-        off.put(1, "a", stored(""));
+        off.put(1, "a", &stored(""));
         assert!(off.get(1, "a").is_none());
     }
 }
