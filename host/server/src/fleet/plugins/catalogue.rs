@@ -109,6 +109,11 @@ impl Catalogue {
         Self { states: Vec::new(), plugins }
     }
 
+    /// Whether this very version of a plugin is still offered.
+    pub(in crate::fleet) fn has(&self, plugin: &Arc<Plugin>) -> bool {
+        self.plugins.iter().any(|known| Arc::ptr_eq(known, plugin))
+    }
+
     pub(super) fn build(entries: &[Entry], retired: Vec<PluginState>) -> Self {
         let mut catalogue = Self::default();
         let mut first = HashMap::<String, PathBuf>::new();

@@ -12,7 +12,7 @@ use super::{
 use crate::fleet::{
     Adapter, AdapterState,
     adapter_registry::{self, AdapterFailure, Culprit},
-    memory::{self, MemoryVerdict, Resident},
+    memory::{self, MemoryVerdict},
 };
 use pensieve_protocol::{
     job::{Failure, FailureCode},
@@ -81,8 +81,7 @@ impl Supervisor {
         if worker.adapter_bytes > 0 || bytes == 0 {
             return Ok(());
         }
-        let residents: Vec<Resident> = self.workers.values().map(WorkerState::resident).collect();
-        if memory::admit(self.config.memory_bytes, &residents, bytes) != MemoryVerdict::Fits {
+        if memory::admit(self.config.memory_bytes, &self.residents(), bytes) != MemoryVerdict::Fits {
             let message = format!("there is no memory left for adapters of model '{id}', which may take {bytes} bytes");
             let help =
                 "lower the model's adapter_memory, or name an adapter in its [models.adapters]: then room is kept";

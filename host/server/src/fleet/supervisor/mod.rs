@@ -11,6 +11,9 @@ mod worker_state;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
+mod simulation;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests;
 
 use std::{
@@ -22,6 +25,7 @@ use std::{
 use super::{
     Config, FleetStats,
     adapter_registry::{AdapterFailure, AdapterRegistry},
+    memory::Resident,
     plugins::Catalogue,
     probe::Probed,
     stats::Progress,
@@ -401,11 +405,27 @@ impl Supervisor {
         }
     }
 
+    /// Whether it could answer, and has nothing to do. One that has just loaded has the jobs before it that wait for it.
+    fn is_unused(&self, worker: &WorkerState) -> bool {
+        worker.is_idle() && self.models[worker.model].state == LoadState::Ready(worker.serial)
+    }
+
+    /// What takes memory.
+    fn residents(&self) -> Vec<Resident> {
+        let resident = |worker: &WorkerState| Resident {
+            serial: worker.serial,
+            bytes: worker.bytes,
+            idle: self.is_unused(worker),
+            used: worker.used,
+        };
+        self.workers.values().map(resident).collect()
+    }
+
     /// When [`Event::TimePassed`] is due.
     pub(super) fn next_deadline(&self, now: Instant) -> Instant {
         let deadlines = self.config.deadlines;
         let workers = self.workers.values().flat_map(|worker| {
-            let limit = self.config.idle_timeout.filter(|_| worker.is_idle() && !worker.draining);
+            let limit = self.config.idle_timeout.filter(|_| self.is_unused(worker));
             [worker.deadline(deadlines.load, deadlines.drain), limit.map(|limit| worker.used_at + limit)]
         });
         let models = self.models.iter().map(|model| model.deadline(deadlines.memory));

@@ -15,7 +15,7 @@ use super::{
 use crate::fleet::{
     ModelState, ModelStats,
     adapter_registry::Culprit,
-    memory::{self, MemoryPlan, MemoryVerdict, Resident},
+    memory::{self, MemoryPlan, MemoryVerdict},
     plugins::Plugin,
     probe::Probed,
 };
@@ -142,6 +142,9 @@ impl Supervisor {
         if model.state != LoadState::Probing {
             return;
         }
+        if result.as_ref().is_ok_and(|probed| !self.catalogue.has(&probed.plugin)) {
+            return model.probe(index, &mut self.effects);
+        }
         let planned = result.and_then(|probed| {
             let adapters = self.registry.has_some(index) || !model.pending_adapters.is_empty();
             let need = memory::plan(self.config.memory_bytes, config, adapters, &probed.card)?;
@@ -157,12 +160,12 @@ impl Supervisor {
     }
 
     fn wait_for_memory(&mut self, index: usize, since: Instant, now: Instant) {
+        let residents = self.residents();
         let model = &mut self.models[index];
-        let Some(plan) = model.plan.take() else {
-            model.state = LoadState::Idle;
-            return;
+        // A plugin that was replaced meanwhile is not started any more.
+        let Some(plan) = model.plan.take().filter(|plan| self.catalogue.has(&plan.probed.plugin)) else {
+            return model.probe(index, &mut self.effects);
         };
-        let residents: Vec<Resident> = self.workers.values().map(WorkerState::resident).collect();
         match memory::admit(self.config.memory_bytes, &residents, plan.need.bytes) {
             MemoryVerdict::Fits => return self.load(index, plan, now),
             MemoryVerdict::AfterEvicting(draining) => {

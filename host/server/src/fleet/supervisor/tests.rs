@@ -21,7 +21,7 @@ struct Fixture {
 /// A step: what happens, the state of the first model after it, and what is to be done.
 type Step<'a> = (&'a str, &'a str, &'a str);
 
-fn plugin(id: &str, samplers: &[&str]) -> Arc<Plugin> {
+pub(super) fn plugin(id: &str, samplers: &[&str]) -> Arc<Plugin> {
     let samplers = samplers.iter().map(|name| (*name).to_owned()).collect();
     let manifest = Manifest { id: id.into(), samplers, ..Manifest::default() };
     Arc::new(Plugin { file: id.into(), manifest, copy: PrivateCopy::for_tests(id).unwrap() })
@@ -126,7 +126,7 @@ impl Fixture {
     }
 }
 
-fn text(effect: &Effect) -> String {
+pub(super) fn text(effect: &Effect) -> String {
     match effect {
         Effect::Probe { model } => format!("probe {model}"),
         Effect::Start { serial, model, .. } => format!("start {serial} for {model}"),

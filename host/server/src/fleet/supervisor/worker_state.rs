@@ -11,7 +11,6 @@ use super::Effect;
 use crate::fleet::{
     Adapter,
     adapter_registry::Culprit,
-    memory::Resident,
     plugins::{Catalogue, Plugin},
     stats::Progress,
 };
@@ -198,19 +197,12 @@ impl WorkerState {
         self.jobs.is_empty() && self.attaching.is_empty()
     }
 
-    pub(super) fn resident(&self) -> Resident {
-        let idle = self.is_idle() && !self.draining && self.loaded.is_some();
-        Resident { serial: self.serial, bytes: self.bytes, idle, used: self.used }
-    }
-
     pub(super) fn freshness(&self, catalogue: &Catalogue) -> PluginFreshness {
-        let has =
-            |plugins: &[Arc<Plugin>], plugin: &Arc<Plugin>| plugins.iter().any(|known| Arc::ptr_eq(known, plugin));
-        if !self.plugins.iter().all(|plugin| has(catalogue.plugins(), plugin)) {
+        if !self.plugins.iter().all(|plugin| catalogue.has(plugin)) {
             return PluginFreshness::Outdated;
         }
         let mut offered = catalogue.samplers().into_iter().chain(catalogue.adapter_formats());
-        if offered.all(|(_, plugin)| has(&self.plugins, &plugin)) {
+        if offered.all(|(_, plugin)| self.plugins.iter().any(|own| Arc::ptr_eq(own, &plugin))) {
             PluginFreshness::Current
         } else {
             PluginFreshness::Behind
