@@ -21,6 +21,7 @@ mod batches;
 mod bombs;
 mod boundaries;
 mod caches;
+mod chaos;
 mod chats;
 mod claude_code;
 mod cli;

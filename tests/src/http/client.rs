@@ -135,6 +135,13 @@ impl Connection {
         Some(chunk).filter(|chunk| !chunk.is_empty())
     }
 
+    /// So many bytes of a body; none if the connection ends before.
+    pub fn bytes(&mut self, count: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        self.reader.read_exact(&mut bytes).ok()?;
+        Some(bytes)
+    }
+
     fn line(&mut self) -> Option<String> {
         let mut line = String::new();
         match self.reader.read_line(&mut line) {
