@@ -5,6 +5,9 @@
 //! does besides, such as a bias or whole layers of its own, cannot be said in pairs and is refused, never dropped: a
 //! fine-tune that is served by half is worse than none.
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod fuzz_tests;
 mod gguf;
 mod pairs;
 mod peft;

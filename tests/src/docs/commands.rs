@@ -76,6 +76,10 @@ pub const COMMANDS: &[(&str, Way)] = &[
         Test("prints_milliseconds_on_a_vocabulary_of_128k"),
     ),
     // docs/
+    (
+        "PENSIEVE_FUZZ_SECONDS=600 cargo test --workspace damaged -- --nocapture",
+        Test("damaged_weights_of_an_adapter_are_read_or_refused"),
+    ),
     ("pensieve --help", Prints(&["serve", "doctor"])),
     ("pensieve VERB --help", As("pensieve serve --help", &["--listen"])),
     ("pensieve man", Prints(&[".TH pensieve 1"])),

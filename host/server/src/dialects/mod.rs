@@ -17,6 +17,8 @@ pub(crate) mod usage;
 mod error;
 mod extensions;
 mod fields;
+#[cfg(test)]
+mod fuzz;
 mod shape;
 mod simple;
 mod stream;

@@ -1,6 +1,7 @@
 //! Templates against the texts that transformers renders, and what neither hostile ones nor clients' words may do.
 
 mod expressions;
+mod fuzz;
 mod hostile;
 mod rendered;
 mod words;

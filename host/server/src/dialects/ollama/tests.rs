@@ -12,8 +12,9 @@ use super::{
 use crate::{
     chat::{Conversation, Delta, Input, Part, ResponseFormat},
     dialects::{
-        ApiError, ErrorCode,
+        ApiError, Dialect, ErrorCode,
         fields::{Document, Notes},
+        fuzz,
         stream::EventEncoder,
     },
 };
@@ -141,4 +142,10 @@ fn the_tag_that_clients_add_means_nothing() {
     assert_eq!(model_name("small:latest"), "small");
     assert_eq!(model_name("small:poet"), "small:poet");
     assert_eq!(model_name(":latest"), ":latest");
+}
+
+#[test]
+fn a_damaged_body_is_read_or_refused() {
+    fuzz::documents("ollama-chat", Dialect::Ollama, |document| request::chat(&document.root()).map(drop));
+    fuzz::documents("ollama-generate", Dialect::Ollama, |document| request::generate(&document.root()).map(drop));
 }

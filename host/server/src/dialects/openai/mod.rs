@@ -12,6 +12,8 @@ mod choice;
 mod completions;
 mod encoder;
 mod error;
+#[cfg(test)]
+mod fuzz_tests;
 mod logprobs;
 mod message_encoder;
 mod messages;

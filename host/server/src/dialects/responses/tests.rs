@@ -15,8 +15,9 @@ use super::{
 use crate::{
     chat::{Conversation, Delta, Input, Part, ResponseFormat, Role, ToolChoice},
     dialects::{
-        ApiError, DialectSettings, ErrorCode, Shared, StreamLimit,
+        ApiError, ApiRequest, Dialect, DialectSettings, ErrorCode, Shared, StreamLimit,
         fields::{Document, Notes},
+        fuzz,
         stream::EventEncoder,
     },
 };
@@ -299,4 +300,11 @@ fn nothing_in_a_history_ends_its_session() {
     let (asked, warnings) = read(json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}));
     let Input::Chat(conversation) = asked.unwrap().request.input else { panic!("a response is a chat") };
     assert_eq!((conversation.tool_choice, warnings.len()), (ToolChoice::Auto, 2));
+}
+
+#[test]
+fn a_damaged_body_is_read_or_refused() {
+    fuzz::bodies("responses", Dialect::Responses, |body| {
+        super::read(&ApiRequest { body: body.to_vec(), ..ApiRequest::default() }).map(drop)
+    });
 }

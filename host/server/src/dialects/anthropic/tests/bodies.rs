@@ -3,7 +3,11 @@
 use serde_json::json;
 
 use super::{body, conversation, message, read, refuses};
-use crate::dialects::fields::{Document, Notes};
+use crate::dialects::{
+    Dialect,
+    fields::{Document, Notes},
+    fuzz,
+};
 use crate::{
     chat::{AdapterSelection, ResponseFormat, SamplingParams, Tool, ToolChoice},
     dialects::anthropic::request,
@@ -188,4 +192,9 @@ fn tools_of_the_vendor_are_offered_by_their_schemas_or_left_out() {
     let choice = "tool_choice: the tool that has to be called is not served here; any tool or none may be called";
     let expected = [left_out(1, "web_search_20250305"), left_out(4, "computer_20250124"), choice.to_owned()];
     assert_eq!(document.warnings(), expected);
+}
+
+#[test]
+fn a_damaged_body_is_read_or_refused() {
+    fuzz::documents("anthropic", Dialect::Anthropic, |document| request::message(document).map(drop));
 }

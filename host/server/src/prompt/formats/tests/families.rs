@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     constraints::Case,
-    parsing::{joined, pieces_of},
+    parsing::{pieces_of, read_calls_of},
     *,
 };
 use crate::chat::{Tool, ToolChoice};
@@ -154,12 +154,20 @@ fn tools() -> Vec<Tool> {
     given["tools"].as_array().unwrap().iter().map(tool).collect()
 }
 
+/// The same as a parser knows them.
+pub(super) fn signatures() -> Vec<Signature> {
+    tools().iter().map(Signature::of).collect()
+}
+
 fn read(format: &OutputFormat, thoughts: Thoughts, pieces: &[&[u8]], cut: bool) -> Vec<String> {
-    let tools: Vec<_> = tools().iter().map(Signature::of).collect();
-    let mut parser = ToolParser::new(format, tools.into(), thoughts);
-    let mut deltas: Vec<_> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
-    deltas.extend(parser.finish(cut));
-    joined(&deltas)
+    read_calls_of(signatures().into(), format, thoughts, pieces, cut)
+}
+
+/// Every family's convention, with the answers that its template writes.
+pub(super) fn written() -> Vec<(OutputFormat, Vec<String>)> {
+    let cases = [("a_call", "Look."), ("typed_arguments", "Look."), ("calls_beside_text", "time?")];
+    let answers = |known: &Known| cases.iter().map(|(case, asked)| known.answer(case, asked).1).collect();
+    families().into_iter().map(|known| (known.format.clone(), answers(&known))).collect()
 }
 
 /// Calls with their arguments as JSON, everything else as it is.

@@ -4,6 +4,7 @@ mod constraints;
 mod families;
 mod finding;
 mod forms;
+mod fuzz;
 mod parsing;
 
 use super::*;
