@@ -1,10 +1,6 @@
 //! The real Claude Code against the real program, without a network: it is asked for something, the model calls Bash, the
 //! command really runs, and its output comes back to the model, which says its last word. Once the model is a script, and once
 //! the starter, which has to find out by itself.
-//!
-//! Claude Code is installed once per target folder, in the version named here. Where it cannot be had (no npm, no network)
-//! or where there can be no namespace without a network (`unshare`), the test skips itself with a line that says so;
-//! `PENSIEVE_REQUIRE_CLIENTS=1` makes that a failure.
 
 #![cfg(target_os = "linux")]
 
@@ -12,88 +8,57 @@ use serde_json::Value;
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Command,
 };
 
 use crate::{
-    artifacts::{plugin, program, test_plugin},
+    agents::{self, Agent},
+    artifacts::{plugin, test_plugin},
     http::server::Options,
     scripted, starter,
 };
 
-const VERSION: &str = "2.1.197";
+const CLAUDE_CODE: Agent =
+    Agent { name: "Claude Code", package: "@anthropic-ai/claude-code", version: "2.1.197", find };
 const MODEL: &str = "pensieve-mistral-7b";
 const PROMPT: &str = "Please multiply the two secret numbers.";
 const SAID: &str = "The command has told me the product.";
 
 #[test]
 fn claude_code_runs_a_command_and_hears_what_it_says() {
-    in_a_network_of_its_own("claude_code::round_trip");
+    CLAUDE_CODE.run("claude_code::round_trip");
 }
 
 #[test]
 fn claude_code_runs_what_the_starter_is_asked_for() {
-    in_a_network_of_its_own("claude_code::with_the_starter");
-}
-
-fn in_a_network_of_its_own(test: &str) {
-    let skip = |why: String| {
-        let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
-        assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but Claude Code cannot run: {why}");
-        println!("skipped Claude Code: {why}");
-    };
-    // Nothing is built where there is no network.
-    program();
-    test_plugin("scripted");
-    starter::PLUGINS.iter().for_each(|package| drop(plugin(package)));
-    let claude = match installed() {
-        Ok(claude) => claude,
-        Err(why) => return skip(why),
-    };
-    let lonely = |command: &mut Command| command.output().map_err(|error| error.to_string());
-    if let Err(why) = alone().args(["true"]).output().map_err(|error| error.to_string()).and_then(succeeded) {
-        return skip(format!("there is no namespace without a network: {why}"));
-    }
-    let mut inner = alone();
-    inner.arg(env::current_exe().unwrap()).args(["--exact", "--ignored", "--nocapture", test]);
-    let output = lonely(inner.env("PENSIEVE_CLAUDE", claude)).unwrap();
-    println!("{}", String::from_utf8_lossy(&output.stdout));
-    let passed = output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed");
-    assert!(passed, "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// A command in a network of its own, in which no other process is.
-pub fn alone() -> Command {
-    let mut command = Command::new("unshare");
-    command.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
-    command
+    CLAUDE_CODE.run("claude_code::with_the_starter");
 }
 
 #[test]
 #[ignore = "the test above runs it in a network of its own"]
 fn round_trip() {
-    let Some(claude) = env::var_os("PENSIEVE_CLAUDE") else { return };
+    let Some(claude) = agents::client() else { return };
     let command = r#"{"command": "echo $((SECRET * 7)) | tee product", "description": "Multiply"}"#;
     let call = format!("I shall.\n<tool_call>\n{{\"name\": \"Bash\", \"arguments\": {command}}}\n</tool_call>");
     let script = [("<tool_response>\n42", SAID), (PROMPT, &call), ("", "Background.")];
-    multiplies(Path::new(&claude), |source| scripted::checkpoint(source, &script));
+    multiplies(&claude, |source| scripted::checkpoint(source, &script));
 }
 
 #[test]
 fn claude_code_runs_a_command_in_the_form_of_every_family() {
-    in_a_network_of_its_own("claude_code::in_every_form");
+    CLAUDE_CODE.run("claude_code::in_every_form");
 }
 
 #[test]
 #[ignore = "the test above runs it in a network of its own"]
 fn in_every_form() {
-    let Some(claude) = env::var_os("PENSIEVE_CLAUDE") else { return };
+    let Some(claude) = agents::client() else { return };
     for family in &scripted::FAMILIES {
         println!("{}", family.template);
         let call = family.call("Bash", "command", "echo $((SECRET * 7)) | tee product");
         let (said, background) = (family.text(SAID), family.text("Background."));
         let script = [(PROMPT, call.as_str()), ("42", &said), ("", &background)];
-        multiplies(Path::new(&claude), |source| family.checkpoint(source, &script));
+        multiplies(&claude, |source| family.checkpoint(source, &script));
     }
 }
 
@@ -149,7 +114,7 @@ const REQUESTS: [(&str, &str); 10] = [
 #[test]
 #[ignore = "a test above runs it in a network of its own"]
 fn with_the_starter() {
-    let Some(claude) = env::var_os("PENSIEVE_CLAUDE") else { return };
+    let Some(claude) = agents::client() else { return };
     let root = tempfile::tempdir().unwrap();
     let server = starter::serve();
     // The settings that are shipped, with this server's address.
@@ -187,26 +152,8 @@ fn with_the_starter() {
     assert!(right >= 8, "{right} of {} are right", REQUESTS.len());
 }
 
-/// The program, installed if it is not there yet.
-fn installed() -> Result<PathBuf, String> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(format!("claude-code-{VERSION}"));
-    if let Some(found) = find(&folder) {
-        return Ok(found);
-    }
-    fs::create_dir_all(&folder).unwrap();
-    let mut npm = Command::new("npm");
-    npm.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--fetch-retries=2"]);
-    npm.arg("--prefix").arg(&folder).arg(format!("@anthropic-ai/claude-code@{VERSION}"));
-    succeeded(npm.output().map_err(|error| format!("npm: {error}"))?)?;
-    find(&folder).ok_or_else(|| "npm has installed no program for this platform".to_owned())
-}
-
 /// The package for this platform holds the program itself.
 fn find(folder: &Path) -> Option<PathBuf> {
     let packages = fs::read_dir(folder.join("node_modules/@anthropic-ai")).ok()?;
     packages.filter_map(|entry| Some(entry.ok()?.path().join("claude"))).find(|path| path.is_file())
-}
-
-pub fn succeeded(output: Output) -> Result<(), String> {
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()) }
 }

@@ -1,9 +1,5 @@
 //! The real Codex CLI against the real program, without a network: it is asked for something, the model calls the shell, the
 //! command really runs, and its output comes back to the model, which says its last word.
-//!
-//! Codex is installed once per target folder, in the version named here. Where it cannot be had (no npm, no network) or
-//! where there can be no namespace without a network (`unshare`), the test skips itself with a line that says so;
-//! `PENSIEVE_REQUIRE_CLIENTS=1` makes that a failure.
 
 #![cfg(target_os = "linux")]
 
@@ -12,65 +8,39 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Mutex, PoisonError},
 };
 
 use crate::{
-    artifacts::{plugin, program, test_plugin},
-    claude_code::{alone, succeeded},
+    agents::{self, Agent},
+    artifacts::{plugin, test_plugin},
     http::server::{Options, Server},
     scripted, starter,
 };
 
-const VERSION: &str = "0.169.0";
+const CODEX: Agent = Agent { name: "Codex", package: "@openai/codex", version: "0.169.0", find };
 const COMMAND: &str = "echo tangerine-42";
 
 #[test]
 fn codex_runs_what_the_starter_is_asked_for() {
-    in_a_network_of_its_own("codex::with_the_starter");
+    CODEX.run("codex::with_the_starter");
 }
 
 #[test]
 fn codex_runs_a_command_in_the_form_of_every_family() {
-    in_a_network_of_its_own("codex::in_every_form");
-}
-
-fn in_a_network_of_its_own(test: &str) {
-    let skip = |why: String| {
-        let required = env::var_os("PENSIEVE_REQUIRE_CLIENTS").is_some_and(|value| value == "1");
-        assert!(!required, "PENSIEVE_REQUIRE_CLIENTS=1, but Codex cannot run: {why}");
-        println!("skipped Codex: {why}");
-    };
-    // Nothing is built where there is no network.
-    program();
-    test_plugin("scripted");
-    starter::PLUGINS.iter().for_each(|package| drop(plugin(package)));
-    let codex = match installed() {
-        Ok(codex) => codex,
-        Err(why) => return skip(why),
-    };
-    if let Err(why) = alone().arg("true").output().map_err(|error| error.to_string()).and_then(succeeded) {
-        return skip(format!("there is no namespace without a network: {why}"));
-    }
-    let mut inner = alone();
-    inner.arg(env::current_exe().unwrap()).args(["--exact", "--ignored", "--nocapture", test]);
-    let output = inner.env("PENSIEVE_CODEX", codex).output().unwrap();
-    println!("{}", String::from_utf8_lossy(&output.stdout));
-    let passed = output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed");
-    assert!(passed, "{}", String::from_utf8_lossy(&output.stderr));
+    CODEX.run("codex::in_every_form");
 }
 
 #[test]
 #[ignore = "a test above runs it in a network of its own"]
 fn with_the_starter() {
-    let Some(codex) = env::var_os("PENSIEVE_CODEX") else { return };
-    echoes(Path::new(&codex), &starter::serve(), starter::ID);
+    let Some(codex) = agents::client() else { return };
+    echoes(&codex, &starter::serve(), starter::ID);
 }
 
 #[test]
 #[ignore = "a test above runs it in a network of its own"]
 fn in_every_form() {
-    let Some(codex) = env::var_os("PENSIEVE_CODEX") else { return };
+    let Some(codex) = agents::client() else { return };
     for family in &scripted::FAMILIES {
         println!("{}", family.template);
         let root = tempfile::tempdir().unwrap();
@@ -81,57 +51,61 @@ fn in_every_form() {
         family.checkpoint(&source, &[("exited with code 0", &said), (COMMAND, &call), ("", &said)]);
         let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
         let server = Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start();
-        echoes(Path::new(&codex), &server, "scripted");
+        echoes(&codex, &server, "scripted");
     }
 }
 
 /// Codex is asked to run a command, which the model has it run.
 fn echoes(codex: &Path, server: &Server, model: &str) {
     let root = tempfile::tempdir().unwrap();
-    let (home, project) = (root.path().join("home"), root.path().join("project"));
+    let prompt = format!("Run the command: {COMMAND}");
+    let said = run(codex, server, model, "model_context_window = 32768\n", &prompt, &root.path().join("project"));
+    // The command has really run, and the model has heard of it.
+    let ran = said.items.iter().find(|item| item["type"] == "command_execution");
+    let ran = ran.unwrap_or_else(|| panic!("{said:?}"));
+    assert_eq!((&ran["exit_code"], &ran["aggregated_output"]), (&0.into(), &"tangerine-42\n".into()), "{said:?}");
+    assert!(said.text().contains("tangerine-42"), "{said:?}");
+}
+
+/// What Codex did in a turn that it has completed.
+#[derive(Debug)]
+struct Said {
+    items: Vec<Value>,
+    /// All that it printed, and the server's log.
+    log: String,
+}
+
+impl Said {
+    /// The last message.
+    fn text(&self) -> &str {
+        let last = self.items.iter().rfind(|item| item["type"] == "agent_message");
+        last.and_then(|item| item["text"].as_str()).unwrap_or_else(|| panic!("{}", self.log))
+    }
+}
+
+/// Runs Codex in a new folder, with lines of its configuration.
+fn run(codex: &Path, server: &Server, model: &str, lines: &str, prompt: &str, project: &Path) -> Said {
+    let root = tempfile::tempdir().unwrap();
+    let home = root.path().join("home");
     fs::create_dir(&home).unwrap();
-    fs::create_dir(&project).unwrap();
+    fs::create_dir(project).unwrap();
     let config = format!(
-        "model = \"{model}\"\nmodel_provider = \"pensieve\"\nmodel_context_window = 32768\n\
+        "model = \"{model}\"\nmodel_provider = \"pensieve\"\n{lines}\
          [model_providers.pensieve]\nname = \"Pensieve\"\nbase_url = \"http://{}/v1\"\nwire_api = \"responses\"\n",
         server.address
     );
     fs::write(home.join("config.toml"), config).unwrap();
     let mut command = Command::new(codex);
-    command.args(["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]);
-    command.arg(format!("Run the command: {COMMAND}")).current_dir(&project).stdin(Stdio::null());
+    command.args(["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json", prompt]);
+    command.current_dir(project).stdin(Stdio::null());
     command.env_clear().env("CODEX_HOME", &home).env("HOME", root.path()).env("PATH", env::var_os("PATH").unwrap());
     let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let log = || format!("{said}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
-    let items: Vec<Value> = said
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|event| event["type"] == "item.completed")
-        .map(|mut event| event["item"].take())
-        .collect();
-    // The command has really run, and the model has heard of it.
-    let ran = items.iter().find(|item| item["type"] == "command_execution").unwrap_or_else(|| panic!("{}", log()));
-    assert_eq!((&ran["exit_code"], &ran["aggregated_output"]), (&0.into(), &"tangerine-42\n".into()), "{}", log());
-    let last = items.iter().rfind(|item| item["type"] == "agent_message").unwrap_or_else(|| panic!("{}", log()));
-    assert!(last["text"].as_str().unwrap().contains("tangerine-42"), "{}", log());
-    assert!(said.contains("turn.completed"), "{}", log());
-}
-
-/// The program, installed if it is not there yet.
-fn installed() -> Result<PathBuf, String> {
-    static INSTALLING: Mutex<()> = Mutex::new(());
-    let _guard = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clients").join(format!("codex-{VERSION}"));
-    if let Some(found) = find(&folder) {
-        return Ok(found);
-    }
-    fs::create_dir_all(&folder).unwrap();
-    let mut npm = Command::new("npm");
-    npm.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--fetch-retries=2"]);
-    npm.arg("--prefix").arg(&folder).arg(format!("@openai/codex@{VERSION}"));
-    succeeded(npm.output().map_err(|error| format!("npm: {error}"))?)?;
-    find(&folder).ok_or_else(|| "npm has installed no program for this platform".to_owned())
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let log = format!("{printed}\n{}\n{}", String::from_utf8_lossy(&output.stderr), server.log());
+    assert!(printed.contains("turn.completed"), "{log}");
+    let events = printed.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let completed = events.filter(|event| event["type"] == "item.completed");
+    Said { items: completed.map(|mut event| event["item"].take()).collect(), log }
 }
 
 /// The package for this platform holds the program itself: `@openai/codex-PLATFORM/vendor/TRIPLE/bin/codex`.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![allow(clippy::needless_pass_by_value, reason = "what a test writes down is handed over")]
 
+mod agents;
 mod artifacts;
 mod checkpoints;
 mod driver;
@@ -45,6 +46,7 @@ mod loading;
 mod lora;
 mod mistral;
 mod openai;
+mod opencode;
 mod overhead;
 mod panics;
 mod phi;
