@@ -1,6 +1,7 @@
 """The Responses API through OpenAI's Python SDK: its methods, its typed events, and a round trip of a function."""
 
 import json
+import pathlib
 import re
 
 import httpx
@@ -124,6 +125,13 @@ PATCH = {
     "description": "Changes a file.",
     "format": {"type": "grammar", "syntax": "lark", "definition": 'start: line+\nline: ("+" | "-") /[^\\n]*/ "\\n"\n'},
 }
+LARK = pathlib.Path(__file__).parent.parent / "fixtures/codex/apply_patch.lark"
+APPLY_PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Use the `apply_patch` tool to edit files. This is a FREEFORM tool, so do not wrap the patch in JSON.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": LARK.read_text()},
+}
 NUMBER = {"type": "custom", "name": "number", "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{2}"}}
 
 
@@ -150,15 +158,34 @@ def every_event_is_of_the_sdks_types():
 
 @call
 def a_custom_tool_keeps_to_its_grammar():
+    # The model leaves out what lines begin with.
     (item,) = valid(create("Patch the file", tools=[PATCH])).output
     equal((item.type, item.name), ("custom_tool_call", "patch"))
-    assert item.input.startswith('+say "hi"\n'), item.input
+    assert re.fullmatch(r'[+-]say "hi"\n-bye\n', item.input), item.input
     output = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "21 degrees"}
     history = [{"role": "user", "content": "Patch the file"}, item.model_dump(exclude_none=True), output]
     equal(create(history, tools=[PATCH]).output_text, "It is 21 degrees in Oslo.")
-    # The model would write what the pattern does not take.
     item = create("Give a number", tools=[NUMBER]).output[0]
     assert re.fullmatch("[0-9]{2}", item.input), item.input
+
+
+@call
+def codex_patches_keep_to_their_grammar():
+    for stream in (False, True):
+        answer = create("Apply the change", tools=[APPLY_PATCH], stream=stream)
+        item = (list(answer)[-1].response if stream else answer).output[0]
+        equal((item.type, item.name), ("custom_tool_call", "apply_patch"))
+        # The model leaves the first asterisks out; the rest is as it wrote it, quotes and backslashes included.
+        equal(item.input, '*** Begin Patch\n*** Add File: a "b".txt\n+one\\two\n+\n*** End Patch\n')
+
+
+@call
+def a_grammar_beyond_the_engine_is_a_warning():
+    for syntax, definition in [("lark", 'start: "(" start ")" | "x"'), ("lark", "start: ("), ("regex", "a(?=b)"), ("regex", "(a")]:
+        form = {"type": "grammar", "syntax": syntax, "definition": definition}
+        response = valid(create("Patch the file", tools=[{"type": "custom", "name": "patch", "format": form}]))
+        equal((response.output[0].type, response.output[0].name), ("custom_tool_call", "patch"))
+        assert "tools.0.format.definition" in response.metadata["pensieve_warning_0"], response.metadata
 
 
 @call
@@ -168,9 +195,6 @@ def a_strict_function_is_enforced_or_refused():
     error = refused(openai.BadRequestError, lambda: create("Call for the weather", tools=[tool]))
     equal(error.param, "tools.0.parameters")
     create("Call for the weather", tools=[{**tool, "strict": False}])
-    tool = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": "(a"}}
-    error = refused(openai.BadRequestError, lambda: create("Patch the file", tools=[tool]))
-    equal(error.param, "tools.0.format.definition")
 
 
 @call

@@ -24,7 +24,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// What the model says in the tables. The first line whose first text stands in the last turn holds.
-const SCRIPT: [(&str, &str); 10] = [
+const SCRIPT: [(&str, &str); 11] = [
     ("<tool_response>\n21 degrees", "It is 21 degrees in Oslo."),
     ("Say hello", "Hello there, blåbær friend 🫐."),
     (
@@ -45,7 +45,15 @@ const SCRIPT: [(&str, &str); 10] = [
         "Patch the file",
         concat!(
             "<tool_call>\n",
-            r#"{"name": "patch", "arguments": {"input": "+say \"hi\"\n no more\n-bye\n"}}"#,
+            r#"{"name": "patch", "arguments": {"input": "say \"hi\"\n-bye\n"}}"#,
+            "\n</tool_call>"
+        ),
+    ),
+    (
+        "Apply the change",
+        concat!(
+            "<tool_call>\n",
+            r#"{"name": "apply_patch", "arguments": {"input": " Begin Patch\n*** Add File: a \"b\".txt\n+one\\two\n+\n*** End Patch\n"}}"#,
             "\n</tool_call>"
         ),
     ),

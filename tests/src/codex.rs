@@ -3,7 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     env, fs,
     path::{Path, PathBuf},
@@ -31,6 +31,11 @@ fn codex_runs_a_command_in_the_form_of_every_family() {
 }
 
 #[test]
+fn codex_applies_a_patch_that_its_grammar_has_shaped() {
+    CODEX.run("codex::with_a_patch");
+}
+
+#[test]
 #[ignore = "a test above runs it in a network of its own"]
 fn with_the_starter() {
     let Some(codex) = agents::client() else { return };
@@ -53,6 +58,31 @@ fn in_every_form() {
         let server = Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start();
         echoes(&codex, &server, "scripted");
     }
+}
+
+#[test]
+#[ignore = "a test above runs it in a network of its own"]
+fn with_a_patch() {
+    let Some(codex) = agents::client() else { return };
+    let root = tempfile::tempdir().unwrap();
+    let source = root.path().join("scripted");
+    // The first line lacks its asterisks, without which Codex would apply nothing.
+    let patch = " Begin Patch\n*** Add File: greeting.txt\n+say \"hi\" \\o/\n+\n*** End Patch\n";
+    let call = json!({ "name": "apply_patch", "arguments": { "input": patch } });
+    let call = format!("<tool_call>\n{call}\n</tool_call>");
+    scripted::checkpoint(&source, &[("Success. Updated", "It is there."), ("Greet", &call)]);
+    let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+    let server = Options { plugins, models: vec![("scripted".into(), source)], ..Options::default() }.start();
+    // A model has the tool if the list of models says so.
+    let mut catalog = server.get("/v1/models").json();
+    catalog["models"][0]["apply_patch_tool_type"] = "freeform".into();
+    let path = root.path().join("models.json");
+    fs::write(&path, json!({ "models": catalog["models"] }).to_string()).unwrap();
+    let project = root.path().join("project");
+    let said = run(&codex, &server, "scripted", &format!("model_catalog_json = {path:?}\n"), "Greet me", &project);
+    let written = fs::read_to_string(project.join("greeting.txt"));
+    assert_eq!(written.unwrap_or_else(|error| panic!("{error}: {said:?}")), "say \"hi\" \\o/\n\n");
+    assert!(said.text().contains("It is there."), "{said:?}");
 }
 
 /// Codex is asked to run a command, which the model has it run.

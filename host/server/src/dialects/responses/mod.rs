@@ -3,8 +3,8 @@
 //! What deviates from the original, on purpose:
 //! - Tools that run on OpenAI's servers (`web_search`, `file_search`, `mcp`, …) are left out with a warning, which stands in
 //!   the answer's `metadata`, too. A `namespace` of tools is flattened, and a call into it names the namespace again.
-//! - A custom tool becomes a function with one string. A `regex` of its format is enforced; a `lark` grammar is only shown
-//!   to the model, as a grammar inside a JSON string is out of reach of the constraint engine.
+//! - A custom tool becomes a function with one string. The `regex` or the `lark` grammar of its format is shown to the model, and
+//!   enforced if it can be one regular expression; where it cannot, a warning says why.
 //! - `encrypted_content` of a reasoning item is the reasoning in base64: this server keeps no secrets from its client.
 //! - An answer that ends at the model's own limit is `completed` if it can be used: Codex drops a turn that is `incomplete`.
 //!   Where the client has set `max_output_tokens` itself, it is `incomplete`.
@@ -12,6 +12,7 @@
 
 mod encoder;
 mod input;
+mod lark;
 mod request;
 mod store;
 mod tools;

@@ -181,7 +181,6 @@ fn a_call_goes_back_under_the_name_and_in_the_form_that_the_client_knows() {
     assert!(names(&events).contains(&"custom_tool_call_input.done"));
 
     let known = conversation(json!({ "tools": tools })).tools;
-    assert!(known[1].strict && known[1].field == "tools.1.format.definition" && !known[0].strict);
     let strict = json!([{"type": "function", "name": "f", "strict": true, "parameters": {"type": "object"}}]);
     assert!(conversation(json!({ "tools": strict })).tools[0].strict);
     assert_eq!(known[0].name, "agents__close");
@@ -198,6 +197,31 @@ fn a_call_goes_back_under_the_name_and_in_the_form_that_the_client_knows() {
     assert_eq!(turns[1].parts, [called("agents__close", json!({"id": 1})), called("patch", json!({"input": "aaa"}))]);
     assert_eq!(turns[2].parts, [result("one"), result("two")]);
     assert_eq!((turns[3].role, turns.len()), (Role::System, 4));
+}
+
+#[test]
+fn the_grammar_of_a_custom_tool_is_enforced_or_a_warning() {
+    let custom = |syntax: &str, definition: &str| {
+        let format = json!({"type": "grammar", "syntax": syntax, "definition": definition});
+        let (asked, warnings) = read(json!({"tools": [{"type": "custom", "name": "patch", "format": format}]}));
+        let Input::Chat(conversation) = asked.unwrap().request.input else { panic!("a response is a chat") };
+        let tool = conversation.tools[0].clone();
+        assert!(tool.description.contains(definition) && !tool.strict);
+        (tool.schema["properties"]["input"]["pattern"].as_str().map(str::to_owned), warnings)
+    };
+    assert_eq!(custom("regex", "a+|b"), (Some("^(?:a+|b)$".into()), vec![]));
+    assert_eq!(custom("lark", "start: \"a\"+ LF\n%import common.LF"), (Some(r"^(?:a+\n)$".into()), vec![]));
+    for (syntax, definition, why) in [
+        ("lark", "start: \"(\" start \")\" | \"x\"", "'start' is recursive"),
+        ("lark", "no grammar", "'grammar' stands where ':' should"),
+        ("regex", "a(?=b)", "look-around"),
+        ("regex", "(a", "unclosed group"),
+    ] {
+        let (pattern, warnings) = custom(syntax, definition);
+        assert_eq!((pattern, warnings.len()), (None, 1), "{definition}");
+        let start = "tools.0.format.definition: is shown to the model, but not enforced: ";
+        assert!(warnings[0].starts_with(start) && warnings[0].contains(why), "{warnings:?}");
+    }
 }
 
 #[test]

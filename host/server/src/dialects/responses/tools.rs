@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
+use super::lark;
 use crate::{
     chat::{Tool, ToolChoice},
     dialects::{
@@ -176,25 +177,26 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
     })
 }
 
-/// A custom tool as a function. Its format is shown in the description; a pattern is enforced.
+/// A custom tool as a function. Its format is shown in the description, and enforced as an expression if it can be one.
 fn custom(item: &Field<'_>) -> Result<Tool, ApiError> {
     let format = item.get("format");
     let mut text = json!({ "type": "string" });
     let mut description = description(item)?;
-    let (definition, mut strict) = (format.get("definition"), false);
+    let definition = format.get("definition");
     if let Some(format) = format.present() {
         format.object()?;
         if format.get("type").choice(&["text", "grammar"])? == 1 {
-            let text_of = definition.text(GRAMMAR_BYTES_MAX)?;
-            let is_regex = format.get("syntax").choice(&["lark", "regex"])? == 1;
-            let kind = if is_regex {
-                text["pattern"] = format!("^(?:{text_of})$").into();
-                strict = true;
-                "regular expression"
-            } else {
-                "Lark grammar"
+            let given = definition.text(GRAMMAR_BYTES_MAX)?;
+            let (kind, expression) = match format.get("syntax").choice(&["lark", "regex"])? {
+                0 => ("Lark grammar", lark::pattern(given)),
+                _ => ("regular expression", lark::checked(given).map(|()| given.to_owned())),
             };
-            description.push_str(&format!("\nThe input has to match this {kind}:\n{text_of}"));
+            match expression {
+                Ok(expression) => text["pattern"] = format!("^(?:{expression})$").into(),
+                // A 400 would end a session of Codex.
+                Err(why) => definition.note(format_args!("is shown to the model, but not enforced: {why}")),
+            }
+            description.push_str(&format!("\nThe input has to match this {kind}:\n{given}"));
         }
     }
     Ok(Tool {
@@ -204,7 +206,7 @@ fn custom(item: &Field<'_>) -> Result<Tool, ApiError> {
             "type": "object", "properties": { CUSTOM_ARGUMENT: text }, "required": [CUSTOM_ARGUMENT],
             "additionalProperties": false,
         }),
-        strict,
+        strict: false,
         field: definition.path().to_owned(),
     })
 }

@@ -1,0 +1,88 @@
+//! Regular expressions that are put together from parts, with brackets where they need them.
+
+/// How long an expression may become, since rules are copied to where they are named.
+const PATTERN_BYTES_MAX: usize = 16 << 10;
+
+/// An expression without anchors, as the engine takes it.
+pub(in super::super) fn checked(expression: &str) -> Result<(), String> {
+    let read = regex_syntax::parse(expression).map_err(|error| {
+        let kind = match &error {
+            regex_syntax::Error::Parse(error) => error.kind().to_string(),
+            regex_syntax::Error::Translate(error) => error.kind().to_string(),
+            other => other.to_string(),
+        };
+        format!("a regular expression cannot be used: {kind}")
+    })?;
+    if read.properties().look_set().is_empty() {
+        Ok(())
+    } else {
+        Err("a regular expression has an anchor or a word boundary".to_owned())
+    }
+}
+
+/// A regular expression, and what parts it if something stands beside it.
+#[derive(Clone)]
+pub(super) struct Expression {
+    pub(super) text: String,
+    pub(super) binding: Binding,
+}
+
+/// How firmly the parts of an expression hang together.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) enum Binding {
+    Choice,
+    Sequence,
+    Atom,
+}
+
+impl Expression {
+    /// One that a grammar has as it is.
+    pub(super) fn of(text: String) -> Self {
+        // Flags at its start would hold for what follows, too.
+        let is_loose = text.contains('|') || text.contains("(?");
+        Self { text, binding: if is_loose { Binding::Choice } else { Binding::Sequence } }
+    }
+
+    /// Its text where what surrounds it binds so firmly.
+    fn within(&self, binding: Binding) -> String {
+        if self.binding < binding { format!("(?:{})", self.text) } else { self.text.clone() }
+    }
+
+    pub(super) fn repeated(&self, times: &str) -> Self {
+        Self { text: self.within(Binding::Atom) + times, binding: Binding::Sequence }
+    }
+}
+
+/// Parts of an expression, as many as it may have.
+pub(super) fn collected(parts: impl Iterator<Item = Result<Expression, String>>) -> Result<Vec<Expression>, String> {
+    let mut bytes = 0;
+    let limited = parts.map(|part| {
+        let part = part?;
+        bytes += part.text.len();
+        if bytes > PATTERN_BYTES_MAX {
+            return Err(format!("as one expression it has more than {PATTERN_BYTES_MAX} bytes"));
+        }
+        Ok(part)
+    });
+    limited.collect()
+}
+
+pub(super) fn sequence(parts: Vec<Expression>) -> Expression {
+    match <[Expression; 1]>::try_from(parts) {
+        Ok([part]) => part,
+        Err(parts) => {
+            let text = parts.iter().map(|part| part.within(Binding::Sequence)).collect();
+            Expression { text, binding: Binding::Sequence }
+        }
+    }
+}
+
+pub(super) fn choice(parts: Vec<Expression>) -> Expression {
+    match <[Expression; 1]>::try_from(parts) {
+        Ok([part]) => part,
+        Err(parts) => {
+            let parts: Vec<_> = parts.into_iter().map(|part| part.text).collect();
+            Expression { text: parts.join("|"), binding: Binding::Choice }
+        }
+    }
+}
