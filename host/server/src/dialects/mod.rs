@@ -190,6 +190,8 @@ pub struct ApiRequest {
     pub id: String,
     /// The `{name}` of the path; empty where its pattern has none.
     pub name: String,
+    /// The query behind the path, as it came; empty without one.
+    pub query: String,
     /// Whose form the answer has where several APIs share a path.
     pub(crate) dialect: Dialect,
     /// The body, not parsed yet; empty for a method that has none.

@@ -1,4 +1,4 @@
-//! All that is served, on one screen. Query strings do not matter anywhere, and what is served under GET is under HEAD, too.
+//! All that is served, on one screen. Query strings matter for stored responses alone, and what is served under GET is under HEAD, too.
 
 use futures_util::FutureExt;
 use hyper::{HeaderMap, Method, Request, body::Incoming, service::Service as _};

@@ -80,8 +80,9 @@ impl Service {
         let found = self.router.find(request.method(), &path);
         let pattern = if let RouteMatch::Found(route, _) = &found { route.pattern } else { NO_ROUTE };
         let log = RequestLog::begin(&request, pattern, dialect.name(), connection.answering());
-        let context =
-            |client, params| RequestContext { client, request_id: log.id.clone(), dialect, params, connection };
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let request_id = log.id.clone();
+        let context = |client, params| RequestContext { client, request_id, dialect, params, query, connection };
         let serving = self.serve(request, ends, found, context);
         let (mut response, origin) = serving.instrument(log.span.clone()).await;
         let mut retry_after = RETRY_AFTER;

@@ -30,6 +30,7 @@ pub(super) struct RequestContext {
     pub(super) request_id: String,
     pub(super) dialect: Dialect,
     pub(super) params: PathParams,
+    pub(super) query: String,
     pub(super) connection: ConnectionHandle,
 }
 
@@ -41,8 +42,8 @@ impl RequestContext {
 
     /// The request as dialects see it.
     pub(super) fn into_request(self, body: Vec<u8>, app: &AppState) -> ApiRequest {
-        let Self { client, request_id, dialect, params: PathParams { id, name }, connection: _ } = self;
-        ApiRequest { id, name, dialect, body, client, request_id, shared: app.shared.clone() }
+        let Self { client, request_id, dialect, params: PathParams { id, name }, query, connection: _ } = self;
+        ApiRequest { id, name, query, dialect, body, client, request_id, shared: app.shared.clone() }
     }
 }
 

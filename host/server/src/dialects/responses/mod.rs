@@ -13,23 +13,26 @@
 mod encoder;
 mod input;
 mod lark;
+mod replay;
 mod request;
 mod store;
+mod stored;
 mod tools;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use store::ResponseStore;
+pub(crate) use stored::{delete, input_items, retrieve};
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
     ApiError, ApiRequest, ApiResponse, ErrorCode,
-    fields::{Document, Notes, Quote},
+    fields::{Document, Notes},
     fresh_id, openai,
     stream::{self, EventEncoder, FIRST_EVENT, Generations},
     validation,
@@ -40,7 +43,6 @@ use crate::{
 };
 use encoder::{Head, ResponseEncoder};
 use request::ResponseRequest;
-use store::Stored;
 
 /// How often a conversation is shortened for `truncation: "auto"` before the request is refused as too long.
 const TRUNCATIONS_MAX: usize = 8;
@@ -80,29 +82,6 @@ pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<
     Ok(ApiResponse::json(&body).with_warnings(warnings))
 }
 
-/// `GET /v1/responses/ID`.
-pub(crate) fn retrieve(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
-    Ok(ApiResponse::json(&stored(call, &call.id)?.response))
-}
-
-/// `GET /v1/responses/ID/input_items`, the newest first.
-pub(crate) fn input_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
-    let stored = stored(call, &call.id)?;
-    let data: Vec<Value> = stored.items[..stored.inputs].iter().rev().cloned().collect();
-    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
-    let body = json!({
-        "object": "list", "first_id": id(data.first()), "last_id": id(data.last()), "has_more": false, "data": data,
-    });
-    Ok(ApiResponse::json(&body))
-}
-
-/// `DELETE /v1/responses/ID`.
-pub(crate) fn delete(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
-    stored(call, &call.id)?;
-    call.shared.responses.remove(call.client().id, &call.id);
-    Ok(ApiResponse::json(&json!({ "id": call.id, "object": "response", "deleted": true })))
-}
-
 /// OpenAI's form with the codes that clients of this API look for: Codex retries an overloaded server, and gives a turn up
 /// at a plain 429.
 pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
@@ -122,7 +101,8 @@ fn read(call: &ApiRequest) -> Result<(ResponseRequest, Vec<String>), ApiError> {
     let mut items = input::items(&body.get("input"))?;
     if let Some(previous) = body.get("previous_response_id").present() {
         let id = previous.text(input::ID_BYTES_MAX)?;
-        let stored = stored(call, id).map_err(|error| ApiError { field: Some(previous.path().to_owned()), ..error })?;
+        let stored =
+            stored::find(call, id).map_err(|error| ApiError { field: Some(previous.path().to_owned()), ..error })?;
         items.splice(..0, stored.items);
     }
     // The items are read again as one list, so that an error in them has the path that the client knows.
@@ -176,12 +156,4 @@ fn shorten(request: &mut Request) -> bool {
     let Some(start) = (first.max(1)..turns.len()).find(is_start) else { return false };
     turns.drain(..start);
     true
-}
-
-fn stored(call: &ApiRequest, id: &str) -> Result<Stored, ApiError> {
-    call.shared.responses.get(call.client().id, id).ok_or_else(|| {
-        let message = format!("there is no response '{}'", Quote(id));
-        let help = "responses are kept in memory unless the request says \"store\": false, and the oldest go first";
-        ApiError { help: help.to_owned(), field: Some("id".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }
-    })
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     encoder::{Head, ResponseEncoder, StoreTarget},
-    envelope, input,
+    envelope, input, replay,
     request::{self, ResponseRequest},
     tools::Tools,
 };
@@ -273,6 +273,38 @@ fn a_finished_response_is_stored_with_its_conversation() {
     assert_eq!(stored.response, events.last().unwrap()["response"]);
     assert_eq!((stored.inputs, stored.items.len(), &stored.items[1]["role"]), (1, 2, &json!("assistant")));
     assert!(shared.responses.get(6, "resp_1").is_none());
+}
+
+#[test]
+fn a_stored_response_is_streamed_as_it_came() {
+    let shared = Arc::new(Shared::new(DialectSettings::default(), StreamLimit::default()));
+    let tools = json!([{"type": "custom", "name": "patch"}]);
+    let deltas = |reason| {
+        vec![
+            Delta::Thinking("hm".into()),
+            text("So."),
+            call("add"),
+            arguments("{\"x\":1}"),
+            call("patch"),
+            arguments("{\"input\":\"a\"}"),
+            text("Well."),
+            finished(reason),
+        ]
+    };
+    for (reason, last) in [(Finish::EndOfTurn, "response.completed"), (Finish::Length, "response.incomplete")] {
+        let store = Some((shared.clone(), 5, Vec::new()));
+        let came = events(encoder(true, tools.clone(), store), deltas(reason));
+        let response = came.last().unwrap()["response"].clone();
+        let read = |after| {
+            let text = String::from_utf8(replay::events(&response, after)).unwrap();
+            let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+            data.map(|data| serde_json::from_str(data).unwrap()).collect::<Vec<Value>>()
+        };
+        assert_eq!(came.last().unwrap()["type"], last);
+        assert_eq!(read(None), came);
+        assert_eq!(read(Some(3)), came[4..]);
+        assert_eq!(read(Some(1000)), Vec::<Value>::new());
+    }
 }
 
 #[test]
