@@ -264,7 +264,8 @@ fn script(client: Client, setup: &Setup, folder: &Path, arguments: &[String]) ->
     let mut lines: Vec<String> = setup.unset.iter().map(|name| format!("unset {name}")).collect();
     lines.extend(setup.variables.iter().map(|(name, value)| format!("export {name}={}", word(value))));
     if !setup.files.is_empty() {
-        lines.push(format!("mkdir -p {}", word(&folder.display().to_string())));
+        // The files may hold the server's key.
+        lines.push(format!("mkdir -p -m 700 {}", word(&folder.display().to_string())));
     }
     for (name, text) in &setup.files {
         let path = folder.join(name).display().to_string();

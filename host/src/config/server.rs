@@ -195,7 +195,14 @@ pub fn listen_address(text: &str) -> Result<String, String> {
     if text.parse::<u16>().is_ok() {
         return Ok(format!("127.0.0.1:{text}"));
     }
-    let Some((host, port)) = text.rsplit_once(':') else { return Err("it has no port".into()) };
+    let Some((host, port)) = text.rsplit_once(':') else {
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        return Err(if is_number {
+            format!("{text} is no port, which goes up to 65535")
+        } else {
+            "it has no port".into()
+        });
+    };
     if port.parse::<u16>().is_err() {
         return Err(format!("'{port}' is no port"));
     }

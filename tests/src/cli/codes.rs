@@ -125,6 +125,7 @@ fn a_wrong_configuration_is_2_and_named_with_its_line() {
 fn wrong_flags_and_variables_are_2() {
     let desk = Desk::new();
     check(&desk.run(&["serve", "--listen", "here"]), 2, &["--listen here: it has no port"]);
+    check(&desk.run(&["serve", "--listen", "81234"]), 2, &["--listen 81234: 81234 is no port, which goes up to 65535"]);
     check(&desk.run(&["serve", "--device", "gpu"]), 2, &["--device gpu: a device is auto"]);
     check(&desk.run(&["run", ""]), 2, &["the question is empty"]);
     check(&desk.run(&["run", "--model", "hf:x", "hello"]), 2, &["'hf:x' names nothing on the hub"]);
