@@ -125,7 +125,7 @@ fn names_the_place_of_every_wrong_value() {
 fn checks_addresses_keys_digests_and_levels() {
     for (listen, what) in [
         ("machine", "has no port"),
-        ("80000", "has no port"),
+        ("80000", "80000 is no port, which goes up to 65535"),
         ("127.0.0.1:99999", "'99999' is no port"),
         (":8000", "'' is no address"),
         ("1.2.3:1", "'1.2.3' is no address"),
