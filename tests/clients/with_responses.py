@@ -159,20 +159,20 @@ def every_event_is_of_the_sdks_types():
 @call
 def a_custom_tool_keeps_to_its_grammar():
     # The model leaves out what lines begin with.
-    (item,) = valid(create("Patch the file", tools=[PATCH])).output
+    (item,) = valid(create("Patch the file", tools=[PATCH], temperature=0)).output
     equal((item.type, item.name), ("custom_tool_call", "patch"))
     assert re.fullmatch(r'[+-]say "hi"\n-bye\n', item.input), item.input
     output = {"type": "custom_tool_call_output", "call_id": item.call_id, "output": "21 degrees"}
     history = [{"role": "user", "content": "Patch the file"}, item.model_dump(exclude_none=True), output]
     equal(create(history, tools=[PATCH]).output_text, "It is 21 degrees in Oslo.")
-    item = create("Give a number", tools=[NUMBER]).output[0]
+    item = create("Give a number", tools=[NUMBER], temperature=0).output[0]
     assert re.fullmatch("[0-9]{2}", item.input), item.input
 
 
 @call
 def codex_patches_keep_to_their_grammar():
     for stream in (False, True):
-        answer = create("Apply the change", tools=[APPLY_PATCH], stream=stream)
+        answer = create("Apply the change", tools=[APPLY_PATCH], stream=stream, temperature=0)
         item = (list(answer)[-1].response if stream else answer).output[0]
         equal((item.type, item.name), ("custom_tool_call", "apply_patch"))
         # The model leaves the first asterisks out; the rest is as it wrote it, quotes and backslashes included.

@@ -216,6 +216,6 @@ fn a_device_hands_over_its_best_tokens_where_no_other_matters() {
         json!({ "response_format": { "type": "json_object" } }),
     ] {
         let reply = ask(more.clone());
-        assert!(reply.status() == 500 && reply.text().contains("whole logits cross from test:0"), "{more}: {reply:?}");
+        assert!(reply.status() == 400 && reply.text().contains("whole logits cross from test:0"), "{more}: {reply:?}");
     }
 }
