@@ -98,11 +98,11 @@ fn a_thousand_clients_that_leave_at_random_leave_nothing_behind() {
             });
         }
     });
-    // What clients left behind them ends with what their sockets still hold.
+    // What clients left behind them ends with what their sockets still hold. Prompt processes that many at once have called for
+    // stay for those to come: up to four for a model, each with a few pipes.
     let at_last = server.until("as before", |metrics| {
-        idle(metrics)
-            && metrics["process_open_fds"] <= at_first["process_open_fds"]
-            && metrics["pensieve_child_processes"] <= at_first["pensieve_child_processes"]
+        let more = (metrics["pensieve_child_processes"] - at_first["pensieve_child_processes"]).max(0.0);
+        idle(metrics) && more <= 3.0 && metrics["process_open_fds"] <= at_first["process_open_fds"] + 4.0 * more
     });
     assert_eq!(at_last["pensieve_blocks{model=\"bigram\",state=\"active\"}"], 0.0);
     let blocks = |metrics: &std::collections::HashMap<String, f64>| {
