@@ -263,7 +263,9 @@ fn every_answer_ends_well_formed_and_in_time_whatever_happens_to_workers() {
     let (middle, tail) = (&samples[samples.len() * 2 / 5..samples.len() * 3 / 5], &samples[samples.len() * 9 / 10..]);
     let (plateau, end) = (median(middle), median(tail));
     println!("resident: {} KiB in the middle, {} KiB at the end", plateau >> 10, end >> 10);
-    assert!(end as f64 <= plateau as f64 * 1.05 + f64::from(1 << 20), "it grew from {plateau} to {end} bytes");
+    // In a minute buffers and caches are still filling, so that there is no plateau to hold the end against.
+    let filling = if seconds < 300 { 8 << 20 } else { 1 << 20 };
+    assert!(end as f64 <= plateau as f64 * 1.05 + f64::from(filling), "it grew from {plateau} to {end} bytes");
 }
 
 #[test]
