@@ -1,6 +1,6 @@
 //! A model of one attention layer over paged keys and values, on plain numbers, and the faults that it can be given.
 
-use pensieve_sdk::{AdapterData, Batch, Cache, Error, KvTransfer, Model, Resident, Result, Span, Want};
+use pensieve_sdk::{AdapterData, Batch, Cache, Error, KvTransfer, Model, Outputs, Resident, Result, Span, Want};
 use std::collections::HashMap;
 
 use crate::{WIDTH, dot, embed};
@@ -43,6 +43,12 @@ pub(crate) enum Fault {
     AttendsToAll,
     RowsReversed,
     LastIsFirst,
+    /// Chooses candidates among all tokens.
+    MaskIgnored,
+    /// Hands candidates over from the worst to the best.
+    WorstFirst,
+    /// Adds up the candidates alone.
+    TotalOfCandidates,
     /// Leaves chunks without wanted logits out.
     UnwantedSkipped,
     /// Adds something to the logits that changes from call to call.
@@ -210,6 +216,25 @@ impl Model for Attending {
             Fault::Random => logits.iter_mut().for_each(|logit| *logit += (self.calls % 7) as f32),
             Fault::Nan if batch.tokens.len() > 20 => logits[VOCABULARY + 3] = f32::NAN,
             _ => {}
+        }
+        Ok(())
+    }
+
+    fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
+        let mut seen = batch.clone();
+        if self.fault == Fault::MaskIgnored {
+            seen.spans.iter_mut().for_each(|span| span.mask = &[]);
+        }
+        outputs.fill_from_logits(&seen, |batch, logits| self.forward(batch, logits))?;
+        let (top, chosen) = (batch.top.max(1), &mut outputs.candidates);
+        if self.fault == Fault::WorstFirst {
+            chosen.ids.chunks_exact_mut(top).for_each(<[u32]>::reverse);
+            chosen.scores.chunks_exact_mut(top).for_each(<[f32]>::reverse);
+        }
+        if self.fault == Fault::TotalOfCandidates {
+            for (scores, totals) in chosen.scores.chunks_exact(top).zip(chosen.totals.chunks_exact_mut(2)) {
+                totals.fill(scores.iter().map(|score| score.exp()).sum::<f32>().ln());
+            }
         }
         Ok(())
     }
