@@ -94,19 +94,30 @@ impl CandidateRows<'_> {
     fn choose(&mut self, row: usize, top: usize, logits: &[f32], mask: &[u32]) {
         let allowed = |token: usize| mask.is_empty() || mask[token / 32] >> (token % 32) & 1 == 1;
         let best_first = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-        let mut best: Vec<u32> = (0..logits.len()).filter(|&token| allowed(token)).map(|token| token as u32).collect();
-        let masked = log_sum_exp(best.iter().map(|&token| logits[token as usize]));
-        if best.len() > top {
-            best.select_nth_unstable_by(top, best_first);
-            best.truncate(top);
-        }
-        best.sort_unstable_by(best_first);
+        let tokens = (0..logits.len()).filter(|&token| allowed(token)).map(|token| token as u32);
+        let total = log_sum_exp(logits.iter().copied());
+        let masked = match mask {
+            [] => total,
+            _ => log_sum_exp(tokens.clone().map(|token| logits[token as usize])),
+        };
+        let best: Vec<u32> = if top == 1 {
+            // Asked for at every step of a greedy text: one pass, and no list of the vocabulary.
+            tokens.min_by(best_first).into_iter().collect()
+        } else {
+            let mut best: Vec<u32> = tokens.collect();
+            if best.len() > top {
+                best.select_nth_unstable_by(top, best_first);
+                best.truncate(top);
+            }
+            best.sort_unstable_by(best_first);
+            best
+        };
         let (ids, scores) = (&mut self.ids[row * top..][..top], &mut self.scores[row * top..][..top]);
         for (place, (id, score)) in ids.iter_mut().zip(scores).enumerate() {
             *id = best.get(place).copied().unwrap_or(VACANT);
             *score = best.get(place).map_or(f32::NEG_INFINITY, |&token| logits[token as usize]);
         }
-        self.totals[2 * row] = log_sum_exp(logits.iter().copied());
+        self.totals[2 * row] = total;
         self.totals[2 * row + 1] = masked;
     }
 }
