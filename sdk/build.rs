@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-const SOURCES: [&str; 4] = ["elementwise", "products", "attention", "prompt"];
+const SOURCES: [&str; 5] = ["elementwise", "products", "experts", "attention", "prompt"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");

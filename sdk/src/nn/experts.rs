@@ -4,11 +4,21 @@
 //! belong to. What the experts make of a row is summed in the order of its own choice, so a row's result does not depend on its
 //! company. Checkpoints keep experts apart or stacked in one tensor; either way each is a layer of its own, with a name by
 //! which adapters find it.
+//!
+//! A backend may choose and compute without the host ever knowing which experts it were, so that a step of such layers, too,
+//! can be one launch. The choices come to the host where adapters change rows, or where it has no kernel for the weights.
 
 use candle_core::Tensor;
-use std::{cmp::Ordering, ops::Range};
+use std::{
+    cmp::Ordering,
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
-use super::{Glu, Linear, Loader, Ops, Step, backend::ExpertRows};
+use super::{
+    Glu, Linear, Loader, Ops, Step,
+    backend::{ExpertRows, ExpertTable, Routed, Routing},
+};
 use crate::{Error, Result, weights::RawTensor};
 
 /// What makes scores of a router's logits.
@@ -57,7 +67,18 @@ pub struct Router {
 
 /// The experts of some rows.
 #[derive(Clone, Debug)]
-pub struct Routes {
+pub struct Routes(Place);
+
+/// Where choices lie.
+#[derive(Clone, Debug)]
+enum Place {
+    Host(Choices),
+    Device(Routed),
+}
+
+/// Choices that the host knows.
+#[derive(Clone, Debug)]
+struct Choices {
     /// For each row its experts, the best first.
     experts: Vec<usize>,
     /// What each is multiplied by.
@@ -79,9 +100,14 @@ impl Router {
     /// Chooses for each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Routes> {
         let logits = self.gate.forward(x, step)?;
+        if let Some(routing) = self.routing()
+            && let Some(routed) = step.ops().route(&logits, &routing)?
+        {
+            return Ok(Routes(Place::Device(routed)));
+        }
         let count = logits.dim(1)?;
         let logits = logits.flatten_all()?.to_vec1::<f32>()?;
-        let mut routes = Routes { experts: Vec::new(), weights: Vec::new(), top_k: self.top_k };
+        let mut routes = Choices { experts: Vec::new(), weights: Vec::new(), top_k: self.top_k };
         for row in logits.chunks_exact(count) {
             let start = routes.weights.len();
             match self.scoring {
@@ -95,10 +121,27 @@ impl Router {
             let sum: f32 = if self.renormalize { weights.iter().sum() } else { 1.0 };
             weights.iter_mut().for_each(|weight| *weight *= self.scale / sum);
         }
-        Ok(routes)
+        Ok(Routes(Place::Host(routes)))
     }
 
-    fn choose(&self, scores: &[f32], routes: &mut Routes) {
+    /// How it chooses, as kernels are told.
+    fn routing(&self) -> Option<Routing<'_>> {
+        let is_sigmoid = match self.scoring {
+            Scoring::Softmax => false,
+            Scoring::Sigmoid => true,
+            Scoring::SparseMixer { .. } => return None,
+        };
+        Some(Routing {
+            top_k: self.top_k,
+            is_sigmoid,
+            renormalize: self.renormalize,
+            scale: self.scale,
+            correction: self.correction.as_deref(),
+            groups: self.groups.map(|groups| [groups.count, groups.kept, groups.compared]),
+        })
+    }
+
+    fn choose(&self, scores: &[f32], routes: &mut Choices) {
         let mut ranks = scores.to_vec();
         if let Some(correction) = &self.correction {
             ranks.iter_mut().zip(correction).for_each(|(rank, correction)| *rank += correction);
@@ -109,6 +152,14 @@ impl Router {
         let best = best(&ranks, self.top_k);
         routes.weights.extend(best.iter().map(|&expert| scores[expert]));
         routes.experts.extend(best);
+    }
+}
+
+impl Routed {
+    /// The choices as the host knows them.
+    fn fetch(&self) -> Result<Choices> {
+        let experts = self.experts.flatten_all()?.to_vec1::<u32>()?.into_iter().map(|expert| expert as usize).collect();
+        Ok(Choices { experts, weights: self.weights.flatten_all()?.to_vec1()?, top_k: self.experts.dim(1)? })
     }
 }
 
@@ -145,7 +196,7 @@ fn softmax(logits: &[f32]) -> Vec<f32> {
     weights
 }
 
-fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Routes) {
+fn mix_sparsely(logits: &[f32], top_k: usize, margin: f32, routes: &mut Choices) {
     let mut left = logits.to_vec();
     for _ in 0..top_k {
         let Some(&expert) = best(&left, 1).first() else { return };
@@ -193,6 +244,8 @@ pub struct Expert {
 pub struct Experts {
     experts: Vec<Expert>,
     glu: Glu,
+    /// What the backend found out about them when they were first used.
+    table: Arc<OnceLock<ExpertTable>>,
 }
 
 impl Experts {
@@ -235,16 +288,43 @@ impl Experts {
             };
             Ok(Expert { gate: layer(0)?, up: layer(1)?, down: layer(2)? })
         };
-        Ok(Self { experts: (0..count).map(expert).collect::<Result<_>>()?, glu })
+        Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, glu))
     }
 
     /// The experts that an author has loaded in another way.
     pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
-        Self { experts, glu }
+        Self { experts, glu, table: Arc::default() }
     }
 
     /// What each row's experts make of it, summed by their weights.
     pub fn forward(&self, x: &Tensor, routes: &Routes, step: &Step<'_>) -> Result<Tensor> {
+        let fetched;
+        let choices = match &routes.0 {
+            Place::Host(choices) => choices,
+            Place::Device(routed) => {
+                if !step.is_adapted()
+                    && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.glu)?
+                {
+                    return Ok(out);
+                }
+                fetched = routed.fetch()?;
+                &fetched
+            }
+        };
+        self.forward_chosen(x, choices, step)
+    }
+
+    fn table(&self, ops: &Ops) -> Result<&ExpertTable> {
+        if let Some(table) = self.table.get() {
+            return Ok(table);
+        }
+        let layers = self.experts.iter().map(|expert| [expert.gate.parts(), expert.up.parts(), expert.down.parts()]);
+        let table = ops.expert_table(&layers.collect::<Vec<_>>())?;
+        Ok(self.table.get_or_init(|| table))
+    }
+
+    /// What experts make of their rows, sorted by the host.
+    fn forward_chosen(&self, x: &Tensor, routes: &Choices, step: &Step<'_>) -> Result<Tensor> {
         let (ops, top_k, (rows, width)) = (step.ops(), routes.top_k, x.dims2()?);
         // The choices sorted by expert; those of one expert stay in the order of their rows.
         let mut order: Vec<usize> = (0..routes.experts.len()).collect();
@@ -338,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_sparse_mixture_weighs_only_what_comes_near_the_best() {
-        let mut routes = Routes { experts: vec![], weights: vec![], top_k: 2 };
+        let mut routes = Choices { experts: vec![], weights: vec![], top_k: 2 };
         mix_sparsely(&[1.0, 0.99, -5.0], 2, 0.02, &mut routes);
         assert_eq!(routes.experts, [0, 1]);
         assert!((routes.weights[0] - 1.0 / (1.0 + (-0.01_f32).exp())).abs() < 1e-6);

@@ -9,7 +9,10 @@ use std::{env, sync::Arc};
 
 use super::{
     attention::Attention,
-    backend::{Backend, Changed, Compute, CpuKernels, ExpertRows, Formulas, Layer, LowRank, Matrix, Rotation, Taken},
+    backend::{
+        Backend, Changed, Compute, CpuKernels, ExpertRows, ExpertTable, Formulas, Layer, LowRank, Matrix, Rotation,
+        Routed, Routing, Taken,
+    },
     cpu::{Activation, Glu},
     device::Chosen,
     kv::KvCache,
@@ -192,6 +195,23 @@ impl Ops {
     pub(super) fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: Glu) -> Result<Option<Tensor>> {
         self.check(x, 2)?;
         self.backend.experts(x, experts, glu)
+    }
+
+    /// What a router chooses by these logits, where a kernel leaves it on the device.
+    pub(super) fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
+        self.check(logits, 2)?;
+        self.backend.route(logits, routing)
+    }
+
+    /// What [`Ops::mixture`] has to know of a layer's experts.
+    pub(super) fn expert_table(&self, experts: &[[Layer<'_>; 3]]) -> Result<ExpertTable> {
+        self.backend.expert_table(experts)
+    }
+
+    /// What experts that were chosen on the device make of each row, where there is a kernel for it.
+    pub(super) fn mixture(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
+        self.check(x, 2)?;
+        self.backend.mixture(x, routed, table, glu)
     }
 
     /// The rows of a weight that the step's tokens name. They are below its outputs, as the batch was checked against the

@@ -115,6 +115,35 @@ pub(in crate::nn) struct ExpertRows<'a> {
     pub(in crate::nn) rows: Range<usize>,
 }
 
+/// How a router chooses experts, for the kernels that can: one [`Scoring`](super::Scoring) is left out.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(in crate::nn) struct Routing<'a> {
+    pub(in crate::nn) top_k: usize,
+    /// Whether scores are sigmoids, not a softmax.
+    pub(in crate::nn) is_sigmoid: bool,
+    pub(in crate::nn) renormalize: bool,
+    pub(in crate::nn) scale: f32,
+    pub(in crate::nn) correction: Option<&'a [f32]>,
+    /// How many groups there are, how many count, and how many scores of each are compared.
+    pub(in crate::nn) groups: Option<[usize; 3]>,
+}
+
+/// A router's choices that lie on the device: for each row its experts (`u32`) and their weights, `[rows, top_k]` each.
+#[derive(Clone, Debug)]
+pub(in crate::nn) struct Routed {
+    pub(in crate::nn) experts: Tensor,
+    pub(in crate::nn) weights: Tensor,
+}
+
+/// What a backend finds out once about a layer's experts, to compute with those that were chosen on the device.
+#[derive(Debug)]
+pub(in crate::nn) enum ExpertTable {
+    /// There is no kernel for them.
+    None,
+    #[cfg(feature = "cuda")]
+    Cuda(cuda::ExpertTable),
+}
+
 /// A linear layer's weight, and its bias where it has one.
 pub(in crate::nn) type Layer<'a> = (&'a Matrix, Option<&'a Tensor>);
 
@@ -221,6 +250,21 @@ pub(in crate::nn) trait Backend: Send + Sync {
 
     /// What experts make of their rows, which tile `x`, where there is a kernel for it.
     fn experts(&self, _x: &Tensor, _experts: &[ExpertRows<'_>], _glu: Glu) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    /// What a router chooses by these logits, where there is a kernel for it.
+    fn route(&self, _logits: &Tensor, _routing: &Routing<'_>) -> Result<Option<Routed>> {
+        Ok(None)
+    }
+
+    /// Finds out what [`Backend::mixture`] needs to know of a layer's experts (gate, up and down).
+    fn expert_table(&self, _experts: &[[Layer<'_>; 3]]) -> Result<ExpertTable> {
+        Ok(ExpertTable::None)
+    }
+
+    /// What the experts that a router chose make of each row of `x`, summed by their weights, where there is a kernel for it.
+    fn mixture(&self, _x: &Tensor, _routed: &Routed, _table: &ExpertTable, _glu: Glu) -> Result<Option<Tensor>> {
         Ok(None)
     }
 

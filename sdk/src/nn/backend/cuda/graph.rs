@@ -26,6 +26,9 @@ const ROWS: [usize; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80,
 /// Rows up to which a graph keeps its memory, so that its kernels overlap. More rows take more of it, and gain less.
 const OVERLAPPED_ROWS_MAX: usize = 8;
 
+/// Rows of the step that a model begins with.
+const WARM_ROWS: usize = 64;
+
 /// Graphs that are kept; each holds the memory of its activations.
 const GRAPHS_MAX: usize = 40;
 
@@ -65,14 +68,42 @@ impl Graphs {
     }
 }
 
-/// Captures a step of one row ahead of the first one, so that a model which cannot be captured says so when it is loaded.
+/// Runs a step as long as a short prompt, so that the first of them need not wait until what multiplies many rows is loaded,
+/// and captures a step of one row, so that a model which cannot be captured says so when it is loaded.
 pub(super) fn warm_up(kernels: &CudaKernels, groups: usize, run: Compute<'_>) -> Result<()> {
     let nothing = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
     let mut graphs = locked(&kernels.graphs);
     locked(&kernels.inputs).groups = groups;
+    locked(&kernels.inputs).set(&kernels.module, &nothing, WARM_ROWS)?;
+    let made_up = [0; WARM_ROWS];
+    let spans = (0..WARM_ROWS).map(made_up_span).collect();
+    let warm = run(&Batch { tokens: &made_up, positions: &made_up, spans, top: 0 });
+    // A model that looks for its sequences' tables finds none, and is as warm as it can be.
+    if let Err(error) = warm
+        && error.code == Code::OutOfMemory
+    {
+        return Err(error);
+    }
+    locked(&kernels.prepared).clear();
     locked(&kernels.inputs).set(&kernels.module, &nothing, 1)?;
     graph_for(kernels, &mut graphs, &nothing, 1, run)?;
     Ok(())
+}
+
+/// The span of a row that only stands for one.
+fn made_up_span(start: usize) -> Span<'static> {
+    Span {
+        sequence: 0,
+        start,
+        len: 1,
+        past: 0,
+        want: Want::Last,
+        output: Output::Logits,
+        mask: &[],
+        adapter: 0,
+        adapter_scale: 0.0,
+        caches: Vec::new(),
+    }
 }
 
 /// Computes a step that only decodes. Nothing is done, and `false` returned, where it does more or cannot be captured.
@@ -166,19 +197,7 @@ fn capture(
         };
         (fill(batch.tokens), fill(batch.positions))
     };
-    let span = |start| Span {
-        sequence: 0,
-        start,
-        len: 1,
-        past: 0,
-        want: Want::Last,
-        output: Output::Logits,
-        mask: &[],
-        adapter: 0,
-        adapter_scale: 0.0,
-        caches: Vec::new(),
-    };
-    let spans: Vec<_> = (0..rows).map(span).collect();
+    let spans: Vec<_> = (0..rows).map(made_up_span).collect();
     let (tokens, positions) = padded(false);
     locked(&kernels.prepared).clear();
     let first = run(&Batch { tokens: &tokens, positions: &positions, spans: spans.clone(), top: 0 })?;

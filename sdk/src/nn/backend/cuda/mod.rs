@@ -6,22 +6,25 @@
 //! where they differ.
 
 mod attention;
+mod experts;
 mod graph;
 mod inputs;
 mod memory;
 mod module;
 mod products;
+mod proofs;
 mod weights;
 
 use candle_core::{CudaDevice, DType, Device, Tensor, cuda_backend::cudarc::driver::CudaSlice};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+pub(super) use experts::ExpertTable;
 pub(in crate::nn) use weights::Weight;
 
 use self::{
@@ -33,10 +36,17 @@ use self::{
     products::PreparedCache,
     weights::Format,
 };
-use super::{Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, StoreShape, Taken, formulas_attention};
+use super::{
+    Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, Routed, Routing, StoreShape, Taken, formulas_attention,
+};
 use crate::{
     Batch, Result,
-    nn::{attention::Attention, cpu::Activation, pass::Pass, store::Store},
+    nn::{
+        attention::Attention,
+        cpu::{Activation, Glu},
+        pass::Pass,
+        store::Store,
+    },
     weights::{Dtype, RawTensor, RopeStyle},
 };
 
@@ -55,11 +65,13 @@ pub(in crate::nn) struct CudaKernels {
     /// Whether a step is being captured, or tried for it.
     captures: AtomicBool,
     prepared: Mutex<PreparedCache>,
-    /// By the bits of the frequencies.
-    frequencies: Mutex<HashMap<Vec<u32>, CudaSlice<f32>>>,
+    /// Small tables such as frequencies, by their bits.
+    constants: Mutex<HashMap<Vec<u32>, CudaSlice<f32>>>,
     counters: CudaSlice<u32>,
     /// Whether the kernel that looks through logits agrees with its formula.
     finds_best: bool,
+    /// Whether the kernels that choose experts and compute with them do.
+    mixes: bool,
 }
 
 /// Opens a device with a stream of its own, which can be captured.
@@ -93,53 +105,21 @@ impl CudaKernels {
         let counters = module.stream.alloc_zeros(COUNTERS).map_err(failed)?;
         let mut kernels = Self {
             finds_best: true,
+            mixes: true,
             module,
             formulas: Formulas::plain(device.clone()),
             inputs,
             graphs: Mutex::default(),
             captures: AtomicBool::new(false),
             prepared: Mutex::default(),
-            frequencies: Mutex::default(),
+            constants: Mutex::default(),
             counters,
         };
         kernels.prove()?;
+        kernels.prove_products()?;
         kernels.finds_best = kernels.prove_best().is_ok();
+        kernels.mixes = kernels.prove_mixture().is_ok();
         Ok(kernels)
-    }
-
-    /// Compares kernels with their formulas.
-    fn prove(&self) -> Result<()> {
-        let wave = |rows, columns| self.formulas.wave(rows, columns);
-        let same = |what: &str, ours: Result<Tensor>, formula: Result<Tensor>| -> Result<()> {
-            let difference = (ours? - formula?)?.abs()?.max_all()?.to_scalar::<f32>()?;
-            if difference < 1e-4 { Ok(()) } else { Err(failed(format!("{what} differs by {difference}"))) }
-        };
-        let (x, y, weight) = (wave(5, 96)?, wave(5, 96)?, wave(1, 96)?.squeeze(0)?);
-        same("rms_norm", self.rms_norm(&x, &weight, 1e-5), self.formulas.rms_norm(&x, &weight, 1e-5))?;
-        same(
-            "layer_norm",
-            self.layer_norm(&x, &weight, &weight, 1e-5),
-            self.formulas.layer_norm(&x, &weight, &weight, 1e-5),
-        )?;
-        for kind in [Activation::Silu, Activation::GeluErf, Activation::GeluTanh] {
-            same("gate", self.gate(&x, &y, kind), self.formulas.gate(&x, &y, kind))?;
-        }
-        for style in [RopeStyle::NeoX, RopeStyle::Interleaved] {
-            let rotation = Rotation { cos: wave(5, 8)?, sin: wave(5, 8)?, style };
-            same("rotate", self.rotate(&x, 32, &rotation), self.formulas.rotate(&x, 32, &rotation))?;
-        }
-        Ok(())
-    }
-
-    /// Compares what the kernel finds in rows of logits, of equal ones the first.
-    fn prove_best(&self) -> Result<()> {
-        let (rows, width) = (3, 5000);
-        let logits = (self.formulas.wave(rows, width)? * 8.0)?.round()?;
-        let (ours, formula) = (self.best(&logits)?.to_vec2::<f32>()?, self.formulas.best(&logits)?.to_vec2::<f32>()?);
-        let is_same =
-            |(ours, formula): (&Vec<f32>, &Vec<f32>)| ours[..2] == formula[..2] && (ours[2] - formula[2]).abs() < 1e-3;
-        let is_right = ours.len() == rows && ours.iter().zip(&formula).all(is_same);
-        if is_right { Ok(()) } else { Err(failed("the best logits differ")) }
     }
 
     /// The best of rows of logits, three values for each row.
@@ -148,6 +128,17 @@ impl CudaKernels {
         let args = [logits.into(), width.into(), self.module.address(&out).into()];
         self.module.launch("best", (rows, 1, 1), BEST_THREADS, 0, &args)?;
         Ok(out)
+    }
+
+    /// The address of a small table on the device, which stays there.
+    fn constant(&self, values: &[f32]) -> Result<u64> {
+        let key = values.iter().map(|value| value.to_bits()).collect();
+        let mut known = locked(&self.constants);
+        let slice = match known.entry(key) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => place.insert(self.module.stream.clone_htod(values).map_err(failed)?),
+        };
+        Ok(self.module.address(slice))
     }
 
     /// The address of a dense `f32` tensor.
@@ -244,6 +235,21 @@ impl Backend for CudaKernels {
         self.elementwise("add", &[x, y], None)
     }
 
+    fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
+        if self.mixes { self.choose_experts(logits, routing) } else { Ok(None) }
+    }
+
+    fn expert_table(&self, experts: &[[Layer<'_>; 3]]) -> Result<super::ExpertTable> {
+        Ok(self.table_of(experts)?.map_or(super::ExpertTable::None, super::ExpertTable::Cuda))
+    }
+
+    fn mixture(&self, x: &Tensor, routed: &Routed, table: &super::ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
+        match table {
+            super::ExpertTable::Cuda(table) => self.mix(x, routed, table, glu).map(Some),
+            super::ExpertTable::None => Ok(None),
+        }
+    }
+
     fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
         let (module, width, tokens) = (&self.module, weight.inputs, pass.input().tokens.len());
         let (kernel, table) = match &weight.form {
@@ -310,15 +316,7 @@ impl Backend for CudaKernels {
             let positions = pass.positions().iter().zip(factors).map(|(&at, factor)| (at, amplitude * factor));
             return self.formulas.rotation(frequencies, positions, style);
         }
-        let (module, half) = (&self.module, frequencies.len());
-        let mut cache = locked(&self.frequencies);
-        let key: Vec<u32> = frequencies.iter().map(|value| value.to_bits()).collect();
-        let on_device = match cache.entry(key) {
-            std::collections::hash_map::Entry::Occupied(found) => module.address(found.into_mut()),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                module.address(place.insert(module.stream.clone_htod(frequencies).map_err(failed)?))
-            }
-        };
+        let (module, half, on_device) = (&self.module, frequencies.len(), self.constant(frequencies)?);
         let inputs = locked(&self.inputs);
         let (tokens, count) = (inputs.tokens, inputs.tokens * half);
         let (cos, sin) = (module.room::<f32>(count)?, module.room::<f32>(count)?);

@@ -32,9 +32,10 @@ use super::{
 use crate::{Error, Result};
 
 /// The fat binaries.
-const MODULES: [&[u8]; 4] = [
+const MODULES: [&[u8]; 5] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/experts.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/prompt.fatbin")),
 ];
@@ -78,10 +79,14 @@ pub(super) struct Segment {
     pub(super) unused: i32,
 }
 
-/// Up to three of them.
+/// Up to three of them, and the numbers of a clamped gate.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub(super) struct Segments(pub(super) [Segment; 3]);
+pub(super) struct Segments {
+    pub(super) of: [Segment; 3],
+    pub(super) alpha: f32,
+    pub(super) limit: f32,
+}
 
 /// An argument of a kernel.
 #[derive(Clone, Copy)]
@@ -164,6 +169,11 @@ impl Module {
         Ok(function)
     }
 
+    /// Bytes of shared memory that a block of a kernel without any of its own may have.
+    pub(super) fn shared_max(&self) -> usize {
+        usize::try_from(self.shared_max).unwrap_or_default()
+    }
+
     /// How often a kernel was launched so far.
     pub(super) fn launches(&self) -> usize {
         self.launches.load(Ordering::Relaxed)
@@ -239,7 +249,7 @@ impl Module {
     }
 
     /// A tensor out of a kernel's result.
-    pub(super) fn wrap(&self, values: CudaSlice<f32>, shape: (usize, usize)) -> Tensor {
+    pub(super) fn wrap<T: CudaDType>(&self, values: CudaSlice<T>, shape: (usize, usize)) -> Tensor {
         let storage = CudaStorage::wrap_cuda_slice(values, self.device.clone());
         let tensor = Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
         self.memory.keep(tensor.clone());

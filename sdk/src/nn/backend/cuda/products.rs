@@ -21,18 +21,25 @@ use crate::{
 /// Rows up to which a product reads quantized weights as they are; more are multiplied as unpacked matrices.
 const FEW_ROWS_MAX: usize = 32;
 
-/// Rows, and values in all, up to which a product prepares its activation by itself.
+/// Rows up to which a product prepares its activation by itself.
 const FRESH_ROWS_MAX: usize = 2;
-const FRESH_VALUES_MAX: usize = 32 << 10;
+
+/// Columns that a warp multiplies at a time.
+pub(super) const PART: usize = 128;
 
 /// Matrices that share an activation in one launch.
 const SEGMENTS_MAX: usize = 3;
 
 /// Outputs of a block.
-const OUTPUTS: usize = 16;
+pub(super) const OUTPUTS: usize = 16;
 
 /// Warps of a block.
-const WARPS_MAX: usize = 16;
+pub(super) const WARPS_MAX: usize = 16;
+
+/// Blocks of a product of a row that a device computes at once, of 16 warps each, and shared memory up to which several
+/// smaller ones share a multiprocessor.
+const WIDE_BLOCKS: usize = 132;
+const WIDE_BYTES_MAX: usize = 100 << 10;
 
 /// Activations as products have read them last, by tensor and reader.
 pub(super) type PreparedCache = Vec<(TensorId, Reader, Arc<Prepared>)>;
@@ -135,7 +142,7 @@ impl CudaKernels {
         let is_gated = what == "gated";
         let format = layers[0].weight.format;
         let (mut segments, mut outs, mut blocks) = (Segments::default(), Vec::new(), 0);
-        for (place, (layer, segment)) in layers.iter().zip(&mut segments.0).enumerate() {
+        for (place, (layer, segment)) in layers.iter().zip(&mut segments.of).enumerate() {
             let outputs = layer.shape.outputs;
             let out = if is_gated && place > 0 {
                 0
@@ -160,30 +167,39 @@ impl CudaKernels {
         }
         let is_mixed = layers.iter().any(|layer| layer.weight.format != format);
         let name = if is_mixed { "mixed" } else { format.name() };
-        let warps = if is_gated { (2 * warps(blocks, inputs)).min(WARPS_MAX) } else { warps(blocks, inputs) };
-        let is_fresh = rows <= FRESH_ROWS_MAX && rows * inputs <= FRESH_VALUES_MAX;
-        let tiles = rows.div_ceil(8).next_power_of_two();
-        let mut shared = 4 * warps * tiles * OUTPUTS * 9;
-        let mut args = vec![Arg::Segments(segments)];
-        let prepared;
-        if is_fresh {
-            shared += fresh_bytes(rows, inputs, format);
-            args.push(address_of(x)?.into());
-            args.extend([Arg::Address(0); 4]);
-        } else {
-            let reader = if format == Format::Bf16 { Reader::Halves } else { Reader::Quantized };
-            prepared = self.prepare(x, reader)?;
-            let Some(few) = &prepared.few else { return Err(failed("an activation was prepared for other products")) };
-            args.extend([
-                Arg::Address(0),
-                module.address(&prepared.high).into(),
-                module.address(&few.low).into(),
-                module.address(&few.sums).into(),
-                module.address(&few.row_scales).into(),
-            ]);
+        let matrices = if is_gated { 2 } else { 1 };
+        if rows <= FRESH_ROWS_MAX {
+            let formats = layers.iter().map(|layer| layer.weight.format);
+            let plans = formats.map(|format| OneRow::plan(format, [rows, inputs], blocks, matrices));
+            if let Some(plan) = plans.max_by_key(|plan| plan.shared).filter(|plan| plan.shared <= module.shared_max()) {
+                let OneRow { warps, shared, suffix } = plan;
+                let mut args = vec![Arg::Segments(segments), address_of(x)?.into()];
+                if format == Format::Bf16 {
+                    args.extend([Arg::Address(0); 4]);
+                    args.push(rows.into());
+                }
+                args.extend([inputs.into(), Arg::Int(kind)]);
+                module.launch(&format!("{what}_{name}_{suffix}"), (blocks, 1, 1), 32 * warps, shared, &args)?;
+                return Ok(outs);
+            }
         }
-        args.extend([rows.into(), inputs.into(), Arg::Int(kind)]);
-        let tiles = if is_fresh { 0 } else { tiles };
+        let warps = (matrices * warps(blocks, inputs)).min(WARPS_MAX);
+        let tiles = rows.div_ceil(8).next_power_of_two();
+        let reader = if format == Format::Bf16 { Reader::Halves } else { Reader::Quantized };
+        let prepared = self.prepare(x, reader)?;
+        let Some(few) = &prepared.few else { return Err(failed("an activation was prepared for other products")) };
+        let args = [
+            Arg::Segments(segments),
+            Arg::Address(0),
+            module.address(&prepared.high).into(),
+            module.address(&few.low).into(),
+            module.address(&few.sums).into(),
+            module.address(&few.row_scales).into(),
+            rows.into(),
+            inputs.into(),
+            Arg::Int(kind),
+        ];
+        let shared = 4 * warps * tiles * OUTPUTS * 9;
         module.launch(&format!("{what}_{name}_{tiles}"), (blocks, 1, 1), 32 * warps, shared, &args)?;
         Ok(outs)
     }
@@ -285,9 +301,32 @@ fn warps(blocks: usize, inputs: usize) -> usize {
     if blocks >= 400 && inputs <= 4096 { 4 } else { WARPS_MAX }
 }
 
-/// Shared memory for an activation that a product prepares by itself, as `prepare_here` lays it out.
-fn fresh_bytes(rows: usize, inputs: usize, format: Format) -> usize {
-    let sums = if format == Format::Bf16 { 0 } else { 4 * (inputs / 16 * 12) };
-    let halves = if format == Format::Bf16 { 2 } else { 1 };
-    32 + sums + 2 * halves * rows * inputs
+/// How a product of a row or two, which prepares its activation by itself, is launched.
+pub(super) struct OneRow {
+    pub(super) warps: usize,
+    /// Bytes of shared memory.
+    pub(super) shared: usize,
+    /// The end of the kernel's name.
+    pub(super) suffix: &'static str,
+}
+
+impl OneRow {
+    /// For so many blocks of outputs, of one matrix or of two that are gated.
+    pub(super) fn plan(format: Format, [rows, inputs]: [usize; 2], blocks: usize, matrices: usize) -> Self {
+        if format == Format::Bf16 {
+            let warps = (matrices * warps(blocks, inputs)).min(WARPS_MAX);
+            // As `prepare_here` lays it out, behind the warps' sums.
+            let shared = 4 * warps * OUTPUTS * 9 + 32 + 4 * rows * inputs;
+            return Self { warps, shared, suffix: "0" };
+        }
+        // As `one_row` lays it out: the rows of W, and of the activation its bytes, scales and sums.
+        let (row_bytes, row_scales) = format.row_of(inputs);
+        let stride = row_bytes + (160 - row_bytes % 128) % 128;
+        let tile = matrices * OUTPUTS * (stride + 2 * row_scales);
+        let activation = rows * (inputs / 32 * 8 + inputs / 16 * 4 + 2 * inputs) + PART;
+        let most = if blocks > WIDE_BLOCKS && tile <= WIDE_BYTES_MAX { WARPS_MAX / 2 } else { WARPS_MAX };
+        let warps = (matrices * inputs.div_ceil(PART)).min(most);
+        let shared = tile + 4 * warps * rows * OUTPUTS + activation;
+        Self { warps, shared, suffix: if rows == 1 { "rows1" } else { "rows2" } }
+    }
 }

@@ -35,6 +35,17 @@ impl Format {
         inputs.is_multiple_of(multiple).then_some(format)
     }
 
+    /// Bytes and separate scales of a row of a quantized matrix.
+    pub(super) fn row_of(self, inputs: usize) -> (usize, usize) {
+        match self {
+            Self::Q4K => (inputs / 256 * 144, 0),
+            Self::Q5K => (inputs / 256 * 176, 0),
+            Self::Q6K => (inputs / 256 * 208, inputs / 256),
+            Self::Q80 => (inputs, inputs / 32),
+            Self::Bf16 => (2 * inputs, 0),
+        }
+    }
+
     /// The number in kernels of several formats.
     pub(super) fn number(self) -> i32 {
         self as i32

@@ -89,6 +89,14 @@ __device__ __forceinline__ float activation(int kind, float x) {
     return 0.5f * x * (1.0f + tanhf(inner));
 }
 
+// The middle of a gated MLP: `activation(gate) · up`, or where the kind is CLAMPED gpt-oss's.
+static constexpr int CLAMPED = 3;
+__device__ __forceinline__ float gated(int kind, float gate, float up, float alpha, float limit) {
+    if (kind != CLAMPED) return activation(kind, gate) * up;
+    const float held = fminf(gate, limit);
+    return held / (1.0f + expf(-alpha * held)) * (fminf(fmaxf(up, -limit), limit) + 1.0f);
+}
+
 // D = A · B + D for a 16×16 A and a 16×8 B of bf16.
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -177,9 +177,7 @@ extern "C" __global__ void prepare(const float *x, int width, int halves, uint16
     __shared__ float scratch[32];
     begin();
     const int row = blockIdx.x;
-    const size_t at = (size_t)row * width;
-    if (halves) prepare_halves(x + at, width, high + at, low + at, row_scales + row);
-    else prepare_row(x + at, width, high + at, sums + (size_t)(row / 8) * (width / 16 * 12) + row % 8, row_scales + row, scratch);
+    prepare_one(x + (size_t)row * width, row, width, halves, high, low, sums, row_scales, scratch);
 }
 
 // Values as bf16, for products of many rows.

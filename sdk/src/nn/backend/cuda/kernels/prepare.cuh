@@ -48,3 +48,11 @@ __device__ __forceinline__ void prepare_halves(const float *from, int width, uin
     }
     if (threadIdx.x == 0) *row_scale = 1.0f;
 }
+
+// Row `row` of the prepared ones.
+__device__ __forceinline__ void prepare_one(const float *from, int row, int width, int halves, uint16_t *high, uint16_t *low,
+                                            float *sums, float *row_scales, float *scratch) {
+    const size_t at = (size_t)row * width;
+    if (halves) prepare_halves(from, width, high + at, low + at, row_scales + row);
+    else prepare_row(from, width, high + at, sums + (size_t)(row / 8) * (width / 16 * 12) + row % 8, row_scales + row, scratch);
+}

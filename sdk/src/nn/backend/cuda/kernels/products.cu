@@ -1,385 +1,6 @@
-// Products of few rows with weight matrices: out[row, n] = Σ_k x[row, k] · W[n, k] (+ bias[n]).
-//
-// Every weight is read once, from the format that it is stored in, and multiplied on the tensor cores: a quantized one as
-// an exact integer in f16, with an f16 activation that `prepare` has scaled by a power of two; a bf16 one with the two
-// bf16 halves of the activation. Scales are applied to the sums of a block in f32. A block of warps computes 16 outputs for
-// up to 8·T rows: its warps divide the columns of W, and their sums are added in order. How a sum is composed thus depends
-// on W's columns only: a row of the result is the same to the last bit, however many other rows there are.
-//
-// A product of a row or two prepares the activation by itself, which costs less than a kernel of its own; a gated one
-// computes 16 outputs of both matrices, and writes `activation(gate) · up`.
-//
-// The fragments of a 16×16 times 16×8 product: thread (g, t) = (lane / 4, lane % 4) holds rows g and g + 8 of W, column
-// g of xᵀ, and of each the same values of k. Which ones these are does not matter to a sum, so a thread takes neighbours:
-// of a group of 32 values either 8, or 4 of each half.
-#include "prepare.cuh"
-#include "quants.cuh"
-
-// The integers below 1024 that lie in the bytes of a word, as 1024 + q in f16: bytes 0 and 2, and bytes 1 and 3.
-__device__ __forceinline__ uint32_t even_bytes(uint32_t word) { return (word & 0x00FF00FFu) | 0x64006400u; }
-__device__ __forceinline__ uint32_t odd_bytes(uint32_t word) { return ((word >> 8) & 0x00FF00FFu) | 0x64006400u; }
-
-static constexpr int WARPS_MAX = 16, OUTPUTS = 16, PART = 128;
-
-// One of the matrices that share an activation. `last_block` is the end of its blocks in the grid; `added`, where there is
-// one, is what the product is added to.
-struct Segment {
-    const uint8_t *data;
-    const __half *scales;
-    const float *bias, *added;
-    float *out;
-    int outputs, last_block, format, unused;
-};
-struct Segments {
-    Segment of[3];
-};
-
-// The activation: `x`, of a row or two, or what `prepare` has made of it.
-struct Activation {
-    const float *x;
-    const uint16_t *high, *low;
-    const float *sums, *row_scales;
-};
-
-// An activation as `prepare` leaves it: values, by column g of each of T tiles; sums of each 16 and 32 values, eight rows
-// side by side.
-template <int T> struct Columns {
-    const uint16_t *high[T], *low[T];
-    const float *sums16[T], *sums32[T];
-    int lane;
-
-    __device__ __forceinline__ Columns(const uint16_t *high_in, const uint16_t *low_in, const float *sums, int rows, int inputs) {
-        const int g = threadIdx.x % WARP / 4;
-        lane = threadIdx.x % 4;
-#pragma unroll
-        for (int tile = 0; tile < T; tile++) {
-            // A column beyond the last is that one again: its results are not written.
-            const size_t at = (size_t)min(tile * 8 + g, rows - 1) * inputs + 8 * lane;
-            high[tile] = high_in + at;
-            low[tile] = low_in + at;
-            sums16[tile] = sums + (size_t)tile * (inputs / 16 * 12) + 2 * lane;
-            sums32[tile] = sums16[tile] + inputs / 16 * 8;
-        }
-    }
-};
-
-// Adds the product of 32 columns in "eights": each thread has values 8·t to 8·t + 7 of both rows, as two fragments.
-template <int T>
-__device__ __forceinline__ void multiply_eights(float (&d)[T][4], const uint32_t (&a0)[4], const uint32_t (&a1)[4],
-                                                const Columns<T> &x, int k) {
-#pragma unroll
-    for (int tile = 0; tile < T; tile++) {
-        const uint4 h = *(const uint4 *)(x.high[tile] + k);
-        mma_f16(d[tile], a0, h.x, h.y);
-        mma_f16(d[tile], a1, h.z, h.w);
-    }
-}
-
-template <int T> __device__ __forceinline__ void clear(float (&d)[T][4]) {
-#pragma unroll
-    for (int tile = 0; tile < T; tile++) d[tile][0] = d[tile][1] = d[tile][2] = d[tile][3] = 0.0f;
-}
-
-// total += scale · d − offset · sum, for the two rows and the two columns of the thread.
-template <int T>
-__device__ __forceinline__ void scaled(float (&total)[T][4], const float (&d)[T][4], float2 scale, float2 offset,
-                                       const float *const (&sums)[T], int group) {
-#pragma unroll
-    for (int tile = 0; tile < T; tile++) {
-        const float2 sum = *(const float2 *)(sums[tile] + 8 * group);
-        total[tile][0] = fmaf(scale.x, d[tile][0], fmaf(-offset.x, sum.x, total[tile][0]));
-        total[tile][1] = fmaf(scale.x, d[tile][1], fmaf(-offset.x, sum.y, total[tile][1]));
-        total[tile][2] = fmaf(scale.y, d[tile][2], fmaf(-offset.y, sum.x, total[tile][2]));
-        total[tile][3] = fmaf(scale.y, d[tile][3], fmaf(-offset.y, sum.y, total[tile][3]));
-    }
-}
-
-__device__ __forceinline__ float byte_of(uint32_t word, int at) { return (float)((word >> (8 * at)) & 0xFFu); }
-
-// Each format: where two rows of W lie, loading a thread's share of 128 of their columns, and adding their product.
-template <bool FIVE> struct KBlocks {
-    static constexpr bool HALVES = false;
-    static constexpr int BYTES = FIVE ? 176 : 144, QUANTS = FIVE ? 48 : 16;
-    struct Part {
-        uint4 head0, head1;
-        uint2 q0[2], q1[2], h0, h1;
-    };
-    const uint8_t *row0, *row1;
-    int lane;
-
-    __device__ __forceinline__ KBlocks(const Segment &w, int n0, int n1, int inputs) {
-        lane = threadIdx.x % 4;
-        row0 = w.data + (size_t)n0 * (inputs / 256) * BYTES;
-        row1 = w.data + (size_t)n1 * (inputs / 256) * BYTES;
-    }
-
-    __device__ __forceinline__ void load(Part &p, int part) const {
-        const uint8_t *b0 = row0 + (size_t)(part / 2) * BYTES, *b1 = row1 + (size_t)(part / 2) * BYTES;
-        p.head0 = *(const uint4 *)b0;
-        p.head1 = *(const uint4 *)b1;
-        const int at = QUANTS + 64 * (part % 2) + 8 * lane;
-        p.q0[0] = *(const uint2 *)(b0 + at), p.q0[1] = *(const uint2 *)(b0 + at + 32);
-        p.q1[0] = *(const uint2 *)(b1 + at), p.q1[1] = *(const uint2 *)(b1 + at + 32);
-        if (FIVE) p.h0 = *(const uint2 *)(b0 + 16 + 8 * lane), p.h1 = *(const uint2 *)(b1 + 16 + 8 * lane);
-    }
-
-    // The scales and the minima of a half's four groups, a byte each.
-    static __device__ __forceinline__ uint2 scales_of(const uint4 &head, int half) {
-        const uint32_t a = head.y, b = head.z, c = head.w;
-        return half == 0 ? make_uint2(a & 0x3F3F3F3Fu, b & 0x3F3F3F3Fu)
-                         : make_uint2((c & 0x0F0F0F0Fu) | ((a >> 2) & 0x30303030u), ((c >> 4) & 0x0F0F0F0Fu) | ((b >> 2) & 0x30303030u));
-    }
-
-    template <int T> __device__ __forceinline__ void add(float (&total)[T][4], const Columns<T> &x, const Part &p, int part) const {
-        const int half = part % 2;
-        const float2 d0 = __half22float2(*(const __half2 *)&p.head0.x), d1 = __half22float2(*(const __half2 *)&p.head1.x);
-        const uint2 s0 = scales_of(p.head0, half), s1 = scales_of(p.head1, half);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t a0[4], a1[4];
-            if (FIVE) {
-                const int shift = 4 * (i % 2), bit = 4 * half + i;
-                const uint32_t w00 = ((p.q0[i / 2].x >> shift) & 0x0F0F0F0Fu) | (((p.h0.x >> bit) & 0x01010101u) << 4);
-                const uint32_t w01 = ((p.q0[i / 2].y >> shift) & 0x0F0F0F0Fu) | (((p.h0.y >> bit) & 0x01010101u) << 4);
-                const uint32_t w10 = ((p.q1[i / 2].x >> shift) & 0x0F0F0F0Fu) | (((p.h1.x >> bit) & 0x01010101u) << 4);
-                const uint32_t w11 = ((p.q1[i / 2].y >> shift) & 0x0F0F0F0Fu) | (((p.h1.y >> bit) & 0x01010101u) << 4);
-                a0[0] = even_bytes(w00), a0[1] = even_bytes(w10), a0[2] = odd_bytes(w00), a0[3] = odd_bytes(w10);
-                a1[0] = even_bytes(w01), a1[1] = even_bytes(w11), a1[2] = odd_bytes(w01), a1[3] = odd_bytes(w11);
-            } else {
-                // Low nibbles become 1024 + q, high ones 64 + q, without being moved.
-                const uint32_t mask = i % 2 ? 0x00F000F0u : 0x000F000Fu, base = i % 2 ? 0x54005400u : 0x64006400u;
-                const uint2 q0 = p.q0[i / 2], q1 = p.q1[i / 2];
-                a0[0] = (q0.x & mask) | base, a0[1] = (q1.x & mask) | base;
-                a0[2] = ((q0.x >> 8) & mask) | base, a0[3] = ((q1.x >> 8) & mask) | base;
-                a1[0] = (q0.y & mask) | base, a1[1] = (q1.y & mask) | base;
-                a1[2] = ((q0.y >> 8) & mask) | base, a1[3] = ((q1.y >> 8) & mask) | base;
-            }
-            float d[T][4];
-            clear(d);
-            multiply_eights(d, a0, a1, x, part * PART + 32 * i);
-            const float2 scale = make_float2(d0.x * byte_of(s0.x, i), d1.x * byte_of(s1.x, i));
-            const float base = FIVE || i % 2 == 0 ? 1024.0f : 64.0f;
-            const float2 offset = make_float2(fmaf(base, scale.x, d0.y * byte_of(s0.y, i)), fmaf(base, scale.y, d1.y * byte_of(s1.y, i)));
-            scaled(total, d, scale, offset, x.sums32, part * 4 + i);
-        }
-    }
-};
-
-struct SixBits {
-    static constexpr bool HALVES = false;
-    struct Part {
-        uint32_t low0[4], low1[4], high0[2], high1[2];
-        uint2 scales0, scales1;
-        float d0, d1;
-    };
-    const uint8_t *row0, *row1;
-    const __half *scales0, *scales1;
-    int lane;
-
-    __device__ __forceinline__ SixBits(const Segment &w, int n0, int n1, int inputs) {
-        const size_t blocks = inputs / 256;
-        lane = threadIdx.x % 4;
-        row0 = w.data + n0 * blocks * Q6K::BYTES;
-        row1 = w.data + n1 * blocks * Q6K::BYTES;
-        scales0 = w.scales + n0 * blocks;
-        scales1 = w.scales + n1 * blocks;
-    }
-
-    __device__ __forceinline__ void load(Part &p, int part) const {
-        const int half = part % 2;
-        const uint8_t *b0 = row0 + (size_t)(part / 2) * Q6K::BYTES, *b1 = row1 + (size_t)(part / 2) * Q6K::BYTES;
-        p.d0 = __half2float(scales0[part / 2]), p.d1 = __half2float(scales1[part / 2]);
-        p.scales0 = *(const uint2 *)(b0 + 192 + 8 * half), p.scales1 = *(const uint2 *)(b1 + 192 + 8 * half);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int at = 64 * half + 16 * i + 4 * lane;
-            p.low0[i] = *(const uint32_t *)(b0 + at), p.low1[i] = *(const uint32_t *)(b1 + at);
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int at = 128 + 32 * half + 16 * i + 4 * lane;
-            p.high0[i] = *(const uint32_t *)(b0 + at), p.high1[i] = *(const uint32_t *)(b1 + at);
-        }
-    }
-
-    template <int T> __device__ __forceinline__ void add(float (&total)[T][4], const Columns<T> &x, const Part &p, int part) const {
-#pragma unroll
-        for (int quarter = 0; quarter < 4; quarter++) {
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int from = 2 * (quarter % 2) + i, nibble = quarter < 2 ? 0 : 4;
-                const uint32_t w0 = ((p.low0[from] >> nibble) & 0x0F0F0F0Fu) | (((p.high0[i] >> (2 * quarter)) & 0x03030303u) << 4);
-                const uint32_t w1 = ((p.low1[from] >> nibble) & 0x0F0F0F0Fu) | (((p.high1[i] >> (2 * quarter)) & 0x03030303u) << 4);
-                const uint32_t a[4] = {even_bytes(w0), even_bytes(w1), odd_bytes(w0), odd_bytes(w1)};
-                const int group = 2 * quarter + i;
-                float d[T][4];
-                clear(d);
-#pragma unroll
-                for (int tile = 0; tile < T; tile++) {
-                    // The pointer is at 8 · lane of a group of 32; here a thread takes 4 · lane of a group of 16.
-                    const uint2 h = *(const uint2 *)(x.high[tile] + part * PART + 16 * group - 4 * lane);
-                    mma_f16(d[tile], a, h.x, h.y);
-                }
-                const uint32_t word0 = group < 4 ? p.scales0.x : p.scales0.y, word1 = group < 4 ? p.scales1.x : p.scales1.y;
-                const float2 scale = make_float2(p.d0 * (int8_t)(word0 >> (8 * (group % 4))), p.d1 * (int8_t)(word1 >> (8 * (group % 4))));
-                scaled(total, d, scale, make_float2(1056.0f * scale.x, 1056.0f * scale.y), x.sums16, part * 8 + group);
-            }
-        }
-    }
-};
-
-struct EightBits {
-    static constexpr bool HALVES = false;
-    struct Part {
-        uint2 q0[4], q1[4];
-        float d0[4], d1[4];
-    };
-    const uint8_t *row0, *row1;
-    const __half *scales0, *scales1;
-    int lane, blocks;
-
-    __device__ __forceinline__ EightBits(const Segment &w, int n0, int n1, int inputs) {
-        lane = threadIdx.x % 4;
-        blocks = inputs / 32;
-        row0 = w.data + (size_t)n0 * inputs;
-        row1 = w.data + (size_t)n1 * inputs;
-        scales0 = w.scales + (size_t)n0 * blocks;
-        scales1 = w.scales + (size_t)n1 * blocks;
-    }
-
-    __device__ __forceinline__ void load(Part &p, int part) const {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int block = min(part * 4 + i, blocks - 1);
-            p.q0[i] = *(const uint2 *)(row0 + block * 32 + 8 * lane), p.q1[i] = *(const uint2 *)(row1 + block * 32 + 8 * lane);
-            p.d0[i] = __half2float(scales0[block]), p.d1[i] = __half2float(scales1[block]);
-        }
-    }
-
-    template <int T> __device__ __forceinline__ void add(float (&total)[T][4], const Columns<T> &x, const Part &p, int part) const {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (part * 4 + i >= blocks) break;
-            // A signed byte plus 128 becomes 1024 + q.
-            const uint32_t w00 = p.q0[i].x ^ 0x80808080u, w01 = p.q0[i].y ^ 0x80808080u;
-            const uint32_t w10 = p.q1[i].x ^ 0x80808080u, w11 = p.q1[i].y ^ 0x80808080u;
-            const uint32_t a0[4] = {even_bytes(w00), even_bytes(w10), odd_bytes(w00), odd_bytes(w10)};
-            const uint32_t a1[4] = {even_bytes(w01), even_bytes(w11), odd_bytes(w01), odd_bytes(w11)};
-            float d[T][4];
-            clear(d);
-            multiply_eights(d, a0, a1, x, part * PART + 32 * i);
-            const float2 scale = make_float2(p.d0[i], p.d1[i]);
-            scaled(total, d, scale, make_float2(1152.0f * scale.x, 1152.0f * scale.y), x.sums32, part * 4 + i);
-        }
-    }
-};
-
-struct Bf16 {
-    static constexpr bool HALVES = true;
-    struct Part {
-        uint4 w0[4], w1[4];
-    };
-    const __nv_bfloat16 *row0, *row1;
-    int lane, groups;
-
-    __device__ __forceinline__ Bf16(const Segment &w, int n0, int n1, int inputs) {
-        lane = threadIdx.x % 4;
-        groups = inputs / 32;
-        row0 = (const __nv_bfloat16 *)w.data + (size_t)n0 * inputs;
-        row1 = (const __nv_bfloat16 *)w.data + (size_t)n1 * inputs;
-    }
-
-    __device__ __forceinline__ void load(Part &p, int part) const {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int at = min(part * 4 + i, groups - 1) * 32 + 8 * lane;
-            p.w0[i] = *(const uint4 *)(row0 + at), p.w1[i] = *(const uint4 *)(row1 + at);
-        }
-    }
-
-    template <int T> __device__ __forceinline__ void add(float (&total)[T][4], const Columns<T> &x, const Part &p, int part) const {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (part * 4 + i >= groups) break;
-            const uint32_t a0[4] = {p.w0[i].x, p.w1[i].x, p.w0[i].y, p.w1[i].y};
-            const uint32_t a1[4] = {p.w0[i].z, p.w1[i].z, p.w0[i].w, p.w1[i].w};
-#pragma unroll
-            for (int tile = 0; tile < T; tile++) {
-                const uint4 h = *(const uint4 *)(x.high[tile] + part * PART + 32 * i), l = *(const uint4 *)(x.low[tile] + part * PART + 32 * i);
-                mma_bf16(total[tile], a0, h.x, h.y);
-                mma_bf16(total[tile], a1, h.z, h.w);
-                mma_bf16(total[tile], a0, l.x, l.y);
-                mma_bf16(total[tile], a1, l.z, l.w);
-            }
-        }
-    }
-};
-
-// Prepares rows in shared memory.
-template <bool HALVES> __device__ __forceinline__ void prepare_here(Activation &x, int rows, int inputs, uint8_t *memory, float *scratch) {
-    float *row_scales = (float *)memory, *sums = row_scales + 8;
-    uint16_t *high = (uint16_t *)(sums + (HALVES ? 0 : inputs / 16 * 12)), *low = high + (HALVES ? rows * inputs : 0);
-    for (int row = 0; row < rows; row++) {
-        const float *from = x.x + (size_t)row * inputs;
-        if (HALVES) prepare_halves(from, inputs, high + row * inputs, low + row * inputs, row_scales + row);
-        else prepare_row(from, inputs, high + row * inputs, sums + row, row_scales + row, scratch);
-    }
-    __syncthreads();
-    x = Activation{x.x, high, low, sums, row_scales};
-}
-
-// Shared memory holds the warps' sums and, where T is 0, the activation. T 0 is a row or two that are prepared here.
-template <typename Weights, int TILES, bool GATED>
-__device__ __forceinline__ void few_rows(const Segments &segments, Activation x, int rows, int inputs, int kind, uint8_t *shared) {
-    constexpr int T = TILES == 0 ? 1 : TILES;
-    float (*partial)[T][OUTPUTS][9] = (float (*)[T][OUTPUTS][9])shared;
-    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int sharing = GATED ? warps / 2 : warps, block = blockIdx.x;
-    const int end0 = segments.of[0].last_block, end1 = segments.of[1].last_block;
-    const int which = GATED ? warp / sharing : block < end0 ? 0 : block < end1 ? 1 : 2;
-    const Segment segment = which == 0 ? segments.of[0] : which == 1 ? segments.of[1] : segments.of[2];
-    const int first = (block - (GATED || which == 0 ? 0 : which == 1 ? end0 : end1)) * OUTPUTS;
-    const Weights weights(segment, min(first + g, segment.outputs - 1), min(first + g + 8, segment.outputs - 1), inputs);
-    const int parts = (inputs + PART - 1) / PART;
-    typename Weights::Part present, next;
-    if (warp % sharing < parts) weights.load(next, warp % sharing);
-    let_next_start();
-    wait_for_inputs();
-    if (TILES == 0) prepare_here<Weights::HALVES>(x, rows, inputs, shared + sizeof(partial[0]) * warps, (float *)shared);
-    const Columns<T> columns(x.high, x.low, x.sums, rows, inputs);
-    float total[T][4];
-    clear(total);
-    for (int part = warp % sharing; part < parts; part += sharing) {
-        present = next;
-        if (part + sharing < parts) weights.load(next, part + sharing);
-        weights.template add<T>(total, columns, present, part);
-    }
-#pragma unroll
-    for (int tile = 0; tile < T; tile++) {
-        partial[warp][tile][g][2 * t] = total[tile][0];
-        partial[warp][tile][g][2 * t + 1] = total[tile][1];
-        partial[warp][tile][g + 8][2 * t] = total[tile][2];
-        partial[warp][tile][g + 8][2 * t + 1] = total[tile][3];
-    }
-    __syncthreads();
-    const Segment &to = GATED ? segments.of[0] : segment;
-    for (int i = threadIdx.x; i < T * 8 * OUTPUTS; i += blockDim.x) {
-        const int output = i % OUTPUTS, row = i / OUTPUTS, n = first + output;
-        if (n >= to.outputs || row >= rows) continue;
-        float sums[GATED ? 2 : 1];
-#pragma unroll
-        for (int matrix = 0; matrix < (GATED ? 2 : 1); matrix++) {
-            float sum = 0.0f;
-            for (int w = 0; w < sharing; w++) sum += partial[matrix * sharing + w][row / 8][output][row % 8];
-            const float *bias = GATED && matrix == 1 ? segments.of[1].bias : to.bias;
-            sums[matrix] = sum * x.row_scales[row] + (bias ? bias[n] : 0.0f);
-        }
-        const size_t at = (size_t)row * to.outputs + n;
-        float value = sums[0];
-        if (GATED) value = activation(kind, value) * sums[GATED ? 1 : 0];
-        to.out[at] = to.added ? to.added[at] + value : value;
-    }
-}
+// Products of one activation with weight matrices, for a row or two (one_row.cuh) and for more (few_rows.cuh), and what
+// products of many rows and embeddings need: weights unpacked to bf16, and rows of tables.
+#include "one_row.cuh"
 
 #define KERNEL(name, call)                                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS_MAX *WARP, 1)                                                    \
@@ -392,30 +13,54 @@ __device__ __forceinline__ void few_rows(const Segments &segments, Activation x,
 #define FEW_ROWS(name, Weights, T)                                                                                      \
     KERNEL(product_##name##_##T, (few_rows<Weights, T, false>(segments, activation, rows, inputs, kind, shared)))       \
     KERNEL(gated_##name##_##T, (few_rows<Weights, T, true>(segments, activation, rows, inputs, kind, shared)))
-#define FORMAT(name, Weights)                                                                                           \
-    FEW_ROWS(name, Weights, 0)                                                                                          \
+#define ONE_ROW_KERNEL(name, call)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(WARPS_MAX *WARP, 2)                                                    \
+        name(const __grid_constant__ Segments segments, const float *x, int inputs, int kind) {                         \
+        extern __shared__ __align__(16) uint8_t shared[];                                                               \
+        call;                                                                                                           \
+    }
+#define ONE_ROW(name, Weights, R)                                                                                       \
+    ONE_ROW_KERNEL(product_##name##_rows##R, (one_row<Weights, R, false>(segments, x, inputs, kind, shared)))           \
+    ONE_ROW_KERNEL(gated_##name##_rows##R, (one_row<Weights, R, true>(segments, x, inputs, kind, shared)))
+#define QUANTIZED(name, Weights)                                                                                        \
+    ONE_ROW(name, Weights, 1)                                                                                           \
+    ONE_ROW(name, Weights, 2)                                                                                           \
     FEW_ROWS(name, Weights, 1)                                                                                          \
     FEW_ROWS(name, Weights, 2)                                                                                          \
     FEW_ROWS(name, Weights, 4)
 
-FORMAT(q4k, KBlocks<false>)
-FORMAT(q5k, KBlocks<true>)
-FORMAT(q6k, SixBits)
-FORMAT(q80, EightBits)
-FORMAT(bf16, Bf16)
+QUANTIZED(q4k, KBlocks<false>)
+QUANTIZED(q5k, KBlocks<true>)
+QUANTIZED(q6k, SixBits)
+QUANTIZED(q80, EightBits)
+FEW_ROWS(bf16, Bf16, 0)
+FEW_ROWS(bf16, Bf16, 1)
+FEW_ROWS(bf16, Bf16, 2)
+FEW_ROWS(bf16, Bf16, 4)
 
 // Matrices of several quantized formats at once; `format` counts them in the order above.
-template <int T>
-__device__ __forceinline__ void any_format(const Segments &segments, const Activation &x, int rows, int inputs, int kind, uint8_t *shared) {
+__device__ __forceinline__ int format_here(const Segments &segments) {
     const int block = blockIdx.x;
     const int which = block < segments.of[0].last_block ? 0 : block < segments.of[1].last_block ? 1 : 2;
-    const int format = which == 0 ? segments.of[0].format : which == 1 ? segments.of[1].format : segments.of[2].format;
+    return which == 0 ? segments.of[0].format : which == 1 ? segments.of[1].format : segments.of[2].format;
+}
+template <int T>
+__device__ __forceinline__ void any_format(const Segments &segments, const Activation &x, int rows, int inputs, int kind, uint8_t *shared) {
+    const int format = format_here(segments);
     if (format == 0) few_rows<KBlocks<false>, T, false>(segments, x, rows, inputs, kind, shared);
     else if (format == 1) few_rows<KBlocks<true>, T, false>(segments, x, rows, inputs, kind, shared);
     else if (format == 2) few_rows<SixBits, T, false>(segments, x, rows, inputs, kind, shared);
     else few_rows<EightBits, T, false>(segments, x, rows, inputs, kind, shared);
 }
-KERNEL(product_mixed_0, (any_format<0>(segments, activation, rows, inputs, kind, shared)))
+template <int R> __device__ __forceinline__ void any_format_of_one(const Segments &segments, const float *x, int inputs, uint8_t *shared) {
+    const int format = format_here(segments);
+    if (format == 0) one_row<KBlocks<false>, R, false>(segments, x, inputs, 0, shared);
+    else if (format == 1) one_row<KBlocks<true>, R, false>(segments, x, inputs, 0, shared);
+    else if (format == 2) one_row<SixBits, R, false>(segments, x, inputs, 0, shared);
+    else one_row<EightBits, R, false>(segments, x, inputs, 0, shared);
+}
+ONE_ROW_KERNEL(product_mixed_rows1, (any_format_of_one<1>(segments, x, inputs, shared)))
+ONE_ROW_KERNEL(product_mixed_rows2, (any_format_of_one<2>(segments, x, inputs, shared)))
 KERNEL(product_mixed_1, (any_format<1>(segments, activation, rows, inputs, kind, shared)))
 KERNEL(product_mixed_2, (any_format<2>(segments, activation, rows, inputs, kind, shared)))
 KERNEL(product_mixed_4, (any_format<4>(segments, activation, rows, inputs, kind, shared)))
