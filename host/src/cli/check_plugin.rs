@@ -123,7 +123,7 @@ impl Check {
     }
 
     fn arguments(&self, source: &Path) -> Vec<OsString> {
-        let LawOptions { device, context, options, reference, tolerance } = &self.setting;
+        let LawOptions { device, context, options, longest, reference, tolerance } = &self.setting;
         let mut arguments: Vec<OsString> = vec!["probe".into(), "laws".into()];
         let mut flag = |name: &str, value: OsString| {
             let mut flag = OsString::from(format!("--{name}="));
@@ -133,6 +133,7 @@ impl Check {
         flag("device", device.into());
         flag("context", context.to_string().into());
         flag("options", options.into());
+        flag("longest", longest.to_string().into());
         if let Some(reference) = reference {
             flag("reference", reference.into());
         }

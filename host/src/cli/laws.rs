@@ -55,6 +55,9 @@ pub(super) struct LawOptions {
     /// Settings of the architecture, a JSON object.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "JSON", requires = "model")]
     pub(super) options: String,
+    /// The longest text, which windows are tried on; 0 is one that leaves those of the checkpoint, up to 2048 tokens.
+    #[arg(long, default_value_t = 0, value_name = "TOKENS", requires = "model")]
+    pub(super) longest: u32,
     /// What another implementation computes: a safetensors file with `tokens` and a row of `logits` for each.
     #[arg(long, value_name = "FILE", requires = "model")]
     pub(super) reference: Option<PathBuf>,
@@ -180,7 +183,7 @@ impl RunLaws {
         let plugin = plugin.map_err(|error| CliError::new(Exit::Failed, error.to_string()))?;
         let name = CheckpointName::read(&self.source);
         let name = name.map_err(|what| CliError::new(Exit::Failed, format!("the checkpoint {what}")))?;
-        let LawOptions { device, context, options, reference, tolerance } = &self.setting;
+        let LawOptions { device, context, options, longest, reference, tolerance } = &self.setting;
         let path = self.source.to_str().ok_or_else(|| {
             CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", self.source.display()))
         })?;
@@ -191,7 +194,10 @@ impl RunLaws {
             CliError::new(Exit::Failed, line)
         })?;
         let reference = reference.as_deref().map(|file| read_reference(file, *tolerance, &card)).transpose()?;
-        let tokens = reference.as_ref().map_or(0, |reference| reference.tokens.len() as u64);
+        let shape = laws::Shape::from(&abi_card);
+        let options = Options { farthest: *longest, references: reference.into_iter().collect(), ..Options::default() };
+        let compared = options.references.iter().map(|reference| reference.tokens.len() as u64).max();
+        let tokens = compared.unwrap_or(0).max(u64::from(shape.farthest(&options)));
         let state_bytes = match card.state {
             State::Paged { tokens: block, bytes, beside } => {
                 let blocks = BLOCKS + tokens / u64::from(block);
@@ -204,7 +210,7 @@ impl RunLaws {
         let request = LoadRequest { source, device, context, state_bytes, threads: 0 };
         let model = architecture.load(&request, services(answer).into_abi()).into_result();
         let model = model.map_err(|error| refused(&abi_card.architecture, "does not load the checkpoint", &error))?;
-        Ok(Loaded { model, shape: laws::Shape::from(&abi_card), card, reference })
+        Ok(Loaded { model, shape, card, options })
     }
 }
 
@@ -213,17 +219,16 @@ struct Loaded {
     model: ModelBox,
     shape: laws::Shape,
     card: Card,
-    reference: Option<Reference>,
+    options: Options,
 }
 
 fn try_laws(loaded: Loaded, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
-    let Loaded { mut model, shape, card, reference } = loaded;
+    let Loaded { mut model, shape, card, options } = loaded;
     let resident = model.resident();
     let (device, note) = (resident.device.to_string(), resident.note.to_string());
     say(LawEvent::Loaded(TestedModel { architecture: card.architecture.clone(), device, note }));
     say(LawEvent::Tries { law: "tokenizer".into() });
     say(LawEvent::Found(tokenizer(card)?));
-    let options = Options { references: reference.into_iter().collect(), ..Options::default() };
     laws::check(&mut model, shape, &options, &mut |progress| match progress {
         Progress::Tries(law) => say(LawEvent::Tries { law: law.into() }),
         Progress::Found(verdict) => say(LawEvent::Found(verdict.into())),

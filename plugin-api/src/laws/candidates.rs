@@ -2,7 +2,7 @@
 
 use super::{
     report::{broken, skipped},
-    rig::{Chosen, Draft, Feed, Finding, Known, REFUSED, Rig, Sequence},
+    rig::{Chosen, Draft, Feed, Finding, Known, Mask, REFUSED, Rig, Sequence},
 };
 use crate::{VACANT, Want};
 
@@ -11,21 +11,23 @@ pub(super) fn best_of_the_logits(rig: &mut Rig<'_>) -> Finding {
     if most == 0 {
         return Err(skipped("its card offers no candidates"));
     }
-    let words = rig.shape.vocabulary.div_ceil(32) as usize;
-    // All tokens; every token; every third, which leaves some words of the mask with one bit less than others.
-    let third =
-        |word: usize| (0..32).filter(|bit| (32 * word + bit).is_multiple_of(3)).fold(0, |mask, bit| mask | 1 << bit);
-    let masks = [Vec::new(), vec![u32::MAX; words], (0..words).map(third).collect()];
+    // All tokens; every token; every third, which ones by the row: some words of a mask have one bit less than others.
+    let masks: [Mask; 3] = [|_, _| Vec::new(), |words, _| vec![u32::MAX; words], thirds];
     for top in [1, most.min(5), most.min(64)] {
-        for mask in &masks {
+        for mask in masks {
             check(rig, top, mask)?;
         }
     }
     Ok(rig.agreement())
 }
 
+fn thirds(words: usize, row: usize) -> Vec<u32> {
+    let bits = |word: usize| (0..32).filter(move |bit| (32 * word + bit + row).is_multiple_of(3));
+    (0..words).map(|word| bits(word).fold(0, |mask, bit| mask | 1 << bit)).collect()
+}
+
 /// Reads two texts, once for logits and once for candidates: prompts and a decode.
-fn check(rig: &mut Rig<'_>, top: u32, mask: &[u32]) -> Finding<()> {
+fn check(rig: &mut Rig<'_>, top: u32, mask: Mask) -> Finding<()> {
     let width = rig.shape.vocabulary as usize;
     let mut start = || -> Finding<[Sequence; 2]> { Ok([rig.start(Known::Long)?, rig.start(Known::Short)?]) };
     let (mut by_logits, mut by_candidates) = (start()?, start()?);
@@ -39,7 +41,7 @@ fn check(rig: &mut Rig<'_>, top: u32, mask: &[u32]) -> Finding<()> {
         let draft = drafted(rig, &mut by_candidates, wishes);
         let chosen = rig.candidates(&draft, top, mask).map_err(refused)?;
         for (row, logits) in logits.chunks_exact(width).enumerate() {
-            compare(rig, logits, &chosen, (row, top as usize), mask)?;
+            compare(rig, logits, &chosen, (row, top as usize), &mask(width.div_ceil(32), row))?;
         }
     }
     by_logits.into_iter().chain(by_candidates).for_each(|sequence| rig.end(sequence));

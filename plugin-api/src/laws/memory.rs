@@ -278,7 +278,7 @@ fn pair(rig: &mut Rig<'_>) -> Finding<(Places, Places)> {
     Ok((ones, others))
 }
 
-fn owned(rig: &Rig<'_>) -> Finding<()> {
+pub(super) fn owned(rig: &Rig<'_>) -> Finding<()> {
     if rig.owned() { Ok(()) } else { Err(skipped("the model keeps sequences by itself, not in blocks or slots")) }
 }
 

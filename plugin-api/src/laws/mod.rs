@@ -9,6 +9,7 @@
 //! An author meets the laws as the SDK's `testing::conformance`, a user as `pensieve plugins check`. Run them where a
 //! crash costs nothing: a wrong model may well crash.
 
+mod caches;
 mod candidates;
 mod memory;
 mod past;
@@ -163,6 +164,33 @@ const LAWS: &[Law] = &[
         says: "sequences may share the blocks of a common past and then part",
         hint: "the usual cause is a cache that is looked up by the sequence's id instead of its block table",
         check: memory::shared_prefix,
+    },
+    Law {
+        id: "drafted",
+        says: "drafted tokens that were not taken leave nothing behind",
+        hint: "the usual cause is a count of tokens that the model keeps by itself instead of reading past, or a state that is \
+               written to the slot it was read from",
+        check: caches::drafted,
+    },
+    Law {
+        id: "checkpoints",
+        says: "a copy of a state is the one after the token that it was asked for",
+        hint: "the usual cause is a copy of the state at the span's end, or an `after` that counts from the span's start instead \
+               of the sequence's",
+        check: caches::checkpoints,
+    },
+    Law {
+        id: "window",
+        says: "blocks before a window may be taken away",
+        hint: "the usual cause is a window that is longer than the card's, or a mask that is not applied in a decode",
+        check: caches::window,
+    },
+    Law {
+        id: "reach",
+        says: "a token reads every token that its card says it does",
+        hint: "the usual cause is a window that the card does not list or one that is a token too short, or a group that reads \
+               another one's blocks",
+        check: caches::reach,
     },
     Law {
         id: "kv-transfer",

@@ -6,13 +6,10 @@
 
 use super::{
     report::{Outcome, broken, noted, skipped},
-    rig::{Finding, Known, Pace, Rig, Text, difference},
+    rig::{Finding, Known, Pace, Rig, SEEN, Text, difference},
 };
 use crate::Want;
 use std::rc::Rc;
-
-/// A smaller change, as a part of the spread, is put down to the order of a sum.
-const SEEN: f32 = 1e-5;
 
 pub(super) fn past(rig: &mut Rig<'_>) -> Finding {
     let middle = rig.longest() / 2;
@@ -29,7 +26,7 @@ pub(super) fn past(rig: &mut Rig<'_>) -> Finding {
 }
 
 pub(super) fn order(rig: &mut Rig<'_>) -> Finding {
-    only_looking_back(rig)?;
+    rig.only_looking_back()?;
     let middle = rig.longest() / 2;
     let swap = move |tokens: &mut [u32], _: &mut Rig<'_>| tokens.swap(middle - 1, middle);
     let swapped = changed(rig, "a prompt with two tokens swapped", middle, swap)?;
@@ -42,7 +39,7 @@ pub(super) fn order(rig: &mut Rig<'_>) -> Finding {
 }
 
 pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
-    only_looking_back(rig)?;
+    rig.only_looking_back()?;
     let stretched = moved(rig, "positions two apart", |_| Pace { first: 0, stride: 2 })?;
     let what = format!("positions two apart move logits by up to {:.2} % of the spread", stretched * 100.0);
     if stretched <= SEEN {
@@ -58,7 +55,7 @@ pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
 
 /// Rotary encodings know distances only, learned ones know places: both are legal, and an author knows which it is.
 pub(super) fn shift(rig: &mut Rig<'_>) -> Finding {
-    only_looking_back(rig)?;
+    rig.only_looking_back()?;
     let shifted = moved(rig, "positions that do not begin at 0", |half| Pace { first: half, stride: 1 })?;
     let what = format!("all positions moved by one number move logits by up to {:.2} % of the spread", shifted * 100.0);
     let kind =
@@ -94,7 +91,7 @@ pub(super) fn causal(rig: &mut Rig<'_>) -> Finding {
 /// A trained model that attends foretells a text better when it reads it a second time. Untrained ones do not, so this is
 /// only noted; it is the one sign of wrong wiring that a checkpoint shows without another implementation.
 pub(super) fn recall(rig: &mut Rig<'_>) -> Finding {
-    only_looking_back(rig)?;
+    rig.only_looking_back()?;
     let half = rig.longest() / 2;
     let mut tokens = rig.tokens(half);
     tokens.extend_from_within(..);
@@ -169,10 +166,6 @@ fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
     let width = rig.shape.vocabulary as usize;
     let pairs = right.chunks_exact(width).zip(rows.chunks_exact(width)).skip(from);
     pairs.map(|(right, row)| difference(right, row).part()).fold(0.0, f32::max)
-}
-
-fn only_looking_back(rig: &Rig<'_>) -> Finding<()> {
-    if rig.looks_back > SEEN { Ok(()) } else { Err(skipped("the model does not look back")) }
 }
 
 /// A fault moves logits about as much as a real change does, so what is put down to rounding must be smaller.

@@ -3,7 +3,12 @@
 
 use std::fmt;
 
-use crate::{CacheGroup, Card};
+use crate::{CacheGroup, CacheKind, Card};
+
+/// The longest text, where no window asks for a longer one.
+const FAR: u32 = 96;
+/// A text beyond a longer window takes minutes where a model is large, so that it is read only when it is asked for.
+const WINDOW_MAX: u32 = 2048;
 
 /// What a model cannot say of itself and must be known to address it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,12 +37,27 @@ impl From<&Card> for Shape {
     }
 }
 
+impl Shape {
+    /// The longest text that the laws try, with which a model must be loaded: one that leaves its windows, unless the options
+    /// say otherwise.
+    pub fn farthest(&self, options: &Options) -> u32 {
+        let windows = self.caches.iter().filter(|group| group.kind == CacheKind::WINDOW);
+        let windows = windows.map(|group| group.window).filter(|window| *window <= WINDOW_MAX);
+        let beyond = windows.max().unwrap_or(0).saturating_add(self.block_tokens.saturating_mul(2)).saturating_add(2);
+        let wish = if options.farthest > 0 { options.farthest } else { beyond.max(FAR) };
+        wish.max(options.longest)
+    }
+}
+
 /// How a model is checked. The defaults suit every model.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The longest text that is tried, in tokens; it grows where it would not leave the first block, and shrinks where the
     /// context or the blocks are few.
     pub longest: u32,
+    /// The longest text of the laws about windows and reach, which read few, in tokens; 0 for one that leaves the windows of the
+    /// card, as far as these have no more than 2048 tokens.
+    pub farthest: u32,
     /// The seed of the texts.
     pub seed: u64,
     /// How far two logits that ought to be equal may lie apart, as a part of the spread (largest less smallest) of their
@@ -55,8 +75,8 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let (longest, seed, positionless) = (40, 1, false);
-        Self { longest, seed, tolerance: 0.02, finest: 1e-4, positionless, references: Vec::new() }
+        let (longest, farthest, seed, positionless) = (40, 0, 1, false);
+        Self { longest, farthest, seed, tolerance: 0.02, finest: 1e-4, positionless, references: Vec::new() }
     }
 }
 

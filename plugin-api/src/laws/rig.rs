@@ -19,6 +19,9 @@ pub(super) const REFUSED: &str = "a good batch failed";
 /// However large a model's blocks are, no text is longer.
 const TOKENS_MAX: u32 = 4096;
 
+/// A smaller change, as a part of the spread, is put down to the order of a sum.
+pub(super) const SEEN: f32 = 1e-5;
+
 /// What a law finds; `?` ends it early with what it could not do or saw broken.
 pub(super) type Finding<T = Outcome> = Result<T, Outcome>;
 
@@ -109,6 +112,9 @@ pub(super) struct Draft {
     pub(super) tables: Vec<Vec<Table>>,
     pub(super) logits: usize,
 }
+
+/// The mask of so many words for a wanted row of a step, by the row's number.
+pub(super) type Mask = fn(usize, usize) -> Vec<u32>;
 
 /// Rows of candidates.
 pub(super) struct Chosen {
@@ -227,7 +233,8 @@ impl<'m> Rig<'m> {
         }
         // A few more than laws ever hold at once; the last ones there are among them.
         let reference = self.options.references.iter().map(|reference| reference.tokens.len()).max().unwrap_or(0);
-        let many = (5 * self.blocks_for(self.longest()) + 4).max(self.blocks_for(reference));
+        let texts = 5 * self.blocks_for(self.longest());
+        let many = texts.max(self.blocks_for(self.farthest())).max(self.blocks_for(reference)) + 4;
         let places = self.resident.places.iter().map(|&count| {
             let low = count.min(u32::try_from(many).unwrap_or(u32::MAX));
             let mut free: Vec<u32> = (0..low).chain(count.saturating_sub(2).max(low)..count).collect();
@@ -253,6 +260,22 @@ impl<'m> Rig<'m> {
         let room = blocks.map_or(u32::MAX, |blocks| (blocks / 2).max(1).saturating_mul(block));
         let wish = self.options.longest.max(block.saturating_add(block / 4 + 2)).max(TOKENS_MIN);
         wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
+    }
+
+    /// The longest text of the laws about windows, which read few.
+    pub(super) fn farthest(&self) -> usize {
+        let wish = self.shape.farthest(self.options) as usize;
+        wish.max(self.longest()).min(self.resident.context as usize)
+    }
+
+    /// Tokens that a group's blocks hold.
+    pub(super) fn room(&self, group: usize) -> usize {
+        let blocks = self.resident.places.get(group).copied().unwrap_or(0) as usize;
+        blocks.saturating_mul(self.shape.block_tokens as usize)
+    }
+
+    pub(super) fn only_looking_back(&self) -> Finding<()> {
+        if self.looks_back > SEEN { Ok(()) } else { Err(skipped("the model does not look back")) }
     }
 
     /// How many tokens of [`Known::Twin`] are those of [`Known::Long`].
@@ -498,9 +521,13 @@ impl<'m> Rig<'m> {
     }
 
     /// Runs a draft, all of whose rows are candidates, `top` in each.
-    pub(super) fn candidates(&mut self, draft: &Draft, top: u32, mask: &[u32]) -> Result<Chosen, PluginError> {
+    pub(super) fn candidates(&mut self, draft: &Draft, top: u32, mask: Mask) -> Result<Chosen, PluginError> {
         let rows = draft.logits / self.shape.vocabulary as usize;
-        let masks = draft.spans.iter().map(|span| mask.repeat(span.want.rows(span.len).unwrap_or(0) as usize));
+        let (words, mut row) = (self.shape.vocabulary.div_ceil(32) as usize, 0..);
+        let masks = draft.spans.iter().map(|span| {
+            let rows = row.by_ref().take(span.want.rows(span.len).unwrap_or(0) as usize);
+            rows.flat_map(|row| mask(words, row)).collect()
+        });
         let masks: Vec<Vec<u32>> = masks.collect();
         let spans = draft.spans.iter().zip(&masks);
         let spans = spans.map(|(span, mask)| Span { output: Output::CANDIDATES, mask: mask[..].into(), ..*span });

@@ -1,6 +1,9 @@
 //! A model of one attention layer over paged keys and values, on plain numbers, and the faults that it can be given.
 
-use pensieve_sdk::{AdapterData, Batch, Cache, Error, KvTransfer, Model, Outputs, Resident, Result, Span, Want};
+use pensieve_sdk::{
+    AdapterData, Batch, Cache, Error, KvTransfer, Model, Outputs, Resident, Result, Span, Table, Want,
+    testing::{Options, Reference, Report, conformance_with},
+};
 use std::collections::HashMap;
 
 use crate::{WIDTH, dot, embed};
@@ -8,50 +11,32 @@ use crate::{WIDTH, dot, embed};
 pub(crate) const VOCABULARY: usize = 31;
 const BLOCK: usize = 16;
 
-/// What is wrong with the model.
+/// What is wrong with the model: the table says it in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Writes each token one place late, and attends to what was there.
     CacheOffByOne,
-    /// Forgets the token just before a chunk.
     PastOneShort,
-    /// Writes a chunk's tokens at their index in the chunk.
     CacheAtChunkIndex,
     PositionsFromChunk,
     PositionsIgnored,
-    /// Takes the place in the sequence for the position.
     PositionsCounted,
-    /// Takes the position for the place in the cache.
     CacheAtPosition,
-    /// Has no rotation for the context's last position.
     RotationsTooFew,
-    /// Rotates halves of a query against neighbours of a key.
     QueryRotatedOtherwise,
-    /// Rotates neighbours, where the weights were made for halves.
     AllRotatedOtherwise,
-    /// Takes a sequence's blocks to follow one another.
     TableIgnored,
-    /// Keeps the cache by sequence id.
     CacheById,
-    /// Writes one token too many.
     WritesTooFar,
-    /// Attends to the rest of the last block.
     ReadsTooFar,
     NotCausal,
-    /// Attends to the new tokens of every sequence in the batch.
     AttendsToAll,
     RowsReversed,
     LastIsFirst,
-    /// Chooses candidates among all tokens.
     MaskIgnored,
-    /// Hands candidates over from the worst to the best.
     WorstFirst,
-    /// Adds up the candidates alone.
     TotalOfCandidates,
-    /// Leaves chunks without wanted logits out.
     UnwantedSkipped,
-    /// Adds something to the logits that changes from call to call.
     Random,
     Nan,
     Panics,
@@ -71,6 +56,18 @@ pub(crate) struct Attending {
     slots: Vec<Entry>,
     by_id: HashMap<u64, Vec<Entry>>,
     calls: u32,
+}
+
+pub(crate) fn check(fault: Fault, compared: bool) -> Report {
+    let references = if compared { vec![reference()] } else { Vec::new() };
+    conformance_with(Box::new(Attending::new(fault, 256, 64)), &Options { references, ..Options::default() })
+}
+
+fn reference() -> Reference {
+    let tokens: Vec<u32> = (0..VOCABULARY as u32).chain([5, 3, 9]).collect();
+    let blocks = vec![Table::Blocks([0_u32, 1, 2][..].into())];
+    let logits = crate::logits(&mut Attending::new(Fault::None, 256, 64), &tokens, blocks);
+    Reference { tokens, logits, tolerance: 1e-4 }
 }
 
 impl Attending {

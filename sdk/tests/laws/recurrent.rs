@@ -1,34 +1,31 @@
 //! A recurrent model with a state per sequence, on plain numbers, and the faults that it can be given.
 
-use pensieve_sdk::{Batch, Cache, Error, Model, Resident, Result, SequenceState, Span, Want};
+use pensieve_sdk::{
+    Batch, Cache, Error, Model, Resident, Result, SequenceState, Span, Want,
+    testing::{Report, conformance},
+};
 use std::collections::HashMap;
 
 use crate::{WIDTH, dot, embed};
 
 const VOCABULARY: usize = 37;
 
-/// What is wrong with the model.
+/// What is wrong with the model: the table says it in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
     /// No fault: the model looks at the last token only.
     Bigram,
-    /// Adds tokens up, so that their order is lost.
     Bag,
-    /// One state for all.
     StateShared,
     ChunkBeginsAnew,
-    /// A chunk's last token is answered but not remembered.
     LastForgotten,
-    /// Reads as many tokens for every sequence as for the longest of the batch.
     Padded,
-    /// Chunks without wanted logits are not read.
     UnwantedSkipped,
     IdsCut,
     ReleasesAnother,
     ReleasesNone,
     PastUnchecked,
-    /// Checks a span's past when the spans before it are done.
     PastCheckedLate,
     ForkShares,
     SnapshotHalf,
@@ -51,6 +48,11 @@ pub(crate) struct Recurrent {
     sequences: u32,
     names: HashMap<u64, usize>,
     states: Vec<State>,
+}
+
+/// No fault of this model needs a reference.
+pub(crate) fn check(fault: Fault, _compared: bool) -> Report {
+    conformance(Box::new(Recurrent::new(fault, 8)))
 }
 
 impl Recurrent {

@@ -197,7 +197,7 @@ fn programs_get_an_object_whatever_keeps_the_laws_from_being_tried() {
 
 #[test]
 fn flags_that_need_a_model_are_not_read_over() {
-    for flag in ["--device=cpu", "--context=64", "--options={}", "--reference=x", "--timeout=9s"] {
+    for flag in ["--device=cpu", "--context=64", "--longest=64", "--options={}", "--reference=x", "--timeout=9s"] {
         let said = check(&test_plugin("wrong"), &[flag]);
         assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{said:?}");
         assert!(said.stderr.contains("--model <SOURCE>"), "{said:?}");
