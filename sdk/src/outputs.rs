@@ -51,6 +51,7 @@ impl Outputs<'_> {
     }
 
     /// Takes the best candidate of each wanted row: its id, its logit, and the total of the row.
+    #[cfg(feature = "nn")]
     pub(crate) fn take_best(&mut self, best: &[[f32; 3]]) -> Result<()> {
         let CandidateRows { ids, scores, totals } = &mut self.candidates;
         if (ids.len(), totals.len()) != (best.len(), 2 * best.len()) {

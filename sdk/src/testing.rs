@@ -26,13 +26,15 @@
 //! assert!(report.passed(), "{report}");
 //! ```
 
-pub use pensieve_plugin_api::laws::{Options, Outcome, Reference, Report, Verdict};
+pub use pensieve_plugin_api::laws::{Options, Outcome, Reference, Report, SamplerOptions, Verdict};
 
 use crate::{
-    Model,
-    export::{export_model, group},
+    AdapterData, AdapterFormat, Model, Result,
+    export::{adapter_out, export_format, export_model, export_sampler, group},
+    sampler::Sampler,
 };
 use pensieve_plugin_api::laws;
+use std::path::Path;
 
 #[cfg(feature = "weights")]
 pub use checkpoint::random_checkpoint;
@@ -62,4 +64,21 @@ pub fn conformance_with(model: Box<dyn Model>, options: &Options) -> Report {
             Report { verdicts: vec![Verdict { law: "resident", says: "a host can take the model in", outcome }] }
         }
     }
+}
+
+/// Adds an adapter that fits the model to what is tried.
+pub fn with_adapter(options: Options, adapter: AdapterData) -> Result<Options> {
+    Ok(Options { adapter: Some(adapter_out(adapter)?), ..options })
+}
+
+/// Tries every law of samplers. What it is given lives to the end of the process, as a plugin's providers do.
+pub fn sampler_conformance(sampler: impl Sampler, options: &SamplerOptions) -> Report {
+    let sampler: &'static dyn Sampler = Box::leak(Box::new(sampler));
+    laws::check_sampler(&export_sampler(sampler.name(), sampler), options, &mut |_| {})
+}
+
+/// Tries every law of adapter formats on an adapter; `scratch` is an empty folder. The format lives to the end of the process.
+pub fn format_conformance(format: impl AdapterFormat, adapter: &Path, scratch: &Path) -> Report {
+    let format = export_format(Box::leak(Box::new(format)));
+    laws::check_format(&format, adapter, scratch, &mut |_| {})
 }

@@ -72,11 +72,12 @@ impl Decoder for Qwen2 {
     }
 
     fn shape(config: &Config) -> Shape {
+        let kv = KvShape::uniform(config.num_hidden_layers, config.num_key_value_heads, config.head_dim);
         Shape {
             vocabulary: config.vocab_size,
             context: config.max_position_embeddings,
             widest: config.intermediate_size,
-            kv: KvShape::uniform(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
+            kv: kv.windowed(|layer| config.windows.get(layer).copied().flatten()),
         }
     }
 

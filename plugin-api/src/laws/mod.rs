@@ -6,19 +6,27 @@
 //! a state that leaks. It cannot find what is wrong each time in the same way, such as a rotation whose pairs are not the
 //! checkpoint's; logits of another implementation ([`Options::references`]) find that.
 //!
+//! Samplers and adapter formats have laws of their own: what they give back is of what they were given.
+//!
 //! An author meets the laws as the SDK's `testing::conformance`, a user as `pensieve plugins check`. Run them where a
 //! crash costs nothing: a wrong model may well crash.
 
+mod adapters;
 mod caches;
 mod candidates;
+mod draft;
+mod formats;
 mod memory;
 mod past;
 mod refusals;
 mod report;
 mod rig;
+mod samplers;
 mod steps;
 
+pub use formats::check_format;
 pub use report::{Options, Outcome, Progress, Reference, Report, Shape, Verdict};
+pub use samplers::{SamplerOptions, check_sampler};
 
 use crate::ModelBox;
 use rig::{Finding, Rig};
@@ -26,17 +34,20 @@ use rig::{Finding, Rig};
 /// No law can be tried on a shorter text.
 pub const TOKENS_MIN: u32 = 4;
 
-struct Law {
+struct Law<C> {
     id: &'static str,
     says: &'static str,
-    /// The usual cause, shown to the author whose model breaks the law.
+    /// The usual cause, shown to the author who breaks the law.
     hint: &'static str,
-    check: fn(&mut Rig<'_>) -> Finding,
+    check: C,
 }
+
+/// Tries one law.
+type Check = fn(&mut Rig<'_>) -> Finding;
 
 /// In the order in which they are tried: each takes the ones before for granted, and how strongly the model reacts to the
 /// past and to positions is measured before what relies on it.
-const LAWS: &[Law] = &[
+const LAWS: &[Law<Check>] = &[
     Law {
         id: "resident",
         says: "what the model says of itself fits its card",
@@ -188,8 +199,8 @@ const LAWS: &[Law] = &[
     Law {
         id: "reach",
         says: "a token reads every token that its card says it does",
-        hint: "the usual cause is a window that the card does not list or one that is a token too short, or a group that reads \
-               another one's blocks",
+        hint: "the usual cause is a window that the card does not list (with the SDK: shape.windowed, which also frees what lies \
+               before it), one that is a token too short, or a group that reads another one's blocks",
         check: caches::reach,
     },
     Law {
@@ -217,6 +228,24 @@ const LAWS: &[Law] = &[
         check: refusals::adapters,
     },
     Law {
+        id: "adapter-fits",
+        says: "an adapter that fits changes what asks for it and nothing else, until it is detached",
+        hint: "the usual cause is a target that is taken in and never applied, or weights that are changed for all",
+        check: adapters::fits,
+    },
+    Law {
+        id: "adapter-strength",
+        says: "an adapter at strength 0 is none, and strength counts as its own scale does",
+        hint: "the usual cause is a strength that is left out, or applied twice, or kept from the step before",
+        check: adapters::strength,
+    },
+    Law {
+        id: "adapter-apart",
+        says: "in one batch each sequence has the adapter and the strength that it asks for",
+        hint: "the usual cause is the first span's adapter applied to all, or rows that an adapter takes from another span",
+        check: adapters::apart_in_a_batch,
+    },
+    Law {
         id: "recall",
         says: "whether a text that says everything twice is foretold better the second time",
         hint: "a good prompt must give logits",
@@ -235,13 +264,27 @@ const LAWS: &[Law] = &[
 /// process has its crash laid to a law, and what was found before is not lost.
 pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut dyn FnMut(Progress<'_>)) -> Report {
     let mut rig = Rig::new(model, shape, options);
+    run(LAWS, &["resident", "repeatable"], watch, |check| {
+        let outcome = check(&mut rig);
+        rig.clear();
+        outcome
+    })
+}
+
+/// Tries laws in their order, and none after one of the `first` is broken.
+fn run<C: Copy>(
+    laws: &[Law<C>],
+    first: &[&str],
+    watch: &mut dyn FnMut(Progress<'_>),
+    mut check: impl FnMut(C) -> Finding,
+) -> Report {
     let mut report = Report::default();
-    for law in LAWS {
+    for law in laws {
         watch(Progress::Tries(law.id));
-        let first = report.broken().map(|verdict| verdict.law).find(|id| ["resident", "repeatable"].contains(id));
-        let mut outcome = match first {
-            Some(first) => report::skipped(format!("law '{first}' comes first")),
-            None => (law.check)(&mut rig).unwrap_or_else(|outcome| outcome),
+        let unmet = report.broken().map(|verdict| verdict.law).find(|id| first.contains(id));
+        let mut outcome = match unmet {
+            Some(unmet) => report::skipped(format!("law '{unmet}' comes first")),
+            None => check(law.check).unwrap_or_else(|outcome| outcome),
         };
         if let Outcome::Broken { what, hint } = &mut outcome
             && hint.is_empty()
@@ -253,7 +296,6 @@ pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut 
         let verdict = Verdict { law: law.id, says: law.says, outcome };
         watch(Progress::Found(&verdict));
         report.verdicts.push(verdict);
-        rig.clear();
     }
     report
 }

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::{CacheGroup, CacheKind, Card};
+use crate::{AdapterData, CacheGroup, CacheKind, Card};
 
 /// The longest text, where no window asks for a longer one.
 const FAR: u32 = 96;
@@ -71,12 +71,23 @@ pub struct Options {
     pub positionless: bool,
     /// What another implementation computed of the same weights.
     pub references: Vec<Reference>,
+    /// An adapter that fits the model.
+    pub adapter: Option<AdapterData>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let (longest, farthest, seed, positionless) = (40, 0, 1, false);
-        Self { longest, farthest, seed, tolerance: 0.02, finest: 1e-4, positionless, references: Vec::new() }
+        Self {
+            longest,
+            farthest,
+            seed,
+            tolerance: 0.02,
+            finest: 1e-4,
+            positionless,
+            references: Vec::new(),
+            adapter: None,
+        }
     }
 }
 

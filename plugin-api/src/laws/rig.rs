@@ -4,6 +4,7 @@
 
 use std::rc::Rc;
 
+pub(super) use super::draft::{Chosen, Draft, Feed, Known, Mask, Pace, Places, Sequence, Table, Text};
 use super::{
     TOKENS_MIN,
     report::{Options, Outcome, Shape, broken, skipped},
@@ -44,136 +45,6 @@ pub(super) struct Rig<'m> {
     next_id: u64,
     random: u64,
     pub(super) worst: f32,
-}
-
-/// Texts that every law may read; [`Rig::learn`] has the model read each of them whole first.
-#[derive(Clone, Copy)]
-pub(super) enum Known {
-    Long,
-    /// Begins as `Long` does and goes on otherwise after [`Rig::fork`] tokens.
-    Twin,
-    Middle,
-    Short,
-}
-
-impl Known {
-    pub(super) const ALL: [Self; 4] = [Self::Long, Self::Middle, Self::Short, Self::Twin];
-}
-
-/// Tokens, and the logits that are right for them; no rows where these are not known.
-#[derive(Default)]
-pub(super) struct Text {
-    pub(super) tokens: Vec<u32>,
-    pub(super) rows: Vec<f32>,
-}
-
-/// A sequence that reads a text, some tokens at a time.
-pub(super) struct Sequence {
-    pub(super) id: u64,
-    pub(super) text: Rc<Text>,
-    pub(super) seen: usize,
-    pub(super) places: Places,
-    /// Of each group of states, the slot that holds the state after the tokens seen.
-    pub(super) reads: Vec<u32>,
-    pub(super) pace: Pace,
-}
-
-/// Ids of each group: blocks in the order of a text's tokens, or the slot that a state lives in.
-pub(super) type Places = Vec<Vec<u32>>;
-
-/// The positions of a sequence's tokens.
-#[derive(Clone, Copy)]
-pub(super) struct Pace {
-    pub(super) first: u32,
-    pub(super) stride: u32,
-}
-
-impl Pace {
-    pub(super) const PLAIN: Self = Self { first: 0, stride: 1 };
-}
-
-/// The next `count` tokens of a sequence.
-pub(super) struct Feed<'a> {
-    pub(super) sequence: &'a mut Sequence,
-    pub(super) count: usize,
-    want: Want,
-    /// After how many tokens of the sequence a copy of its state is left, and the slot of each group for it.
-    copies: Vec<(u32, Vec<u32>)>,
-}
-
-/// A batch that can still be changed.
-#[derive(Clone)]
-pub(super) struct Draft {
-    pub(super) tokens: Vec<u32>,
-    pub(super) positions: Vec<u32>,
-    /// Their caches stand in `tables`.
-    pub(super) spans: Vec<Span<'static>>,
-    /// For each span, where each group keeps it.
-    pub(super) tables: Vec<Vec<Table>>,
-    pub(super) logits: usize,
-}
-
-/// The mask of so many words for a wanted row of a step, by the row's number.
-pub(super) type Mask = fn(usize, usize) -> Vec<u32>;
-
-/// Rows of candidates.
-pub(super) struct Chosen {
-    pub(super) ids: Vec<u32>,
-    pub(super) scores: Vec<f32>,
-    pub(super) totals: Vec<f32>,
-}
-
-/// A cache table that can still be changed.
-#[derive(Clone)]
-pub(super) struct Table {
-    pub(super) blocks: Vec<u32>,
-    pub(super) read: u32,
-    pub(super) write: u32,
-    pub(super) checkpoints: Vec<Checkpoint>,
-}
-
-impl Table {
-    fn cross(&self) -> CacheTable<'_> {
-        CacheTable {
-            blocks: self.blocks[..].into(),
-            read: self.read,
-            write: self.write,
-            checkpoints: self.checkpoints[..].into(),
-        }
-    }
-}
-
-impl Feed<'_> {
-    /// Leaves a copy of the state in these slots after so many tokens of the sequence.
-    pub(super) fn copy(mut self, after: usize, slots: Vec<u32>) -> Self {
-        self.copies.push((after as u32, slots));
-        self
-    }
-}
-
-impl Sequence {
-    pub(super) fn left(&self) -> usize {
-        self.text.tokens.len() - self.seen
-    }
-
-    /// What it has seen now lies in its own slots.
-    pub(super) fn arrive(&mut self, seen: usize) {
-        self.seen = seen;
-        for (read, own) in self.reads.iter_mut().zip(&self.places) {
-            *read = own.first().copied().unwrap_or(VACANT);
-        }
-    }
-
-    /// Has it go on after `seen` tokens, of which the state lies in these slots.
-    pub(super) fn go_on(&mut self, seen: usize, reads: &[u32]) {
-        self.seen = seen;
-        self.reads = reads.to_vec();
-    }
-
-    pub(super) fn feed(&mut self, count: usize, want: Want) -> Feed<'_> {
-        let count = count.min(self.left());
-        Feed { sequence: self, count, want, copies: Vec::new() }
-    }
 }
 
 impl<'m> Rig<'m> {
@@ -326,11 +197,8 @@ impl<'m> Rig<'m> {
         ((u64::from(token) + step) % vocabulary) as u32
     }
 
-    pub(super) fn draw(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+    fn draw(&mut self) -> u64 {
+        draw(&mut self.random)
     }
 
     /// How many blocks hold this many tokens.
@@ -393,7 +261,7 @@ impl<'m> Rig<'m> {
         }
         let id = self.new_id();
         let reads = vec![VACANT; self.shape.caches.len()];
-        Ok(Sequence { id, text, seen: 0, places, reads, pace })
+        Ok(Sequence { id, text, seen: 0, places, reads, pace, adapter: (NO_ADAPTER, 1.0) })
     }
 
     /// The name of a sequence to come, which [`Rig::clear`] will release.
@@ -477,8 +345,8 @@ impl<'m> Rig<'m> {
                 want: *want,
                 output: Output::LOGITS,
                 mask: [][..].into(),
-                adapter: NO_ADAPTER,
-                adapter_scale: 1.0,
+                adapter: sequence.adapter.0,
+                adapter_scale: sequence.adapter.1,
                 caches: [][..].into(),
             });
             draft.tables.push(self.tables(sequence, copies));
@@ -578,6 +446,14 @@ impl<'m> Rig<'m> {
         self.worst = self.worst.max(apart.part());
         Ok(())
     }
+}
+
+/// The next pseudo-random number (splitmix64).
+pub(super) fn draw(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// How far two rows of logits lie apart.

@@ -118,7 +118,7 @@ impl Decoder for Llama {
     }
 
     fn shape(config: &Config) -> Shape {
-        config.sizes.shape()
+        config.sizes.shape().windowed(|_| config.sliding_window)
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {

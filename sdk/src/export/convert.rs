@@ -149,7 +149,7 @@ pub(super) fn merged_in(merged: &api::ext::merge::Merged) -> Result<Merged, Erro
 }
 
 /// An adapter to the host.
-pub(super) fn adapter_out(adapter: AdapterData) -> Result<api::AdapterData, Error> {
+pub(crate) fn adapter_out(adapter: AdapterData) -> Result<api::AdapterData, Error> {
     let narrow = |value: usize, pair: &str| {
         u32::try_from(value).map_err(|_| Error::invalid(format!("adapter pair '{pair}': {value} exceeds 32 bits")))
     };

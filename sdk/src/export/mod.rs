@@ -11,10 +11,12 @@ mod model;
 mod providers;
 
 #[cfg(feature = "testing")]
-pub(crate) use convert::group;
+pub(crate) use convert::{adapter_out, group};
 #[cfg(feature = "bridge")]
 pub(crate) use guard::{caught, discard};
 pub(crate) use model::export_model;
+#[cfg(feature = "testing")]
+pub(crate) use providers::{export_format, export_sampler};
 
 use pensieve_plugin_api::{
     self as api,

@@ -61,12 +61,22 @@ pub(super) fn sampler(exported: Option<&'static Exported>, index: u32) -> RResul
     let names = exported.map_or(&[][..], |exported| &exported.manifest.samplers);
     let name = names.get(index as usize).map_or("sampler", RString::as_str);
     pick(exported, index, "sampler", |exported| &exported.plugin.samplers)
-        .map(|sampler| api::Sampler_TO::from_value(ExportedSampler { name, sampler: &**sampler }, TD_Opaque))
+        .map(|sampler| export_sampler(name, &**sampler))
+}
+
+/// Wraps a sampler for the host.
+pub(crate) fn export_sampler(name: &'static str, sampler: &'static dyn Sampler) -> api::SamplerBox {
+    api::Sampler_TO::from_value(ExportedSampler { name, sampler }, TD_Opaque)
 }
 
 pub(super) fn adapter_format(exported: Option<&'static Exported>, index: u32) -> RResult<api::AdapterBox, PluginError> {
     pick(exported, index, "adapter format", |exported| &exported.plugin.adapter_formats)
-        .map(|format| api::AdapterFormat_TO::from_value(ExportedFormat(&**format), TD_Opaque))
+        .map(|format| export_format(&**format))
+}
+
+/// Wraps an adapter format for the host.
+pub(crate) fn export_format(format: &'static dyn AdapterFormat) -> api::AdapterBox {
+    api::AdapterFormat_TO::from_value(ExportedFormat(format), TD_Opaque)
 }
 
 fn pick<T>(

@@ -1,10 +1,14 @@
 //! The laws, tried on good models, which must pass, and on models with one fault each, where the first broken law must
 //! be the one that tells an author what is wrong.
 
+#![allow(clippy::unwrap_used, reason = "a test stops where it fails")]
+
+mod adapting;
 mod attending;
 mod grouped;
 mod mutants;
 mod recurrent;
+mod sampling;
 
 use attending::{Attending, VOCABULARY};
 use pensieve_sdk::{
@@ -60,6 +64,13 @@ fn assert_first_broken(report: &Report, law: &str) {
 }
 
 #[test]
+fn a_good_sampler_and_a_good_adapter_format_break_no_law() {
+    for report in [sampling::check(sampling::Fault::None, false), adapting::check(adapting::Fault::None, false)] {
+        assert!(report.passed(), "\n{report}");
+    }
+}
+
+#[test]
 fn good_models_pass_to_the_last_bit() {
     let grouped = grouped::check(grouped::Fault::None, true);
     for report in [attending::check(attending::Fault::None, true), recurrent(recurrent::Fault::None), grouped] {
@@ -76,11 +87,15 @@ fn a_good_model_is_tried_on_all_that_concerns_it() {
         untried.map(|verdict| verdict.law).collect()
     };
     let paged = untried(&attending(attending::Fault::None));
-    assert_eq!(paged, ["counts", "checkpoints", "window", "sequence-state", "reference"]);
-    assert_eq!(untried(&grouped::check(grouped::Fault::None, true)), ["counts", "sequence-state", "adapters"]);
+    let adapters = ["adapter-fits", "adapter-strength", "adapter-apart"];
+    let others = ["counts", "checkpoints", "window", "sequence-state"];
+    assert_eq!(paged, [&others[..], &adapters, &["reference"]].concat());
+    let grouped = untried(&grouped::check(grouped::Fault::None, true));
+    assert_eq!(grouped, [&["counts", "sequence-state", "adapters"][..], &adapters].concat());
+    assert_eq!(untried(&adapting::check(adapting::Fault::None, false)).last(), Some(&"reference"));
     let per_sequence = untried(&recurrent(recurrent::Fault::None));
     let places = ["garbage", "shuffled", "own-places", "shared-prefix", "drafted", "checkpoints", "window", "reach"];
-    assert_eq!(per_sequence, [&places[..], &["kv-transfer", "adapters", "reference"]].concat());
+    assert_eq!(per_sequence, [&places[..], &["kv-transfer", "adapters"], &adapters, &["reference"]].concat());
 }
 
 #[test]

@@ -1,17 +1,17 @@
-//! The table of planted faults: right models with one thing wrong, and the law that tells an author so. Rows that say
+//! The table of planted faults: right models, samplers and adapter formats with one thing wrong, and the law that tells an author so. Rows that say
 //! `REFERENCE` are wrong each time in the same way, so that no law can see them; another implementation's logits do.
 //!
 //! `cargo test -p pensieve-sdk --test laws -- --nocapture planted` prints it.
 
 use pensieve_sdk::testing::Report;
 
-use crate::{attending, grouped, recurrent};
+use crate::{adapting, attending, grouped, recurrent, sampling};
 
 /// No law finds it, the logits of another implementation do.
 const REFERENCE: &str = "reference";
 
 struct Mutant {
-    model: &'static str,
+    subject: &'static str,
     what: &'static str,
     /// The first law that must be broken.
     law: &'static str,
@@ -22,7 +22,7 @@ struct Mutant {
 macro_rules! table {
     ($($model:ident { $($fault:ident: $what:literal => $law:expr,)* })*) => {
         &[$($(Mutant {
-            model: stringify!($model),
+            subject: stringify!($model),
             what: $what,
             law: $law,
             check: |compared| $model::check($model::Fault::$fault, compared),
@@ -112,20 +112,63 @@ const TABLE: &[Mutant] = table! {
         SelfExcluded: "a token does not read itself" => REFERENCE,
         StateGateFlipped: "a gate keeps what it should forget" => REFERENCE,
     }
+    sampling {
+        PlaceForId: "a place in the list is picked for a token" => "own",
+        LeftTwice: "a token is left over twice" => "own",
+        ForeignLeft: "a token is left over that was not given" => "own",
+        PicksBarred: "a token is picked that a grammar bars" => "barred",
+        PicksNan: "a token is picked whose logit is no number" => "barred",
+        LeavesNothing: "no candidate is left" => "barred",
+        MakesNan: "equal logits are divided by their difference" => "numbers",
+        SaysSorted: "candidates are said to descend" => "sorted",
+        SeedFromClock: "draws depend on when the stage was made" => "seed",
+        DrawsShared: "stages draw from one generator" => "seed",
+        UnknownTaken: "an unknown parameter is taken" => "parameters",
+        NonsensePanics: "parameters that are not JSON panic" => "parameters",
+        RefusedAsUnsupported: "wrong parameters are unsupported instead of invalid" => "parameters",
+        UnknownNotNamed: "an unknown parameter is not named" => "parameters",
+        EmptyRefused: "no parameters are refused" => "made",
+        EmptyPanics: "no candidates panic" => "own",
+        OneTokenPanics: "a vocabulary of one token panics" => "made",
+        TooSlow: "a large vocabulary takes longer than a host waits" => "deadline",
+    }
+    adapting {
+        ClaimsAll: "a format claims every file and says that it is damaged" => "declines",
+        ReadsAll: "a format reads an adapter out of any file" => "declines",
+        OpenPanics: "a format panics on a folder" => "declines",
+        NotRead: "a format claims its adapter and does not read it" => "opens",
+        NoPairs: "an adapter is read without pairs" => "opens",
+        ValuesMissing: "B has fewer values than its shape" => "shapes",
+        ValueNan: "a factor has a value that is no number" => "shapes",
+        TargetTwice: "a target has two pairs" => "shapes",
+        FingerprintEmpty: "the fingerprint is empty" => "same",
+        FingerprintCounted: "the fingerprint is another one each time" => "same",
+        PairsReordered: "pairs come in another order each time" => "same",
+        FingerprintOfTheSize: "the fingerprint is that of the file's size" => "damaged",
+        CutPanics: "a file that was cut short panics" => "declines",
+        NeverApplied: "an adapter is taken and never applied" => "adapter-fits",
+        AppliedToAll: "an attached adapter changes all sequences" => "adapter-fits",
+        StrengthIgnored: "an adapter's strength is ignored" => "adapter-strength",
+        StrengthTwice: "an adapter's strength is applied twice" => "adapter-strength",
+        ZeroAdds: "strength 0 is taken for none given" => "adapter-strength",
+        ScaleIgnored: "an adapter's own scale is ignored" => "adapter-strength",
+        FirstForAll: "the first span's adapter is applied to all" => "adapter-apart",
+        RowsOfTheBatch: "the third span of a batch goes without its adapter" => "adapter-apart",
+    }
 };
 
 #[test]
 fn every_planted_fault_is_found_by_the_law_that_the_table_names() {
     let mut wrong = Vec::new();
-    for Mutant { model, what, law, check } in TABLE {
-        println!("{model:<10} {what:<64} {law}");
+    for Mutant { subject, what, law, check } in TABLE {
+        println!("{subject:<10} {what:<64} {law}");
         let report = check(*law == REFERENCE);
         let first = report.broken().next().map(|verdict| verdict.law);
         if first != Some(*law) {
-            wrong.push(format!("{model}: {what}: {first:?} instead of '{law}'\n{report}"));
+            wrong.push(format!("{subject}: {what}: {first:?} instead of '{law}'\n{report}"));
         }
         if *law == REFERENCE && !check(false).passed() {
-            wrong.push(format!("{model}: {what}: a law finds it without a reference\n{}", check(false)));
+            wrong.push(format!("{subject}: {what}: a law finds it without a reference\n{}", check(false)));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
