@@ -4,6 +4,9 @@
 //! object that offered it as their first argument. It travels with its own [`TypeLayout`], and the asker compares that
 //! with the layout it was compiled against before it calls anything: a table that is not what its id promises is refused,
 //! whichever side is older. A change to a table is a new id (`kv-transfer/2`), offered beside the old one.
+//!
+//! An id that begins with `draft/`, such as `draft/media/1`, promises nothing yet: its table may change under the same id, and
+//! is offered as `media/1` once it is settled.
 
 pub mod kv_transfer;
 pub mod merge;

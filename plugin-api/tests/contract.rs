@@ -1,0 +1,219 @@
+//! Contract 1.0 is frozen: what a plugin compiled today takes for granted stands in `tests/contract`, and this test holds the
+//! crate to it. `layout.txt` has every type that crosses, as abi_stable checks it when a plugin is loaded; `api.txt` every
+//! public item that an author's code names, values of constants included.
+
+#![allow(clippy::unwrap_used, reason = "a test stops where it fails")]
+
+use pensieve_plugin_api::{
+    PluginModule_Ref,
+    abi_stable::{
+        StableAbi,
+        std_types::utypeid::UTypeId,
+        type_layout::{TLData, TLField, TLFunction, TypeLayout},
+    },
+    ext::{kv_transfer::KvTransfer, merge::Merge, sequence_state::SequenceState},
+};
+use std::{
+    collections::{BTreeSet, HashSet},
+    env,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const OWN: &str = "pensieve-plugin-api";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Compares with what was written down, and says what to do where it differs.
+fn hold(name: &str, found: &str) {
+    let file = root().join("tests/contract").join(name);
+    if env::var_os("PENSIEVE_WRITE_CONTRACT").is_some() {
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        return fs::write(&file, found).unwrap();
+    }
+    let known = fs::read_to_string(&file).unwrap_or_default();
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<HashSet<_>>();
+    let (before, now) = (lines(&known), lines(found));
+    let gone: Vec<&str> = known.lines().filter(|line| !now.contains(*line)).collect();
+    let fresh: Vec<&str> = found.lines().filter(|line| !before.contains(*line)).collect();
+    assert!(
+        known == found,
+        "contract 1.0 is frozen, and {} says otherwise than this crate.\n\nIt had:\n  {}\nIt has:\n  {}\n\nPlugins that are \
+         built already know what was there. Take the change back, and offer what is new as an extension (src/ext has three to \
+         copy from; an id that begins with draft/ promises nothing yet). If the change cannot reach a plugin, as a new helper \
+         of Rust's alone, note it in CHANGELOG.md, and write the file anew: PENSIEVE_WRITE_CONTRACT=1 cargo test -p \
+         pensieve-plugin-api --test contract",
+        file.display(),
+        gone.join("\n  "),
+        fresh.join("\n  "),
+    );
+}
+
+/// A type as it is written, nearly: abi_stable's own names leave parameters out, so that what a foreign type is made of in the
+/// end stands behind it.
+fn name(layout: &'static TypeLayout) -> String {
+    let own = layout.full_type().to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut parts = Vec::new();
+    if !is_plain(layout) && !["RString", "RStr", "TypeLayout", "RObject"].contains(&layout.name()) {
+        collect(layout, 4, &mut parts);
+    }
+    let bare = own.split('<').next().unwrap_or_default();
+    if parts.is_empty() { own } else { format!("{bare}<{}>", parts.join(", ")) }
+}
+
+fn is_plain(layout: &TypeLayout) -> bool {
+    is_own(layout) || matches!(layout.data(), TLData::Primitive(_))
+}
+
+fn collect(layout: &'static TypeLayout, depth: usize, parts: &mut Vec<String>) {
+    for part in layout.shared_vars().type_layouts().iter().map(|part| part()) {
+        let text = part.full_type().to_string();
+        let is_pointer = text.contains(['*', '&']);
+        if (is_plain(part) || part.name() == "RString") && !is_pointer {
+            // Lengths, and memory that is left for later versions.
+            if !["usize", "[u8;16]"].contains(&text.as_str()) && !parts.contains(&text) {
+                parts.push(text);
+            }
+        } else if depth > 0 {
+            collect(part, depth - 1, parts);
+        }
+    }
+}
+
+fn is_own(layout: &TypeLayout) -> bool {
+    layout.package().as_str() == OWN
+}
+
+/// Every type of this crate that can be reached from one.
+fn walk(layout: &'static TypeLayout, seen: &mut HashSet<UTypeId>, texts: &mut BTreeSet<String>) {
+    if !seen.insert(layout.get_utypeid()) {
+        return;
+    }
+    if is_own(layout) {
+        let (size, alignment) = (layout.size(), layout.alignment());
+        let mut text = format!("{} (size {size}, alignment {alignment})\n", layout.full_type());
+        fields(layout, &mut text);
+        texts.insert(text);
+    }
+    for nested in layout.shared_vars().type_layouts() {
+        walk(nested(), seen, texts);
+    }
+    if let Some(checks) = layout.extra_checks() {
+        for nested in checks.nested_type_layouts().iter() {
+            walk(nested, seen, texts);
+        }
+    }
+}
+
+fn fields(layout: &'static TypeLayout, text: &mut String) {
+    let mut list = |what: &str, fields: &mut dyn Iterator<Item = TLField>| {
+        for field in fields {
+            let functions: Vec<String> = field.function_range().iter().map(|function| signature(&function)).collect();
+            let size = field.layout().size();
+            let shape = if functions.is_empty() {
+                format!("{} (size {size})", name(field.layout()))
+            } else {
+                functions.join("; ")
+            };
+            writeln!(text, "    {what}{}: {shape}", field.name()).unwrap();
+        }
+    };
+    match layout.data() {
+        TLData::Struct { fields } | TLData::Union { fields } => list("", &mut fields.iter()),
+        TLData::Enum(variants) => list("variant ", &mut variants.fields.iter()),
+        TLData::PrefixType(prefix) => list("", &mut prefix.fields.iter()),
+        TLData::Primitive(_) | TLData::Opaque => {}
+    }
+}
+
+fn signature(function: &TLFunction) -> String {
+    let names = function.param_names.as_str().split([';', ',']).map(str::trim).filter(|name| !name.is_empty());
+    let types = function.param_type_layouts.iter().map(|layout| name(layout()));
+    let parameters: Vec<String> = names.zip(types).map(|(name, kind)| format!("{name}: {kind}")).collect();
+    let returned = function.return_type_layout().map_or(String::new(), |layout| format!(" -> {}", name(layout())));
+    format!("fn({}){returned}", parameters.join(", "))
+}
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn what_crosses_has_the_layout_of_contract_1_0() {
+    let (mut seen, mut texts) = (HashSet::new(), BTreeSet::new());
+    for layout in [PluginModule_Ref::LAYOUT, KvTransfer::LAYOUT, SequenceState::LAYOUT, Merge::LAYOUT] {
+        walk(layout, &mut seen, &mut texts);
+    }
+    hold("layout.txt", &texts.into_iter().collect::<Vec<_>>().join("\n"));
+}
+
+/// The sources of what is frozen: the laws may grow.
+fn sources() -> Vec<PathBuf> {
+    let (mut found, mut open) = (Vec::new(), vec![root().join("src")]);
+    while let Some(path) = open.pop() {
+        if path.is_dir() && !path.ends_with("laws") {
+            open.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The public items of a source as rustfmt leaves it: what begins with `pub`, and the functions of public traits.
+fn items(text: &str) -> String {
+    let (mut items, mut within, mut item) = (String::new(), String::new(), String::new());
+    for line in text.lines() {
+        let code = line.trim();
+        if code.starts_with("//") || code.starts_with("#[") {
+            continue;
+        }
+        let outer = !line.starts_with(' ');
+        if outer && (code.starts_with("impl") || code.starts_with("pub trait")) {
+            within = code.trim_end_matches('{').trim().to_owned();
+        } else if outer && code == "}" {
+            within.clear();
+        }
+        let of_trait = within.starts_with("pub trait") && code.starts_with("fn ");
+        if item.is_empty() && !code.starts_with("pub ") && !of_trait {
+            continue;
+        }
+        item.push_str(code);
+        item.push(' ');
+        let open = |letter| item.matches(letter).count();
+        // A use or an attribute may go over several lines, as may parameters.
+        let whole = open('(') == open(')') && code.ends_with(['{', ';', ',', '}']);
+        let is_use = item.starts_with("pub use") && !item.contains(';');
+        if whole && !is_use {
+            let place = if within.is_empty() || item.starts_with("pub trait") { "" } else { &format!("{within}: ") };
+            writeln!(items, "    {place}{}", item.trim_end_matches([' ', '{', ','])).unwrap();
+            item.clear();
+        }
+    }
+    items
+}
+
+#[test]
+fn what_authors_name_is_that_of_contract_1_0() {
+    let mut found = String::new();
+    for path in sources() {
+        let items = items(&fs::read_to_string(&path).unwrap());
+        if !items.is_empty() {
+            writeln!(found, "{}\n{items}", path.strip_prefix(root()).unwrap().display()).unwrap();
+        }
+    }
+    hold("api.txt", &found);
+}
+
+#[test]
+fn a_change_of_what_authors_name_is_seen() {
+    let items = items(
+        "pub struct A {\n    /// Words.\n    pub b: u32,\n    c: u32,\n}\n\nimpl A {\n    /// One.\n    pub const X: Self = Self { b: \
+         1, c: 2 };\n\n    pub fn new(\n        b: u32,\n    ) -> Self {\n        todo!()\n    }\n    fn own() {}\n}\n\npub trait T: \
+         Send {\n    fn f(&self) -> u32;\n}\n",
+    );
+    let expected = "    pub struct A\n    pub b: u32\n    impl A: pub const X: Self = Self { b: 1, c: 2 };\n    impl A: pub fn new( \
+                    b: u32, ) -> Self\n    pub trait T: Send\n    pub trait T: Send: fn f(&self) -> u32;\n";
+    assert_eq!(items, expected);
+}
