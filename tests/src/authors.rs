@@ -25,7 +25,7 @@ use crate::{
 
 /// What `pensieve new` is asked for. Two of the names are words that what it writes uses as well.
 const NEW: [(&str, &str); 3] = [("architecture", "my-model"), ("sampler", "sampler"), ("adapter", "file")];
-const EXAMPLES: [&str; 3] = ["qwen2-plugin", "my-sampler", "bigram"];
+const EXAMPLES: [&str; 4] = ["qwen2-plugin", "my-sampler", "bigram", "c-engine"];
 
 /// Where each project is: the examples, and those that are written now.
 fn projects(desk: &Desk) -> Vec<(&'static str, PathBuf)> {
@@ -76,8 +76,8 @@ fn plugins_of_authors_with_another_toolchain_are_dropped_in_and_answer() {
     served(&libraries);
 }
 
-/// Models for every plugin: Qwen2's, a bigram's, a Llama, and the same Llama under the name that a new architecture claims.
-fn configure(root: &Path, bigram: &TempDir) -> String {
+/// Models for every plugin: Qwen2's, a bigram's, one for an engine in C, a Llama, and the same Llama under the name that a new architecture claims.
+fn configure(root: &Path, bigram: &TempDir, gru: &TempDir) -> String {
     let (llama, fresh) = (fixture("llama/gqa"), root.join("fresh"));
     fs::create_dir(&fresh).unwrap();
     for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
@@ -99,6 +99,7 @@ fn configure(root: &Path, bigram: &TempDir) -> String {
         format!("[models.adapters]\ntuned = \"{}\"\n", root.join("tuned.file.json").display()),
         model("qwen", &fixture("qwen2/tied")),
         model("bigram", bigram.path()),
+        model("gru", gru.path()),
         model("fresh", &fresh),
     ]
     .concat()
@@ -122,13 +123,13 @@ fn answer(server: &Server, model: &str, extras: &Value) -> String {
 
 /// Drops the plugins in, one after the other, while the server answers, and asks for each of them.
 fn served(libraries: &[PathBuf]) {
-    let (root, bigram) = (tempfile::tempdir().unwrap(), checkpoints::bigram(300, 512));
-    let config = configure(root.path(), &bigram);
+    let (root, bigram, gru) = (tempfile::tempdir().unwrap(), checkpoints::bigram(300, 512), checkpoints::gru(300, 512));
+    let config = configure(root.path(), &bigram, &gru);
     let plugins = vec![plugin("pensieve-llama"), plugin("pensieve-samplers")];
     let server = Options { plugins, config, ..Options::default() }.start();
     let nothing = json!({});
     let base = answer(&server, "base", &nothing);
-    for model in ["qwen", "bigram", "fresh", "base:tuned"] {
+    for model in ["qwen", "bigram", "gru", "fresh", "base:tuned"] {
         let (status, message) = ask(&server, model, &nothing);
         assert!(status >= 400, "{model} needs no plugin: {message}");
     }
@@ -147,7 +148,7 @@ fn served(libraries: &[PathBuf]) {
         assert!(Instant::now() < deadline, "{:#}", server.get("/v1/plugins").json());
         sleep(Duration::from_millis(50));
     }
-    for model in ["qwen", "bigram"] {
+    for model in ["qwen", "bigram", "gru"] {
         assert_eq!(answer(&server, model, &nothing), answer(&server, model, &nothing), "{model}");
     }
     assert_eq!(answer(&server, "fresh", &nothing), base, "the same weights by two plugins");

@@ -17,6 +17,29 @@ pub fn bigram(vocabulary: u32, context: u32) -> TempDir {
     folder
 }
 
+/// A checkpoint for `examples/c-engine`, as its `make.py` writes them.
+pub fn gru(vocabulary: u32, context: u32) -> TempDir {
+    const WIDTH: u32 = 32;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).expect("a writable folder");
+    let config = json!({"architectures": ["CGruForCausalLM"], "max_position_embeddings": context});
+    write("config.json", config.to_string().as_bytes());
+    let spaces = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let words: serde_json::Map<_, _> = (0..vocabulary).map(|token| (format!("▁{token}"), token.into())).collect();
+    let model = json!({"type": "WordLevel", "vocab": words, "unk_token": "▁0"});
+    let tokenizer =
+        json!({"version": "1.0", "added_tokens": [], "pre_tokenizer": spaces, "decoder": spaces, "model": model});
+    write("tokenizer.json", tokenizer.to_string().as_bytes());
+    let mut random = Random(3);
+    let mut weights = b"CGRU".to_vec();
+    weights.extend([vocabulary, WIDTH].iter().flat_map(|size| size.to_le_bytes()));
+    for _ in 0..vocabulary * WIDTH + 6 * WIDTH * WIDTH {
+        weights.extend(((random.below(2001) as f32 - 1000.0) / 2000.0).to_le_bytes());
+    }
+    write("weights.bin", &weights);
+    folder
+}
+
 /// A Llama of random weights that is large enough for its prompts to take time: 4 layers of 512, about 11 M weights, with the
 /// tokenizer and the chat template of a fixture.
 pub fn llama(context: u32) -> TempDir {

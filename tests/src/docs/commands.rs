@@ -151,6 +151,10 @@ pub const COMMANDS: &[(&str, Way)] = &[
     ),
     ("pensieve plugins check target/debug/libbigram.so --model tiny", Prints(&["no law is broken"])),
     (r#"pensieve run --model tiny "1 2 3""#, Prints(&[])),
+    // examples/c-engine
+    ("python make.py tiny", As("python3 examples/c-engine/make.py gru", &["300 tokens"])),
+    ("pensieve plugins check target/release/libc_engine.so --model tiny", Test(NEW)),
+    ("mkdir -p ~/.pensieve/plugins && cp target/release/libc_engine.* ~/.pensieve/plugins/", Test(AUTHORS)),
     // docs/writing-a-plugin.md, and the examples that `new` writes
     ("pensieve new architecture my-model", Prints(&["my-model"])),
     ("pensieve new architecture NAME", Test("writes_a_project_and_says_what_comes_next")),

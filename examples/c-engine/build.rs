@@ -1,0 +1,7 @@
+//! Has the engine compiled into the plugin.
+
+fn main() {
+    println!("cargo::rerun-if-changed=src/engine.c");
+    println!("cargo::rerun-if-changed=src/engine.h");
+    cc::Build::new().file("src/engine.c").opt_level(2).compile("engine");
+}
