@@ -17,6 +17,7 @@ mod probe;
 mod progress;
 mod prompt;
 mod pull;
+mod reference;
 mod reply;
 mod run;
 mod serve;

@@ -8,6 +8,7 @@ use pensieve_sdk::{
     sampler::{Candidates, History, Sampler, Stage},
 };
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 export!(Plugin::new("my-sampler", "keeps what stands out").sampler(TopNSigma));
 
@@ -36,9 +37,10 @@ impl Sampler for TopNSigma {
 
     fn create(&self, parameters: &str, _vocabulary: u32, _seed: u64) -> Result<Box<dyn Stage>> {
         let parameters = if parameters.is_empty() { "{}" } else { parameters };
-        let parameters: Parameters =
-            serde_json::from_str(parameters).map_err(|error| Error::invalid(format!("{NAME}: {error}")))?;
-        let n = parameters.n;
+        let wrong = |error: serde_json::Error| Error::invalid(format!("{NAME}: {error}"));
+        // Read as an object first: a struct alone would take a list of values, too.
+        let object: Map<String, Value> = serde_json::from_str(parameters).map_err(wrong)?;
+        let Parameters { n } = Parameters::deserialize(Value::Object(object)).map_err(wrong)?;
         if !(0.0..=100.0).contains(&n) {
             return Err(Error::invalid(format!("{NAME}: parameter 'n' = {n} is not a number from 0 to 100")));
         }
@@ -72,6 +74,7 @@ fn deviation(logits: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pensieve_sdk::testing::{SamplerOptions, sampler_conformance};
 
     const HISTORY: History<'_> = History { tokens: &[], prompt: 0 };
 
@@ -82,6 +85,12 @@ mod tests {
         let mut stage = TopNSigma.create(parameters, candidates.len() as u32, 0)?;
         assert_eq!(stage.sample(&mut candidates, HISTORY)?, None);
         Ok(candidates.ids().to_vec())
+    }
+
+    #[test]
+    fn obeys_the_laws() {
+        let report = sampler_conformance(TopNSigma, &SamplerOptions::default());
+        assert!(report.passed(), "{report}");
     }
 
     #[test]

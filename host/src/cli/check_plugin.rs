@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use pensieve_plugin_api::CONTRACT;
 use serde_json::json;
 
@@ -22,6 +22,7 @@ use super::{
     error::{CliError, CliResult, Exit, end},
     laws::{LawEvent, LawOptions, LawOutcome, TestedModel, Verdict},
     progress::{LoadProgress, Spinner},
+    reference::{self, Computed, TRANSFORMERS},
     reply::Reply,
 };
 use crate::config::units::Amount;
@@ -40,12 +41,16 @@ use pensieve_worker::plugin::LoadedPlugin;
 const INSPECTION_TIME_MAX: Duration = Duration::from_secs(20);
 const COLUMNS: usize = 110;
 
-/// Open a plugin, and say what it provides or what is wrong with it; with a model, try the contract's laws on it.
+/// Open a plugin, and say what it provides or what is wrong with it; with what it takes, try the contract's laws on it.
 #[derive(Args)]
+#[group(skip)]
+#[command(group = ArgGroup::new("tried").multiple(true).args(["model", "samplers", "adapter"]))]
 #[command(after_help = "Examples:
   pensieve plugins check target/release/libmine.so
   pensieve plugins check target/release/libmine.so --model ./checkpoint
   pensieve plugins check target/release/libmine.so --model m.gguf --reference reference.safetensors
+  pensieve plugins check target/release/libmine.so --samplers
+  pensieve plugins check target/release/libmine.so --adapter ./adapter
 
 docs/writing-a-plugin.md tells what the laws are and how a reference is made.")]
 pub(super) struct Check {
@@ -60,26 +65,25 @@ pub(super) struct Check {
     #[command(flatten)]
     setting: LawOptions,
     /// How long a law, or the plugin's next word while it loads, may take.
-    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "model")]
+    #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "tried")]
     timeout: Duration,
 }
 
 impl Check {
     pub(super) fn run(self) -> ExitCode {
-        match &self.model {
-            None if self.json => check_for_programs(&self.file),
-            None => end(self.inspect().map(|manifest| {
-                drop(super::say(provides(&manifest).trim_end_matches('\n')));
-                let laws = "; --model CHECKPOINT tries the contract's laws on an architecture";
-                let laws = if manifest.architectures.is_empty() { "" } else { laws };
-                eprintln!("it was opened and asked what it provides, and none of that was run{laws}");
-            })),
-            Some(model) => {
-                let mut monitor = LawMonitor::new(self.json);
-                let tried = self.try_model(model, &mut monitor);
-                end(monitor.end(tried))
-            }
+        let LawOptions { samplers, adapter, .. } = &self.setting;
+        if self.model.is_some() || samplers.is_some() || adapter.is_some() {
+            let mut monitor = LawMonitor::new(self.json);
+            let tried = self.try_laws(&mut monitor);
+            return end(monitor.end(tried));
         }
+        if self.json {
+            return check_for_programs(&self.file);
+        }
+        end(self.inspect().map(|manifest| {
+            drop(super::say(provides(&manifest).trim_end_matches('\n')));
+            eprintln!("it was opened and asked what it provides, and none of that was run{}", further(&manifest));
+        }))
     }
 
     /// Asks a child what the file is.
@@ -101,20 +105,24 @@ impl Check {
     }
 
     /// Has a child try the laws, to the last one or to what keeps them from being tried.
-    fn try_model(&self, model: &str, monitor: &mut LawMonitor) -> CliResult {
+    fn try_laws(&self, monitor: &mut LawMonitor) -> CliResult {
         self.setting.check()?;
         let manifest = self.inspect()?;
         monitor.begin(&manifest);
-        if manifest.architectures.is_empty() {
-            let line = format!("plugin '{}' has no architecture, so that --model has nothing to try", manifest.id);
-            return Err(CliError::new(Exit::Usage, line));
+        self.refuse_nothing(&manifest)?;
+        for file in self.setting.adapter.iter().chain(&self.setting.formats) {
+            file.metadata().map_err(|error| CliError::system(format_args!("'{}'", file.display()), &error))?;
         }
-        if let Some(reference) = &self.setting.reference {
+        let given = self.setting.reference.as_deref();
+        let is_computed = given.is_some_and(|reference| reference.as_os_str() == TRANSFORMERS);
+        if let Some(reference) = given.filter(|_| !is_computed) {
             let there = reference.metadata();
             there.map_err(|error| CliError::system(format_args!("the reference '{}'", reference.display()), &error))?;
         }
-        let source = common_args::locate_checkpoint(model)?;
-        let arguments = self.arguments(&source);
+        let source = self.model.as_deref().map(common_args::locate_checkpoint).transpose()?;
+        let computed = source.as_deref().filter(|_| is_computed).map(reference::compute).transpose()?;
+        let reference = computed.as_ref().map(Computed::path).or(given.map(Path::to_owned));
+        let arguments = self.arguments(source.as_deref(), reference.as_deref());
         let followed = super::runtime()?.block_on(async {
             child::ask_for_lines(&program()?, &arguments, self.timeout, |event| monitor.on_event(event)).await
         });
@@ -122,25 +130,50 @@ impl Check {
         monitor.stopped.take().map_or(Ok(()), Err)
     }
 
-    fn arguments(&self, source: &Path) -> Vec<OsString> {
-        let LawOptions { device, context, options, longest, reference, tolerance } = &self.setting;
+    /// Refuses flags that ask for what the plugin does not have.
+    fn refuse_nothing(&self, manifest: &Manifest) -> CliResult {
+        let Manifest { id, architectures, samplers, adapter_formats, .. } = manifest;
+        let model = self.model.is_some();
+        let adapter = self.setting.adapter.is_some() && !model;
+        for (asked, is_empty, what, flag) in [
+            (model, architectures.is_empty(), "architecture", "--model"),
+            (self.setting.samplers.is_some(), samplers.is_empty(), "sampler", "--samplers"),
+            (adapter, adapter_formats.is_empty(), "adapter format", "--adapter"),
+        ] {
+            if asked && is_empty {
+                let line = format!("plugin '{id}' has no {what}, so that {flag} has nothing to try");
+                return Err(CliError::new(Exit::Usage, line));
+            }
+        }
+        Ok(())
+    }
+
+    fn arguments(&self, source: Option<&Path>, reference: Option<&Path>) -> Vec<OsString> {
+        let LawOptions { device, context, options, longest, tolerance, samplers, adapter, formats, .. } = &self.setting;
         let mut arguments: Vec<OsString> = vec!["probe".into(), "laws".into()];
         let mut flag = |name: &str, value: OsString| {
             let mut flag = OsString::from(format!("--{name}="));
             flag.push(value);
             arguments.push(flag);
         };
-        flag("device", device.into());
-        flag("context", context.to_string().into());
-        flag("options", options.into());
-        flag("longest", longest.to_string().into());
-        if let Some(reference) = reference {
-            flag("reference", reference.into());
+        if source.is_some() {
+            flag("device", device.into());
+            flag("context", context.to_string().into());
+            flag("options", options.into());
+            flag("longest", longest.to_string().into());
         }
-        if let Some(tolerance) = tolerance {
-            flag("tolerance", tolerance.to_string().into());
+        let tolerance = tolerance.map(|tolerance| tolerance.to_string());
+        for (name, value) in [
+            ("reference", reference.map(OsString::from)),
+            ("tolerance", tolerance.map(OsString::from)),
+            ("samplers", samplers.as_ref().map(OsString::from)),
+            ("adapter", adapter.as_ref().map(OsString::from)),
+            ("formats", formats.as_ref().map(OsString::from)),
+        ] {
+            value.into_iter().for_each(|value| flag(name, value));
         }
-        arguments.extend(["--".into(), self.file.clone().into(), source.into()]);
+        arguments.extend(["--".into(), self.file.clone().into()]);
+        arguments.extend(source.map(OsString::from));
         arguments
     }
 }
@@ -176,6 +209,16 @@ fn exit_of(refusal: &Refusal) -> Exit {
     if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed }
 }
 
+/// What can be tried on a plugin, for people.
+fn further(manifest: &Manifest) -> String {
+    let ways = [
+        (manifest.architectures.is_empty(), "--model CHECKPOINT tries the contract's laws on an architecture"),
+        (manifest.samplers.is_empty(), "--samplers tries the contract's laws on samplers"),
+        (manifest.adapter_formats.is_empty(), "--adapter PATH tries the contract's laws on adapter formats"),
+    ];
+    ways.iter().filter(|(is_empty, _)| !is_empty).map(|(_, way)| format!("; {way}")).collect()
+}
+
 /// Who a plugin is, for people.
 fn provides(manifest: &Manifest) -> String {
     let Manifest { id, version, description, toolchain, sdk, architectures, samplers, adapter_formats } = manifest;
@@ -204,6 +247,8 @@ struct LawMonitor {
     loading: LoadProgress,
     spinner: Option<Spinner>,
     law: Option<String>,
+    /// The provider that is tried, where it is not the model.
+    provider: Option<String>,
     subject: Option<TestedModel>,
     warnings: Vec<String>,
     verdicts: Vec<Verdict>,
@@ -218,6 +263,7 @@ impl LawMonitor {
             loading: LoadProgress::default(),
             spinner: None,
             law: None,
+            provider: None,
             subject: None,
             warnings: Vec::new(),
             verdicts: Vec::new(),
@@ -244,7 +290,13 @@ impl LawMonitor {
                 let line = format!("architecture '{architecture}' on {device} ({note})\n");
                 self.show(|| drop(super::say(&line)));
                 self.subject = Some(TestedModel { architecture, device, note });
+                self.provider = None;
                 self.spinner = (!self.silent).then(Spinner::new);
+            }
+            LawEvent::Subject { subject } => {
+                let subject = clean(&subject);
+                self.show(|| drop(super::say(&subject)));
+                self.provider = Some(subject);
             }
             LawEvent::Tries { law } => {
                 if let Some(spinner) = &self.spinner {
@@ -278,7 +330,7 @@ impl LawMonitor {
     /// Lays the end of a child to what it was at.
     fn describe_end(&self, error: &ChildError, manifest: &Manifest) -> CliError {
         let during = match (&self.law, &self.subject) {
-            (Some(law), _) => format!("law '{law}' was tried"),
+            (Some(law), _) => format!("law '{law}'{} was tried", of(self.provider.as_deref())),
             (None, Some(_)) => "the laws were tried".into(),
             (None, None) => "the checkpoint was loaded".into(),
         };
@@ -301,10 +353,10 @@ impl LawMonitor {
             let is_compared = |verdict: &Verdict| {
                 verdict.law == "reference" && !matches!(verdict.outcome, LawOutcome::NotTried { .. })
             };
-            let compared = if self.verdicts.iter().any(is_compared) {
+            let compared = if self.subject.is_none() || self.verdicts.iter().any(is_compared) {
                 ""
             } else {
-                "; whether the numbers are the right ones, only another implementation's tell: --reference FILE"
+                "; whether the numbers are the right ones, only another implementation's tell: --reference"
             };
             super::say(&format!("\nno law is broken{compared}"))?;
         }
@@ -314,14 +366,19 @@ impl LawMonitor {
     fn judge(&self) -> CliResult {
         let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
         let Some(first) = broken.first() else { return Ok(()) };
+        let (law, of) = (&first.law, of(first.subject.as_deref()));
         let line = match broken.len() {
-            1 => format!("1 law is broken: '{}'", first.law),
+            1 => format!("1 law is broken: '{law}'{of}"),
             count => {
-                format!("{count} laws are broken; begin with the first, '{}', as others may follow from it", first.law)
+                format!("{count} laws are broken; begin with the first, '{law}'{of}, as others may follow from it")
             }
         };
         Err(CliError::new(Exit::Failed, line))
     }
+}
+
+fn of(provider: Option<&str>) -> String {
+    provider.map_or(String::new(), |provider| format!(" of {provider}"))
 }
 
 impl Verdict {

@@ -4,8 +4,10 @@
 //! called `exit`. A law is code of the contract's; here stands only what comes before: who takes the checkpoint, whether
 //! its card is one that a host believes, and what another implementation computed.
 
+mod providers;
+
 use pensieve_plugin_api::{
-    ArchitectureBox, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError, Source,
+    AdapterData, ArchitectureBox, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError, Source,
     laws::{self, Options, Progress, Reference},
 };
 use safetensors::{Dtype, SafeTensors};
@@ -58,19 +60,32 @@ pub(super) struct LawOptions {
     /// The longest text, which windows are tried on; 0 is one that leaves those of the checkpoint, up to 2048 tokens.
     #[arg(long, default_value_t = 0, value_name = "TOKENS", requires = "model")]
     pub(super) longest: u32,
-    /// What another implementation computes: a safetensors file with `tokens` and a row of `logits` for each.
-    #[arg(long, value_name = "FILE", requires = "model")]
+    /// What another implementation computes: a safetensors file with `tokens` and a row of `logits` for each. Without a file,
+    /// Hugging Face transformers computes it now.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = super::reference::TRANSFORMERS, requires = "model")]
     pub(super) reference: Option<PathBuf>,
     /// How far a logit may lie from the reference's [default: a twentieth of what the reference's spread over].
     #[arg(long, value_name = "NUMBER", requires = "reference")]
     pub(super) tolerance: Option<f32>,
+    /// Try the laws of samplers on those of the plugin, with parameters for those that want some: {"top_k": {"k": 40}}.
+    #[arg(long, value_name = "JSON", num_args = 0..=1, require_equals = true, default_missing_value = "{}")]
+    pub(super) samplers: Option<String>,
+    /// An adapter, a file or a folder: tries the laws of adapter formats on those of the plugin, and has the model take it.
+    #[arg(long, value_name = "PATH")]
+    pub(super) adapter: Option<PathBuf>,
+    /// The plugin that reads the adapter for the model, if this one does not.
+    #[arg(long, value_name = "FILE", requires = "adapter", requires = "model")]
+    pub(super) formats: Option<PathBuf>,
 }
 
 impl LawOptions {
     /// Refuses what is wrong whichever plugin and checkpoint it is for.
     pub(super) fn check(&self) -> Result<(), CliError> {
-        let Self { device, context, options, tolerance, .. } = self;
+        let Self { device, context, options, tolerance, samplers, .. } = self;
         let wrong = |what: String| Err(CliError::new(Exit::Usage, what));
+        if let Some(samplers) = samplers {
+            providers::parameters(samplers)?;
+        }
         if let Err(what) = config::check_device(device) {
             return wrong(format!("--device {device}: {what}"));
         }
@@ -100,9 +115,9 @@ impl LawOptions {
 pub(super) struct RunLaws {
     /// The plugin's library.
     plugin: PathBuf,
-    /// The checkpoint.
+    /// The checkpoint, if there is a model to try.
     #[arg(id = "model", value_name = "SOURCE")]
-    source: PathBuf,
+    source: Option<PathBuf>,
     #[command(flatten)]
     setting: LawOptions,
 }
@@ -117,6 +132,8 @@ pub(super) enum LawEvent {
     Warns { message: String },
     /// The model is loaded.
     Loaded(TestedModel),
+    /// This provider is tried next.
+    Subject { subject: String },
     /// This law is tried next.
     Tries { law: String },
     /// The verdict on the law that was tried last.
@@ -139,6 +156,9 @@ pub(super) struct TestedModel {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Verdict {
     pub(super) law: String,
+    /// Of which provider, where it is not the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) subject: Option<String>,
     pub(super) says: String,
     #[serde(flatten)]
     pub(super) outcome: LawOutcome,
@@ -162,12 +182,8 @@ impl RunLaws {
             let say = |event: &LawEvent| answer.lock().unwrap_or_else(PoisonError::into_inner).line(event);
             let stopped =
                 |error: CliError| say(&LawEvent::Stopped { exit: error.exit, reason: error.lines.join("; ") });
-            match self.load(&answer) {
-                Ok(loaded) => {
-                    try_laws(loaded, &mut |event| drop(say(&event))).map_or_else(stopped, |()| say(&LawEvent::Done))
-                }
-                Err(error) => stopped(error),
-            }
+            let tried = self.try_all(&answer, &mut |event| drop(say(&event)));
+            tried.map_or_else(stopped, |()| say(&LawEvent::Done))
         });
         match tried {
             Ok(()) => ExitCode::SUCCESS,
@@ -178,24 +194,46 @@ impl RunLaws {
         }
     }
 
-    fn load(&self, answer: &Arc<Mutex<Reply>>) -> Result<Loaded, CliError> {
-        let plugin = LoadedPlugin::open(&self.plugin);
-        let plugin = plugin.map_err(|error| CliError::new(Exit::Failed, error.to_string()))?;
-        let name = CheckpointName::read(&self.source);
+    /// The providers that need no checkpoint come first.
+    fn try_all(&self, answer: &Arc<Mutex<Reply>>, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
+        let plugin = open(&self.plugin)?;
+        let LawOptions { samplers, adapter, formats, .. } = &self.setting;
+        if let Some(parameters) = samplers {
+            providers::try_samplers(&plugin, parameters, say)?;
+        }
+        if let Some(adapter) = adapter {
+            providers::try_formats(&plugin, adapter, say)?;
+        }
+        let Some(source) = &self.source else { return Ok(()) };
+        let others = formats.iter().map(|file| open(file)).collect::<Result<Vec<_>, _>>()?;
+        let readers: Vec<&LoadedPlugin> = others.iter().chain([&plugin]).collect();
+        let adapter = adapter.as_deref().map(|adapter| providers::read_adapter(&readers, adapter)).transpose()?;
+        try_laws(self.load(&plugin, source, adapter, answer)?, say)
+    }
+
+    fn load(
+        &self,
+        plugin: &LoadedPlugin,
+        checkpoint: &Path,
+        adapter: Option<AdapterData>,
+        answer: &Arc<Mutex<Reply>>,
+    ) -> Result<Loaded, CliError> {
+        let name = CheckpointName::read(checkpoint);
         let name = name.map_err(|what| CliError::new(Exit::Failed, format!("the checkpoint {what}")))?;
-        let LawOptions { device, context, options, longest, reference, tolerance } = &self.setting;
-        let path = self.source.to_str().ok_or_else(|| {
-            CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", self.source.display()))
+        let LawOptions { device, context, options, longest, reference, tolerance, .. } = &self.setting;
+        let path = checkpoint.to_str().ok_or_else(|| {
+            CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", checkpoint.display()))
         })?;
         let source = Source { path: path.into(), options: options.as_str().into() };
-        let (architecture, abi_card) = claimant(&plugin, &name, &source)?;
+        let (architecture, abi_card) = claimant(plugin, &name, &source)?;
         let card = plugin::card::read(&abi_card).map_err(|what| {
             let line = format!("architecture '{}' describes the checkpoint wrongly: {what}", abi_card.architecture);
             CliError::new(Exit::Failed, line)
         })?;
         let reference = reference.as_deref().map(|file| read_reference(file, *tolerance, &card)).transpose()?;
         let shape = laws::Shape::from(&abi_card);
-        let options = Options { farthest: *longest, references: reference.into_iter().collect(), ..Options::default() };
+        let references = reference.into_iter().collect();
+        let options = Options { farthest: *longest, references, adapter, ..Options::default() };
         let compared = options.references.iter().map(|reference| reference.tokens.len() as u64).max();
         let tokens = compared.unwrap_or(0).max(u64::from(shape.farthest(&options)));
         let state_bytes = match card.state {
@@ -229,11 +267,21 @@ fn try_laws(loaded: Loaded, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliErro
     say(LawEvent::Loaded(TestedModel { architecture: card.architecture.clone(), device, note }));
     say(LawEvent::Tries { law: "tokenizer".into() });
     say(LawEvent::Found(tokenizer(card)?));
-    laws::check(&mut model, shape, &options, &mut |progress| match progress {
-        Progress::Tries(law) => say(LawEvent::Tries { law: law.into() }),
-        Progress::Found(verdict) => say(LawEvent::Found(verdict.into())),
-    });
+    laws::check(&mut model, shape, &options, &mut |progress| tell(progress, None, say));
     Ok(())
+}
+
+fn tell(progress: Progress<'_>, subject: Option<&str>, say: &mut dyn FnMut(LawEvent)) {
+    match progress {
+        Progress::Tries(law) => say(LawEvent::Tries { law: law.into() }),
+        Progress::Found(verdict) => {
+            say(LawEvent::Found(Verdict { subject: subject.map(str::to_owned), ..verdict.into() }));
+        }
+    }
+}
+
+fn open(file: &Path) -> Result<LoadedPlugin, CliError> {
+    LoadedPlugin::open(file).map_err(|error| CliError::new(Exit::Failed, error.to_string()))
 }
 
 /// The one demand on a card that only a host can try: that it can read what texts are written with.
@@ -250,7 +298,7 @@ fn tokenizer(card: Card) -> Result<Verdict, CliError> {
         }
     };
     let says = "the card's tokenizer and chat template are ones that a host can read".into();
-    Ok(Verdict { law: "tokenizer".into(), says, outcome })
+    Ok(Verdict { law: "tokenizer".into(), subject: None, says, outcome })
 }
 
 /// The first architecture of the plugin that claims the checkpoint and does not decline it.
@@ -381,6 +429,6 @@ impl From<&laws::Verdict> for Verdict {
             laws::Outcome::NotApplicable { why } => LawOutcome::NotTried { why },
             laws::Outcome::Broken { what, hint } => LawOutcome::Broken { what, hint },
         };
-        Self { law: verdict.law.into(), says: verdict.says.into(), outcome }
+        Self { law: verdict.law.into(), subject: None, says: verdict.says.into(), outcome }
     }
 }

@@ -234,7 +234,7 @@ const LAWS: &[Law<Check>] = &[
         check: adapters::fits,
     },
     Law {
-        id: "adapter-strength",
+        id: "adapter-scale",
         says: "an adapter at strength 0 is none, and strength counts as its own scale does",
         hint: "the usual cause is a strength that is left out, or applied twice, or kept from the step before",
         check: adapters::strength,

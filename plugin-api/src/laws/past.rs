@@ -128,16 +128,35 @@ pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
             Outcome::NotApplicable { why } => uncompared(number, &why),
             other => other,
         })?;
-        for (place, (ours, theirs)) in rows.iter().zip(&reference.logits).enumerate() {
-            let apart = (ours - theirs).abs();
-            if apart.is_nan() || apart > reference.tolerance {
-                let at = format!("text {number}, token {}, logit {}", place / width, place % width);
-                return Err(broken(format!("{at}: {ours} where the reference says {theirs}")));
+        for (token, (ours, theirs)) in rows.chunks_exact(width).zip(reference.logits.chunks_exact(width)).enumerate() {
+            let apart = |(ours, theirs): (&f32, &f32)| (ours - theirs).abs();
+            let differ = |apart: f32| apart.is_nan() || apart > reference.tolerance;
+            if let Some(place) = ours.iter().zip(theirs).map(apart).position(differ) {
+                let from = (number, token, reference.tokens.len());
+                return Err(differs(from, place, (ours[place], theirs[place]), worst));
             }
-            worst = worst.max(apart);
+            worst = ours.iter().zip(theirs).map(apart).fold(worst, f32::max);
         }
     }
     Ok(if worst == 0.0 { Outcome::Exact } else { noted(format!("the largest difference is {worst:.1e}")) })
+}
+
+/// The first token that differs narrows the causes: the first of a text attends to itself alone, wherever it stands.
+fn differs((number, token, tokens): (usize, usize, usize), place: usize, logits: (f32, f32), before: f32) -> Outcome {
+    let (ours, theirs) = logits;
+    let at = format!("text {number}, token {token} of {tokens}, logit {place}");
+    let before = if token == 0 { String::new() } else { format!("; up to there they differ by {before:.1e} at most") };
+    let hint = match token {
+        0 => {
+            "if no other law is broken, the cause lies where each token is by itself, as the first one differs already: \
+              embeddings, a norm's epsilon, a scale, the activation, the head, or two weights taken for each other"
+        }
+        _ => {
+            "if no other law is broken, the cause lies where tokens meet, as the first one does not differ: the rotation's \
+              pairing (halves or neighbours) or base, a scale of attention, a window that begins there"
+        }
+    };
+    Outcome::Broken { what: format!("{at}: {ours} where the reference says {theirs}{before}"), hint: hint.into() }
 }
 
 fn uncompared(number: usize, why: &str) -> Outcome {

@@ -36,12 +36,12 @@ impl AdapterFormat for Gguf {
         if kind != "adapter" {
             let message = format!("this GGUF file holds a {kind}, not an adapter");
             return Err(here(
-                Error::invalid(message).help("give it as a model's source, or name the adapter's own file"),
+                Error::declined(message).help("give it as a model's source, or name the adapter's own file"),
             ));
         }
         let method = metadata.string("adapter.type").map_err(here)?.unwrap_or("lora");
         if method != "lora" {
-            return Err(here(Error::unsupported(format!("adapters of type '{method}' are not known, only lora"))));
+            return Err(here(Error::declined(format!("adapters of type '{method}' are not known, only lora"))));
         }
         if metadata.contains("adapter.alora.invocation_tokens") {
             return Err(here(Error::unsupported(

@@ -89,13 +89,11 @@ impl Config {
             .map_err(|error| here(Error::corrupt(format!("not a PEFT configuration: {error}"))))
     }
 
-    /// Refuses what low-rank pairs cannot express.
+    /// Leaves other types to other formats, and refuses what low-rank pairs cannot express.
     fn check(&self) -> Result<()> {
         let kind = self.peft_type.as_deref().unwrap_or("LORA");
         if kind != "LORA" {
-            return Err(Error::unsupported(format!(
-                "an adapter of type '{kind}' is not low-rank; only LORA is served"
-            )));
+            return Err(Error::declined(format!("an adapter of type '{kind}' is not low-rank; only LORA is served")));
         }
         let says = |key: &str| self.rest.get(key).filter(|value| !is_nothing(value));
         if let Some(bias) = says("bias").filter(|bias| bias.as_str() != Some("none")) {

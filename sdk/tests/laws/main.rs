@@ -87,7 +87,7 @@ fn a_good_model_is_tried_on_all_that_concerns_it() {
         untried.map(|verdict| verdict.law).collect()
     };
     let paged = untried(&attending(attending::Fault::None));
-    let adapters = ["adapter-fits", "adapter-strength", "adapter-apart"];
+    let adapters = ["adapter-fits", "adapter-scale", "adapter-apart"];
     let others = ["counts", "checkpoints", "window", "sequence-state"];
     assert_eq!(paged, [&others[..], &adapters, &["reference"]].concat());
     let grouped = untried(&grouped::check(grouped::Fault::None, true));

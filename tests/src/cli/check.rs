@@ -15,7 +15,7 @@ use crate::{
     reference::fixture,
 };
 
-fn check(plugin: &Path, more: &[&str]) -> Said {
+pub(super) fn check(plugin: &Path, more: &[&str]) -> Said {
     let arguments = [&["plugins", "check", plugin.to_str().unwrap()], more].concat();
     Desk::new().run(&arguments)
 }
@@ -35,7 +35,7 @@ fn compared(fault: &str) -> Said {
 }
 
 /// The text on one line, as it is broken into lines for reading.
-fn flat(text: &str) -> String {
+pub(super) fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -51,8 +51,11 @@ fn says_what_a_plugin_provides() {
     assert!(said.stderr.contains("--model CHECKPOINT tries the contract's laws"), "{said:?}");
     let said = check(&plugin("pensieve-samplers"), &[]);
     assert!(said.stdout.contains("samplers: bias, penalties"), "{said:?}");
-    assert_eq!(said.stderr, "it was opened and asked what it provides, and none of that was run\n");
-    assert!(check(&plugin("pensieve-lora"), &[]).stdout.contains("adapter formats: peft, gguf"));
+    let opened = "it was opened and asked what it provides, and none of that was run";
+    assert_eq!(said.stderr, format!("{opened}; --samplers tries the contract's laws on samplers\n"));
+    let said = check(&plugin("pensieve-lora"), &[]);
+    assert!(said.stdout.contains("adapter formats: peft, gguf"), "{said:?}");
+    assert_eq!(said.stderr, format!("{opened}; --adapter PATH tries the contract's laws on adapter formats\n"));
 }
 
 #[test]
@@ -68,7 +71,11 @@ fn a_right_model_breaks_no_law() {
 #[test]
 fn a_wrong_model_is_told_which_law_it_breaks_and_where_to_look() {
     for (fault, law, words) in [
-        ("rope", "reference", "the usual causes are the rotation's pairing (halves or neighbours)"),
+        (
+            "rope",
+            "reference",
+            "the cause lies where tokens meet, as the first one does not differ: the rotation's pairing",
+        ),
         ("cache", "chunked", "the usual cause is a cache that is off by one"),
         ("positions", "positions", "they are not read the usual cause is a position encoding that is not applied"),
         ("leaks", "repeatable", "the usual cause is a state that an earlier sequence has left behind"),

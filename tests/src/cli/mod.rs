@@ -2,6 +2,7 @@
 
 mod answers;
 mod check;
+mod check_providers;
 mod codes;
 mod launch;
 mod measured;

@@ -173,12 +173,8 @@ pub const COMMANDS: &[(&str, Way)] = &[
         Test(LAWS),
     ),
     (
-        r#"python reference.py $PENSIEVE/examples/starter pensieve-starter.gguf "How do I check my plugin before I ship it?""#,
-        ByHand("it takes transformers"),
-    ),
-    (
-        "pensieve plugins check target/debug/libmy_model.so --model $PENSIEVE/examples/starter/pensieve-starter.gguf --reference reference.safetensors",
-        Test("a_wrong_model_is_told_which_law_it_breaks_and_where_to_look"),
+        "pensieve plugins check target/debug/libmy_model.so --model $PENSIEVE/examples/starter/pensieve-starter.gguf --reference",
+        Test("one_command_has_a_reference_computed_and_compares_it"),
     ),
     (
         "pensieve serve --plugins target/debug --model me=$PENSIEVE/examples/starter/pensieve-starter.gguf",
@@ -189,13 +185,17 @@ pub const COMMANDS: &[(&str, Way)] = &[
         Test(AUTHORS),
     ),
     ("cargo doc --open -p pensieve-sdk", ByHand("it opens a browser")),
-    ("pensieve plugins check target/debug/libmy_sampler.so", Test("says_what_a_plugin_provides")),
+    ("pensieve plugins check target/debug/libmy_sampler.so --samplers", Test("our_samplers_break_no_law")),
     ("cp target/debug/libmy_sampler.so ../my-model/target/debug/", Test(AUTHORS)),
     (
         r#"curl http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "me", "max_tokens": 60, "messages": [{"role": "user", "content": "Hello!"}], "pensieve": {"samplers": [{"sampler": "my_sampler", "n": 1.5}, "seeded"]}}'"#,
         Test(AUTHORS),
     ),
     ("pensieve plugins check target/debug/libmy_adapter.so", Test("says_what_a_plugin_provides")),
+    (
+        "pensieve plugins check target/debug/libmy_adapter.so --adapter tuned.my-adapter.json",
+        Test("our_adapter_formats_break_no_law"),
+    ),
     ("cp target/release/libmy_sampler.* ~/.pensieve/plugins/", Test(AUTHORS)),
     (
         r#"curl -s http://127.0.0.1:8000/v1/messages -H 'content-type: application/json' -d '{"model": "any", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello!"}], "pensieve": {"samplers": [{"sampler": "my_sampler", "n": 1.5}, "seeded"]}}'"#,

@@ -1,0 +1,96 @@
+//! The laws of samplers and of adapter formats, for the child of `plugins check`.
+
+use std::path::Path;
+
+use pensieve_plugin_api::{
+    AdapterBox, AdapterData, ErrorCode,
+    laws::{self, SamplerOptions},
+};
+use serde_json::{Map, Value};
+
+use super::{
+    super::error::{CliError, Exit},
+    LawEvent, tell,
+};
+use pensieve_worker::plugin::LoadedPlugin;
+
+/// Reads what `--samplers` says: an object of parameters for each sampler that wants some.
+pub(super) fn parameters(text: &str) -> Result<Map<String, Value>, CliError> {
+    let wrong = |what: String| {
+        let help = r#"it takes a JSON object of each sampler's parameters, such as {"top_k": {"k": 40}}"#;
+        CliError::new(Exit::Usage, format!("--samplers={text}: {help}; {what}"))
+    };
+    let parameters: Map<String, Value> = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    match parameters.iter().find(|(_, given)| !given.is_object()) {
+        Some((name, given)) => Err(wrong(format!("those of '{name}' are {given}"))),
+        None => Ok(parameters),
+    }
+}
+
+/// Tries the laws on every sampler of the plugin.
+pub(super) fn try_samplers(plugin: &LoadedPlugin, given: &str, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
+    let given = parameters(given)?;
+    let names = &plugin.manifest().samplers;
+    if let Some(unknown) = given.keys().find(|name| !names.contains(name)) {
+        let line = format!("--samplers: the plugin has no sampler '{unknown}' (it has: {})", names.join(", "));
+        return Err(CliError::new(Exit::Usage, line));
+    }
+    for name in names {
+        let sampler = plugin.sampler(name);
+        let sampler = sampler.map_err(|error| CliError::new(Exit::Failed, format!("sampler '{name}': {error}")))?;
+        let parameters = given.get(name).map_or(String::new(), Value::to_string);
+        let subject = format!("sampler '{name}'");
+        say(LawEvent::Subject { subject: subject.clone() });
+        let options = SamplerOptions { parameters, ..SamplerOptions::default() };
+        laws::check_sampler(&sampler, &options, &mut |progress| tell(progress, Some(&subject), say));
+    }
+    Ok(())
+}
+
+/// Tries the laws on every adapter format of the plugin.
+pub(super) fn try_formats(
+    plugin: &LoadedPlugin,
+    adapter: &Path,
+    say: &mut dyn FnMut(LawEvent),
+) -> Result<(), CliError> {
+    for (name, format) in formats(plugin)? {
+        let scratch = tempfile::tempdir().map_err(|error| CliError::system("a temporary folder", &error))?;
+        let subject = format!("adapter format '{name}'");
+        say(LawEvent::Subject { subject: subject.clone() });
+        laws::check_format(&format, adapter, scratch.path(), &mut |progress| tell(progress, Some(&subject), say));
+    }
+    Ok(())
+}
+
+/// Reads an adapter in the first format that claims it and does not decline it.
+pub(super) fn read_adapter(plugins: &[&LoadedPlugin], adapter: &Path) -> Result<AdapterData, CliError> {
+    let place = adapter.display();
+    let text =
+        adapter.to_str().ok_or_else(|| CliError::new(Exit::Usage, format!("'{place}' is not UTF-8; rename it")))?;
+    let mut known = Vec::new();
+    for plugin in plugins {
+        for (name, format) in formats(plugin)? {
+            if format.claims(text.into()) {
+                match format.open(text.into()).into_result() {
+                    Ok(data) => return Ok(data),
+                    Err(error) if error.code == ErrorCode::DECLINED => {}
+                    Err(error) => return Err(CliError::new(Exit::Failed, format!("adapter '{place}': {error}"))),
+                }
+            }
+            known.push(name);
+        }
+    }
+    let known = if known.is_empty() { "there are none".into() } else { format!("there are: {}", known.join(", ")) };
+    let help = "--formats FILE names the plugin that reads it";
+    Err(CliError::new(Exit::Plugin, format!("no format takes the adapter '{place}' ({known}); {help}")))
+}
+
+fn formats(plugin: &LoadedPlugin) -> Result<Vec<(String, AdapterBox)>, CliError> {
+    let made = plugin.manifest().adapter_formats.iter().map(|name| {
+        let format = plugin.adapter_format(name);
+        let format =
+            format.map_err(|error| CliError::new(Exit::Failed, format!("adapter format '{name}': {error}")))?;
+        Ok((name.clone(), format))
+    });
+    made.collect()
+}
