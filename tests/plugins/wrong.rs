@@ -2,7 +2,7 @@
 //! by the law that it breaks. A Llama and not a toy, as a wrong rotation shows only against another implementation's
 //! numbers, and the fixtures have those.
 //!
-//! The model itself is right but for its rotation. Other faults are put between it and the host, by a wrapper that changes
+//! The model itself is right but for its rotation, its epsilon and its window. Other faults are put between it and the host, by a wrapper that changes
 //! what it is asked.
 
 use pensieve_sdk::{
@@ -26,6 +26,10 @@ enum Fault {
     None,
     /// The other values of a head are rotated together.
     Rope,
+    /// Norms add a hundred times too much.
+    Epsilon,
+    /// Attention reads the last 48 tokens.
+    Window,
     /// What has been read is taken for one token less.
     Cache,
     /// Every token stands at position 0.
@@ -52,7 +56,7 @@ impl Architecture for Wrong {
     }
 
     fn describe(&self, source: &Source) -> Result<Card> {
-        let card = Paged::<Llama<false>>::architecture().describe(&Source::new(&source.path))?;
+        let card = Paged::<Llama<RIGHT>>::architecture().describe(&Source::new(&source.path))?;
         Ok(Card { architecture: self.name().into(), ..card })
     }
 
@@ -60,8 +64,10 @@ impl Architecture for Wrong {
         let fault = fault(&request.source.options)?;
         let request = LoadRequest { source: Source::new(&request.source.path), ..request.clone() };
         let right = match fault {
-            Fault::Rope => Paged::<Llama<true>>::architecture().load(&request, services)?,
-            _ => Paged::<Llama<false>>::architecture().load(&request, services)?,
+            Fault::Rope => Paged::<Llama<ROPE>>::architecture().load(&request, services)?,
+            Fault::Epsilon => Paged::<Llama<EPSILON>>::architecture().load(&request, services)?,
+            Fault::Window => Paged::<Llama<WINDOW>>::architecture().load(&request, services)?,
+            _ => Paged::<Llama<RIGHT>>::architecture().load(&request, services)?,
         };
         Ok(Box::new(Spoiled { right, fault, before: HashMap::new(), last: None }))
     }
@@ -71,6 +77,8 @@ fn fault(options: &str) -> Result<Fault> {
     let faults = [
         ("none", Fault::None),
         ("rope", Fault::Rope),
+        ("epsilon", Fault::Epsilon),
+        ("window", Fault::Window),
         ("cache", Fault::Cache),
         ("positions", Fault::Positions),
         ("leaks", Fault::Leaks),
@@ -116,7 +124,7 @@ impl Model for Spoiled {
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
         let is_later = batch.spans.iter().any(|span| span.past > 0);
         match self.fault {
-            Fault::None | Fault::Rope => self.right.forward(batch, logits),
+            Fault::None | Fault::Rope | Fault::Epsilon | Fault::Window => self.right.forward(batch, logits),
             Fault::Cache => {
                 let mut batch = batch.clone();
                 batch.spans.iter_mut().for_each(|span| span.past = span.past.saturating_sub(1));
@@ -175,11 +183,18 @@ struct Config {
     head_dim: usize,
     context: usize,
     eps: f64,
+    window: Option<usize>,
     rope: RopeConfig,
 }
 
-/// A Llama, which rotates neighbours where it ought to rotate halves if it is told so.
-struct Llama<const NEIGHBOURS: bool> {
+/// What a Llama has wrong in itself.
+const RIGHT: u8 = 0;
+/// It rotates neighbours where it ought to rotate halves.
+const ROPE: u8 = 1;
+const EPSILON: u8 = 2;
+const WINDOW: u8 = 3;
+
+struct Llama<const WRONG: u8> {
     embed_tokens: Embedding,
     layers: Vec<Layer>,
     norm: RmsNorm,
@@ -208,7 +223,10 @@ impl Layer {
                 own.linear("v_proj", width, kv)?,
                 own.linear("o_proj", q, width)?,
             ],
-            attention: Attention::new(index, config.heads, config.kv_heads, config.head_dim)?,
+            attention: Attention {
+                window: config.window,
+                ..Attention::new(index, config.heads, config.kv_heads, config.head_dim)?
+            },
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", width, eps)?,
             mlp: GatedMlp::load(&loader.at("mlp"), width, config.inner, Activation::Silu)?,
         })
@@ -225,7 +243,7 @@ impl Layer {
     }
 }
 
-impl<const NEIGHBOURS: bool> Decoder for Llama<NEIGHBOURS> {
+impl<const WRONG: u8> Decoder for Llama<WRONG> {
     const NAME: &'static str = "wrong";
     const GGUF: &'static [&'static str] = &["wrong"];
     const CLASSES: &'static [&'static str] = &["LlamaForCausalLM"];
@@ -235,7 +253,7 @@ impl<const NEIGHBOURS: bool> Decoder for Llama<NEIGHBOURS> {
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();
         let rope = config.rope()?;
-        let style = if NEIGHBOURS { RopeStyle::Interleaved } else { rope.style };
+        let style = if WRONG == ROPE { RopeStyle::Interleaved } else { rope.style };
         Ok(Config {
             vocab_size: config.usize("vocab_size")?,
             width: config.usize("hidden_size")?,
@@ -245,7 +263,8 @@ impl<const NEIGHBOURS: bool> Decoder for Llama<NEIGHBOURS> {
             kv_heads: config.usize("num_key_value_heads")?,
             head_dim: config.usize("head_dim")?,
             context: config.usize("max_position_embeddings")?,
-            eps: config.f64_or("rms_norm_eps", 1e-6)?,
+            eps: config.f64_or("rms_norm_eps", 1e-6)? * if WRONG == EPSILON { 100.0 } else { 1.0 },
+            window: (WRONG == WINDOW).then_some(48),
             rope: RopeConfig { style, ..rope },
         })
     }

@@ -1,36 +1,31 @@
 //! `pensieve plugins check`: what an author asks before shipping, and a user before dropping in. The plugin's code runs in a
-//! child, so that whatever it does there can be render.
+//! child, so that whatever it does there can be said.
 //!
 //! With `--json` and without `--model` it is itself the child by which a server looks at a file without mapping it: see
 //! [`Checked`] for the line that it prints.
 
+mod monitor;
+
 use std::{
     ffi::OsString,
-    fmt::Write as _,
-    ops::ControlFlow,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
 
 use clap::{ArgGroup, Args};
-use pensieve_plugin_api::CONTRACT;
-use serde_json::json;
 
 use super::{
     common_args,
     error::{CliError, CliResult, Exit, end},
-    laws::{LawEvent, LawOptions, LawOutcome, TestedModel, Verdict},
-    progress::{LoadProgress, Spinner},
+    laws::LawOptions,
+    progress::Spinner,
     reference::{self, Computed, TRANSFORMERS},
     reply::Reply,
 };
 use crate::config::units::Amount;
-use pensieve_protocol::{
-    manifest::Manifest,
-    questions::Checked,
-    refusal::{Refusal, clean},
-};
+use monitor::{LawMonitor, further, provides};
+use pensieve_protocol::{manifest::Manifest, questions::Checked, refusal::Refusal};
 use pensieve_server::fleet::{
     child::{self, ChildError},
     fence::{hide_from_children, inspection},
@@ -39,7 +34,6 @@ use pensieve_worker::plugin::LoadedPlugin;
 
 /// How long a plugin may take to say who it is.
 const INSPECTION_TIME_MAX: Duration = Duration::from_secs(20);
-const COLUMNS: usize = 110;
 
 /// Open a plugin, and say what it provides or what is wrong with it; with what it takes, try the contract's laws on it.
 #[derive(Args)]
@@ -120,7 +114,12 @@ impl Check {
             there.map_err(|error| CliError::system(format_args!("the reference '{}'", reference.display()), &error))?;
         }
         let source = self.model.as_deref().map(common_args::locate_checkpoint).transpose()?;
+        let computing = (is_computed && !self.json).then(Spinner::new);
+        if let Some(spinner) = &computing {
+            spinner.at("having transformers compute a reference".into());
+        }
         let computed = source.as_deref().filter(|_| is_computed).map(reference::compute).transpose()?;
+        drop(computing);
         let reference = computed.as_ref().map(Computed::path).or(given.map(Path::to_owned));
         let arguments = self.arguments(source.as_deref(), reference.as_deref());
         let followed = super::runtime()?.block_on(async {
@@ -207,239 +206,4 @@ fn check_for_programs(file: &Path) -> ExitCode {
 
 fn exit_of(refusal: &Refusal) -> Exit {
     if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed }
-}
-
-/// What can be tried on a plugin, for people.
-fn further(manifest: &Manifest) -> String {
-    let ways = [
-        (manifest.architectures.is_empty(), "--model CHECKPOINT tries the contract's laws on an architecture"),
-        (manifest.samplers.is_empty(), "--samplers tries the contract's laws on samplers"),
-        (manifest.adapter_formats.is_empty(), "--adapter PATH tries the contract's laws on adapter formats"),
-    ];
-    ways.iter().filter(|(is_empty, _)| !is_empty).map(|(_, way)| format!("; {way}")).collect()
-}
-
-/// Who a plugin is, for people.
-fn provides(manifest: &Manifest) -> String {
-    let Manifest { id, version, description, toolchain, sdk, architectures, samplers, adapter_formats } = manifest;
-    let with = if sdk.is_empty() { String::new() } else { format!(" with {sdk}") };
-    let mut text =
-        format!("{id} {version}: {description}\n  built by {toolchain}{with} for contract {}\n", CONTRACT.major);
-    let mut list = |what: &str, names: &[String]| {
-        if !names.is_empty() {
-            let _ = writeln!(text, "  {what}: {}", names.join(", "));
-        }
-    };
-    for claim in architectures {
-        list("architecture", std::slice::from_ref(&claim.architecture));
-        list("  GGUF files that say", &claim.gguf);
-        list("  folders of class", &claim.classes);
-    }
-    list("samplers", samplers);
-    list("adapter formats", adapter_formats);
-    text
-}
-
-/// What is heard of a trial: render at once to people, and kept for the end.
-struct LawMonitor {
-    silent: bool,
-    manifest: Option<Manifest>,
-    loading: LoadProgress,
-    spinner: Option<Spinner>,
-    law: Option<String>,
-    /// The provider that is tried, where it is not the model.
-    provider: Option<String>,
-    subject: Option<TestedModel>,
-    warnings: Vec<String>,
-    verdicts: Vec<Verdict>,
-    stopped: Option<CliError>,
-}
-
-impl LawMonitor {
-    fn new(silent: bool) -> Self {
-        Self {
-            silent,
-            manifest: None,
-            loading: LoadProgress::default(),
-            spinner: None,
-            law: None,
-            provider: None,
-            subject: None,
-            warnings: Vec::new(),
-            verdicts: Vec::new(),
-            stopped: None,
-        }
-    }
-
-    fn begin(&mut self, manifest: &Manifest) {
-        self.show(|| drop(super::say(&provides(manifest))));
-        self.manifest = Some(manifest.clone());
-    }
-
-    fn on_event(&mut self, event: LawEvent) -> ControlFlow<()> {
-        match event {
-            LawEvent::Loads { done, total, what } => self.loading.reach(done, total, &clean(&what)),
-            LawEvent::Warns { message } => {
-                let message = clean(&message);
-                self.show(|| eprintln!("warning: {message}"));
-                self.warnings.push(message);
-            }
-            LawEvent::Loaded(TestedModel { architecture, device, note }) => {
-                self.loading.end();
-                let [architecture, device, note] = [architecture, device, note].map(|text| clean(&text));
-                let line = format!("architecture '{architecture}' on {device} ({note})\n");
-                self.show(|| drop(super::say(&line)));
-                self.subject = Some(TestedModel { architecture, device, note });
-                self.provider = None;
-                self.spinner = (!self.silent).then(Spinner::new);
-            }
-            LawEvent::Subject { subject } => {
-                let subject = clean(&subject);
-                self.show(|| drop(super::say(&subject)));
-                self.provider = Some(subject);
-            }
-            LawEvent::Tries { law } => {
-                if let Some(spinner) = &self.spinner {
-                    spinner.at(format!("trying '{law}'"));
-                }
-                self.law = Some(law);
-            }
-            LawEvent::Found(verdict) => {
-                let verdict = verdict.cleaned();
-                self.show(|| drop(super::say(render(&verdict).trim_end_matches('\n'))));
-                self.law = None;
-                self.verdicts.push(verdict);
-            }
-            LawEvent::Stopped { exit, reason } => {
-                self.stopped = Some(CliError::new(exit, clean(&reason)));
-                return ControlFlow::Break(());
-            }
-            LawEvent::Done => return ControlFlow::Break(()),
-        }
-        ControlFlow::Continue(())
-    }
-
-    fn show(&self, write: impl FnOnce()) {
-        match &self.spinner {
-            _ if self.silent => {}
-            Some(spinner) => spinner.pause(write),
-            None => write(),
-        }
-    }
-
-    /// Lays the end of a child to what it was at.
-    fn describe_end(&self, error: &ChildError, manifest: &Manifest) -> CliError {
-        let during = match (&self.law, &self.subject) {
-            (Some(law), _) => format!("law '{law}'{} was tried", of(self.provider.as_deref())),
-            (None, Some(_)) => "the laws were tried".into(),
-            (None, None) => "the checkpoint was loaded".into(),
-        };
-        CliError::new(Exit::Failed, format!("while {during}, plugin '{}' {error}", manifest.id))
-    }
-
-    /// Says what came of it. Programs get the same object whatever kept the laws from being tried.
-    fn end(mut self, tried: CliResult) -> CliResult {
-        self.loading.end();
-        self.spinner = None;
-        let stopped = tried.as_ref().err().map(|error| error.lines.join("; "));
-        let judged = tried.and_then(|()| self.judge());
-        if self.silent {
-            let found = json!({
-                "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
-                "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
-            });
-            super::say(&found.to_string())?;
-        } else if judged.is_ok() {
-            let is_compared = |verdict: &Verdict| {
-                verdict.law == "reference" && !matches!(verdict.outcome, LawOutcome::NotTried { .. })
-            };
-            let compared = if self.subject.is_none() || self.verdicts.iter().any(is_compared) {
-                ""
-            } else {
-                "; whether the numbers are the right ones, only another implementation's tell: --reference"
-            };
-            super::say(&format!("\nno law is broken{compared}"))?;
-        }
-        judged
-    }
-
-    fn judge(&self) -> CliResult {
-        let broken: Vec<&Verdict> = self.verdicts.iter().filter(|verdict| verdict.is_broken()).collect();
-        let Some(first) = broken.first() else { return Ok(()) };
-        let (law, of) = (&first.law, of(first.subject.as_deref()));
-        let line = match broken.len() {
-            1 => format!("1 law is broken: '{law}'{of}"),
-            count => {
-                format!("{count} laws are broken; begin with the first, '{law}'{of}, as others may follow from it")
-            }
-        };
-        Err(CliError::new(Exit::Failed, line))
-    }
-}
-
-fn of(provider: Option<&str>) -> String {
-    provider.map_or(String::new(), |provider| format!(" of {provider}"))
-}
-
-impl Verdict {
-    fn is_broken(&self) -> bool {
-        matches!(self.outcome, LawOutcome::Broken { .. })
-    }
-
-    /// Fit for a terminal: a plugin's own words may be in it.
-    fn cleaned(mut self) -> Self {
-        match &mut self.outcome {
-            LawOutcome::Noted { what } | LawOutcome::NotTried { why: what } => *what = clean(what),
-            LawOutcome::Broken { what, hint } => (*what, *hint) = (clean(what), clean(hint)),
-            LawOutcome::Exact | LawOutcome::WithinRounding { .. } => {}
-        }
-        self
-    }
-}
-
-/// A verdict, for people.
-fn render(verdict: &Verdict) -> String {
-    let mark = match &verdict.outcome {
-        LawOutcome::Exact | LawOutcome::WithinRounding { .. } => "ok",
-        LawOutcome::Noted { .. } => "note",
-        LawOutcome::NotTried { .. } => "-",
-        LawOutcome::Broken { .. } => "BROKEN",
-    };
-    let head = format!("{mark:<6} {:<14} ", verdict.law);
-    let mut text = wrapped(&head, &verdict.says);
-    let indent = " ".repeat(head.len());
-    match &verdict.outcome {
-        LawOutcome::Exact => {}
-        LawOutcome::WithinRounding { worst } => {
-            text += &wrapped(&indent, &format!("up to {:.2} % of the spread", worst * 100.0));
-        }
-        LawOutcome::Noted { what } => text += &wrapped(&indent, what),
-        LawOutcome::NotTried { why } => text += &wrapped(&indent, &format!("not tried: {why}")),
-        LawOutcome::Broken { what, hint } => {
-            text += &wrapped(&indent, &format!("seen: {what}"));
-            text += &wrapped(&indent, hint);
-        }
-    }
-    text
-}
-
-/// Words in lines of a readable width, the first behind a head and the others below its end.
-fn wrapped(head: &str, words: &str) -> String {
-    let (mut text, mut width) = (head.to_owned(), 0);
-    let indent = head.chars().count();
-    for word in words.split_whitespace() {
-        let length = word.chars().count();
-        if width > 0 && indent + width + 1 + length > COLUMNS {
-            let _ = write!(text, "\n{:indent$}", "");
-            width = 0;
-        }
-        if width > 0 {
-            text.push(' ');
-            width += 1;
-        }
-        text.push_str(word);
-        width += length;
-    }
-    text.push('\n');
-    text
 }

@@ -4,16 +4,15 @@
 //! called `exit`. A law is code of the contract's; here stands only what comes before: who takes the checkpoint, whether
 //! its card is one that a host believes, and what another implementation computed.
 
+mod computed;
 mod providers;
 
 use pensieve_plugin_api::{
     AdapterData, ArchitectureBox, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError, Source,
-    laws::{self, Options, Progress, Reference},
+    laws::{self, Options, Progress},
 };
-use safetensors::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
@@ -39,12 +38,6 @@ const BLOCKS: u64 = 128;
 const SEQUENCES: u64 = 16;
 /// What a model gets that does not say how much it needs.
 const STATE_BYTES_MIN: u64 = 64 << 20;
-/// A text of 1000 tokens over a vocabulary of 256k.
-const REFERENCE_BYTES_MAX: u64 = 1 << 30;
-/// How far logits may lie from the reference's by themselves, as a part of its spread: inputs that are rounded to 8 bits move
-/// those of the starter by 2 %, and a wrong rotation by half of it.
-const REFERENCE_TOLERANCE: f32 = 0.05;
-
 /// How a model is tried; `plugins check` has these flags, too.
 #[derive(Args, Clone, Debug)]
 pub(super) struct LawOptions {
@@ -230,7 +223,7 @@ impl RunLaws {
             let line = format!("architecture '{}' describes the checkpoint wrongly: {what}", abi_card.architecture);
             CliError::new(Exit::Failed, line)
         })?;
-        let reference = reference.as_deref().map(|file| read_reference(file, *tolerance, &card)).transpose()?;
+        let reference = reference.as_deref().map(|file| computed::read(file, *tolerance, &card)).transpose()?;
         let shape = laws::Shape::from(&abi_card);
         let references = reference.into_iter().collect();
         let options = Options { farthest: *longest, references, adapter, ..Options::default() };
@@ -365,59 +358,6 @@ fn services(answer: &Arc<Mutex<Reply>>) -> HostServices {
             }
         })
         .on_progress(move |done, total, what| tell(&loads, &LawEvent::Loads { done, total, what: what.into() }))
-}
-
-/// Reads what another implementation computed: `tokens`, whole numbers, and a row of `logits` in F32 for each.
-fn read_reference(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Reference, CliError> {
-    let wrong = |what: String| {
-        let help = "docs/writing-a-plugin.md has a script that writes one";
-        CliError::new(Exit::Usage, format!("the reference '{}' {what}; {help}", file.display()))
-    };
-    let unread = |error: std::io::Error| CliError::system(format_args!("the reference '{}'", file.display()), &error);
-    let about = file.metadata().map_err(unread)?;
-    if !about.is_file() {
-        return Err(wrong("is no file".into()));
-    }
-    let bytes = about.len();
-    if bytes > REFERENCE_BYTES_MAX {
-        return Err(wrong(format!("has {bytes} bytes, more than {REFERENCE_BYTES_MAX}")));
-    }
-    let bytes = fs::read(file).map_err(unread)?;
-    let tensors =
-        SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is no safetensors file: {error}")))?;
-    let find = |name: &str| tensors.tensor(name).map_err(|_| wrong(format!("has no tensor '{name}'")));
-    let (tokens, logits) = (find("tokens")?, find("logits")?);
-    let ids: Option<Vec<u32>> = match tokens.dtype() {
-        Dtype::U32 => Some(numbers(tokens.data(), u32::from_le_bytes)),
-        Dtype::I32 => numbers(tokens.data(), i32::from_le_bytes).into_iter().map(|id| id.try_into().ok()).collect(),
-        Dtype::I64 => numbers(tokens.data(), i64::from_le_bytes).into_iter().map(|id| id.try_into().ok()).collect(),
-        other => return Err(wrong(format!("has 'tokens' of {other:?}; they are I64, I32 or U32"))),
-    };
-    let Some(ids) = ids.filter(|ids| ids.iter().all(|&id| id < card.vocabulary)) else {
-        return Err(wrong(format!("has 'tokens' that are no ids below the vocabulary's {}", card.vocabulary)));
-    };
-    let expected = [ids.len(), card.vocabulary as usize];
-    if ids.is_empty() || logits.dtype() != Dtype::F32 || logits.shape() != expected {
-        let found = format!("{:?} of {:?}", logits.dtype(), logits.shape());
-        return Err(wrong(format!("has 'logits' that are {found}, not F32 of {expected:?}, a row for each token")));
-    }
-    let logits = numbers(logits.data(), f32::from_le_bytes);
-    let width = card.vocabulary as usize;
-    if let Some(place) = logits.iter().position(|logit| !logit.is_finite()) {
-        let (value, row, column) = (logits[place], place / width, place % width);
-        return Err(wrong(format!("has {value} among its 'logits', at token {row}, number {column}")));
-    }
-    let (low, high) = logits.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
-    let tolerance = tolerance.unwrap_or((high - low) * REFERENCE_TOLERANCE);
-    if !(tolerance.is_finite() && tolerance > 0.0) {
-        let what = format!("has 'logits' from {low} to {high}, which tell nothing of how far others may lie apart");
-        return Err(wrong(format!("{what}: say so by --tolerance")));
-    }
-    Ok(Reference { tokens: ids, logits, tolerance })
-}
-
-fn numbers<T, const N: usize>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
-    bytes.as_chunks().0.iter().map(|bytes| read(*bytes)).collect()
 }
 
 impl From<&laws::Verdict> for Verdict {

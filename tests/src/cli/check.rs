@@ -76,6 +76,12 @@ fn a_wrong_model_is_told_which_law_it_breaks_and_where_to_look() {
             "reference",
             "the cause lies where tokens meet, as the first one does not differ: the rotation's pairing",
         ),
+        (
+            "epsilon",
+            "reference",
+            "where each token is by itself, as the first one differs already: embeddings, a norm's epsilon",
+        ),
+        ("window", "reach", "token 95 does not read token 0, though its card lists no window"),
         ("cache", "chunked", "the usual cause is a cache that is off by one"),
         ("positions", "positions", "they are not read the usual cause is a position encoding that is not applied"),
         ("leaks", "repeatable", "the usual cause is a state that an earlier sequence has left behind"),
