@@ -151,6 +151,7 @@ fn served(libraries: &[PathBuf]) {
     for model in ["qwen", "bigram", "gru"] {
         assert_eq!(answer(&server, model, &nothing), answer(&server, model, &nothing), "{model}");
     }
+    goes_on(&server);
     assert_eq!(answer(&server, "fresh", &nothing), base, "the same weights by two plugins");
     assert_ne!(answer(&server, "base:tuned", &nothing), base, "the adapter changes nothing");
     for sampler in ["my_sampler", "sampler"] {
@@ -165,4 +166,20 @@ fn served(libraries: &[PathBuf]) {
         assert!(status == 400 && message.to_string().contains("'n' = -1"), "{status} {message}");
     }
     assert_eq!(answer(&server, "base", &nothing), base);
+}
+
+/// The engine in C keeps texts by itself, and the host has it go on from a copy of one, time and again.
+fn goes_on(server: &Server) {
+    let complete = |prompt: &str| {
+        let body = json!({"model": "gru", "max_tokens": 5, "temperature": 0, "prompt": prompt});
+        post(server.address, "/v1/completions", &body).json()
+    };
+    let prompt = (1..=120).map(|number| number.to_string()).collect::<Vec<_>>().join(" ");
+    let first = complete(&prompt);
+    let next = format!("{prompt}{} 7 8", first["choices"][0]["text"].as_str().unwrap());
+    for _ in 0..2 {
+        let again = complete(&next);
+        let reused = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
+        assert!(reused.is_some_and(|tokens| tokens >= 115), "{again}");
+    }
 }

@@ -16,6 +16,7 @@ mod caches;
 mod candidates;
 mod draft;
 mod formats;
+mod hidden;
 mod memory;
 mod past;
 mod refusals;
@@ -139,6 +140,13 @@ const LAWS: &[Law<Check>] = &[
         hint: "the usual cause is a mask that is read from the wrong row, an order that is not the highest first, or a total over \
                the candidates alone",
         check: candidates::best_of_the_logits,
+    },
+    Law {
+        id: "hidden",
+        says: "hidden rows are the same in any pieces, also beside logits",
+        hint: "the usual cause is a row that is counted among all wanted rows instead of those of its kind, or a chunk's first \
+               tokens taken for its wanted ones",
+        check: hidden::rows,
     },
     Law {
         id: "released",

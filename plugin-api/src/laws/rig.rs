@@ -414,6 +414,27 @@ impl<'m> Rig<'m> {
         Ok(chosen)
     }
 
+    /// Runs a draft of which each span wants the rows that are said: logits, or hidden ones.
+    pub(super) fn mixed(&mut self, draft: &Draft, kinds: &[Output]) -> Result<(Vec<f32>, Vec<f32>), PluginError> {
+        let spans = draft.spans.iter().zip(kinds).map(|(span, kind)| Span { output: *kind, ..*span });
+        let spans: Vec<Span<'_>> = spans.collect();
+        let count = |kind: Output, width: u32| {
+            let rows = spans.iter().filter(|span| span.output == kind).filter_map(|span| span.want.rows(span.len));
+            rows.sum::<u32>() as usize * width as usize
+        };
+        let mut logits = vec![f32::NAN; count(Output::LOGITS, self.shape.vocabulary)];
+        let mut hidden = vec![f32::NAN; count(Output::HIDDEN, self.shape.hidden)];
+        let mut outputs = Outputs {
+            logits: (&mut logits[..]).into(),
+            ids: (&mut [][..]).into(),
+            scores: (&mut [][..]).into(),
+            totals: (&mut [][..]).into(),
+            hidden: (&mut hidden[..]).into(),
+        };
+        self.run(draft, &spans, 0, &mut outputs)?;
+        Ok((logits, hidden))
+    }
+
     fn run(
         &mut self,
         draft: &Draft,

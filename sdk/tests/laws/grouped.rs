@@ -2,7 +2,7 @@
 //! of its own, then a norm, experts, and candidates; and the faults that it can be given.
 
 use pensieve_sdk::{
-    Batch, Cache, KvTransfer, Model, Outputs, Resident, Result, Span, Table,
+    Batch, Cache, KvTransfer, Model, Output, Outputs, Resident, Result, Span, Table,
     testing::{Options, Reference, Report, conformance_with},
 };
 use std::collections::HashMap;
@@ -46,6 +46,9 @@ pub(crate) enum Fault {
     FirstMaskForAll,
     OneTooMany,
     TotalsSwapped,
+    HiddenAmongAll,
+    HiddenOfTheFirst,
+    HiddenUnwritten,
     EpsilonTimes100,
     ErfGelu,
     RouterNotRenormalized,
@@ -223,6 +226,44 @@ impl Grouped {
         outputs
     }
 
+    /// What the last layer makes of each wanted token.
+    fn rows(&mut self, batch: &Batch<'_>) -> Vec<Vector> {
+        let mut rows = Vec::new();
+        for span in &batch.spans {
+            self.write(batch, span);
+            let states = self.recur(batch, span);
+            let unwanted = span.len - span.rows();
+            let hidden = |(index, state)| self.hidden(batch, span, index, state);
+            rows.extend(states.iter().enumerate().skip(unwanted).map(hidden));
+            let farthest = self.farthest.entry(span.sequence).or_default();
+            *farthest = (*farthest).max(span.past + span.len);
+        }
+        self.experts(&rows)
+    }
+
+    fn give_hidden(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
+        let rows = self.rows(batch);
+        let (mut logits, mut given, mut first) = (Vec::new(), 0, 0);
+        for span in &batch.spans {
+            let own = &rows[first..first + span.rows()];
+            if span.output == Output::Hidden {
+                for (index, row) in own.iter().enumerate() {
+                    let place = if self.fault == Fault::HiddenAmongAll { first + index } else { given };
+                    let row = if self.fault == Fault::HiddenOfTheFirst { &own[0] } else { row };
+                    let is_left_out = self.fault == Fault::HiddenUnwritten && index > 3;
+                    if let Some(place) = outputs.hidden.chunks_exact_mut(WIDTH).nth(place).filter(|_| !is_left_out) {
+                        place.copy_from_slice(row);
+                    }
+                    given += 1;
+                }
+            } else {
+                logits.extend(own.iter().flat_map(scores));
+            }
+            first += span.rows();
+        }
+        outputs.take_logits(batch, &logits)
+    }
+
     fn gelu(&self, x: f32) -> f32 {
         let erf = |x: f32| {
             // Abramowitz and Stegun 7.1.26, good to 1.5e-7.
@@ -247,28 +288,21 @@ impl Model for Grouped {
             (Cache::State { bytes: 4 * WIDTH as u64 }, SLOTS as u32),
         ];
         let (device, note, vocabulary, block_tokens) = ("cpu".into(), String::new(), VOCABULARY as u32, BLOCK as u32);
-        let (weight_bytes, state_bytes, context, hidden) = (0, 0, 256, 0);
+        let (weight_bytes, state_bytes, context, hidden) = (0, 0, 256, WIDTH as u32);
         Resident { device, note, weight_bytes, state_bytes, vocabulary, context, hidden, block_tokens, caches }
     }
 
     fn forward(&mut self, batch: &Batch<'_>, logits: &mut [f32]) -> Result<()> {
-        let mut rows = Vec::new();
-        for span in &batch.spans {
-            self.write(batch, span);
-            let states = self.recur(batch, span);
-            let unwanted = span.len - span.rows();
-            let hidden = |(index, state)| self.hidden(batch, span, index, state);
-            rows.extend(states.iter().enumerate().skip(unwanted).map(hidden));
-            let farthest = self.farthest.entry(span.sequence).or_default();
-            *farthest = (*farthest).max(span.past + span.len);
-        }
-        for (place, row) in logits.chunks_exact_mut(VOCABULARY).zip(self.experts(&rows)) {
-            place.iter_mut().enumerate().for_each(|(token, logit)| *logit = dot(&row, &embed(token as u32, 4)));
+        for (place, row) in logits.chunks_exact_mut(VOCABULARY).zip(self.rows(batch)) {
+            place.copy_from_slice(&scores(&row));
         }
         Ok(())
     }
 
     fn forward_to(&mut self, batch: &Batch<'_>, outputs: &mut Outputs<'_>) -> Result<()> {
+        if batch.spans.iter().any(|span| span.output == Output::Hidden) {
+            return self.give_hidden(batch, outputs);
+        }
         let mut seen = batch.clone();
         let words = VOCABULARY.div_ceil(32);
         let first: Vec<Vec<u32>> =
@@ -338,6 +372,10 @@ impl KvTransfer for Grouped {
         }
         Ok(())
     }
+}
+
+fn scores(row: &Vector) -> [f32; VOCABULARY] {
+    std::array::from_fn(|token| dot(row, &embed(token as u32, 4)))
 }
 
 /// Turns halves, each pair by a speed of its own.

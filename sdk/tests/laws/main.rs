@@ -88,13 +88,14 @@ fn a_good_model_is_tried_on_all_that_concerns_it() {
     };
     let paged = untried(&attending(attending::Fault::None));
     let adapters = ["adapter-fits", "adapter-scale", "adapter-apart"];
-    let others = ["counts", "checkpoints", "window", "sequence-state"];
+    let others = ["hidden", "counts", "checkpoints", "window", "sequence-state"];
     assert_eq!(paged, [&others[..], &adapters, &["reference"]].concat());
     let grouped = untried(&grouped::check(grouped::Fault::None, true));
     assert_eq!(grouped, [&["counts", "sequence-state", "adapters"][..], &adapters].concat());
     assert_eq!(untried(&adapting::check(adapting::Fault::None, false)).last(), Some(&"reference"));
     let per_sequence = untried(&recurrent(recurrent::Fault::None));
-    let places = ["garbage", "shuffled", "own-places", "shared-prefix", "drafted", "checkpoints", "window", "reach"];
+    let places =
+        ["garbage", "shuffled", "hidden", "own-places", "shared-prefix", "drafted", "checkpoints", "window", "reach"];
     assert_eq!(per_sequence, [&places[..], &["kv-transfer", "adapters"], &adapters, &["reference"]].concat());
 }
 
