@@ -39,6 +39,8 @@ class Gguf:
     rename: dict = field(default_factory=dict)  # Parts of names in llama.cpp that gguf's map does not know.
     norm_offset: float = 0.0
     dense: tuple = ("ffn_gate_inp", "conv1d")  # Matrices that stay f32.
+    extra: dict = field(default_factory=dict)  # Vectors that no weight is written as.
+    codec: object = None  # How it writes layers that differ by more than their names.
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,181 @@ def moe(experts=6, used=2, inner=32):
     return {".expert_count": experts, ".expert_used_count": used, ".expert_feed_forward_length": inner}
 
 
+class DeltaNet:
+    """How llama.cpp writes Qwen's delta nets: queries, keys and values apart from gates, factors instead of their logarithms, and,
+    where `turned`, heads of values that take turns with those of keys."""
+
+    def __init__(self, turned):
+        self.turned = turned
+
+    def parts(self, name, value, config):
+        """What a tensor is written as; none for those that are written as they are."""
+        place, _, part = name.partition(".linear_attn.")
+        if not part:
+            return [(name, value + np.float32(1))] if name.endswith("norm.weight") else None
+        here, keys, width = place + ".linear_attn.", config.linear_num_key_heads, config.linear_value_head_dim
+        key_dim = keys * config.linear_key_head_dim
+        match part:
+            case "in_proj_qkvz.weight":
+                q, k, v, z = self._groups(value, config)
+                return [(here + "in_proj_qkv.weight", np.concatenate((q, k, v))), (here + "in_proj_z.weight", z)]
+            case "A_log":
+                return [(name, -np.exp(self._turn(value, keys, 1)))]
+            case "dt_bias":
+                return [(here + "dt_proj.bias", self._turn(value, keys, 1))]
+            case "conv1d.weight":
+                value = value.squeeze(1)
+                return [(name, np.concatenate((value[: 2 * key_dim], self._turn(value[2 * key_dim :], keys, width))))]
+            case "in_proj_qkv.weight":
+                return [(name, np.concatenate((value[: 2 * key_dim], self._turn(value[2 * key_dim :], keys, width))))]
+            case "in_proj_z.weight":
+                return [(name, self._turn(value, keys, width))]
+            case "in_proj_a.weight" | "in_proj_b.weight":
+                return [(name, self._turn(value, keys, 1))]
+            case "out_proj.weight":
+                return [(name, np.ascontiguousarray(self._turn(value.T, keys, width).T))]
+        return None
+
+    def whole(self, name, parts, config):
+        """The way back."""
+        part = name.partition(".linear_attn.")[2]
+        if not part:
+            return parts[0] - np.float32(1)
+        keys, width = config.linear_num_key_heads, config.linear_value_head_dim
+        per_key = config.linear_num_value_heads // keys
+        key_dim = keys * config.linear_key_head_dim
+        match part:
+            case "in_proj_qkvz.weight":
+                qkv, z = parts
+                pieces = [*np.split(qkv, [key_dim, 2 * key_dim]), z]
+                pieces = [piece.reshape(keys, -1, piece.shape[1]) for piece in pieces]
+                return np.concatenate(pieces, axis=1).reshape(-1, qkv.shape[1])
+            case "A_log":
+                return np.log(-self._turn(parts[0], per_key, 1))
+            case "conv1d.weight" | "in_proj_qkv.weight":
+                value = parts[0]
+                value = np.concatenate((value[: 2 * key_dim], self._turn(value[2 * key_dim :], per_key, width)))
+                return value[:, None] if part == "conv1d.weight" else value
+            case "out_proj.weight":
+                return np.ascontiguousarray(self._turn(parts[0].T, per_key, width).T)
+        return self._turn(parts[0], per_key, width if part == "in_proj_z.weight" else 1)
+
+    def _turn(self, value, outer, width):
+        if not self.turned:
+            return value
+        return value.reshape(outer, -1, width, *value.shape[1:]).swapaxes(0, 1).reshape(value.shape)
+
+    @staticmethod
+    def _groups(value, config):
+        keys, dim = config.linear_num_key_heads, config.linear_key_head_dim
+        values = config.linear_num_value_heads // keys * config.linear_value_head_dim
+        parts = np.split(value.reshape(keys, -1, value.shape[1]), [dim, 2 * dim, 2 * dim + values], axis=1)
+        return [np.ascontiguousarray(part.reshape(-1, value.shape[1])) for part in parts]
+
+
+class Gemma4:
+    """How llama.cpp writes Gemma 4: scales beside the layers that they belong to."""
+
+    def parts(self, name, value, config):
+        for part, other in (
+            ("layer_scalar", "layer_scalar.weight"),
+            ("router.scale", "router.proj.scale"),
+            ("router.per_expert_scale", "experts.down_proj.scale"),
+        ):
+            if name.endswith(part):
+                return [(name.removesuffix(part) + other, value)]
+        return [(name, value)]
+
+    def whole(self, name, parts, config):
+        return parts[0]
+
+
+class StateSpace:
+    """How llama.cpp writes Granite's state spaces: factors instead of their logarithms, vectors with another dimension; and the block
+    that all tokens share."""
+
+    def parts(self, name, value, config):
+        place, _, part = name.partition(".shared_mlp.")
+        if part:
+            here = place + (".mlp.shared_expert." if config.num_local_experts else ".mlp.")
+            if part == "output_linear.weight":
+                return [(here + "down_proj.weight", value)]
+            gate, up = np.split(value, 2)
+            return [(here + "gate_proj.weight", gate), (here + "up_proj.weight", up)]
+        match name.partition(".mamba.")[2]:
+            case "A_log":
+                return [(name, -np.exp(value)[:, None])]
+            case "D":
+                return [(name, value[:, None])]
+            case "dt_bias":
+                return [(name.replace("dt_bias", "dt_proj.bias"), value)]
+            case "conv1d.weight":
+                return [(name, value.squeeze(1))]
+            case "norm.weight":
+                return [(name, value.reshape(config.mamba_n_groups, -1))]
+        return None
+
+    def whole(self, name, parts, config):
+        match name.rpartition(".")[2], name:
+            case "A_log", _:
+                return np.log(-parts[0][:, 0])
+            case _, _ if name.endswith("conv1d.weight"):
+                return parts[0][:, None]
+            case _, _ if len(parts) == 2:
+                return np.concatenate(parts)
+            case _, _ if name.endswith((".D", "mamba.norm.weight")):
+                return parts[0].reshape(-1)
+        return parts[0]
+
+
+GEMMA4_KEYS = {
+    ".attention.sliding_window": WINDOW,
+    ".rope.freq_base": 10_000.0,
+    ".rope.freq_base_swa": 1_000.0,
+    ".rope.dimension_count": 16,
+    ".rope.dimension_count_swa": 8,
+}
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 12,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "shared_intermediate_size": 64,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 0.5,
+}
+MAMBA_KEYS = {
+    ".ssm.conv_kernel": 4,
+    ".ssm.state_size": 12,
+    ".ssm.group_count": 2,
+    ".ssm.time_step_rank": 4,
+    ".ssm.inner_size": 64,
+    ".rope.scaling.finetuned": False,
+    ".embedding_scale": 12.0,
+    ".residual_scale": 0.22,
+    ".attention.scale": 0.3,
+    ".logit_scale": 0.5,
+}
+DELTA = {
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+DELTA_KEYS = {
+    ".ssm.conv_kernel": 4,
+    ".ssm.state_size": 12,
+    ".ssm.group_count": 2,
+    ".ssm.time_step_rank": 4,
+    ".ssm.inner_size": 64,
+    ".full_attention_interval": 2,
+    ".rope.dimension_count": 8,
+}
+PARTIAL = {"rope_parameters": rope(1_000.0, partial_rotary_factor=0.25)}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": WINDOW, "rms_norm_eps": EPS}
 WINDOWS = {
     "no window": {"sliding_window": 200},
@@ -130,6 +307,79 @@ VARIANTS = [
             norm_offset=1.0,
         ),
     ),
+    # Windows and wide heads, layers that read what others remember, and vectors of a token's own.
+    Variant(
+        "gemma4",
+        327,
+        transformers.Gemma4TextConfig(
+            **sizes(layers=4, head_dim=8, sliding_window=WINDOW, rms_norm_eps=EPS) | {"intermediate_size": 32},
+            global_head_dim=16,
+            vocab_size_per_layer_input=128,
+            hidden_size_per_layer_input=32,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            final_logit_softcapping=8.0,
+            layer_types=["sliding_attention", "full_attention"] * 2,
+            rope_parameters={
+                "sliding_attention": rope(1_000.0),
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 10_000.0},
+            },
+        ),
+        WINDOWS | {"norm epsilon": NORM, "final softcap": {"final_logit_softcapping": None}},
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GEMMA4,
+            GEMMA4_KEYS
+            | {
+                ".attention.key_length": 16,
+                ".attention.key_length_swa": 8,
+                ".attention.shared_kv_layers": 2,
+                ".embedding_length_per_layer_input": 32,
+                ".feed_forward_length": [32, 32, 64, 64],
+                ".attention.sliding_window_pattern": [True, False, True, False],
+                ".final_logit_softcapping": 8.0,
+            },
+            codec=Gemma4(),
+            extra={"rope_freqs.weight": [1.0] * 4 + [1e30] * 4},
+        ),
+    ),
+    # Keys that are values too, and experts beside the block that all tokens share.
+    Variant(
+        "gemma4_moe",
+        321,
+        transformers.Gemma4TextConfig(
+            **sizes(head_dim=8, sliding_window=WINDOW, rms_norm_eps=EPS),
+            global_head_dim=16,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            hidden_size_per_layer_input=0,
+            enable_moe_block=True,
+            num_experts=6,
+            top_k_experts=2,
+            moe_intermediate_size=32,
+            layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={
+                "sliding_attention": rope(1_000.0),
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10_000.0},
+            },
+        ),
+        WINDOWS | {"three experts": {"top_k_experts": 3}},
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GEMMA4,
+            GEMMA4_KEYS
+            | moe()
+            | {
+                ".attention.key_length": 16,
+                ".attention.key_length_swa": 8,
+                ".attention.head_count_kv": [2, 1],
+                ".attention.sliding_window_pattern": [True, False],
+                ".embedding_length_per_layer_input": 0,
+            },
+            codec=Gemma4(),
+            extra={"rope_freqs.weight": [1.0] * 2 + [1e30] * 6},
+        ),
+    ),
     Variant(
         "qwen3",
         84,
@@ -174,6 +424,60 @@ VARIANTS = [
         ),
         {"not renormalised": {"norm_topk_prob": False}, "three experts": {"num_experts_per_tok": 3}},
         gguf=Gguf(gguf.MODEL_ARCH.QWEN3MOE, moe() | HEADS),
+    ),
+    # Gated delta nets beside gated attention, all with experts.
+    Variant(
+        "qwen3_next",
+        303,
+        transformers.Qwen3NextConfig(
+            **sizes(layers=2, head_dim=16, rms_norm_eps=EPS),
+            **DELTA,
+            layer_types=["linear_attention", "full_attention"],
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=32,
+            rope_parameters=rope(1_000.0, partial_rotary_factor=0.5),
+        ),
+        {"a quarter of the head rotated": PARTIAL, "norm epsilon": NORM, "not renormalised": {"norm_topk_prob": False}},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.QWEN3NEXT,
+            moe() | HEADS | DELTA_KEYS | {".expert_shared_feed_forward_length": 32},
+            codec=DeltaNet(turned=False),
+        ),
+    ),
+    # Dense, and its projections apart.
+    Variant(
+        "qwen3_5",
+        302,
+        transformers.Qwen3_5TextConfig(
+            **sizes(layers=3, head_dim=16, rms_norm_eps=EPS),
+            **DELTA,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            rope_parameters=rope(1_000.0, partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True),
+        ),
+        {"a quarter of the head rotated": PARTIAL, "norm epsilon": NORM},
+        gguf=Gguf(gguf.MODEL_ARCH.QWEN35, HEADS | DELTA_KEYS, codec=DeltaNet(turned=True)),
+    ),
+    Variant(
+        "qwen3_5_moe",
+        303,
+        transformers.Qwen3_5MoeTextConfig(
+            **{key: value for key, value in sizes(layers=2, head_dim=16, rms_norm_eps=EPS).items() if key != "intermediate_size"},
+            **DELTA,
+            layer_types=["linear_attention", "full_attention"],
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            shared_expert_intermediate_size=32,
+            rope_parameters=rope(1_000.0, partial_rotary_factor=0.5),
+        ),
+        {"a quarter of the head rotated": PARTIAL, "three experts": {"num_experts_per_tok": 3}},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.QWEN35MOE,
+            moe() | HEADS | DELTA_KEYS | {".expert_shared_feed_forward_length": 32},
+            codec=DeltaNet(turned=True),
+        ),
     ),
     # llama.cpp calls it `llama`.
     Variant(
@@ -360,6 +664,58 @@ VARIANTS = [
             rename={"block_sparse_moe.experts": "mlp.experts", "block_sparse_moe.router": "mlp.gate"},
         ),
     ),
+    # State spaces beside attention that knows no positions, and experts beside a block that all tokens share.
+    Variant(
+        "granite_hybrid",
+        310,
+        transformers.GraniteMoeHybridConfig(
+            **sizes(layers=2, rms_norm_eps=EPS) | {"intermediate_size": 32},
+            **MAMBA,
+            layer_types=["linear_attention", "full_attention"],
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"norm epsilon": NORM},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.GRANITE_HYBRID,
+            MAMBA_KEYS
+            | {".attention.head_count_kv": [0, 2], ".expert_count": 4, ".expert_used_count": 2}
+            | {".expert_shared_feed_forward_length": 64},
+            permuted=True,
+            rename={"block_sparse_moe.experts": "mlp.experts", "block_sparse_moe.router": "mlp.gate"},
+            dense=("ffn_gate_inp", "conv1d", "ssm_a", "ssm_d", "ssm_norm"),
+            codec=StateSpace(),
+        ),
+    ),
+    # Without experts.
+    Variant(
+        "granite_hybrid_dense",
+        311,
+        transformers.GraniteMoeHybridConfig(
+            **sizes(layers=3, rms_norm_eps=EPS),
+            **MAMBA | {"shared_intermediate_size": 32},
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            num_local_experts=0,
+            time_step_limit=[0.1, 0.2],
+            rope_parameters=rope(1_000.0),
+        ),
+        {"norm epsilon": NORM, "steps of any length": {"time_step_limit": (0.0, float("inf"))}},
+    ),
+    # Without state spaces, and with positions.
+    Variant(
+        "granite_hybrid_rotated",
+        312,
+        transformers.GraniteMoeHybridConfig(
+            **sizes(layers=2, rms_norm_eps=EPS),
+            **MAMBA,
+            layer_types=["full_attention", "full_attention"],
+            num_local_experts=0,
+            position_embedding_type="rope",
+            rope_parameters=rope(1_000.0),
+        ),
+        {"rope theta": THETA, "no positions": {"position_embedding_type": None}},
+    ),
     # Every second layer knows no positions.
     Variant(
         "smollm3",
@@ -540,10 +896,13 @@ def write_gguf(path, variant, weights, kind, vocabulary):
     for key, value in (_common(config) | how.keys).items():
         _add(writer, key, value)
     _tokenizer(writer, vocabulary)
+    for name, vector in how.extra.items():
+        writer.add_tensor(name, np.array(vector, dtype=np.float32))
     stored = {}
     for name, value in weights.items():
         turned = how.arch == gguf.MODEL_ARCH.GPT_OSS
-        parts = _parts(name, value, turned)
+        coded = how.codec and how.codec.parts(name, value, config)
+        parts = coded or _parts(name, value, turned)
         written = []
         for part_name, part in parts:
             to = _gguf_name(layout, how, part_name)
@@ -554,7 +913,7 @@ def write_gguf(path, variant, weights, kind, vocabulary):
             writer.add_tensor(to, np.ascontiguousarray(data), raw_dtype=part_kind)
             back = layout.to_hf(part_name, gguf.quants.dequantize(data, part_kind)).astype(np.float32)
             written.append(back.reshape(part.shape) - np.float32(shift))
-        stored[name] = _whole(name, written, turned)
+        stored[name] = how.codec.whole(name, written, config) if coded else _whole(name, written, turned)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -569,9 +928,9 @@ def _common(config):
         ".context_length": config.max_position_embeddings,
         ".embedding_length": config.hidden_size,
         ".block_count": config.num_hidden_layers,
-        ".feed_forward_length": config.intermediate_size,
+        ".feed_forward_length": getattr(config, "intermediate_size", None) or config.moe_intermediate_size,
         ".attention.head_count": config.num_attention_heads,
-        ".attention.head_count_kv": config.num_key_value_heads,
+        ".attention.head_count_kv": config.to_dict()["num_key_value_heads"],
         ".attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", EPS),
         ".rope.freq_base": parameters["rope_theta"],
     }
@@ -622,9 +981,11 @@ def _whole(name, parts, layout_is_transposed):
 def _gguf_name(layout, how, name):
     for part, other in how.rename.items():
         name = name.replace(part, other)
+    if name.endswith(".scale"):
+        return layout.map.get_name(name.removesuffix(".scale"), try_suffixes=()) + ".scale"
     found = layout.name(name) or layout.name(name + ".weight")
     assert found, f"{name} has no name in llama.cpp"
-    return found if found.endswith((".weight", ".bias")) else found + ".weight"
+    return found if found.endswith((".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")) else found + ".weight"
 
 
 if __name__ == "__main__":

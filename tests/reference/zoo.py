@@ -273,12 +273,19 @@ def _values(name, shape, config, rng):
         # A head that is tied to small embeddings wants a large norm before it.
         is_last = config.tie_word_embeddings and name in FINAL_NORMS
         scale = 1.5 / (0.1 * math.sqrt(config.hidden_size)) if is_last else 1.0
-        # Gemma's norms multiply by one more than their weights.
-        return rng.uniform(0.5, 1.5, shape) * scale - config.model_type.startswith("gemma")
+        # Gemma's norms multiply by one more than their weights, and Qwen's do from Qwen3-Next on, but for its gated ones.
+        more = config.model_type.startswith(("gemma2", "gemma3")) or (
+            config.model_type.startswith(("qwen3_next", "qwen3_5")) and not name.endswith("linear_attn.norm.weight")
+        )
+        return rng.uniform(0.5, 1.5, shape) * scale - more
+    if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+        return rng.uniform(0.5, 1.5, shape)
     if name.endswith("A_log"):
         return np.log(rng.uniform(0.1, 4.0, shape))
     if name.endswith("mixer.D"):
         return rng.uniform(0.5, 1.5, shape)
+    if name.endswith("dt_bias"):
+        return rng.uniform(-4.0, -1.0, shape)  # So that much is remembered for long.
     if name.endswith("dt_proj.bias"):
         return rng.uniform(-3.0, 0.0, shape)
     if "conv1d" in name:
@@ -328,8 +335,13 @@ def _check_power(variant, weights, tokens, expected):
             plain = {name: np.full_like(value, kind != "bias") for name, value in weights.items()}
             taken = {name: plain[name] if name.endswith(f"{part}.{kind.split('.')[-1]}") else weights[name] for name in weights}
             found[f"no {kind.split('.')[-1]} of {part}"] = distance(logits_of(variant.config, taken, tokens), expected)
+    scales = {name: np.ones_like(value) for name, value in weights.items() if value.size == 1}
+    if scales:
+        found["no scale of layers"] = distance(logits_of(variant.config, weights | scales, tokens), expected)
     each = {}
     for name, value in weights.items():
+        if value.size == 1:
+            continue
         # Of half of the rows: before a norm, a tenth more of everything is nothing.
         more = value.copy()
         more[::2] *= 1.1

@@ -20,11 +20,21 @@ pub fn check(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
     run(plugin, &fixture(checkpoint), settings)
 }
 
+/// The same for an architecture whose attention knows no positions: the order of tokens shows in its states.
+pub fn check_positionless(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
+    let settings = format!(r#"{{"kernels": "{kernels}"}}"#);
+    run_with(plugin, &fixture(checkpoint), settings, laws::Options { positionless: true, ..laws::Options::default() })
+}
+
 /// Tries every law on a checkpoint that is loaded with these settings.
 pub fn run(plugin: &Path, checkpoint: &Path, settings: String) -> Report {
+    run_with(plugin, checkpoint, settings, laws::Options::default())
+}
+
+fn run_with(plugin: &Path, checkpoint: &Path, settings: String, options: laws::Options) -> Report {
     let mut driver = Driver::load(plugin, checkpoint, &Options::with_settings(settings)).unwrap();
     let shape = Shape::from(&driver.card);
-    let report = laws::check(&mut driver.model, shape, &laws::Options::default(), &mut |_| {});
+    let report = laws::check(&mut driver.model, shape, &options, &mut |_| {});
     println!("{}\n{report}", checkpoint.display());
     assert!(report.passed(), "{}\n{report}", checkpoint.display());
     report

@@ -35,6 +35,9 @@ const CASES: &[Case] = &[
     Case { name: "qwen2_moe", plugin: "pensieve-qwen", files: Files::Mostly(0.4) },
     Case { name: "qwen2_moe_mixed", plugin: "pensieve-qwen", files: Files::None },
     Case { name: "qwen3_moe", plugin: "pensieve-qwen", files: Files::Mostly(0.4) },
+    Case { name: "qwen3_next", plugin: "pensieve-qwen", files: Files::Mostly(0.4) },
+    Case { name: "qwen3_5", plugin: "pensieve-qwen", files: Files::Within(1.2) },
+    Case { name: "qwen3_5_moe", plugin: "pensieve-qwen", files: Files::Mostly(0.4) },
     Case { name: "mixtral", plugin: "pensieve-mistral", files: Files::Mostly(0.4) },
     Case { name: "olmoe", plugin: "pensieve-olmo", files: Files::Mostly(0.4) },
     Case { name: "phimoe", plugin: "pensieve-phi", files: Files::None },
@@ -52,6 +55,9 @@ const CASES: &[Case] = &[
     Case { name: "smollm3", plugin: "pensieve-llama", files: Files::None },
     Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
 ];
+
+/// Fixtures whose attention knows no positions.
+const POSITIONLESS: [&str; 0] = [];
 
 /// Fixtures of other folders that these plugins serve, too.
 const OTHERS: &[(&str, &str)] =
@@ -118,11 +124,13 @@ fn greedy_generation_is_that_of_transformers() {
 #[test]
 fn families_obey_the_laws() {
     for case in CASES {
+        let check =
+            if POSITIONLESS.contains(&case.name) { conformance::check_positionless } else { conformance::check };
         for kernels in ["auto", "generic"] {
-            conformance::check(&case.plugin(), &case.fixture(), kernels);
+            check(&case.plugin(), &case.fixture(), kernels);
         }
         if !matches!(case.files, Files::None) {
-            conformance::check(&case.plugin(), &format!("{}/q8_0.gguf", case.fixture()), "auto");
+            check(&case.plugin(), &format!("{}/q8_0.gguf", case.fixture()), "auto");
         }
     }
 }
@@ -133,6 +141,7 @@ fn the_text_models_of_checkpoints_that_also_see() {
         ("pensieve-gemma", "gemma3", "Gemma3ForConditionalGeneration", "gemma3", "language_model.model"),
         ("pensieve-gemma", "gemma3", "Gemma3ForConditionalGeneration", "gemma3", "model.language_model"),
         ("pensieve-qwen", "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl", "model.language_model"),
+        ("pensieve-qwen", "qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5", "model.language_model"),
     ] {
         let name = format!("families/{name}");
         let reference = Reference::of(&name);

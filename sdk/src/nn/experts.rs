@@ -59,6 +59,8 @@ pub struct Router {
     pub renormalize: bool,
     /// What the weights are multiplied by.
     pub scale: f32,
+    /// What the weights of each expert are multiplied by besides.
+    pub expert_scale: Option<Vec<f32>>,
     /// What is added to scores for the choice, and to nothing else.
     pub correction: Option<Vec<f32>>,
     /// Experts in groups.
@@ -94,7 +96,7 @@ impl Router {
         }
         let gate = loader.linear(name, width, count)?;
         let (scoring, renormalize, scale) = (Scoring::Softmax, false, 1.0);
-        Ok(Self { gate, top_k, scoring, renormalize, scale, correction: None, groups: None })
+        Ok(Self { gate, top_k, scoring, renormalize, scale, expert_scale: None, correction: None, groups: None })
     }
 
     /// Chooses for each row of `x`.
@@ -120,6 +122,10 @@ impl Router {
             let weights = &mut routes.weights[start..];
             let sum: f32 = if self.renormalize { weights.iter().sum() } else { 1.0 };
             weights.iter_mut().for_each(|weight| *weight *= self.scale / sum);
+            if let Some(scale) = &self.expert_scale {
+                let chosen = routes.experts[start..].iter().map(|&expert| scale.get(expert).copied().unwrap_or(1.0));
+                weights.iter_mut().zip(chosen).for_each(|(weight, scale)| *weight *= scale);
+            }
         }
         Ok(Routes(Place::Host(routes)))
     }

@@ -1,5 +1,5 @@
 //! The memory of a model, layer by layer: for attention one K and one V, `[kv_heads, slots, dim]`, with `BLOCK_TOKENS` slots in
-//! a block; for a recurrent layer its state, `[slots, values]`.
+//! a block; for a recurrent layer each part of its state, `[slots, values]`.
 //!
 //! Layers that remember alike form a group, and the host deals out the ids of each group's blocks or slots. Token `i` of a
 //! sequence lies in slot `blocks[i / BLOCK_TOKENS] · BLOCK_TOKENS + i mod BLOCK_TOKENS` of its group's layers. On the CPU the
@@ -31,7 +31,8 @@ struct Layer {
 
 enum Memory {
     Attention(AttentionCache, Box<[Store; 2]>),
-    State(usize, Store),
+    /// The values of each part, and where they lie.
+    State(Vec<(usize, Store)>),
     SharedWith(usize),
 }
 
@@ -48,12 +49,16 @@ impl KvCache {
             Error::out_of_memory(format!("no memory for {counts:?} KV blocks and states: {error}"))
                 .help("lower kv_budget or context")
         };
+        let state = |values: usize, count: usize| -> Result<(usize, Store)> {
+            let shape = StoreShape { kv_heads: 1, slots: count, head_dim: values, kind: KvType::F32 };
+            Ok((values, make(shape, false).map_err(|error| full(&error.message))?))
+        };
         let memory = |layer: &LayerCache, count: usize| -> Result<Memory> {
             Ok(match *layer {
                 LayerCache::SharedWith(other) => Memory::SharedWith(other),
-                LayerCache::State(values) => {
-                    let shape = StoreShape { kv_heads: 1, slots: count, head_dim: values, kind: KvType::F32 };
-                    Memory::State(values, make(shape, false).map_err(|error| full(&error.message))?)
+                LayerCache::State(values) => Memory::State(vec![state(values, count)?]),
+                LayerCache::States(parts) => {
+                    Memory::State(parts.into_iter().map(|values| state(values, count)).collect::<Result<_>>()?)
                 }
                 LayerCache::Attention(cache) => {
                     let AttentionCache { kv_heads, key_dim, value_dim, .. } = cache;
@@ -121,10 +126,13 @@ impl KvCache {
         }
     }
 
-    /// The states of a layer: a tensor `[1, slots, values]`.
-    pub(super) fn states(&self, layer: usize) -> Result<&Tensor> {
+    /// A part of the states of a layer: a tensor `[1, slots, values]`.
+    pub(super) fn states(&self, layer: usize, part: usize) -> Result<&Tensor> {
         match &self.layers[self.owner(layer)?].memory {
-            Memory::State(_, store) => store.tensor(),
+            Memory::State(parts) => match parts.get(part) {
+                Some((_, store)) => store.tensor(),
+                None => Err(Error::invalid(format!("layer {layer} keeps a state of {} parts", parts.len()))),
+            },
             _ => Err(Error::invalid(format!("layer {layer} keeps keys and values, not a state"))),
         }
     }
@@ -148,7 +156,7 @@ impl KvCache {
                 let sized = vec![(keys, heads, self.kind, key), (values, heads, self.kind, value)];
                 sized.into_iter().filter(|(_, _, _, dim)| *dim > 0).collect()
             }
-            Memory::State(values, store) => vec![(store, 1, KvType::F32, *values)],
+            Memory::State(parts) => parts.iter().map(|(values, store)| (store, 1, KvType::F32, *values)).collect(),
             Memory::SharedWith(_) => Vec::new(),
         })
     }
@@ -193,14 +201,16 @@ impl KvTransfer for KvCache {
     fn import(&mut self, group: usize, id: u32, mut bytes: &[u8]) -> Result<()> {
         let (tokens, count, kv) = (self.place_tokens(group), self.groups[group].1, self.kind);
         for layer in self.layers.iter_mut().filter(|layer| layer.group == group) {
-            let (stores, heads, kind, dims) = match &mut layer.memory {
+            let (stores, heads, kind): (Vec<_>, _, _) = match &mut layer.memory {
                 Memory::Attention(cache, stores) => {
-                    (&mut stores[..], cache.kv_heads, kv, vec![cache.key_dim, cache.value_dim])
+                    (stores.iter_mut().zip([cache.key_dim, cache.value_dim]).collect(), cache.kv_heads, kv)
                 }
-                Memory::State(values, store) => (std::slice::from_mut(store), 1, KvType::F32, vec![*values]),
+                Memory::State(parts) => {
+                    (parts.iter_mut().map(|(values, store)| (store, *values)).collect(), 1, KvType::F32)
+                }
                 Memory::SharedWith(_) => continue,
             };
-            for (store, dim) in stores.iter_mut().zip(dims).filter(|(_, dim)| *dim > 0) {
+            for (store, dim) in stores.into_iter().filter(|(_, dim)| *dim > 0) {
                 let piece = tokens * dim * kind.bytes();
                 let (part, rest) = bytes.split_at(heads * piece);
                 bytes = rest;

@@ -40,6 +40,8 @@ pub enum LayerCache {
     SharedWith(usize),
     /// A state of this many values in single precision, which is the whole past up to a token.
     State(usize),
+    /// The same in two parts that lie apart, such as a convolution's last inputs and what a recurrence keeps.
+    States([usize; 2]),
 }
 
 /// The keys and values of one layer.
@@ -98,7 +100,7 @@ impl KvShape {
         for (place, layer) in self.layers.iter().enumerate() {
             let kind = match *layer {
                 LayerCache::Attention(cache) => (usize::from(cache.window.is_some()), cache.window),
-                LayerCache::State(_) => (2, None),
+                LayerCache::State(_) | LayerCache::States(_) => (2, None),
                 LayerCache::SharedWith(other) if other < place => kind_of[other],
                 LayerCache::SharedWith(_) => return Err(wrong("a layer shares what no earlier one has")),
             };
@@ -115,6 +117,10 @@ impl KvShape {
             let each = match layer {
                 LayerCache::Attention(cache) => cache.block_bytes(kv),
                 LayerCache::State(values) => values.checked_mul(size_of::<f32>()),
+                LayerCache::States([first, second]) if *first > 0 && *second > 0 => {
+                    first.checked_add(*second).and_then(|values| values.checked_mul(size_of::<f32>()))
+                }
+                LayerCache::States(_) => None,
                 LayerCache::SharedWith(_) => continue,
             };
             let each = each.filter(|&each| each > 0).ok_or_else(|| wrong("a layer without size"))?;
@@ -236,7 +242,7 @@ mod tests {
             attention(None),
             LayerCache::SharedWith(1),
             attention(Some(32)),
-            LayerCache::State(6),
+            LayerCache::States([4, 2]),
         ];
         let (groups, group_of) = KvShape::new(layers).groups(KvType::F16).unwrap();
         let block = 2 * 16 * BLOCK_TOKENS as u64 * 2;
@@ -248,5 +254,6 @@ mod tests {
         assert_eq!((&groups[..], &group_of[..]), (&expected[..], &[2, 1, 0, 1, 1, 2][..]));
         assert!(KvShape::new(vec![LayerCache::SharedWith(0)]).groups(KvType::F16).is_err());
         assert!(KvShape::new(vec![]).groups(KvType::F16).is_err());
+        assert!(KvShape::new(vec![LayerCache::States([4, 0])]).groups(KvType::F16).is_err());
     }
 }

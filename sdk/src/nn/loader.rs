@@ -26,7 +26,7 @@ use crate::{
 
 /// The architectures in whose GGUF files the rows of queries and keys are reordered against Hugging Face's, so that values
 /// which rotate together are neighbours. Others that rotate neighbours do so in Hugging Face too.
-const REORDERED: [&str; 6] = ["llama", "mistral3", "smollm3", "granite", "granitemoe", "minicpm"];
+const REORDERED: [&str; 7] = ["llama", "mistral3", "smollm3", "granite", "granitemoe", "granitehybrid", "minicpm"];
 
 /// Tensors that hold nothing which a configuration does not say: RoPE's frequencies, which [`Config::rope`] has read from
 /// GGUF files and older folders repeat in every layer.

@@ -2,7 +2,7 @@
 
 use candle_core::Tensor;
 
-use super::{Activation, Linear, Loader, Step};
+use super::{Activation, ExpertNames, Linear, Loader, Step};
 use crate::Result;
 
 /// `down(act(gate(x)) · up(x))` (arXiv 2002.05202).
@@ -18,9 +18,20 @@ impl GatedMlp {
     /// Loads `gate_proj`, `up_proj` (or both stacked as `gate_up_proj`) and `down_proj`, with biases where the checkpoint
     /// has them.
     pub fn load(loader: &Loader<'_>, width: usize, inner: usize, act: Activation) -> Result<Self> {
-        let parts = [("gate_proj", inner), ("up_proj", inner)];
-        let [gate_proj, up_proj] = loader.stacked("gate_up_proj", width, parts)?;
-        Ok(Self { gate_proj, up_proj, down_proj: loader.linear("down_proj", inner, width)?, act })
+        Self::load_named(loader, ExpertNames::default(), width, inner, act)
+    }
+
+    /// The same under other names.
+    pub fn load_named(
+        loader: &Loader<'_>,
+        names: ExpertNames,
+        width: usize,
+        inner: usize,
+        act: Activation,
+    ) -> Result<Self> {
+        let parts = [(names.gate, inner), (names.up, inner)];
+        let [gate_proj, up_proj] = loader.stacked(names.gate_up, width, parts)?;
+        Ok(Self { gate_proj, up_proj, down_proj: loader.linear(names.down, inner, width)?, act })
     }
 
     /// Applies the block to each row of `x`.

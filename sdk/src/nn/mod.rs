@@ -17,15 +17,18 @@ mod kv;
 mod kv_shape;
 mod linear;
 mod loader;
+mod mamba2;
 mod merge;
 mod mlp;
 mod norm;
 mod ops;
 mod paged;
 mod pass;
+mod recurrence;
 mod registry;
 mod rope;
 mod sizes;
+mod states;
 mod step;
 mod store;
 mod view;
@@ -38,13 +41,16 @@ pub use experts::{Expert, ExpertNames, Experts, Groups, Router, Routes, Scoring,
 pub use kv_shape::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;
+pub use mamba2::{Mamba2, Mamba2Sizes};
 pub use mlp::{GatedMlp, Mlp};
 pub use norm::{LayerNorm, RmsNorm};
 pub use ops::{Ops, activation};
 pub use paged::{Decoder, Paged, Shape};
+pub use recurrence::{Recurrence, sigmoid, softplus};
 pub use rope::{Angles, Rope};
 pub use sizes::Sizes;
-pub use step::{Kept, Rows, Step};
+pub use states::Kept;
+pub use step::{Rows, Step};
 
 use kv::KvCache;
 #[cfg(feature = "bridge")]

@@ -18,6 +18,23 @@ impl RmsNorm {
         Ok(Self { weight: loader.at(name).vector("weight", width)?, eps: eps as f32 })
     }
 
+    /// A norm whose weights are no tensor of a checkpoint's own.
+    pub fn of(weight: Tensor, eps: f64) -> Self {
+        Self { weight, eps: eps as f32 }
+    }
+
+    /// A norm without weights.
+    pub fn without_weight(loader: &Loader<'_>, width: usize, eps: f64) -> Result<Self> {
+        Ok(Self::of(Tensor::from_vec(vec![1.0_f32; width], width, loader.device())?, eps))
+    }
+
+    /// A norm without weights, which brings vectors of `width` values to a length: `length · x / √(Σ x² + eps)`.
+    pub fn to_length(loader: &Loader<'_>, width: usize, length: f64, eps: f64) -> Result<Self> {
+        let weight = (length / (width as f64).sqrt()) as f32;
+        let weight = Tensor::from_vec(vec![weight; width], width, loader.device())?;
+        Ok(Self { weight, eps: (eps / width as f64) as f32 })
+    }
+
     /// The norm with more than its weights, as of models whose weights begin at zero.
     pub fn plus(self, offset: f64) -> Result<Self> {
         Ok(Self { weight: (self.weight + offset)?, ..self })

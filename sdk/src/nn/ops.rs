@@ -18,6 +18,7 @@ use super::{
     kv::KvCache,
     kv_shape::{KvShape, KvType},
     pass::Pass,
+    recurrence::{Inputs, Recurrence},
     store::{Store, StoreShape},
     view::copy_to,
 };
@@ -342,6 +343,14 @@ impl Ops {
             self.check(x, 2)?;
         }
         self.backend.attention_over(spec, q, new, pass)
+    }
+
+    /// Takes a recurrence through the step's tokens.
+    pub(super) fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+        for x in [Some(x.q), Some(x.k), Some(x.v), Some(x.decay), x.rate].into_iter().flatten() {
+            self.check(x, 2)?;
+        }
+        self.backend.recurrence(spec, x, pass)
     }
 
     /// The same of queries and keys that are rotated first.

@@ -42,6 +42,11 @@ impl Rope {
             RopeScaling::None => (plain, 1.0),
             RopeScaling::Linear { factor } => (plain.iter().map(|f| f / factor).collect(), 1.0),
             RopeScaling::Divisors(divisors) => (divided(divisors), 1.0),
+            RopeScaling::Proportional { factor } => {
+                let rotated = (config.partial_rotary_factor * half as f64 + 1e-9) as usize;
+                let of = |(i, f): (usize, &f64)| if i < rotated { f / factor } else { 0.0 };
+                (plain.iter().enumerate().map(of).collect(), 1.0)
+            }
             RopeScaling::LongRope { short, long, original_context, short_attention_factor, long_attention_factor } => {
                 if context > *original_context {
                     (divided(long), *long_attention_factor)

@@ -7,12 +7,13 @@ use std::ops::Range;
 
 use super::{
     adapters::{AdaptedRows, Adapters},
-    kv::{KvCache, no_table},
+    kv::KvCache,
     ops::Ops,
     pass::Pass,
     registry::LayerId,
+    states::Kept,
 };
-use crate::{Batch, Error, Result, Table};
+use crate::{Batch, Result};
 
 /// One forward pass over a batch.
 pub struct Step<'a> {
@@ -26,16 +27,6 @@ pub struct Step<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     adapted: Vec<AdaptedRows>,
-}
-
-/// After which rows of a step a state has to be kept, and where.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
-    /// The index of the span that it is a state of.
-    pub span: usize,
-    /// The row of the step that is the first not to be in it.
-    pub end: usize,
-    slot: u32,
 }
 
 impl<'a> Step<'a> {
@@ -73,63 +64,27 @@ impl<'a> Step<'a> {
     /// The states that the step's sequences go on from in a recurrent layer: `[spans, values]` in single precision, zeros for
     /// those that begin.
     pub fn states(&self, layer: usize) -> Result<Tensor> {
-        let (group, states) = (self.pass.kv.group(layer)?, self.pass.kv.states(layer)?);
-        let mut read = Vec::new();
-        let mut places = Vec::with_capacity(self.batch().spans.len());
-        for span in &self.batch().spans {
-            match span.caches.get(group) {
-                Some(Table::Slots { read: Some(slot), .. }) => {
-                    read.push(*slot);
-                    places.push(read.len() as u32);
-                }
-                Some(Table::Slots { read: None, .. }) => places.push(0),
-                _ => return Err(no_table()),
-            }
-        }
-        let blank = Tensor::zeros((1, states.dim(2)?), states.dtype(), states.device())?;
-        if read.is_empty() {
-            return Ok(blank.repeat((places.len(), 1))?);
-        }
-        let read = states.index_select(&self.ops.ids(&read)?, 1)?.squeeze(0)?;
-        if !places.contains(&0) { Ok(read) } else { self.ops.select_rows(&Tensor::cat(&[blank, read], 0)?, &places) }
+        self.states_of(layer, 0)
+    }
+
+    /// The same of a part of the states.
+    pub fn states_of(&self, layer: usize, part: usize) -> Result<Tensor> {
+        self.pass.states(layer, part)
     }
 
     /// After which rows of the step a state of a recurrent layer has to be kept: span by span, in their order.
     pub fn kept(&self, layer: usize) -> Result<Vec<Kept>> {
-        let group = self.pass.kv.group(layer)?;
-        let mut kept = Vec::with_capacity(self.batch().spans.len());
-        for (index, span) in self.batch().spans.iter().enumerate() {
-            let Some(Table::Slots { write, copies, .. }) = span.caches.get(group) else { return Err(no_table()) };
-            let row = |after: usize| span.start + after - span.past;
-            kept.extend(copies.iter().map(|copy| Kept { span: index, end: row(copy.after), slot: copy.slot }));
-            kept.push(Kept { span: index, end: span.start + span.len, slot: *write });
-        }
-        Ok(kept)
+        self.pass.kept(layer)
     }
 
     /// Keeps states of a recurrent layer, one row of `states` for each of `kept`.
     pub fn keep(&mut self, layer: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
-        let (group, memory) = (self.pass.kv.group(layer)?, self.pass.kv.states(layer)?);
-        let (count, values) = (kept.len(), memory.dim(2)?);
-        if states.dims() != [count, values] {
-            let dims = states.dims();
-            return Err(Error::invalid(format!(
-                "states of {dims:?} where layer {layer} keeps {count} of {values} values"
-            )));
-        }
-        let key = (group, values);
-        let known = self.pass.prepared.borrow().kept.get(&key).cloned();
-        let targets = match known {
-            Some(targets) => targets,
-            None => {
-                let slots: Vec<u32> = kept.iter().map(|one| one.slot).collect();
-                let slots = self.ops.ids(&slots)?.reshape((1, count, 1))?;
-                let targets = slots.broadcast_as((1, count, values))?.contiguous()?;
-                self.pass.prepared.borrow_mut().kept.insert(key, targets.clone());
-                targets
-            }
-        };
-        Ok(memory.scatter_set(&targets, &states.contiguous()?.unsqueeze(0)?, 1)?)
+        self.keep_of(layer, 0, kept, states)
+    }
+
+    /// The same of a part of the states.
+    pub fn keep_of(&mut self, layer: usize, part: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
+        self.pass.keep(layer, part, kept, states)
     }
 
     /// Takes a recurrent layer through the new tokens of every sequence, one sequence after the other. `advance` is given a state,

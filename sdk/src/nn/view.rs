@@ -1,7 +1,10 @@
 //! CPU tensors as slices, for our own kernels: they read candle's storage where it lies and hand their results back.
 
-use candle_core::{CpuStorage, Device, Shape, Storage, Tensor};
-use std::ops::{Deref, Range};
+use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor};
+use std::{
+    cell::RefCell,
+    ops::{Deref, Range},
+};
 
 use crate::{Error, Result};
 
@@ -32,6 +35,28 @@ impl<S: Deref<Target = Storage>> Deref for View<S> {
             // `view` made sure of the kind, and nothing changes a tensor's storage into another kind.
             _ => &[],
         }
+    }
+}
+
+/// Has a kernel change the values of such a tensor where they lie.
+pub(super) fn change(tensor: &Tensor, kernel: impl FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
+    Ok(tensor.inplace_op1(&InPlace(RefCell::new(kernel)))?)
+}
+
+struct InPlace<K>(RefCell<K>);
+
+impl<K: FnMut(&mut [f32]) -> Result<()>> InplaceOp1 for InPlace<K> {
+    fn name(&self) -> &'static str {
+        "a kernel in place"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let values = match (storage, layout.contiguous_offsets()) {
+            (CpuStorage::F32(values), Some((start, end))) => values.get_mut(start..end),
+            _ => None,
+        };
+        let values = values.ok_or_else(|| candle_core::Error::Msg("a tensor is not dense and f32".into()))?;
+        (self.0.borrow_mut())(values).map_err(|error| candle_core::Error::Msg(error.to_string()))
     }
 }
 

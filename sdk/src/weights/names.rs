@@ -11,10 +11,12 @@ pub type Names = &'static [(&'static str, &'static str)];
 /// The Hugging Face name of a tensor in a GGUF file of an architecture; `own` are the rows that its plugin brings.
 pub(crate) fn hugging_face(architecture: &str, name: &str, own: Names) -> String {
     let Some((path, kind)) = name.rsplit_once('.') else { return name.to_owned() };
-    if let Some((layer, part)) = path.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+    if let Some((layer, part)) = path.strip_prefix("blk.").map(|rest| rest.split_once('.').unwrap_or((rest, ""))) {
         let is_number = !layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit());
+        // Some are tensors of a layer itself: `blk.0.ssm_a`.
+        let (part, end) = if part.is_empty() { (kind, String::new()) } else { (part, format!(".{kind}")) };
         if let Some(part) = look_up(architecture, part, own, LAYER).filter(|_| is_number) {
-            return format!("model.layers.{layer}.{part}.{kind}");
+            return format!("model.layers.{layer}.{part}{end}");
         }
     } else if let Some(path) = look_up(architecture, path, own, MODEL) {
         return format!("{path}.{kind}");
@@ -93,8 +95,40 @@ const EXCEPTIONS: &[(&[&str], Names)] = &[
             ("post_ffw_norm", "post_feedforward_layernorm"),
         ],
     ),
+    // Whose recurrent layers are in the order of Hugging Face.
     (
-        &["gemma2", "gemma3"],
+        &["qwen3next"],
+        &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("attn_qkv", "linear_attn.in_proj_qkv"),
+            ("attn_gate", "linear_attn.in_proj_z"),
+            ("ssm_in", "linear_attn.in_proj_qkvz"),
+            ("ssm_ba", "linear_attn.in_proj_ba"),
+            ("ssm_conv1d", "linear_attn.conv1d"),
+            ("ssm_dt", "linear_attn.dt_proj"),
+            ("ssm_a", "linear_attn.A"),
+            ("ssm_norm", "linear_attn.norm"),
+            ("ssm_out", "linear_attn.out_proj"),
+        ],
+    ),
+    // Whose heads of values take turns with those of keys. The names say so, as an adapter for Hugging Face's order does not fit.
+    (
+        &["qwen35", "qwen35moe"],
+        &[
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("attn_qkv", "turned_linear_attn.in_proj_qkv"),
+            ("attn_gate", "turned_linear_attn.in_proj_z"),
+            ("ssm_beta", "turned_linear_attn.in_proj_b"),
+            ("ssm_alpha", "turned_linear_attn.in_proj_a"),
+            ("ssm_conv1d", "turned_linear_attn.conv1d"),
+            ("ssm_dt", "turned_linear_attn.dt_proj"),
+            ("ssm_a", "turned_linear_attn.A"),
+            ("ssm_norm", "turned_linear_attn.norm"),
+            ("ssm_out", "turned_linear_attn.out_proj"),
+        ],
+    ),
+    (
+        &["gemma2", "gemma3", "gemma4"],
         &[
             ("post_attention_norm", "post_attention_layernorm"),
             ("ffn_norm", "pre_feedforward_layernorm"),
@@ -137,6 +171,8 @@ mod tests {
         check("phi3", "blk.1.attn_qkv.weight", "model.layers.1.self_attn.qkv_proj.weight");
         check("phi3", "blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight");
         check("gemma2", "blk.1.ffn_norm.weight", "model.layers.1.pre_feedforward_layernorm.weight");
+        check("qwen3next", "blk.1.ssm_a", "model.layers.1.linear_attn.A");
+        check("qwen35", "blk.1.ssm_dt.bias", "model.layers.1.turned_linear_attn.dt_proj.bias");
         check("gemma2", "blk.1.post_attention_norm.weight", "model.layers.1.post_attention_layernorm.weight");
         check("gemma", "blk.1.ffn_norm.weight", "model.layers.1.post_attention_layernorm.weight");
     }

@@ -13,8 +13,10 @@ use crate::{
         attention::Attention,
         cpu::{self, Activation, Pool},
         pass::Pass,
+        recurrence::{Inputs, Recurrence},
+        states::Kept,
         store::Store,
-        view::{tensor, view},
+        view::{change, tensor, view},
     },
     weights::{Dtype, RawTensor},
 };
@@ -213,6 +215,70 @@ impl Backend for CpuKernels {
         cpu::attention(&self.pool, layout, keys, values, &spans, scores, spec.heads, &q_values, &mut out);
         tensor(out, q.dims2()?)
     }
+
+    /// Matrices are changed where they lie.
+    fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+        let (read, kept, spans) = (pass.read_slots(spec.layer)?, pass.kept(spec.layer)?, &pass.batch().spans);
+        let Recurrence { heads, key_heads, takes_turns, key_dim, value_dim, .. } = *spec;
+        let shape = cpu::Heads { heads, key_heads, takes_turns, key_dim, value_dim };
+        let (q, k, v, decay) = (view(x.q)?, view(x.k)?, view(x.v)?, view(x.decay)?);
+        let rate = x.rate.map(view).transpose()?;
+        let rows = cpu::Recurred { q: &q, k: &k, v: &v, decay: &decay, rate: rate.as_deref() };
+        let mut out = vec![0.0; v.len()];
+        change(pass.kv.states(spec.layer, spec.part)?, |memory| {
+            let mut slots = Slots::open(memory, spec.values(), &read, &kept)?;
+            let mut sequences = Vec::with_capacity(spans.len());
+            for (index, span) in spans.iter().enumerate() {
+                let mut places = Vec::new();
+                for one in kept.iter().filter(|one| one.span == index) {
+                    places.push((one.end, slots.take(one.slot)?));
+                }
+                let Some((_, matrices)) = places.pop() else { return Err(no_slot()) };
+                sequences.push(cpu::Stretch { rows: span.start..span.start + span.len, matrices, copies: places });
+            }
+            cpu::recurrence(&self.pool, shape, rows, sequences, &mut out);
+            Ok(())
+        })?;
+        tensor(out, x.v.dims2()?)
+    }
+}
+
+/// The slots of a memory of states, each to be had once.
+struct Slots<'a>(Vec<Option<&'a mut [f32]>>);
+
+impl<'a> Slots<'a> {
+    /// The slots, where those that sequences go on in hold what they go on from.
+    fn open(memory: &'a mut [f32], values: usize, read: &[Option<u32>], kept: &[Kept]) -> Result<Self> {
+        let all = memory.len() / values.max(1);
+        let range = |slot: u32| {
+            let slot = slot as usize;
+            if slot < all { Ok(slot * values..(slot + 1) * values) } else { Err(no_slot()) }
+        };
+        // All are read before any is written, as one sequence may go on from what another leaves.
+        let mut moved = Vec::new();
+        for (index, read) in read.iter().enumerate() {
+            let Some(write) = kept.iter().rfind(|one| one.span == index) else { return Err(no_slot()) };
+            if *read != Some(write.slot) {
+                let state = read.map(|slot| Ok::<_, Error>(memory[range(slot)?].to_vec())).transpose()?;
+                moved.push((range(write.slot)?, state));
+            }
+        }
+        for (place, state) in moved {
+            match state {
+                Some(state) => memory[place].copy_from_slice(&state),
+                None => memory[place].fill(0.0),
+            }
+        }
+        Ok(Self(memory.chunks_exact_mut(values).map(Some).collect()))
+    }
+
+    fn take(&mut self, slot: u32) -> Result<&'a mut [f32]> {
+        self.0.get_mut(slot as usize).and_then(Option::take).ok_or_else(no_slot)
+    }
+}
+
+fn no_slot() -> Error {
+    Error::invalid("a sequence has no slot of its own for its state")
 }
 
 fn cpu_matrix<'a>(raw: &'a RawTensor, weight: &Matrix) -> cpu::Matrix<'a> {

@@ -13,6 +13,7 @@ mod cpu;
 mod cuda;
 mod formulas;
 mod formulas_attention;
+mod formulas_recurrence;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod metal;
 
@@ -33,6 +34,7 @@ use super::{
     attention::Attention,
     cpu::{Activation, Glu},
     pass::Pass,
+    recurrence::{Inputs, Recurrence},
     store::{Store, StoreShape, foreign},
 };
 use crate::{
@@ -361,6 +363,12 @@ pub(in crate::nn) trait Backend: Send + Sync {
         pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
         formulas_attention::attention(self.formulas(), spec, q, new, pass)
+    }
+
+    /// Takes the matrices of a recurrent layer through the new tokens of every sequence, and answers what these read. The shapes
+    /// were compared with the recurrence's.
+    fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+        formulas_recurrence::recurrence(spec, x, pass)
     }
 
     /// The same of queries and keys that are rotated first.

@@ -40,6 +40,9 @@ const INTEGERS: &[(&str, &str)] = &[
     ("leading_dense_block_count", "first_k_dense_replace"),
     ("nextn_predict_layers", "nextn_predict_layers"),
     ("shortconv.l_cache", "conv_L_cache"),
+    ("full_attention_interval", "full_attention_interval"),
+    ("attention.shared_kv_layers", "num_kv_shared_layers"),
+    ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
 ];
 
 const NUMBERS: &[(&str, &str)] = &[
@@ -61,6 +64,7 @@ const ACTIVATIONS: &[(&str, &str)] = &[
     ("gemma", "gelu_pytorch_tanh"),
     ("gemma2", "gelu_pytorch_tanh"),
     ("gemma3", "gelu_pytorch_tanh"),
+    ("gemma4", "gelu_pytorch_tanh"),
 ];
 
 /// Architectures whose files pair neighbouring values of a head.
@@ -72,6 +76,7 @@ const INTERLEAVED: &[&str] = &[
     "smollm3",
     "granite",
     "granitemoe",
+    "granitehybrid",
     "deci",
     "arcee",
     "baichuan",

@@ -64,6 +64,10 @@ pub enum RopeScaling {
         short_attention_factor: f64,
         long_attention_factor: f64,
     },
+    /// The part that is rotated is one of each half of a head, and frequencies fall over the whole of it (Gemma 4).
+    Proportional {
+        factor: f64,
+    },
     /// Each pair's frequency is divided by its entry: what GGUF files carry in place of Llama 3's parameters.
     Divisors(Vec<f32>),
 }
@@ -72,7 +76,9 @@ impl RopeConfig {
     /// How many values of a head are rotated: an even number, for which every list of the scaling has an entry per pair.
     pub fn rotary_dim(&self, head_dim: usize) -> Result<usize> {
         // The product of a rounded quotient may fall just below the integer that it means.
-        let dim = (head_dim as f64 * self.partial_rotary_factor + 1e-9) as usize;
+        let is_whole = matches!(self.scaling, RopeScaling::Proportional { .. });
+        let part = if is_whole { 1.0 } else { self.partial_rotary_factor };
+        let dim = (head_dim as f64 * part + 1e-9) as usize;
         if dim == 0 || dim % 2 == 1 || dim > head_dim {
             return Err(Error::corrupt(format!(
                 "the configuration rotates {dim} of the {head_dim} values of a head, not an even number of them"
@@ -214,6 +220,9 @@ impl<'a> Parameters<'a> {
             // With sections for time, height and width, which are one for text.
             "default" | "none" | "mrope" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: self.factor()? }),
+            "proportional" => {
+                Ok(RopeScaling::Proportional { factor: self.number("factor", 1e-6, 1e6)?.unwrap_or(1.0) })
+            }
             "llama3" => self.llama3(),
             "yarn" => self.yarn(),
             "longrope" => self.longrope(),
@@ -222,7 +231,7 @@ impl<'a> Parameters<'a> {
                 "the configuration's RoPE type {} is not supported",
                 super::quote(other)
             ))
-            .help("supported are default, linear, llama3, yarn and longrope")),
+            .help("supported are default, linear, llama3, yarn, longrope and proportional")),
         }
     }
 

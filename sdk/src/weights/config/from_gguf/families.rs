@@ -7,7 +7,8 @@ use super::{LIST_LEN_MAX, Source};
 use crate::{Error, Result, weights::quote};
 
 /// Architectures in whose mixtures the weights of the chosen experts add up to one, unless a file says otherwise.
-const RENORMALISED: &[&str] = &["llama", "qwen3moe", "qwen3vlmoe", "qwen3next", "gpt-oss", "granitemoe", "glm4moe"];
+const RENORMALISED: &[&str] =
+    &["llama", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe", "granitehybrid", "glm4moe"];
 
 /// Layers of Gemma 2 and 3 by model: those of 27 B scale scores by the width over the heads instead of a head's size.
 const GEMMA_27B: &[(&str, u64)] = &[("gemma2", 46), ("gemma3", 62)];
@@ -28,6 +29,7 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
             }
             scores(source, config);
         }
+        "gemma4" => gemma4(source, config)?,
         "gpt-oss" => {
             windows(source, config, 2)?;
             // Files do not say it, and the model was trained so.
@@ -36,6 +38,8 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
             }
         }
         "lfm2" => short_convolutions(config),
+        "granitehybrid" => state_spaces(source, config)?,
+        "qwen3next" | "qwen35" | "qwen35moe" => gated_deltas(source, config)?,
         _ => (),
     }
     if !config.contains_key("num_local_experts") {
@@ -47,20 +51,114 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
     Ok(())
 }
 
-/// The names that LFM2 has for them; layers without heads of keys convolve.
-fn short_convolutions(config: &mut Map<String, Value>) {
+/// Gemma 4's layers that see everything have other heads than those with windows.
+fn gemma4(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    windows(source, config, 6)?;
+    let windowed: Vec<bool> = match config.get("layer_types") {
+        Some(Value::Array(types)) => types.iter().map(|of| of == "sliding_attention").collect(),
+        _ => Vec::new(),
+    };
+    let of_kind = |list: &[Value], kind: bool| {
+        list.iter().zip(&windowed).find(|(_, windowed)| **windowed == kind).map(|(value, _)| value.clone())
+    };
     if let Some(Value::Array(heads)) = config.get("num_key_value_heads").cloned() {
-        let of = |heads: &Value| if heads.as_u64() == Some(0) { "conv" } else { "full_attention" };
+        for (name, kind) in [("num_key_value_heads", true), ("num_global_key_value_heads", false)] {
+            if let Some(heads) = of_kind(&heads, kind) {
+                config.insert(name.to_owned(), heads);
+            }
+        }
+    }
+    if let Some(Value::Array(widths)) = config.get("intermediate_size").cloned()
+        && let Some(first) = widths.first()
+    {
+        config.insert("intermediate_size".to_owned(), first.clone());
+        config.insert("use_double_wide_mlp".to_owned(), json!(true));
+    }
+    if let Some(narrow) = source.integers("attention.key_length_swa")?
+        && let Some(wide) = config.insert("head_dim".to_owned(), narrow)
+    {
+        config.insert("global_head_dim".to_owned(), wide);
+    }
+    let full = windowed.iter().position(|windowed| !windowed);
+    let takes_keys = full.is_some_and(|layer| {
+        let has = |part: &str| source.weights.contains(&format!("model.layers.{layer}.self_attn.{part}.weight"));
+        has("k_proj") && !has("v_proj")
+    });
+    config.insert("attention_k_eq_v".to_owned(), json!(takes_keys));
+    let has_experts = config.contains_key("num_local_experts");
+    config.insert("enable_moe_block".to_owned(), json!(has_experts));
+    let base = source.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
+    config.insert("rope_local_base_freq".to_owned(), json!(base));
+    Ok(())
+}
+
+/// The types of layers; those without heads of keys do not attend.
+fn layer_types(config: &mut Map<String, Value>, other: &str) {
+    if let Some(Value::Array(heads)) = config.get("num_key_value_heads").cloned() {
+        let of = |heads: &Value| if heads.as_u64() == Some(0) { other } else { "full_attention" };
         let types: Vec<&str> = heads.iter().map(of).collect();
         let most = heads.iter().filter_map(Value::as_u64).max().unwrap_or_default();
         config.insert("layer_types".to_owned(), json!(types));
         config.insert("num_key_value_heads".to_owned(), json!(most));
     }
+}
+
+/// The sizes of Mamba-2's layers, under Granite's names.
+fn state_spaces(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    layer_types(config, "linear_attention");
+    for (key, name) in [
+        ("ssm.conv_kernel", "mamba_d_conv"),
+        ("ssm.state_size", "mamba_d_state"),
+        ("ssm.group_count", "mamba_n_groups"),
+        ("ssm.time_step_rank", "mamba_n_heads"),
+    ] {
+        if let Some(value) = source.integers(key)? {
+            config.insert(name.to_owned(), value);
+        }
+    }
+    let inner = source.integers("ssm.inner_size")?.and_then(|inner| inner.as_u64());
+    let heads = config.get("mamba_n_heads").and_then(Value::as_u64);
+    if let Some(width) = inner.zip(heads).and_then(|(inner, heads)| inner.checked_div(heads)) {
+        config.insert("mamba_d_head".to_owned(), json!(width));
+    }
+    let rotates = source.metadata.bool(&source.key("rope.scaling.finetuned"))?.unwrap_or(true);
+    config.insert("position_embedding_type".to_owned(), json!(if rotates { "rope" } else { "nope" }));
+    // Without experts the block that all tokens share is the only one.
+    let inner = |name: &str| Some(*source.weights.find(&format!("model.layers.0.mlp.{name}.weight"))?.shape.first()?);
+    if let Some(shared) = inner("shared_expert.up_proj").or_else(|| inner("up_proj")) {
+        config.insert("shared_intermediate_size".to_owned(), json!(shared));
+    }
+    Ok(())
+}
+
+/// The names that LFM2 has for them; layers without heads of keys convolve.
+fn short_convolutions(config: &mut Map<String, Value>) {
+    layer_types(config, "conv");
     if let Some(eps) = config.get("rms_norm_eps").cloned() {
         config.insert("norm_eps".to_owned(), eps);
     }
     // Files give the width that the blocks have.
     config.insert("block_auto_adjust_ff_dim".to_owned(), json!(false));
+}
+
+/// The sizes of Qwen's recurrent layers.
+fn gated_deltas(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    for (key, name) in [
+        ("ssm.conv_kernel", "linear_conv_kernel_dim"),
+        ("ssm.state_size", "linear_key_head_dim"),
+        ("ssm.group_count", "linear_num_key_heads"),
+        ("ssm.time_step_rank", "linear_num_value_heads"),
+    ] {
+        if let Some(value) = source.integers(key)? {
+            config.insert(name.to_owned(), value);
+        }
+    }
+    let inner = source.integers("ssm.inner_size")?.and_then(|inner| inner.as_u64());
+    let heads = config.get("linear_num_value_heads").and_then(Value::as_u64);
+    if let Some(width) = inner.zip(heads).and_then(|(inner, heads)| inner.checked_div(heads)) {
+        config.insert("linear_value_head_dim".to_owned(), json!(width));
+    }
+    Ok(())
 }
 
 /// The layers' types: the file's own list, or windows in all but every `period`th layer.

@@ -1,0 +1,137 @@
+//! Recurrences in stock candle ops: a stretch of tokens at once, by products of matrices.
+//!
+//! Within a stretch, what the tokens write is the solution of a triangular system (arXiv 2406.06484): each token's correction depends
+//! on those of the tokens before it, by how alike their keys are. It is solved by blocks, in as many steps as the length has
+//! binary digits. Sequences that decode one token each are computed together.
+
+use candle_core::{Device, Tensor};
+
+use crate::{
+    Result,
+    nn::{
+        pass::Pass,
+        recurrence::{Inputs, Recurrence},
+    },
+};
+
+/// Tokens in a stretch.
+const STRETCH: usize = 64;
+
+/// Matrices of `n` sequences' heads, `[n · heads, …]`, and what `len` tokens of each bring.
+struct Stretch {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    /// `[n · heads, len, 1]`.
+    decay: Tensor,
+    rate: Option<Tensor>,
+}
+
+pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+    let (spans, kept) = (&pass.batch().spans, pass.kept(spec.layer)?);
+    let states = pass.states(spec.layer, spec.part)?;
+    if spans.iter().all(|span| span.len == 1) && kept.len() == spans.len() {
+        let matrices = states.reshape((spans.len() * spec.heads, spec.key_dim, spec.value_dim))?;
+        let (out, matrices) = stretch(&Stretch::of(spec, x, 0, (spans.len(), 1))?, &matrices)?;
+        pass.keep(spec.layer, spec.part, &kept, &matrices.reshape((spans.len(), spec.values()))?)?;
+        return Ok(out.reshape((spans.len(), spec.heads * spec.value_dim))?);
+    }
+    let (mut outs, mut made) = (Vec::new(), Vec::with_capacity(kept.len()));
+    for (index, span) in spans.iter().enumerate() {
+        let mut matrices = states.narrow(0, index, 1)?.reshape((spec.heads, spec.key_dim, spec.value_dim))?;
+        let mut row = span.start;
+        for one in kept.iter().filter(|one| one.span == index) {
+            while row < one.end {
+                let len = STRETCH.min(one.end - row);
+                let (out, after) = stretch(&Stretch::of(spec, x, row, (1, len))?, &matrices)?;
+                let out = out.transpose(0, 1)?.contiguous()?.reshape((len, spec.heads * spec.value_dim))?;
+                outs.push(out);
+                (matrices, row) = (after, row + len);
+            }
+            made.push(matrices.reshape((1, spec.values()))?);
+        }
+    }
+    pass.keep(spec.layer, spec.part, &kept, &Tensor::cat(&made, 0)?)?;
+    Ok(Tensor::cat(&outs, 0)?)
+}
+
+impl Stretch {
+    /// The rows from `row` on, `len` for each of `n` sequences, head by head.
+    fn of(spec: &Recurrence, x: Inputs<'_>, row: usize, (n, len): (usize, usize)) -> Result<Self> {
+        let part = |x: &Tensor, heads: usize| -> Result<Tensor> {
+            let (_, width) = x.dims2()?;
+            let x = x.narrow(0, row, n * len)?.contiguous()?.reshape((n, len, heads, width / heads))?;
+            Ok(x.transpose(1, 2)?.contiguous()?)
+        };
+        let shared = |x: &Tensor| -> Result<Tensor> {
+            let x = part(x, spec.key_heads)?;
+            let (times, all) = (spec.heads / spec.key_heads, (n * spec.heads, len, spec.key_dim));
+            let x = if spec.takes_turns {
+                x.unsqueeze(1)?.broadcast_as((n, times, spec.key_heads, len, spec.key_dim))?
+            } else {
+                x.unsqueeze(2)?.broadcast_as((n, spec.key_heads, times, len, spec.key_dim))?
+            };
+            Ok(x.contiguous()?.reshape(all)?)
+        };
+        let own = |x: &Tensor, width: usize| -> Result<Tensor> {
+            Ok(part(x, spec.heads)?.reshape((n * spec.heads, len, width))?)
+        };
+        Ok(Self {
+            q: shared(x.q)?,
+            k: shared(x.k)?,
+            v: own(x.v, spec.value_dim)?,
+            decay: own(x.decay, 1)?,
+            rate: x.rate.map(|rate| own(rate, 1)).transpose()?,
+        })
+    }
+}
+
+/// What the tokens of a stretch read, `[n, len, value_dim]`, and the matrices behind them.
+fn stretch(x: &Stretch, matrices: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (_, len, _) = x.k.dims3()?;
+    // How far a matrix has faded by each token, as a logarithm, and from each token to each later one, as a factor.
+    let (n, device) = (x.k.dim(0)?, x.k.device());
+    let sums = square(len, |row, column| f32::from(u8::from(column <= row)), device)?;
+    let faded = sums.broadcast_as((n, len, len))?.contiguous()?.matmul(&x.decay)?;
+    let later = square(len, |row, column| if column <= row { 0.0 } else { f32::NEG_INFINITY }, device)?;
+    let between = faded.broadcast_sub(&faded.transpose(1, 2)?.contiguous()?)?.broadcast_add(&later)?.exp()?;
+    let keys = x.k.transpose(1, 2)?.contiguous()?;
+    let so_far = faded.exp()?;
+    let written = match &x.rate {
+        None => x.v.clone(),
+        Some(rate) => {
+            let known = x.k.matmul(matrices)?.broadcast_mul(&so_far)?;
+            let wanted = (&x.v - known)?.broadcast_mul(rate)?;
+            solve(&(x.k.matmul(&keys)? * &between)?.broadcast_mul(rate)?, &wanted)?
+        }
+    };
+    let read = x.q.matmul(matrices)?.broadcast_mul(&so_far)?;
+    let out = (read + (x.q.matmul(&keys)? * between)?.matmul(&written)?)?;
+    let end = faded.narrow(1, len - 1, 1)?;
+    let left = end.broadcast_sub(&faded)?.exp()?;
+    let added = x.k.broadcast_mul(&left)?.transpose(1, 2)?.contiguous()?.matmul(&written)?;
+    Ok((out, (matrices.broadcast_mul(&end.exp()?)? + added)?))
+}
+
+/// `[1, len, len]` values by row and column.
+fn square(len: usize, value: impl Fn(usize, usize) -> f32, device: &Device) -> Result<Tensor> {
+    let values: Vec<f32> = (0..len * len).map(|place| value(place / len, place % len)).collect();
+    Ok(Tensor::from_vec(values, (1, len, len), device)?)
+}
+
+/// `(1 + a)⁻¹ · b` for what lies below the diagonal of `a`. Blocks of the diagonal are inverted, each from two of half its size: below
+/// them stands what the upper one means to the lower one, between the two inverses.
+fn solve(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (_, len, _) = a.dims3()?;
+    let mut inverse = square(len, |row, column| f32::from(u8::from(row == column)), a.device())?;
+    inverse = inverse.broadcast_as(a.shape())?.contiguous()?;
+    let mut size = 1;
+    while size < len {
+        let is_between =
+            |row: usize, column: usize| row / (2 * size) == column / (2 * size) && row / size > column / size;
+        let between = square(len, |row, column| f32::from(u8::from(is_between(row, column))), a.device())?;
+        inverse = (&inverse - inverse.matmul(&a.broadcast_mul(&between)?)?.matmul(&inverse)?)?;
+        size *= 2;
+    }
+    Ok(inverse.matmul(b)?)
+}

@@ -1,0 +1,289 @@
+//! Recurrences: heads that keep a matrix each, token by token.
+//!
+//! A column of a matrix depends on no other, so a head's tokens are taken through a few columns at a time, which stay in the
+//! first-level cache meanwhile. A token reads them once for what its key means so far and once to change them.
+
+use std::ops::Range;
+
+use super::pool::Pool;
+use super::simd::{Kernel, Simd};
+
+/// How many heads there are and of what size.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    pub heads: usize,
+    pub key_heads: usize,
+    /// Whether heads take turns with the heads of keys instead of following each in a group.
+    pub takes_turns: bool,
+    pub key_dim: usize,
+    pub value_dim: usize,
+}
+
+/// What the tokens of a step bring, row by row.
+#[derive(Clone, Copy, Debug)]
+pub struct Recurred<'a> {
+    /// `[tokens, key_heads, key_dim]`.
+    pub q: &'a [f32],
+    pub k: &'a [f32],
+    /// `[tokens, heads, value_dim]`.
+    pub v: &'a [f32],
+    /// Logarithms of factors, `[tokens, heads]`.
+    pub decay: &'a [f32],
+    /// For the delta rule, `[tokens, heads]`.
+    pub rate: Option<&'a [f32]>,
+}
+
+/// The rows of one sequence, its matrices `[heads, key_dim, value_dim]`, and where they are copied once the rows before one of the
+/// step's are in them, in ascending order.
+#[derive(Debug)]
+pub struct Stretch<'a> {
+    pub rows: Range<usize>,
+    pub matrices: &'a mut [f32],
+    pub copies: Vec<(usize, &'a mut [f32])>,
+}
+
+/// Vectors of columns that are held in registers at once.
+const VECTORS: usize = 4;
+
+/// Takes the matrices of sequences through their rows. `out` is `[tokens, heads, value_dim]`; the sequences tile its rows.
+pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
+    let Heads { heads, key_heads, key_dim, value_dim, .. } = shape;
+    let (size, tokens) = (key_dim * value_dim, sequences.iter().map(|one| one.rows.len()).sum::<usize>());
+    assert!(heads.is_multiple_of(key_heads), "{heads} heads over {key_heads}");
+    assert!(x.q.len() == tokens * key_heads * key_dim && x.k.len() == x.q.len(), "queries and keys");
+    assert!(x.v.len() == tokens * heads * value_dim && out.len() == x.v.len(), "values");
+    assert!(x.decay.len() == tokens * heads && x.rate.is_none_or(|rate| rate.len() == tokens * heads), "gates");
+    // Head by head, so that each has a piece of its own.
+    let mut by_head = vec![0.0; out.len()];
+    let (mut rest, mut tasks, mut spans) = (&mut by_head[..], Vec::with_capacity(sequences.len() * heads), Vec::new());
+    for Stretch { rows, matrices, copies } in sequences {
+        assert!(rows.end <= tokens && matrices.len() == heads * size, "rows {rows:?}");
+        assert!(copies.iter().all(|(_, copy)| copy.len() == heads * size), "copies");
+        spans.push(rows.clone());
+        let mut copies: Vec<_> = copies.into_iter().map(|(end, copy)| (end, copy.chunks_exact_mut(size))).collect();
+        for (head, matrix) in matrices.chunks_exact_mut(size).enumerate() {
+            let (piece, after) = std::mem::take(&mut rest).split_at_mut(rows.len() * value_dim);
+            rest = after;
+            let copies = copies.iter_mut().filter_map(|(end, copies)| Some((*end, copies.next()?))).collect();
+            tasks.push(Task { shape, x, head, rows: rows.clone(), matrix, copies, out: piece });
+        }
+    }
+    pool.run_pieces(&mut tasks, 1, |_, tasks| {
+        for task in tasks {
+            pool.level().run(task);
+        }
+    });
+    drop(tasks);
+    let mut pieces = &by_head[..];
+    for rows in spans {
+        for head in 0..heads {
+            let (piece, after) = pieces.split_at(rows.len() * value_dim);
+            pieces = after;
+            for (row, values) in rows.clone().zip(piece.chunks_exact(value_dim)) {
+                out[(row * heads + head) * value_dim..][..value_dim].copy_from_slice(values);
+            }
+        }
+    }
+}
+
+/// One head of one sequence.
+struct Task<'a> {
+    shape: Heads,
+    x: Recurred<'a>,
+    head: usize,
+    rows: Range<usize>,
+    matrix: &'a mut [f32],
+    copies: Vec<(usize, &'a mut [f32])>,
+    /// `[rows, value_dim]`.
+    out: &'a mut [f32],
+}
+
+impl<S: Simd> Kernel<S> for &mut Task<'_> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let (width, mut column) = (self.shape.value_dim, 0);
+        while column + VECTORS * S::LANES <= width {
+            self.columns(column, VECTORS * S::LANES, |matrix, token| advance::<S, VECTORS>(simd, matrix, token));
+            column += VECTORS * S::LANES;
+        }
+        while column + S::LANES <= width {
+            self.columns(column, S::LANES, |matrix, token| advance::<S, 1>(simd, matrix, token));
+            column += S::LANES;
+        }
+        while column < width {
+            self.columns(column, 1, advance_one);
+            column += 1;
+        }
+    }
+}
+
+/// What one token brings to some columns of a head's matrix, which are `stride` values wide.
+struct Token<'a> {
+    stride: usize,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    fade: f32,
+    rate: Option<f32>,
+    out: &'a mut [f32],
+}
+
+impl Task<'_> {
+    /// Takes `width` columns from `column` on through all rows.
+    #[inline(always)]
+    fn columns(&mut self, column: usize, width: usize, advance: impl Fn(&mut [f32], Token<'_>)) {
+        let Heads { heads, key_heads, takes_turns, key_dim, value_dim } = self.shape;
+        let key_head = if takes_turns { self.head % key_heads } else { self.head / (heads / key_heads) };
+        let (start, mut copies) = (self.rows.start, self.copies.iter_mut().peekable());
+        for row in self.rows.clone() {
+            while let Some((_, copy)) = copies.next_if(|(end, _)| *end <= row) {
+                copy_columns(self.matrix, copy, value_dim, column, width);
+            }
+            let keys = (row * key_heads + key_head) * key_dim;
+            let gate = row * heads + self.head;
+            advance(
+                &mut self.matrix[column..],
+                Token {
+                    stride: value_dim,
+                    q: &self.x.q[keys..keys + key_dim],
+                    k: &self.x.k[keys..keys + key_dim],
+                    v: &self.x.v[gate * value_dim + column..][..width],
+                    fade: self.x.decay[gate].exp(),
+                    rate: self.x.rate.map(|rate| rate[gate]),
+                    out: &mut self.out[(row - start) * value_dim + column..][..width],
+                },
+            );
+        }
+        for (_, copy) in copies {
+            copy_columns(self.matrix, copy, value_dim, column, width);
+        }
+    }
+}
+
+fn copy_columns(from: &[f32], to: &mut [f32], stride: usize, column: usize, width: usize) {
+    for (from, to) in from.chunks_exact(stride).zip(to.chunks_exact_mut(stride)) {
+        to[column..column + width].copy_from_slice(&from[column..column + width]);
+    }
+}
+
+/// Takes `N` vectors of columns, the first of `matrix`, through a token.
+#[inline(always)]
+fn advance<S: Simd, const N: usize>(simd: S, matrix: &mut [f32], token: Token<'_>) {
+    let at = |values: &[f32], n: usize| simd.load(&values[n * S::LANES..]);
+    let fade = simd.splat(token.fade);
+    let mut write = [simd.splat(0.0); N];
+    for (n, write) in write.iter_mut().enumerate() {
+        *write = at(token.v, n);
+    }
+    if let Some(rate) = token.rate {
+        let mut known = [simd.splat(0.0); N];
+        for (row, k) in matrix.chunks(token.stride).zip(token.k) {
+            let k = simd.splat(*k);
+            for (n, known) in known.iter_mut().enumerate() {
+                *known = simd.fma(at(row, n), k, *known);
+            }
+        }
+        for (write, known) in write.iter_mut().zip(known) {
+            *write = simd.mul(simd.fnma(fade, known, *write), simd.splat(rate));
+        }
+    }
+    let mut read = [simd.splat(0.0); N];
+    for ((row, k), q) in matrix.chunks_mut(token.stride).zip(token.k).zip(token.q) {
+        let (k, q) = (simd.splat(*k), simd.splat(*q));
+        for (n, (read, write)) in read.iter_mut().zip(write).enumerate() {
+            let value = simd.fma(write, k, simd.mul(at(row, n), fade));
+            simd.store(value, &mut row[n * S::LANES..]);
+            *read = simd.fma(value, q, *read);
+        }
+    }
+    for (n, read) in read.into_iter().enumerate() {
+        simd.store(read, &mut token.out[n * S::LANES..]);
+    }
+}
+
+/// The same for one column.
+#[inline(always)]
+fn advance_one(matrix: &mut [f32], token: Token<'_>) {
+    let mut write = token.v[0];
+    if let Some(rate) = token.rate {
+        let known: f32 = matrix.iter().step_by(token.stride).zip(token.k).map(|(value, k)| value * k).sum();
+        write = (write - token.fade * known) * rate;
+    }
+    let mut read = 0.0;
+    for ((value, k), q) in matrix.iter_mut().step_by(token.stride).zip(token.k).zip(token.q) {
+        *value = *value * token.fade + write * k;
+        read += *value * q;
+    }
+    token.out[0] = read;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::simd::Level;
+    use super::*;
+
+    fn wave(len: usize, step: f32) -> Vec<f32> {
+        (0..len).map(|i| (i as f32 * step).sin()).collect()
+    }
+
+    /// Two sequences, of 5 and 3 rows, against the definition in double precision; the first leaves a copy after 2 rows.
+    fn check(with_rate: bool, takes_turns: bool) {
+        let shape = Heads { heads: 4, key_heads: 2, takes_turns, key_dim: 7, value_dim: 77 };
+        let (size, tokens) = (shape.key_dim * shape.value_dim, 8);
+        let (q, k) = (wave(tokens * 2 * 7, 0.7), wave(tokens * 2 * 7, 0.3));
+        let (v, decay) =
+            (wave(tokens * 4 * 77, 0.11), wave(tokens * 4, 0.9).iter().map(|x| x - 1.0).collect::<Vec<_>>());
+        let rate: Vec<f32> = wave(tokens * 4, 1.3).iter().map(|x| 0.5 + 0.5 * x).collect();
+        let x = Recurred { q: &q, k: &k, v: &v, decay: &decay, rate: with_rate.then_some(&rate[..]) };
+        let begun = [wave(4 * size, 0.05), vec![0.0; 4 * size]];
+        for level in Level::available() {
+            let pool = Pool::with_level(2, level);
+            let (mut out, mut copy, mut states) = (vec![0.0; v.len()], vec![0.0; 4 * size], begun.clone());
+            let [first, second] = &mut states;
+            let sequences = vec![
+                Stretch { rows: 0..5, matrices: first, copies: vec![(2, &mut copy)] },
+                Stretch { rows: 5..8, matrices: second, copies: vec![] },
+            ];
+            recurrence(&pool, shape, x, sequences, &mut out);
+            let near =
+                |found: f32, expected: f64| assert!((f64::from(found) - expected).abs() < 1e-5, "{found} {expected}");
+            for (rows, begun, found) in [(0..5, &begun[0], &states[0]), (5..8, &begun[1], &states[1])] {
+                for head in 0..4 {
+                    let key_head = if takes_turns { head % 2 } else { head / 2 };
+                    for column in 0..77 {
+                        let place = |i: usize| head * size + i * 77 + column;
+                        let mut s: Vec<f64> = (0..7).map(|i| f64::from(begun[place(i)])).collect();
+                        for row in rows.clone() {
+                            if row == 2 {
+                                s.iter().enumerate().for_each(|(i, s)| near(copy[place(i)], *s));
+                            }
+                            let key = |x: &[f32], i: usize| f64::from(x[(row * 2 + key_head) * 7 + i]);
+                            s.iter_mut().for_each(|s| *s *= f64::from(decay[row * 4 + head]).exp());
+                            let mut write = f64::from(v[(row * 4 + head) * 77 + column]);
+                            if with_rate {
+                                let known: f64 = s.iter().enumerate().map(|(i, s)| s * key(&k, i)).sum();
+                                write = (write - known) * f64::from(rate[row * 4 + head]);
+                            }
+                            s.iter_mut().enumerate().for_each(|(i, s)| *s += write * key(&k, i));
+                            let read: f64 = s.iter().enumerate().map(|(i, s)| s * key(&q, i)).sum();
+                            near(out[(row * 4 + head) * 77 + column], read);
+                        }
+                        s.iter().enumerate().for_each(|(i, s)| near(found[place(i)], *s));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn matrices_take_in_values() {
+        check(false, false);
+        check(false, true);
+    }
+
+    #[test]
+    fn matrices_are_corrected() {
+        check(true, false);
+        check(true, true);
+    }
+}

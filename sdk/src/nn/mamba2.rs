@@ -1,0 +1,145 @@
+//! Mamba-2's mixer (arXiv 2405.21060), which hybrids have in place of attention in most layers: a short convolution over inputs and
+//! what reads and writes them, a recurrence whose steps of time follow from the tokens, and a gated norm.
+
+use candle_core::Tensor;
+
+use super::{Activation, LayerCache, Linear, Loader, Recurrence, RmsNorm, ShortConv, Step, softplus};
+use crate::{
+    Error, Result,
+    weights::{Config, Format},
+};
+
+/// The sizes of a mixer.
+#[derive(Clone, Copy, Debug)]
+pub struct Mamba2Sizes {
+    /// The width of the stream.
+    pub hidden_size: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Values in a head.
+    pub head_dim: usize,
+    /// Groups of heads that share what reads and writes their states.
+    pub groups: usize,
+    /// Values of a state for each value of a head.
+    pub state: usize,
+    /// Inputs that the convolution sees.
+    pub taps: usize,
+    /// What the norm adds to a variance.
+    pub eps: f64,
+    /// The shortest and the longest step of time.
+    pub time_step_limit: (f64, f64),
+}
+
+impl Mamba2Sizes {
+    /// Reads them under the names `mamba_…` that Granite, Falcon-H1 and Bamba have for them.
+    pub fn read(config: &Config, eps: f64) -> Result<Self> {
+        let (hidden_size, heads) = (config.usize("hidden_size")?, config.usize_or("mamba_n_heads", 128)?);
+        let inner = hidden_size.saturating_mul(config.usize_or("mamba_expand", 2)?);
+        let is_given = config.value()["mamba_d_head"].is_number();
+        let limit = |place: usize| config.value()["time_step_limit"].get(place).and_then(serde_json::Value::as_f64);
+        Ok(Self {
+            hidden_size,
+            heads,
+            head_dim: if is_given { config.usize("mamba_d_head")? } else { inner / heads },
+            groups: config.usize_or("mamba_n_groups", 1)?,
+            state: config.usize_or("mamba_d_state", 256)?,
+            taps: config.usize_or("mamba_d_conv", 4)?,
+            eps,
+            time_step_limit: (limit(0).unwrap_or(0.0), limit(1).unwrap_or(f64::INFINITY)),
+        })
+    }
+
+    /// All values of all heads.
+    fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// What is convolved: inputs, and what writes and reads.
+    fn channels(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    /// The outputs of the first layer: the gate, what is convolved, and the steps of time.
+    pub fn widest(&self) -> usize {
+        self.inner() + self.channels() + self.heads
+    }
+
+    /// What a mixer remembers of a sequence.
+    pub fn cache(&self) -> LayerCache {
+        Recurrence::cache((self.channels(), self.taps), self.heads, self.state, self.head_dim)
+    }
+}
+
+/// A mixer, whose layers carry the names that they have in checkpoints of Hugging Face.
+#[derive(Clone, Debug)]
+pub struct Mamba2 {
+    in_proj: Linear,
+    conv1d: ShortConv,
+    dt_bias: Tensor,
+    /// `−exp(A_log)`.
+    a: Tensor,
+    /// What of an input goes past the recurrence, head by head.
+    d: Tensor,
+    recurrence: Recurrence,
+    norm: RmsNorm,
+    /// The weight of the norm, which is over each group.
+    norm_weight: Tensor,
+    out_proj: Linear,
+    sizes: Mamba2Sizes,
+}
+
+impl Mamba2 {
+    /// Loads the mixer of this place. `layer` is the layer of the caches that is its.
+    pub fn load(loader: &Loader<'_>, layer: usize, sizes: Mamba2Sizes) -> Result<Self> {
+        let Mamba2Sizes { hidden_size, heads, head_dim, groups, state, .. } = sizes;
+        let (inner, group) = (sizes.inner(), sizes.inner().checked_div(groups).unwrap_or_default());
+        // GGUF files give such vectors another dimension.
+        let vector = |name: &str, len: usize| -> Result<Tensor> {
+            let values = loader.values(name)?.filter(|values| values.len() == len);
+            let missing = || Error::corrupt(format!("no tensor '{}.{name}' of {len} values", loader.path()));
+            Ok(Tensor::from_vec(values.ok_or_else(missing)?, len, loader.device())?)
+        };
+        let is_gguf = loader.format() == Format::Gguf;
+        let recurrence = Recurrence::new(layer, heads, groups, state, head_dim)?;
+        Ok(Self {
+            in_proj: loader.linear("in_proj", hidden_size, sizes.widest())?,
+            conv1d: ShortConv::load(loader, "conv1d", layer, sizes.channels(), sizes.taps)?,
+            dt_bias: vector(if is_gguf { "dt_proj.bias" } else { "dt_bias" }, heads)?,
+            a: if is_gguf { vector("A", heads)? } else { vector("A_log", heads)?.exp()?.neg()? },
+            d: vector("D", heads)?,
+            recurrence,
+            norm: RmsNorm::without_weight(loader, group, sizes.eps)?,
+            norm_weight: vector("norm.weight", inner)?,
+            out_proj: loader.linear("out_proj", inner, hidden_size)?,
+            sizes,
+        })
+    }
+
+    /// Mixes the rows of `x`, `[tokens, hidden_size]`, each with those of its sequence before it.
+    pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        let Mamba2Sizes { heads, head_dim, groups, state, time_step_limit: (shortest, longest), .. } = self.sizes;
+        let (inner, channels) = (self.sizes.inner(), self.sizes.channels());
+        let all = self.in_proj.forward(x, step)?;
+        let gate = step.columns(&all, 0, inner)?;
+        let convolved = self.conv1d.forward(&step.columns(&all, inner, channels)?, step)?;
+        let convolved = step.ops().activate(&convolved, Activation::Silu)?;
+        let x = step.columns(&convolved, 0, inner)?;
+        let b = step.columns(&convolved, inner, groups * state)?;
+        let c = step.columns(&convolved, inner + groups * state, groups * state)?;
+        let mut dt = softplus(&step.columns(&all, inner + channels, heads)?.broadcast_add(&self.dt_bias)?)?;
+        if shortest > 0.0 || longest < f64::from(f32::MAX) {
+            dt = dt.clamp(shortest as f32, longest.min(f64::from(f32::MAX)) as f32)?;
+        }
+        let rows = x.dim(0)?;
+        let by_head = |x: &Tensor, factors: &Tensor| -> Result<Tensor> {
+            let x = x.reshape((rows, heads, head_dim))?.broadcast_mul(factors)?;
+            Ok(x.reshape((rows, inner))?)
+        };
+        let written = by_head(&x, &dt.reshape((rows, heads, 1))?)?;
+        let read = self.recurrence.sum([&c, &b, &written], &dt.broadcast_mul(&self.a)?, step)?;
+        let read = (read + by_head(&x, &self.d.reshape((heads, 1))?)?)?;
+        let gated = step.ops().gate(&gate, &read, Activation::Silu)?;
+        let normed = self.norm.forward_heads(&gated, step)?.broadcast_mul(&self.norm_weight)?;
+        self.out_proj.forward(&normed, step)
+    }
+}
