@@ -22,12 +22,18 @@ struct Family {
     kv_budget: u64,
 }
 
-const FAMILIES: [Family; 4] = [
+const FAMILIES: [Family; 5] = [
     Family { plugin: "pensieve-gemma", architecture: "gemma", fixture: "families/gemma3", kv_budget: 400 << 10 },
     // Windows alone.
     Family { plugin: "pensieve-mistral", architecture: "mistral", fixture: "mistral/window", kv_budget: 64 << 10 },
     Family { plugin: "pensieve-lfm2", architecture: "lfm2", fixture: "families/lfm2", kv_budget: 80 << 10 },
     Family { plugin: "pensieve-qwen", architecture: "qwen-next", fixture: "families/qwen3_next", kv_budget: 240 << 10 },
+    Family {
+        plugin: "pensieve-granite",
+        architecture: "granite-hybrid",
+        fixture: "families/granite_hybrid",
+        kv_budget: 160 << 10,
+    },
 ];
 
 impl Family {

@@ -45,6 +45,9 @@ const CASES: &[Case] = &[
     Case { name: "glm4_moe", plugin: "pensieve-glm", files: Files::Mostly(0.4) },
     Case { name: "granite", plugin: "pensieve-granite", files: Files::Within(0.2) },
     Case { name: "granitemoe", plugin: "pensieve-granite", files: Files::Mostly(0.2) },
+    Case { name: "granite_hybrid", plugin: "pensieve-granite", files: Files::Mostly(0.2) },
+    Case { name: "granite_hybrid_dense", plugin: "pensieve-granite", files: Files::None },
+    Case { name: "granite_hybrid_rotated", plugin: "pensieve-granite", files: Files::None },
     Case { name: "gpt_oss", plugin: "pensieve-gpt-oss", files: Files::None },
     Case { name: "gpt_oss_plain", plugin: "pensieve-gpt-oss", files: Files::Mostly(0.4) },
     Case { name: "lfm2", plugin: "pensieve-lfm2", files: Files::None },
@@ -57,7 +60,7 @@ const CASES: &[Case] = &[
 ];
 
 /// Fixtures whose attention knows no positions.
-const POSITIONLESS: [&str; 0] = [];
+const POSITIONLESS: [&str; 2] = ["granite_hybrid", "granite_hybrid_dense"];
 
 /// Fixtures of other folders that these plugins serve, too.
 const OTHERS: &[(&str, &str)] =

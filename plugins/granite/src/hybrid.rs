@@ -1,0 +1,184 @@
+//! Granite 4 hybrids (IBM): nine layers of ten are state spaces as in Mamba-2 (arXiv 2405.21060), the others attention that knows no
+//! positions; every layer has a feed-forward block that all tokens share, and the larger models experts beside it. Those without
+//! state spaces rotate.
+//!
+//! Reference: `modeling_granitemoehybrid.py` in Hugging Face transformers; layers carry the names that they have in its
+//! checkpoints.
+
+use pensieve_sdk::{
+    Error, Result,
+    nn::{
+        Angles, AttentionCache, Decoder, Embedding, ExpertNames, GatedMlp, KvShape, LayerCache, Linear, Loader, Mamba2,
+        Mamba2Sizes, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, Config as Settings, Format, Names},
+};
+
+use crate::granite::{self, Mlp, SelfAttention};
+
+/// What a checkpoint says about its model.
+pub struct Config {
+    granite: granite::Config,
+    /// Which layers attend; the others are state spaces.
+    attends: Vec<bool>,
+    mamba: Mamba2Sizes,
+    rotates: bool,
+    shared_intermediate_size: usize,
+}
+
+/// What mixes the tokens of a sequence.
+enum Mixer {
+    Attention(SelfAttention),
+    Mamba(Mamba2),
+}
+
+/// One decoder layer.
+struct Block {
+    input_layernorm: RmsNorm,
+    mixer: Mixer,
+    post_attention_layernorm: RmsNorm,
+    shared_mlp: GatedMlp,
+    block_sparse_moe: Option<Mlp>,
+    residual_multiplier: f64,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        let Sizes { hidden_size, rms_norm_eps, .. } = config.granite.sizes;
+        let has_experts = config.granite.experts.is_some();
+        Ok(Self {
+            input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
+            mixer: if config.attends[index] {
+                Mixer::Attention(SelfAttention::load(&loader.at("self_attn"), &config.granite, index)?)
+            } else {
+                Mixer::Mamba(Mamba2::load(&loader.at("mamba"), index, config.mamba)?)
+            },
+            post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
+            shared_mlp: shared_mlp(loader, config)?,
+            block_sparse_moe: if has_experts { Some(Mlp::load(loader, &config.granite)?) } else { None },
+            residual_multiplier: config.granite.residual_multiplier,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: Option<&Angles>, step: &mut Step<'_>) -> Result<Tensor> {
+        let normed = self.input_layernorm.forward(x, step)?;
+        let mixed = match &self.mixer {
+            Mixer::Attention(attention) => attention.forward(&normed, angles, step)?,
+            Mixer::Mamba(mamba) => mamba.forward(&normed, step)?,
+        };
+        let x = (x + (mixed * self.residual_multiplier)?)?;
+        let normed = self.post_attention_layernorm.forward(&x, step)?;
+        let mut transformed = self.shared_mlp.forward(&normed, step)?;
+        if let Some(moe) = &self.block_sparse_moe {
+            transformed = (moe.forward(&normed, step)? + transformed)?;
+        }
+        Ok((x + (transformed * self.residual_multiplier)?)?)
+    }
+}
+
+/// The block that all tokens share, which GGUF files call a shared expert where there are others, and else the block.
+fn shared_mlp(loader: &Loader<'_>, config: &Config) -> Result<GatedMlp> {
+    let Sizes { hidden_size, hidden_act, .. } = config.granite.sizes;
+    let inner = config.shared_intermediate_size;
+    if loader.format() == Format::Gguf {
+        let place = if config.granite.experts.is_some() { "mlp.shared_expert" } else { "mlp" };
+        return GatedMlp::load(&loader.at(place), hidden_size, inner, hidden_act);
+    }
+    let names = ExpertNames { gate_up: "input_linear", down: "output_linear", ..ExpertNames::default() };
+    GatedMlp::load_named(&loader.at("shared_mlp"), names, hidden_size, inner, hidden_act)
+}
+
+/// The model.
+pub struct Hybrid {
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    lm_head: Linear,
+    rope: Option<Rope>,
+    embedding_multiplier: f64,
+    logits_scaling: f64,
+}
+
+impl Decoder for Hybrid {
+    const NAME: &'static str = "granite-hybrid";
+    const GGUF: &'static [&'static str] = &["granitehybrid"];
+    const CLASSES: &'static [&'static str] = &["GraniteMoeHybridForCausalLM"];
+
+    const GGUF_NAMES: Names = &[
+        ("ssm_in", "mamba.in_proj"),
+        ("ssm_conv1d", "mamba.conv1d"),
+        ("ssm_dt", "mamba.dt_proj"),
+        ("ssm_a", "mamba.A"),
+        ("ssm_d", "mamba.D"),
+        ("ssm_norm", "mamba.norm"),
+        ("ssm_out", "mamba.out_proj"),
+    ];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let config = checkpoint.config().with_defaults([("num_experts_per_tok", 2.into())])?;
+        let granite = granite::Config::read(&config)?;
+        Ok(Config {
+            attends: attends(&config, granite.sizes.num_hidden_layers)?,
+            mamba: Mamba2Sizes::read(&config, granite.sizes.rms_norm_eps)?,
+            rotates: config.str_or("position_embedding_type", "nope")? == "rope",
+            shared_intermediate_size: config.usize_or("shared_intermediate_size", 1024)?,
+            granite,
+        })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        let Sizes { num_key_value_heads, head_dim, .. } = config.granite.sizes;
+        let cache = |attends: &bool| match attends {
+            true => LayerCache::Attention(AttentionCache::new(num_key_value_heads, head_dim)),
+            false => config.mamba.cache(),
+        };
+        let shape = config.granite.sizes.shape();
+        Shape {
+            widest: shape.widest.max(config.mamba.widest()).max(config.shared_intermediate_size),
+            kv: KvShape::new(config.attends.iter().map(cache).collect()),
+            ..shape
+        }
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, rms_norm_eps, .. } = config.granite.sizes;
+        let model = loader.text_model();
+        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        let rope = config.rotates.then(|| Rope::new(&config.granite.rope, head_dim, loader.context()));
+        Ok(Self {
+            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.granite.sizes.tie_word_embeddings)?,
+            rope: rope.transpose()?,
+            embed_tokens,
+            embedding_multiplier: config.granite.embedding_multiplier,
+            logits_scaling: config.granite.logits_scaling,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = self.rope.as_ref().map(|rope| rope.angles(step)).transpose()?;
+        let mut x = (self.embed_tokens.forward(step)? * self.embedding_multiplier)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, angles.as_ref(), step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        Ok((self.lm_head.forward(&self.norm.forward(hidden, step)?, step)? / self.logits_scaling)?)
+    }
+}
+
+/// Which layers attend, by name; none where nothing is said.
+fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
+    let types = ["layer_types", "layers_block_type"].iter().find_map(|key| config.value()[*key].as_array());
+    let Some(types) = types else { return Ok(vec![false; layers]) };
+    let attends: Vec<bool> = types.iter().map(|of| of == "attention" || of == "full_attention").collect();
+    if attends.len() != layers {
+        return Err(Error::corrupt(format!("layer_types names {} of {layers} layers", attends.len())));
+    }
+    Ok(attends)
+}
