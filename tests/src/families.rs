@@ -31,6 +31,8 @@ const CASES: &[Case] = &[
     Case { name: "gemma2", plugin: "pensieve-gemma", files: Files::None },
     Case { name: "gemma2_plain", plugin: "pensieve-gemma", files: Files::Within(0.4) },
     Case { name: "gemma3", plugin: "pensieve-gemma", files: Files::Within(0.5) },
+    Case { name: "gemma4", plugin: "pensieve-gemma", files: Files::Within(1.2) },
+    Case { name: "gemma4_moe", plugin: "pensieve-gemma", files: Files::Mostly(0.4) },
     Case { name: "qwen3", plugin: "pensieve-qwen", files: Files::Within(0.4) },
     Case { name: "qwen2_moe", plugin: "pensieve-qwen", files: Files::Mostly(0.4) },
     Case { name: "qwen2_moe_mixed", plugin: "pensieve-qwen", files: Files::None },
@@ -143,6 +145,7 @@ fn the_text_models_of_checkpoints_that_also_see() {
     for (package, name, class, kind, model) in [
         ("pensieve-gemma", "gemma3", "Gemma3ForConditionalGeneration", "gemma3", "language_model.model"),
         ("pensieve-gemma", "gemma3", "Gemma3ForConditionalGeneration", "gemma3", "model.language_model"),
+        ("pensieve-gemma", "gemma4", "Gemma4ForConditionalGeneration", "gemma4", "model.language_model"),
         ("pensieve-qwen", "qwen3", "Qwen3VLForConditionalGeneration", "qwen3_vl", "model.language_model"),
         ("pensieve-qwen", "qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5", "model.language_model"),
     ] {
