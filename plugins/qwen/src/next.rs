@@ -11,7 +11,7 @@ use pensieve_sdk::{
         Activation, Angles, Attention, AttentionCache, Decoder, Embedding, KvShape, LayerCache, Linear, Loader,
         Recurrence, RmsNorm, Rope, Shape, ShortConv, Sizes, Step, Tensor, sigmoid, softplus,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
 };
 
 use crate::qwen::{Mlp, Moe, moe};
@@ -266,6 +266,8 @@ impl Decoder for QwenNext {
         "Qwen3_5MoeForCausalLM",
         "Qwen3_5MoeForConditionalGeneration",
     ];
+
+    const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
 
     type Config = Config;
 

@@ -99,7 +99,6 @@ const EXCEPTIONS: &[(&[&str], Names)] = &[
     (
         &["qwen3next"],
         &[
-            ("post_attention_norm", "post_attention_layernorm"),
             ("attn_qkv", "linear_attn.in_proj_qkv"),
             ("attn_gate", "linear_attn.in_proj_z"),
             ("ssm_in", "linear_attn.in_proj_qkvz"),
@@ -115,7 +114,6 @@ const EXCEPTIONS: &[(&[&str], Names)] = &[
     (
         &["qwen35", "qwen35moe"],
         &[
-            ("post_attention_norm", "post_attention_layernorm"),
             ("attn_qkv", "turned_linear_attn.in_proj_qkv"),
             ("attn_gate", "turned_linear_attn.in_proj_z"),
             ("ssm_beta", "turned_linear_attn.in_proj_b"),

@@ -103,11 +103,13 @@ impl<S: Simd> Kernel<S> for &mut Task<'_> {
     fn run(self, simd: S) {
         let (width, mut column) = (self.shape.value_dim, 0);
         while column + VECTORS * S::LANES <= width {
-            self.columns(column, VECTORS * S::LANES, |matrix, token| advance::<S, VECTORS>(simd, matrix, token));
+            self.columns(column, VECTORS * S::LANES, |matrix, token, out| {
+                advance::<S, VECTORS>(simd, matrix, token, out);
+            });
             column += VECTORS * S::LANES;
         }
         while column + S::LANES <= width {
-            self.columns(column, S::LANES, |matrix, token| advance::<S, 1>(simd, matrix, token));
+            self.columns(column, S::LANES, |matrix, token, out| advance::<S, 1>(simd, matrix, token, out));
             column += S::LANES;
         }
         while column < width {
@@ -125,13 +127,12 @@ struct Token<'a> {
     v: &'a [f32],
     fade: f32,
     rate: Option<f32>,
-    out: &'a mut [f32],
 }
 
 impl Task<'_> {
     /// Takes `width` columns from `column` on through all rows.
     #[inline(always)]
-    fn columns(&mut self, column: usize, width: usize, advance: impl Fn(&mut [f32], Token<'_>)) {
+    fn columns(&mut self, column: usize, width: usize, advance: impl Fn(&mut [f32], &Token<'_>, &mut [f32])) {
         let Heads { heads, key_heads, takes_turns, key_dim, value_dim } = self.shape;
         let key_head = if takes_turns { self.head % key_heads } else { self.head / (heads / key_heads) };
         let (start, mut copies) = (self.rows.start, self.copies.iter_mut().peekable());
@@ -141,18 +142,16 @@ impl Task<'_> {
             }
             let keys = (row * key_heads + key_head) * key_dim;
             let gate = row * heads + self.head;
-            advance(
-                &mut self.matrix[column..],
-                Token {
-                    stride: value_dim,
-                    q: &self.x.q[keys..keys + key_dim],
-                    k: &self.x.k[keys..keys + key_dim],
-                    v: &self.x.v[gate * value_dim + column..][..width],
-                    fade: self.x.decay[gate].exp(),
-                    rate: self.x.rate.map(|rate| rate[gate]),
-                    out: &mut self.out[(row - start) * value_dim + column..][..width],
-                },
-            );
+            let token = Token {
+                stride: value_dim,
+                q: &self.x.q[keys..keys + key_dim],
+                k: &self.x.k[keys..keys + key_dim],
+                v: &self.x.v[gate * value_dim + column..][..width],
+                fade: self.x.decay[gate].exp(),
+                rate: self.x.rate.map(|rate| rate[gate]),
+            };
+            let out = &mut self.out[(row - start) * value_dim + column..][..width];
+            advance(&mut self.matrix[column..], &token, out);
         }
         for (_, copy) in copies {
             copy_columns(self.matrix, copy, value_dim, column, width);
@@ -168,7 +167,7 @@ fn copy_columns(from: &[f32], to: &mut [f32], stride: usize, column: usize, widt
 
 /// Takes `N` vectors of columns, the first of `matrix`, through a token.
 #[inline(always)]
-fn advance<S: Simd, const N: usize>(simd: S, matrix: &mut [f32], token: Token<'_>) {
+fn advance<S: Simd, const N: usize>(simd: S, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]) {
     let at = |values: &[f32], n: usize| simd.load(&values[n * S::LANES..]);
     let fade = simd.splat(token.fade);
     let mut write = [simd.splat(0.0); N];
@@ -197,13 +196,13 @@ fn advance<S: Simd, const N: usize>(simd: S, matrix: &mut [f32], token: Token<'_
         }
     }
     for (n, read) in read.into_iter().enumerate() {
-        simd.store(read, &mut token.out[n * S::LANES..]);
+        simd.store(read, &mut out[n * S::LANES..]);
     }
 }
 
 /// The same for one column.
 #[inline(always)]
-fn advance_one(matrix: &mut [f32], token: Token<'_>) {
+fn advance_one(matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]) {
     let mut write = token.v[0];
     if let Some(rate) = token.rate {
         let known: f32 = matrix.iter().step_by(token.stride).zip(token.k).map(|(value, k)| value * k).sum();
@@ -214,7 +213,7 @@ fn advance_one(matrix: &mut [f32], token: Token<'_>) {
         *value = *value * token.fade + write * k;
         read += *value * q;
     }
-    token.out[0] = read;
+    out[0] = read;
 }
 
 #[cfg(test)]

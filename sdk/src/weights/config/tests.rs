@@ -272,7 +272,7 @@ fn rope_that_cannot_be_done_is_named() {
         (error.code, error.message.as_str()),
         (Code::Unsupported, "the configuration's RoPE type 'dynamic' is not supported")
     );
-    assert_eq!(error.help, "supported are default, linear, llama3, yarn and longrope");
+    assert_eq!(error.help, "supported are default, linear, llama3, yarn, longrope and proportional");
     let needs = "the configuration has no 'rope_parameters.factor', which its RoPE type needs";
     refused(of(json!({ "type": "linear" })), needs);
     let range = "the configuration's 'rope_parameters.factor' is 0, not a number from 0.000001 to 1000000";

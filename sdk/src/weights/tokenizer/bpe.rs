@@ -32,8 +32,7 @@ pub(super) fn build(
     if metadata.bool("tokenizer.ggml.add_bos_token")?.is_none() {
         tokenizer.add_bos = pre_tokenizer.add_bos && tokenizer.bos.is_some();
     }
-    let lines = metadata.strings(MERGES)?.ok_or_else(|| metadata.missing(MERGES))?;
-    let merges = merges(&lines, vocabulary).map_err(|error| error.context(format!("metadata '{MERGES}'")))?;
+    let merges = merges_of(metadata, vocabulary)?;
     // Converters that read tiktoken files write every way to make a token, which is more merges than there are tokens,
     // and take whole words from the vocabulary first, as tiktoken does.
     let ignore_merges = pre_tokenizer.ignore_merges || merges.len() > vocabulary.len();
@@ -60,6 +59,12 @@ pub(super) fn build(
         },
     };
     document.text()
+}
+
+/// The merges of a file.
+pub(super) fn merges_of<'a>(metadata: &'a Metadata, vocabulary: &Vocabulary) -> Result<Vec<(&'a str, &'a str)>> {
+    let lines = metadata.strings(MERGES)?.ok_or_else(|| metadata.missing(MERGES))?;
+    merges(&lines, vocabulary).map_err(|error| error.context(format!("metadata '{MERGES}'")))
 }
 
 fn pre_tokenizer(metadata: &Metadata, architecture: &str, vocabulary: &Vocabulary) -> Result<PreTokenizer> {

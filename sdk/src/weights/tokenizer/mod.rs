@@ -12,6 +12,7 @@ mod beside;
 mod bpe;
 mod document;
 mod folder;
+mod lines;
 mod model_file;
 mod outline;
 mod pretokenizer;
@@ -86,14 +87,17 @@ impl Tokenizer {
         if let Some(json) = beside.json {
             return tokenizer.with_json(json);
         }
-        let mut build = |tokenizer: &mut Self| match kind {
+        let mut build = |tokenizer: &mut Self| {
+            match kind {
             "gpt2" => bpe::build(metadata, architecture, &vocabulary, tokenizer),
             "llama" => sentencepiece::build_from_gguf(metadata, architecture, &mut vocabulary, tokenizer),
+            "gemma4" => lines::build(metadata, &mut vocabulary, tokenizer),
             _ => Err(Error::unsupported(format!(
-                "metadata 'tokenizer.ggml.model': tokenizers of the kind {} cannot be read (known: gpt2, llama)",
+                "metadata 'tokenizer.ggml.model': tokenizers of the kind {} cannot be read (known: gpt2, llama, gemma4)",
                 quote(kind)
             ))
             .help("put the model's own tokenizer.json beside the .gguf file")),
+        }
         };
         let json = build(&mut tokenizer).map_err(|error| match beside.refused {
             Some(reason) => error.help(reason),

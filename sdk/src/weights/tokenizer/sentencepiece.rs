@@ -20,7 +20,7 @@ use crate::{
 };
 
 const SCORES: &str = "tokenizer.ggml.scores";
-const SPACE: char = '▁';
+pub(super) const SPACE: char = '▁';
 
 /// Pieces are cut at every place, so their length is bounded; real ones have less than a hundred bytes.
 const PIECE_BYTES_MAX: usize = 512;
@@ -99,13 +99,13 @@ pub(super) fn build(
     document.text()
 }
 
-fn normalizer(prefix: bool) -> Value {
+pub(super) fn normalizer(prefix: bool) -> Value {
     let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
     let prepend = json!({ "type": "Prepend", "prepend": SPACE });
     if prefix { json!({ "type": "Sequence", "normalizers": [prepend, replace] }) } else { replace }
 }
 
-fn decoder(prefix: bool) -> Value {
+pub(super) fn decoder(prefix: bool) -> Value {
     let mut steps = vec![
         json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " }),
         json!({ "type": "ByteFallback" }),

@@ -26,6 +26,7 @@ const TURN_ENDS: &[&str] = &[
     "<|calls|>",
     "<|flush|>",
     "<end_of_turn>",
+    "<turn|>",
     "<|endoftext|>",
     "<|end_of_text|>",
     "</s>",

@@ -78,7 +78,8 @@ fn rejects_a_file_without_a_tokenizer() {
 #[test]
 fn rejects_kinds_and_pre_tokenizers_that_it_does_not_know() {
     let bert = Gguf::new("bert").text("tokenizer.ggml.model", "bert").texts("tokenizer.ggml.tokens", &TOKENS);
-    let message = "metadata 'tokenizer.ggml.model': tokenizers of the kind 'bert' cannot be read (known: gpt2, llama)";
+    let message =
+        "metadata 'tokenizer.ggml.model': tokenizers of the kind 'bert' cannot be read (known: gpt2, llama, gemma4)";
     check_refused(&bert, Code::Unsupported, message);
     let strange = Gguf::new("llama")
         .text("tokenizer.ggml.model", "gpt2")
@@ -177,6 +178,25 @@ fn joins_pieces_by_score_and_spells_the_rest_in_bytes() {
     assert_eq!(encode(&tokenizer, "ä", false), [3, 8, 9]);
     let without_bos = read(&file.bool("tokenizer.ggml.add_bos_token", false)).unwrap();
     assert_eq!(encode(&without_bos, "ab a", true), [3, 6, 7]);
+}
+
+#[test]
+fn joins_the_characters_of_lines_and_takes_runs_of_line_breaks_whole() {
+    let tokens =
+        ["<pad>", "<eos>", "<bos>", "<unk>", "▁", "a", "b", "ab", "▁a", "\n", "\n\n", "<0xC3>", "<0xA4>", "<|turn>"];
+    let file = Gguf::new("gemma4")
+        .text("tokenizer.ggml.model", "gemma4")
+        .texts("tokenizer.ggml.tokens", &tokens)
+        .i32s("tokenizer.ggml.token_type", &[3, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1, 6, 6, 4])
+        .texts("tokenizer.ggml.merges", &["▁ a", "a b"])
+        .u32("tokenizer.ggml.bos_token_id", 2)
+        .u32("tokenizer.ggml.eos_token_id", 1);
+    let tokenizer = read(&file).unwrap();
+    assert_eq!(encode(&tokenizer, "<|turn>ab a\n\nab", true), [2, 13, 7, 8, 10, 7]);
+    assert_eq!(encode(&tokenizer, "ä b", false), [11, 12, 4, 6]);
+    let without_merges =
+        Gguf::new("gemma4").text("tokenizer.ggml.model", "gemma4").texts("tokenizer.ggml.tokens", &tokens);
+    check_refused(&without_merges, Code::NotFound, "the metadata has no 'tokenizer.ggml.merges'");
 }
 
 #[test]
