@@ -824,6 +824,100 @@ VARIANTS = [
         ),
         {"no factor": {"routed_scaling_factor": 1.0}, "rope theta": THETA},
     ),
+    # Llama with biases.
+    Variant(
+        "seed_oss",
+        330,
+        transformers.SeedOssConfig(**sizes(head_dim=16, rms_norm_eps=EPS), rope_parameters=rope(1_000.0)),
+        {"rope theta": THETA, "norm epsilon": NORM},
+        gguf=Gguf(gguf.MODEL_ARCH.SEED_OSS, HEADS),
+    ),
+    # Windows with rotations and without either.
+    Variant(
+        "exaone4",
+        331,
+        transformers.Exaone4Config(
+            **sizes(layers=3, rms_norm_eps=EPS, sliding_window=WINDOW),
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters=rope(1_000.0),
+        ),
+        WINDOWS | {"rope theta": THETA, "norm epsilon": NORM},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.EXAONE4,
+            {
+                ".attention.sliding_window": WINDOW,
+                ".attention.sliding_window_pattern": [True, False, True],
+            },
+        ),
+    ),
+    # Without windows all layers rotate.
+    Variant(
+        "exaone4_full",
+        332,
+        transformers.Exaone4Config(
+            **sizes(rms_norm_eps=EPS, sliding_window=None),
+            layer_types=["full_attention"] * 2,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"rope theta": THETA},
+    ),
+    Variant(
+        "cohere2",
+        333,
+        transformers.Cohere2Config(
+            **sizes(layers=4, sliding_window=WINDOW), layer_norm_eps=EPS, logit_scale=0.25, rope_parameters=rope(1_000.0)
+        ),
+        WINDOWS | {"rope theta": THETA, "norm epsilon": {"layer_norm_eps": 1e-5}, "no scale": {"logit_scale": 1.0}},
+        distinct=2,
+        gguf=Gguf(
+            gguf.MODEL_ARCH.COHERE2,
+            {".attention.sliding_window": WINDOW, ".logit_scale": 0.25, ".attention.layer_norm_epsilon": EPS},
+        ),
+    ),
+    # Neighbours rotated.
+    Variant(
+        "ernie4_5",
+        334,
+        transformers.Ernie4_5Config(**sizes(head_dim=16, rms_norm_eps=EPS), rope_parameters=rope(1_000.0)),
+        {"rope theta": THETA, "norm epsilon": NORM},
+        gguf=Gguf(gguf.MODEL_ARCH.ERNIE4_5, HEADS),
+    ),
+    # Scores that are corrected for the choice, shared experts, a dense layer.
+    Variant(
+        "ernie4_5_moe",
+        335,
+        transformers.Ernie4_5_MoeConfig(
+            **sizes(rms_norm_eps=EPS),
+            moe_intermediate_size=32,
+            moe_k=2,
+            moe_num_experts=6,
+            moe_num_shared_experts=2,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"rope theta": THETA, "three experts": {"moe_k": 3}},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.ERNIE4_5_MOE,
+            moe() | {".leading_dense_block_count": 1, ".expert_shared_count": 2},
+            rename={"mlp.gate.moe_statics.e_score_correction_bias": "mlp.moe_statics.e_score_correction.bias"},
+        ),
+    ),
+    # Sigmoids that are corrected for the choice, half of each head rotated.
+    Variant(
+        "minimax_m2",
+        338,
+        transformers.MiniMaxM2Config(
+            **sizes(head_dim=16, rms_norm_eps=EPS) | {"intermediate_size": 32},
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            rope_parameters=rope(1_000.0, partial_rotary_factor=0.5),
+        ),
+        {"the whole head rotated": {"rope_parameters": rope(1_000.0, partial_rotary_factor=1.0)}, "norm epsilon": NORM},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.MINIMAXM2,
+            moe() | HEADS | {".rope.dimension_count": 8},
+            rename={"mlp.e_score_correction_bias": "block_sparse_moe.e_score_correction.bias"},
+        ),
+    ),
     Variant(
         "olmo2",
         96,

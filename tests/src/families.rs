@@ -58,6 +58,13 @@ const CASES: &[Case] = &[
     Case { name: "deepseek_v3", plugin: "pensieve-deepseek", files: Files::None },
     Case { name: "glm4_moe_lite", plugin: "pensieve-deepseek", files: Files::None },
     Case { name: "smollm3", plugin: "pensieve-llama", files: Files::None },
+    Case { name: "seed_oss", plugin: "pensieve-llama", files: Files::Within(0.4) },
+    Case { name: "exaone4", plugin: "pensieve-exaone", files: Files::Within(0.9) },
+    Case { name: "exaone4_full", plugin: "pensieve-exaone", files: Files::None },
+    Case { name: "cohere2", plugin: "pensieve-cohere", files: Files::Within(0.4) },
+    Case { name: "ernie4_5", plugin: "pensieve-ernie", files: Files::Within(0.4) },
+    Case { name: "ernie4_5_moe", plugin: "pensieve-ernie", files: Files::Mostly(0.4) },
+    Case { name: "minimax_m2", plugin: "pensieve-minimax", files: Files::Mostly(0.4) },
     Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
 ];
 

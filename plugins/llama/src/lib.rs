@@ -1,5 +1,5 @@
 //! Llama 1 to 3.x (arXiv 2302.13971, 2307.09288, 2407.21783) and what is Llama by another name: TinyLlama, SmolLM, Yi, SmolLM3,
-//! whose layers do not all know positions, and in GGUF files Mistral.
+//! whose layers do not all know positions, Seed-OSS, which has biases, and in GGUF files Mistral.
 //!
 //! Reference: `modeling_llama.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
 
@@ -9,7 +9,7 @@ use pensieve_sdk::{
         Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, Paged, RmsNorm, Rope, Shape, Sizes, Step,
         Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
 };
 
 export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged::<Llama>::architecture()));
@@ -96,13 +96,20 @@ struct Llama {
 
 impl Decoder for Llama {
     const NAME: &'static str = "llama";
-    const GGUF: &'static [&'static str] = &["llama", "smollm3"];
-    const CLASSES: &'static [&'static str] = &["LlamaForCausalLM", "LLaMAForCausalLM", "SmolLM3ForCausalLM"];
+    const GGUF: &'static [&'static str] = &["llama", "smollm3", "seed_oss"];
+    const CLASSES: &'static [&'static str] =
+        &["LlamaForCausalLM", "LLaMAForCausalLM", "SeedOssForCausalLM", "SmolLM3ForCausalLM"];
+    const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
 
     type Config = Config;
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
-        let config = checkpoint.config();
+        let mut config = checkpoint.config().clone();
+        if checkpoint.architecture().starts_with("SeedOss") {
+            let defaults = [("head_dim", 128.into()), ("max_position_embeddings", 524_288.into())];
+            config = config.with_defaults(defaults)?;
+        }
+        let config = &config;
         if config.experts()?.is_some() {
             return Err(Error::declined(
                 "it has experts, and Llama has none: as GGUF, Mixtral calls itself 'llama', too",

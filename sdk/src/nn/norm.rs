@@ -54,7 +54,7 @@ impl RmsNorm {
     }
 }
 
-/// Layer norm with a bias (arXiv 1607.06450).
+/// Layer norm (arXiv 1607.06450).
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     weight: Tensor,
@@ -63,10 +63,12 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Loads `name.weight` and `name.bias`, of `width` values each.
+    /// Loads `name.weight` and, where the checkpoint has it, `name.bias`, of `width` values each.
     pub fn load(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<Self> {
         let loader = loader.at(name);
-        Ok(Self { weight: loader.vector("weight", width)?, bias: loader.vector("bias", width)?, eps: eps as f32 })
+        let weight = loader.vector("weight", width)?;
+        let bias = if loader.has("bias") { loader.vector("bias", width)? } else { weight.zeros_like()? };
+        Ok(Self { weight, bias, eps: eps as f32 })
     }
 
     /// Normalises each row of `x`.

@@ -30,6 +30,8 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
             scores(source, config);
         }
         "gemma4" => gemma4(source, config)?,
+        "cohere2" => windows(source, config, 4)?,
+        "exaone4" if config.contains_key("sliding_window") => windows(source, config, 4)?,
         "gpt-oss" => {
             windows(source, config, 2)?;
             // Files do not say it, and the model was trained so.

@@ -1,0 +1,156 @@
+//! Command R7B and Command A (Cohere2): attention and feed-forward block side by side behind one norm; layers with windows rotate
+//! neighbours, and every fourth sees everything and knows no positions.
+//!
+//! Reference: `modeling_cohere2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+
+use pensieve_sdk::{
+    Plugin, Result, export,
+    nn::{
+        Angles, Attention, Decoder, Embedding, GatedMlp, LayerNorm, Linear, Loader, Paged, Rope, Shape, Sizes, Step,
+        Tensor,
+    },
+    weights::{Checkpoint, Format, RopeConfig, RopeStyle},
+};
+
+export!(Plugin::new("cohere", "Command R7B and Command A").architecture(Paged::<Cohere2>::architecture()));
+
+/// What a checkpoint says about its model.
+struct Config {
+    sizes: Sizes,
+    layer_norm_eps: f64,
+    logit_scale: f64,
+    /// How far back each layer sees.
+    windows: Vec<Option<usize>>,
+    rope: RopeConfig,
+}
+
+/// Grouped-query attention, rotated where there is a window.
+struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    attention: Attention,
+}
+
+impl SelfAttention {
+    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
+        let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
+            config.sizes;
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        Ok(Self {
+            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
+            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
+            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
+            attention: Attention { window: config.windows[layer], ..attention },
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
+        let attended = match self.attention.window {
+            Some(_) => self.attention.forward_rotated(&q, &k, &v, angles, step)?,
+            None => self.attention.forward(&q, &k, &v, step)?,
+        };
+        self.o_proj.forward(&attended, step)
+    }
+}
+
+/// One decoder layer.
+struct Block {
+    input_layernorm: LayerNorm,
+    self_attn: SelfAttention,
+    mlp: GatedMlp,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
+        Ok(Self {
+            input_layernorm: LayerNorm::load(loader, "input_layernorm", hidden_size, config.layer_norm_eps)?,
+            self_attn: SelfAttention::load(&loader.at("self_attn"), config, index)?,
+            mlp: GatedMlp::load(&loader.at("mlp"), hidden_size, intermediate_size, hidden_act)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let normed = self.input_layernorm.forward(x, step)?;
+        let attended = (x + self.self_attn.forward(&normed, angles, step)?)?;
+        self.mlp.add_to(&attended, &normed, step)
+    }
+}
+
+/// The model.
+struct Cohere2 {
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    norm: LayerNorm,
+    lm_head: Linear,
+    logit_scale: f64,
+    rope: Rope,
+}
+
+impl Decoder for Cohere2 {
+    const NAME: &'static str = "cohere2";
+    const GGUF: &'static [&'static str] = &["cohere2"];
+    const CLASSES: &'static [&'static str] = &["Cohere2ForCausalLM"];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let config = checkpoint.config();
+        let layers = config.usize("num_hidden_layers")?;
+        let pattern = config.usize_or("sliding_window_pattern", 4)?.max(1);
+        let kind = |layer: usize| match (layer + 1).is_multiple_of(pattern) {
+            true => "full_attention",
+            false => "sliding_attention",
+        };
+        let types: Vec<&str> = (0..layers).map(kind).collect();
+        let config = config.with_defaults([
+            ("layer_types", types.into()),
+            ("sliding_window", 4096.into()),
+            ("max_position_embeddings", 8192.into()),
+        ])?;
+        // GGUF has one key for what Granite divides by and Command multiplies with.
+        let scale = if checkpoint.format() == Format::Gguf { "logits_scaling" } else { "logit_scale" };
+        Ok(Config {
+            layer_norm_eps: config.f64_or("layer_norm_eps", 1e-5)?,
+            logit_scale: config.f64_or(scale, 0.0625)?,
+            windows: config.sliding_windows(layers)?,
+            rope: RopeConfig { style: RopeStyle::Interleaved, ..config.rope()? },
+            sizes: Sizes::read(&config)?,
+        })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        config.sizes.shape().windowed(|layer| config.windows[layer])
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, .. } = config.sizes;
+        let model = loader.text_model();
+        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        Ok(Self {
+            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            norm: LayerNorm::load(&model, "norm", hidden_size, config.layer_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            logit_scale: config.logit_scale,
+            rope: Rope::new(&config.rope, head_dim, loader.context())?,
+            embed_tokens,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = self.rope.angles(step)?;
+        let mut x = self.embed_tokens.forward(step)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &angles, step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        Ok((self.lm_head.forward(&self.norm.forward(hidden, step)?, step)? * self.logit_scale)?)
+    }
+}
