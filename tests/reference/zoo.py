@@ -83,75 +83,6 @@ NORM = {"rms_norm_eps": 1e-5}
 
 VARIANTS = [
     Variant(
-        "gemma2",
-        61,
-        transformers.Gemma2Config(
-            **sizes(head_dim=16, query_pre_attn_scalar=16, sliding_window=WINDOW, rms_norm_eps=EPS),
-            final_logit_softcapping=8.0,
-            attn_logit_softcapping=6.0,
-            rope_parameters=rope(1_000.0),
-        ),
-        {
-            "rope theta": THETA,
-            "norm epsilon": NORM,
-            "final softcap": {"final_logit_softcapping": None},
-            "attention softcap": {"attn_logit_softcapping": None},
-            "attention scale": {"query_pre_attn_scalar": 8},
-            "activation": {"hidden_activation": "silu"},
-        },
-        distinct=2,
-    ),
-    # A window shorter than the text, and two bases of rotation.
-    Variant(
-        "gemma3",
-        62,
-        transformers.Gemma3TextConfig(
-            **sizes(layers=3, kv_heads=1, head_dim=16, query_pre_attn_scalar=16, sliding_window=24, rms_norm_eps=EPS),
-            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-            rope_parameters={"sliding_attention": rope(1_000.0), "full_attention": rope(100_000.0)},
-        ),
-        {
-            "rope theta of windows": {
-                "rope_parameters": {"sliding_attention": rope(100_000.0), "full_attention": rope(100_000.0)}
-            },
-            "rope theta of the rest": {
-                "rope_parameters": {"sliding_attention": rope(1_000.0), "full_attention": rope(1_000.0)}
-            },
-            "no window": {"sliding_window": 200},
-            "a window one token wider": {"sliding_window": 25},
-            "a window one token narrower": {"sliding_window": 23},
-            "norm epsilon": NORM,
-        },
-        distinct=2,
-    ),
-    # Several heads of keys and values.
-    Variant(
-        "gemma3_grouped",
-        69,
-        transformers.Gemma3TextConfig(
-            **sizes(head_dim=16, query_pre_attn_scalar=16, sliding_window=24, rms_norm_eps=EPS),
-            layer_types=["sliding_attention", "full_attention"],
-            rope_parameters={"sliding_attention": rope(1_000.0), "full_attention": rope(100_000.0)},
-        ),
-        {"no window": {"sliding_window": 200}},
-        distinct=2,
-    ),
-    Variant(
-        "glm4",
-        63,
-        transformers.Glm4Config(
-            **sizes(head_dim=16, rms_norm_eps=EPS),
-            attention_bias=True,
-            rope_parameters=rope(1_000.0, partial_rotary_factor=0.5),
-        ),
-        {
-            "rope theta": {"rope_parameters": rope(10_000.0, partial_rotary_factor=0.5)},
-            "the whole head rotated": {"rope_parameters": rope(1_000.0, partial_rotary_factor=1.0)},
-            "norm epsilon": NORM,
-        },
-        arch=gguf.MODEL_ARCH.GLM4,
-    ),
-    Variant(
         "mamba",
         64,
         transformers.MambaConfig(
@@ -159,12 +90,6 @@ VARIANTS = [
         ),
         {"activation": {"hidden_act": "gelu"}},
         distinct=2,
-    ),
-    Variant(
-        "olmo2",
-        65,
-        transformers.Olmo2Config(**sizes(rms_norm_eps=EPS), rope_parameters=rope(1_000.0)),
-        {"rope theta": THETA, "norm epsilon": NORM, "activation": {"hidden_act": "gelu"}},
     ),
     Variant(
         "qwen3",

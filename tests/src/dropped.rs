@@ -419,13 +419,13 @@ async fn who_is_made_for_a_family_is_asked_before_a_collection() {
     let home = Home::open().await;
     let qwen2 = CheckpointName::Class("Qwen2ForCausalLM".into());
     let asked = || home.folder.claimants(&qwen2).into_iter().map(|claimant| claimant.plugin.manifest.id.clone());
-    home.put("liba.so", &fs::read(plugin("pensieve-zoo")).unwrap());
+    home.put("liba.so", &fs::read(plugin("pensieve-qwen")).unwrap());
     home.verdict("liba.so").await;
-    assert_eq!(asked().collect::<Vec<_>>(), ["zoo"]);
+    assert_eq!(asked().collect::<Vec<_>>(), ["qwen"]);
     home.put("libz.so", &fs::read(outside_plugin("qwen2-plugin")).unwrap());
     home.verdict("libz.so").await;
-    assert_eq!(asked().collect::<Vec<_>>(), ["qwen2", "zoo"]);
+    assert_eq!(asked().collect::<Vec<_>>(), ["qwen2", "qwen"]);
     fs::rename(home.path("libz.so"), home.root.path().join("second").join("libz.so")).unwrap();
-    let moved = |_: &Catalogue| asked().collect::<Vec<_>>() == ["zoo", "qwen2"];
+    let moved = |_: &Catalogue| asked().collect::<Vec<_>>() == ["qwen", "qwen2"];
     home.until("asked by folders first", moved).await;
 }

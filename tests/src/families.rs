@@ -9,6 +9,7 @@ use crate::{
     driver::{Driver, Options},
     mistral::within,
     reference::{Comparison, EXACT, Reference, distance, fixture},
+    zoo::{age, changed},
 };
 
 /// A fixture of `families/`, the plugin that serves it, and its GGUF files.
@@ -67,9 +68,6 @@ const CASES: &[Case] = &[
     Case { name: "minimax_m2", plugin: "pensieve-minimax", files: Files::Mostly(0.4) },
     Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
 ];
-
-/// Fixtures whose attention knows no positions.
-const POSITIONLESS: [&str; 2] = ["granite_hybrid", "granite_hybrid_dense"];
 
 /// Fixtures of other folders that these plugins serve, too.
 const OTHERS: &[(&str, &str)] =
@@ -136,14 +134,38 @@ fn greedy_generation_is_that_of_transformers() {
 #[test]
 fn families_obey_the_laws() {
     for case in CASES {
-        let check =
-            if POSITIONLESS.contains(&case.name) { conformance::check_positionless } else { conformance::check };
         for kernels in ["auto", "generic"] {
-            check(&case.plugin(), &case.fixture(), kernels);
+            conformance::check(&case.plugin(), &case.fixture(), kernels);
         }
         if !matches!(case.files, Files::None) {
-            check(&case.plugin(), &format!("{}/q8_0.gguf", case.fixture()), "auto");
+            conformance::check(&case.plugin(), &format!("{}/q8_0.gguf", case.fixture()), "auto");
         }
+    }
+}
+
+/// The logits of a folder whose configuration says the same as a fixture's in other words.
+fn check_folder(case: &Case, folder: &std::path::Path) {
+    let reference = Reference::of(&case.fixture());
+    let mut driver = Driver::load(&case.plugin(), folder, &Options::with_settings(r#"{"kv": "f32"}"#)).unwrap();
+    let worst = distance(&driver.logits(&reference.tokens("tokens")).unwrap(), &reference.logits("logits"));
+    assert!(worst <= EXACT, "{}: {worst}", case.name);
+}
+
+#[test]
+fn configurations_of_older_transformers_are_read_as_well() {
+    const AGED: [&str; 10] =
+        ["cohere2", "ernie4_5", "exaone4_full", "gemma2", "gemma3", "glm4", "olmo2", "qwen2_moe", "qwen3", "seed_oss"];
+    for case in CASES.iter().filter(|case| AGED.contains(&case.name)) {
+        check_folder(case, changed(&case.fixture(), age).path());
+    }
+}
+
+#[test]
+fn what_a_configuration_leaves_out_has_the_default_of_transformers() {
+    let silent = ["attention_bias", "hidden_act", "hidden_activation", "use_cache", "use_sliding_window"];
+    for case in CASES {
+        let folder = changed(&case.fixture(), |config| config.retain(|key, _| !silent.contains(&key.as_str())));
+        check_folder(case, folder.path());
     }
 }
 

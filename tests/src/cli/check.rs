@@ -234,11 +234,11 @@ fn flags_that_are_wrong_for_every_plugin_are_2() {
 
 #[test]
 fn a_folder_of_gguf_files_alone_is_told_to_name_one() {
-    let folder = fixture("zoo/qwen3").join("q8_0.gguf");
+    let folder = fixture("families/qwen3").join("q8_0.gguf");
     let desk = Desk::new();
     fs::create_dir(desk.path("model")).unwrap();
     fs::copy(folder, desk.path("model/q8_0.gguf")).unwrap();
-    let plugin = plugin("pensieve-zoo");
+    let plugin = plugin("pensieve-qwen");
     for arguments in
         [&["plugins", "check", plugin.to_str().unwrap(), "--model", "model"][..], &["run", "--model", "model", "hello"]]
     {

@@ -1,18 +1,18 @@
-//! Qwen3 (arXiv 2505.09388), dense: norms over each head's queries and keys. Windows are left out, and the context ends where
-//! they would begin to matter.
+//! Qwen3 as candle-transformers has it, for folders and for GGUF files: what the bridge does with a model that is both. Windows are
+//! left out, and the context ends where they would begin to matter.
 
 use pensieve_sdk::{
-    Result,
+    Plugin, Result,
     bridge::{
-        Parts, Pristine, Shape, Tensor, Wrapped,
+        Bridge, Parts, Pristine, Shape, Tensor, Wrapped,
         candle::{self, quantized::gguf_file::Value},
         json,
         models::{quantized_qwen3, qwen3},
     },
-    weights::{Checkpoint, Format},
+    weights::{Checkpoint, Config, Format},
 };
 
-use crate::qwen2::window;
+pensieve_sdk::export!(Plugin::new("wrapped", "a wrapped Qwen3").architecture(Bridge::<Qwen3>::architecture()));
 
 /// The quantized model's caches begin with room for so many tokens.
 const CACHE_TOKENS: usize = 4096;
@@ -71,4 +71,9 @@ impl Wrapped for Qwen3 {
             }
         }
     }
+}
+
+/// The window of a Qwen, which names one also where it has none.
+fn window(config: &Config) -> Result<Option<usize>> {
+    if config.bool_or("use_sliding_window", false)? { config.sliding_window() } else { Ok(None) }
 }
