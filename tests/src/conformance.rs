@@ -1,6 +1,9 @@
 //! The laws of the contract, on the plugins as they ship.
 
-use pensieve_plugin_api::laws::{self, Outcome, Report, Shape};
+use pensieve_plugin_api::{
+    CacheGroup,
+    laws::{self, Outcome, Report, Shape},
+};
 use std::path::Path;
 
 use crate::{
@@ -20,20 +23,13 @@ pub fn check(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
     run(plugin, &fixture(checkpoint), settings)
 }
 
-/// The same for an architecture whose attention knows no positions: the order of tokens shows in its states.
-pub fn check_positionless(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
-    let settings = format!(r#"{{"kernels": "{kernels}"}}"#);
-    run_with(plugin, &fixture(checkpoint), settings, laws::Options { positionless: true, ..laws::Options::default() })
-}
-
 /// Tries every law on a checkpoint that is loaded with these settings.
 pub fn run(plugin: &Path, checkpoint: &Path, settings: String) -> Report {
-    run_with(plugin, checkpoint, settings, laws::Options::default())
-}
-
-fn run_with(plugin: &Path, checkpoint: &Path, settings: String, options: laws::Options) -> Report {
     let mut driver = Driver::load(plugin, checkpoint, &Options::with_settings(settings)).unwrap();
     let shape = Shape::from(&driver.card);
+    // As `pensieve plugins check` has it: the order of tokens shows in states.
+    let positionless = shape.caches.iter().any(CacheGroup::has_slots);
+    let options = laws::Options { positionless, ..laws::Options::default() };
     let report = laws::check(&mut driver.model, shape, &options, &mut |_| {});
     println!("{}\n{report}", checkpoint.display());
     assert!(report.passed(), "{}\n{report}", checkpoint.display());

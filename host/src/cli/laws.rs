@@ -8,7 +8,8 @@ mod computed;
 mod providers;
 
 use pensieve_plugin_api::{
-    AdapterData, ArchitectureBox, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError, Source,
+    AdapterData, ArchitectureBox, CacheGroup, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError,
+    Source,
     laws::{self, Options, Progress},
 };
 use serde::{Deserialize, Serialize};
@@ -226,7 +227,9 @@ impl RunLaws {
         let reference = reference.as_deref().map(|file| computed::read(file, *tolerance, &card)).transpose()?;
         let shape = laws::Shape::from(&abi_card);
         let references = reference.into_iter().collect();
-        let options = Options { farthest: *longest, references, adapter, ..Options::default() };
+        // Where some layers keep states, attention may do without positions: the order of tokens shows in the states.
+        let positionless = shape.caches.iter().any(CacheGroup::has_slots);
+        let options = Options { farthest: *longest, references, adapter, positionless, ..Options::default() };
         let compared = options.references.iter().map(|reference| reference.tokens.len() as u64).max();
         let tokens = compared.unwrap_or(0).max(u64::from(shape.farthest(&options)));
         let state_bytes = match card.state {

@@ -9,8 +9,6 @@ mod forward;
 
 use candle_core::Tensor;
 
-pub use forward::{sigmoid, softplus};
-
 use super::LayerCache;
 use crate::{Error, Result};
 
@@ -82,4 +80,14 @@ impl Recurrence {
         }
         Ok(())
     }
+}
+
+/// `1 / (1 + exp(−x))`, the gate of many layers.
+pub fn sigmoid(x: &Tensor) -> Result<Tensor> {
+    Ok((x.neg()?.exp()? + 1.0)?.recip()?)
+}
+
+/// `ln(1 + exp(x))`, by which steps of time stay positive.
+pub fn softplus(x: &Tensor) -> Result<Tensor> {
+    Ok((x.relu()? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?)?)
 }

@@ -23,13 +23,3 @@ impl Recurrence {
         step.ops().recurrence(self, x, &step.pass)
     }
 }
-
-/// `1 / (1 + exp(−x))`, the gate of many layers.
-pub fn sigmoid(x: &Tensor) -> Result<Tensor> {
-    Ok((x.neg()?.exp()? + 1.0)?.recip()?)
-}
-
-/// `ln(1 + exp(x))`, by which steps of time stay positive.
-pub fn softplus(x: &Tensor) -> Result<Tensor> {
-    Ok((x.relu()? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?)?)
-}
