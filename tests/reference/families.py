@@ -179,6 +179,37 @@ class StateSpace:
         return parts[0]
 
 
+class NemotronH:
+    """How llama.cpp writes Nemotron's state spaces, which are Granite's by other names."""
+
+    def parts(self, name, value, config):
+        if ".mixer.experts." in name:
+            return [(name.replace(".mixer.", ".mlp."), value)]
+        name = name.replace("model.", "backbone.")
+        match name.partition(".mixer.")[2]:
+            case "A_log":
+                return [(name, -np.exp(value)[:, None])]
+            case "D":
+                return [(name, value[:, None])]
+            case "dt_bias":
+                return [(name.replace("dt_bias", "dt_proj.bias"), value)]
+            case "conv1d.weight":
+                return [(name, value.squeeze(1))]
+            case "norm.weight":
+                return [(name, value.reshape(config.n_groups, -1))]
+        return [(name, value)]
+
+    def whole(self, name, parts, config):
+        match name.partition(".mixer.")[2]:
+            case "A_log":
+                return np.log(-parts[0][:, 0])
+            case "conv1d.weight":
+                return parts[0][:, None]
+            case "D" | "norm.weight":
+                return parts[0].reshape(-1)
+        return parts[0]
+
+
 GEMMA4_KEYS = {
     ".attention.sliding_window": WINDOW,
     ".rope.freq_base": 10_000.0,
@@ -716,6 +747,45 @@ VARIANTS = [
         ),
         {"rope theta": THETA, "no positions": {"position_embedding_type": None}},
     ),
+    # Layers that each do one thing; experts without gates.
+    Variant(
+        "nemotron_h",
+        341,
+        transformers.NemotronHConfig(
+            **{key: value for key, value in sizes(head_dim=16).items() if key not in ("num_hidden_layers", "num_experts")},
+            layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+            layer_norm_epsilon=EPS,
+            ssm_state_size=12,
+            mamba_num_heads=4,
+            mamba_head_dim=16,
+            n_groups=2,
+            chunk_size=16,
+            n_routed_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            moe_shared_expert_intermediate_size=64,
+            routed_scaling_factor=1.5,
+        ),
+        {"norm epsilon": {"layer_norm_epsilon": 1e-5}, "no factor": {"routed_scaling_factor": 1.0}},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.NEMOTRON_H_MOE,
+            {key: value for key, value in MAMBA_KEYS.items() if "scal" not in key}
+            | moe()
+            | HEADS
+            | {
+                ".attention.head_count_kv": [0, 0, 2, 0],
+                ".feed_forward_length": [0, 0, 0, 64],
+                ".expert_shared_feed_forward_length": 64,
+                ".expert_shared_count": 1,
+                ".expert_weights_norm": True,
+                ".expert_weights_scale": 1.5,
+                ".attention.layer_norm_rms_epsilon": EPS,
+            },
+            rename={"e_score_correction_bias": "e_score_correction.bias"},
+            dense=("ffn_gate_inp", "conv1d", "ssm_a", "ssm_d", "ssm_norm"),
+            codec=NemotronH(),
+        ),
+    ),
     # Every second layer knows no positions.
     Variant(
         "smollm3",
@@ -1016,7 +1086,7 @@ def write_gguf(path, variant, weights, kind, vocabulary):
 
 
 def _common(config):
-    parameters = config.rope_parameters
+    parameters = getattr(config, "rope_parameters", None) or rope(10_000.0)
     parameters = parameters.get("full_attention", parameters)
     return {
         ".context_length": config.max_position_embeddings,

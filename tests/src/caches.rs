@@ -22,7 +22,7 @@ struct Family {
     kv_budget: u64,
 }
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 6] = [
     Family { plugin: "pensieve-gemma", architecture: "gemma", fixture: "families/gemma3", kv_budget: 400 << 10 },
     // Windows alone.
     Family { plugin: "pensieve-mistral", architecture: "mistral", fixture: "mistral/window", kv_budget: 64 << 10 },
@@ -32,6 +32,12 @@ const FAMILIES: [Family; 5] = [
         plugin: "pensieve-granite",
         architecture: "granite-hybrid",
         fixture: "families/granite_hybrid",
+        kv_budget: 160 << 10,
+    },
+    Family {
+        plugin: "pensieve-nemotron",
+        architecture: "nemotron-h",
+        fixture: "families/nemotron_h",
         kv_budget: 160 << 10,
     },
 ];

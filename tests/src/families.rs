@@ -66,6 +66,7 @@ const CASES: &[Case] = &[
     Case { name: "ernie4_5", plugin: "pensieve-ernie", files: Files::Within(0.4) },
     Case { name: "ernie4_5_moe", plugin: "pensieve-ernie", files: Files::Mostly(0.4) },
     Case { name: "minimax_m2", plugin: "pensieve-minimax", files: Files::Mostly(0.4) },
+    Case { name: "nemotron_h", plugin: "pensieve-nemotron", files: Files::Mostly(0.4) },
     Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
 ];
 

@@ -237,7 +237,7 @@ impl Default for ExpertNames {
 /// One expert's layers.
 #[derive(Clone, Debug)]
 pub struct Expert {
-    /// The gate.
+    /// The gate; where there is none, anything of its size.
     pub gate: Linear,
     /// What is gated.
     pub up: Linear,
@@ -292,7 +292,9 @@ impl Experts {
                     None => Ok(linear),
                 }
             };
-            Ok(Expert { gate: layer(0)?, up: layer(1)?, down: layer(2)? })
+            let up = layer(1)?;
+            let gate = if glu == Glu::Square { up.clone() } else { layer(0)? };
+            Ok(Expert { gate, up, down: layer(2)? })
         };
         Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, glu))
     }
@@ -374,8 +376,8 @@ impl Experts {
     fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
         let forward = |(expert, rows): &Group<'_>| {
             let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
-            let gate = expert.gate.forward_rows(&x, &of, step)?;
             let up = expert.up.forward_rows(&x, &of, step)?;
+            let gate = if self.glu == Glu::Square { up.clone() } else { expert.gate.forward_rows(&x, &of, step)? };
             expert.down.forward_rows(&self.glu.forward(&gate, &up, step)?, &of, step)
         };
         Ok(Tensor::cat(&groups.iter().map(forward).collect::<Result<Vec<_>>>()?, 0)?)
@@ -394,6 +396,7 @@ impl Glu {
                 let swish = (&gate * ((&gate * -alpha)?.exp()? + 1.0)?.recip()?)?;
                 Ok((swish * (up.clamp(-limit, limit)? + 1.0)?)?)
             }
+            Self::Square => Ok(up.relu()?.sqr()?),
         }
     }
 }

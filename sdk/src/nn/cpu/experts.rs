@@ -23,6 +23,8 @@ pub enum Glu {
         /// The largest gate, and the largest size of `up`.
         limit: f64,
     },
+    /// Nemotron's, which have no gate: the square of what of `up` is positive.
+    Square,
 }
 
 /// One layer of an expert.
@@ -63,6 +65,10 @@ pub fn experts(pool: &Pool, experts: &[Expert<'_>], glu: Glu, x: &[f32], out: &m
     let mut hidden = vec![0.0; x.len() / width.max(1) * inner];
     sliced(pool, experts, inner, &mut hidden, |expert, slice| {
         let x = &x[expert.rows.start * width..expert.rows.end * width];
+        if glu == Glu::Square {
+            let up = product(pool, &expert.up, slice, x);
+            return up.into_iter().map(|up| up.max(0.0).powi(2)).collect();
+        }
         let gate = product(pool, &expert.gate, slice.clone(), x);
         let up = product(pool, &expert.up, slice, x);
         combine(pool, glu, &gate, &up)
@@ -122,6 +128,7 @@ fn combine(pool: &Pool, glu: Glu, gate: &[f32], up: &[f32]) -> Vec<f32> {
                 *out = (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp());
             }
         }
+        Glu::Square => out.iter_mut().zip(up).for_each(|(out, up)| *out = up.max(0.0).powi(2)),
     }
     out
 }
@@ -150,7 +157,7 @@ mod tests {
             down: matrix(&weights[e][2], WIDTH, INNER),
             rows,
         };
-        for glu in [Glu::Plain(Activation::Silu), Glu::Clamped { alpha: 1.7, limit: 0.5 }] {
+        for glu in [Glu::Plain(Activation::Silu), Glu::Clamped { alpha: 1.7, limit: 0.5 }, Glu::Square] {
             let (one, many) = (Pool::new(1), Pool::new(5));
             let mut together = vec![0.0; x.len()];
             experts(&many, &[of(0, 0..3), of(1, 3..4), of(2, 4..7)], glu, &x, &mut together);

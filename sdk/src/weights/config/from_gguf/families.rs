@@ -7,8 +7,18 @@ use super::{LIST_LEN_MAX, Source};
 use crate::{Error, Result, weights::quote};
 
 /// Architectures in whose mixtures the weights of the chosen experts add up to one, unless a file says otherwise.
-const RENORMALISED: &[&str] =
-    &["llama", "qwen3moe", "qwen3vlmoe", "qwen3next", "qwen35moe", "gpt-oss", "granitemoe", "granitehybrid", "glm4moe"];
+const RENORMALISED: &[&str] = &[
+    "llama",
+    "qwen3moe",
+    "qwen3vlmoe",
+    "qwen3next",
+    "qwen35moe",
+    "nemotron_h_moe",
+    "gpt-oss",
+    "granitemoe",
+    "granitehybrid",
+    "glm4moe",
+];
 
 /// Layers of Gemma 2 and 3 by model: those of 27 B scale scores by the width over the heads instead of a head's size.
 const GEMMA_27B: &[(&str, u64)] = &[("gemma2", 46), ("gemma3", 62)];
@@ -40,7 +50,7 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
             }
         }
         "lfm2" => short_convolutions(config),
-        "granitehybrid" => state_spaces(source, config)?,
+        "granitehybrid" | "nemotron_h" | "nemotron_h_moe" => state_spaces(source, config)?,
         "qwen3next" | "qwen35" | "qwen35moe" => gated_deltas(source, config)?,
         _ => (),
     }
@@ -125,6 +135,11 @@ fn state_spaces(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<
     }
     let rotates = source.metadata.bool(&source.key("rope.scaling.finetuned"))?.unwrap_or(true);
     config.insert("position_embedding_type".to_owned(), json!(if rotates { "rope" } else { "nope" }));
+    // Layers that only transform have widths, and others none.
+    if let Some(Value::Array(widths)) = config.get("intermediate_size") {
+        let widest = widths.iter().filter_map(Value::as_u64).max().unwrap_or_default();
+        config.insert("intermediate_size".to_owned(), json!(widest));
+    }
     // Without experts the block that all tokens share is the only one.
     let inner = |name: &str| Some(*source.weights.find(&format!("model.layers.0.mlp.{name}.weight"))?.shape.first()?);
     if let Some(shared) = inner("shared_expert.up_proj").or_else(|| inner("up_proj")) {
