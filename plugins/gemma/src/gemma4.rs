@@ -143,7 +143,7 @@ impl SparseMlp {
         let glu = Glu::Plain(hidden_act);
         Ok(Self {
             norm: RmsNorm::of((scale * (hidden_size as f64).powf(-0.5))?, rms_norm_eps),
-            router: Router { renormalize: true, expert_scale: Some(scales.to_vec1()?), ..router },
+            router: Router { renormalize: true, expert_scale: Some(scales.to_vec1()?.into()), ..router },
             experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, glu)?,
             post_feedforward_layernorm_1: norm("post_feedforward_layernorm_1")?,
             post_feedforward_layernorm_2: norm("post_feedforward_layernorm_2")?,

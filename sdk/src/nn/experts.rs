@@ -60,7 +60,7 @@ pub struct Router {
     /// What the weights are multiplied by.
     pub scale: f32,
     /// What the weights of each expert are multiplied by besides.
-    pub expert_scale: Option<Vec<f32>>,
+    pub expert_scale: Option<Box<[f32]>>,
     /// What is added to scores for the choice, and to nothing else.
     pub correction: Option<Vec<f32>>,
     /// Experts in groups.
@@ -130,8 +130,11 @@ impl Router {
         Ok(Routes(Place::Host(routes)))
     }
 
-    /// How it chooses, as kernels are told.
+    /// How it chooses, as kernels are told; none where they could not do it.
     fn routing(&self) -> Option<Routing<'_>> {
+        if self.expert_scale.is_some() {
+            return None;
+        }
         let is_sigmoid = match self.scoring {
             Scoring::Softmax => false,
             Scoring::Sigmoid => true,
@@ -311,6 +314,7 @@ impl Experts {
             Place::Host(choices) => choices,
             Place::Device(routed) => {
                 if !step.is_adapted()
+                    && self.glu != Glu::Square
                     && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.glu)?
                 {
                     return Ok(out);

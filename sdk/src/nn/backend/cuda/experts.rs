@@ -98,6 +98,8 @@ impl Half<'_> {
         let (kind, alpha, limit) = match self.glu {
             Glu::Plain(activation) => (activation_number(activation), 0.0, 0.0),
             Glu::Clamped { alpha, limit } => (CLAMPED, alpha as f32, limit as f32),
+            // Experts without a gate are not asked for: they are computed one by one.
+            Glu::Square => (activation_number(crate::nn::cpu::Activation::Silu), 0.0, 0.0),
         };
         [out.into(), self.outputs.into(), inputs.into(), Arg::Int(kind), alpha.into(), limit.into()]
     }
