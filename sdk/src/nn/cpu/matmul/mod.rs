@@ -3,7 +3,7 @@
 //! Weights are unpacked on the way, a panel of rows and a segment of columns at a time: into bytes with a scale for each
 //! group if they are quantized, into `f32` if they are not. The panel stays in the first-level cache while all rows of
 //! the batch pass over it. With one row this reads the weights at the speed of memory, with many it runs at the speed
-//! of the multipliers, and either way an output is summed in the same order: by group, block, segment.
+//! of the multipliers, and either way an output is summed in the same order, group by group.
 
 mod activations;
 mod dense;
@@ -34,7 +34,7 @@ pub struct Matrix<'a> {
 
 /// `out[n, rows] = x[n, cols] · wᵀ`. Each row of the result is the same, bit for bit, whatever the other rows are.
 ///
-/// Over quantized weights the activations are rounded to 8 bits with one scale for as many values as a block has. A row
+/// Over quantized weights the activations are rounded to 8 bits with one scale for 32 values. A row
 /// of activations that holds an infinity or a not-a-number gives a row of not-a-numbers.
 pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32]) {
     let row_bytes = w.row_bytes();

@@ -134,26 +134,16 @@ impl<S: Simd, L: Layout, const N: usize> Kernel<S> for Tile<'_, S, L, N> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Self { pair, blocks, x, sums, .. } = self;
-        let groups = L::BLOCK / L::GROUP;
-        for block in 0..blocks {
-            let mut of_block = [[simd.splat(0.0); PAIR]; N];
-            for group in block * groups..(block + 1) * groups {
-                let dots = dots::<S, L, N>(simd, pair, group, x);
-                for i in 0..N {
-                    let sum = simd.splat(x[i].sums[group]);
-                    for p in 0..PAIR {
-                        let dot = simd.integers_to_f32(dots[i][p]);
-                        of_block[i][p] = simd.fma(pair[p].scales[group], dot, of_block[i][p]);
-                        if L::MINIMUMS {
-                            of_block[i][p] = simd.fnma(pair[p].minimums[group], sum, of_block[i][p]);
-                        }
-                    }
-                }
-            }
+        for group in 0..blocks * (L::BLOCK / L::GROUP) {
+            let dots = dots::<S, L, N>(simd, pair, group, x);
             for i in 0..N {
-                let scale = simd.splat(x[i].scales[block]);
+                let (scale, sum) = (simd.splat(x[i].scales[group]), simd.splat(x[i].sums[group]));
                 for p in 0..PAIR {
-                    sums[i][p] = simd.fma(of_block[i][p], scale, sums[i][p]);
+                    let dot = simd.mul(simd.integers_to_f32(dots[i][p]), scale);
+                    sums[i][p] = simd.fma(pair[p].scales[group], dot, sums[i][p]);
+                    if L::MINIMUMS {
+                        sums[i][p] = simd.fnma(pair[p].minimums[group], sum, sums[i][p]);
+                    }
                 }
             }
         }
