@@ -45,6 +45,8 @@ pub(super) enum Kernels {
     Auto,
     /// Plain formulas of stock candle ops.
     Generic,
+    /// The same over weights that are unpacked to single precision, so that nothing is rounded on the way.
+    Exact,
 }
 
 impl Kernels {
@@ -58,7 +60,8 @@ impl Kernels {
         match name {
             "auto" => Ok(Self::Auto),
             "generic" => Ok(Self::Generic),
-            _ => Err(Error::invalid(format!("{place} is '{name}'")).help("it is 'auto' or 'generic'")),
+            "exact" => Ok(Self::Exact),
+            _ => Err(Error::invalid(format!("{place} is '{name}'")).help("it is 'auto', 'generic' or 'exact'")),
         }
     }
 }
@@ -75,6 +78,7 @@ impl Ops {
         let device = chosen.device.clone();
         let backend: Arc<dyn Backend> = match kernels {
             Kernels::Generic => Arc::new(Formulas::plain(device)),
+            Kernels::Exact => Arc::new(Formulas::exact(device)),
             Kernels::Auto if device.is_cpu() => Arc::new(CpuKernels::new(threads)),
             Kernels::Auto => best(device),
         };

@@ -98,7 +98,7 @@ impl<D: Decoder> Paged<D> {
 struct Options {
     /// `f16` or `f32`; without it, `f32` for checkpoints in `f32` and `f16` for all others.
     kv: Option<String>,
-    /// `auto` or `generic`.
+    /// `auto`, `generic` or `exact`.
     kernels: Option<String>,
 }
 
@@ -110,7 +110,7 @@ impl Options {
         let object: serde_json::Result<serde_json::Map<_, _>> = serde_json::from_str(&source.options);
         object.and_then(|object| serde_json::from_value(object.into())).map_err(|error| {
             Error::invalid(format!("the model's options: {error}"))
-                .help("known are kv (f16, f32) and kernels (auto, generic)")
+                .help("known are kv (f16, f32) and kernels (auto, generic, exact)")
         })
     }
 
@@ -152,6 +152,14 @@ impl<D: Decoder> Opened<D> {
         let (groups, _) = shape.kv.groups(kv)?;
         Ok(Self { checkpoint, config, shape, kv, kernels, groups })
     }
+
+    /// Bytes of the weights once loaded.
+    fn weight_bytes(&self) -> u64 {
+        match self.kernels {
+            Kernels::Exact => parameters(&self.checkpoint).saturating_mul(4),
+            Kernels::Auto | Kernels::Generic => self.checkpoint.weights().bytes(),
+        }
+    }
 }
 
 impl<D: Decoder> Architecture for Paged<D> {
@@ -172,6 +180,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let (checkpoint, shape) = (&opened.checkpoint, &opened.shape);
         let tokenizer = checkpoint.tokenizer()?;
         let fingerprint = checkpoint.fingerprint(&tokenizer)?;
+        let weight_bytes = opened.weight_bytes();
         let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         Ok(Card {
             architecture: D::NAME.into(),
@@ -181,7 +190,7 @@ impl<D: Decoder> Architecture for Paged<D> {
             caches: opened.groups,
             hidden: narrow(D::features_width(&opened.config)),
             token_bytes: 4 * (shape.vocabulary + 4 * shape.widest) as u64,
-            weight_bytes: checkpoint.weights().bytes(),
+            weight_bytes,
             tokenizer: tokenizer.json,
             chat_template: tokenizer.chat_template,
             bos: tokenizer.bos,
@@ -223,7 +232,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         let mut kv = ops.kv_cache(&shape.kv, opened.kv, &counts)?;
         let adapters = Adapters::default();
         ops.warm_up(counts.len(), &mut |batch| compute(&decoder, &ops, &mut kv, &adapters, batch))?;
-        let weight_bytes = opened.checkpoint.weights().bytes();
+        let weight_bytes = opened.weight_bytes();
         let widths = (shape, D::features_width(&opened.config));
         let resident = resident(&chosen, &ops, widths, context, weight_bytes, &kv);
         Ok(Box::new(PagedModel { decoder, resident, ops, kv, registry, adapters }))
@@ -254,14 +263,18 @@ fn resident(
 
 /// What a card says of any checkpoint.
 pub(crate) fn facts(checkpoint: &Checkpoint) -> serde_json::Value {
-    let (mut parameters, mut formats) = (0u64, Vec::new());
+    let mut formats = Vec::new();
     for tensor in checkpoint.weights().iter() {
-        parameters = parameters.saturating_add(tensor.shape.iter().map(|&n| n as u64).product());
         if !formats.contains(&tensor.dtype.name()) {
             formats.push(tensor.dtype.name());
         }
     }
-    serde_json::json!({ "parameters": parameters, "formats": formats })
+    serde_json::json!({ "parameters": parameters(checkpoint), "formats": formats })
+}
+
+fn parameters(checkpoint: &Checkpoint) -> u64 {
+    let counts = checkpoint.weights().iter().map(|tensor| tensor.shape.iter().map(|&n| n as u64).product());
+    counts.fold(0, u64::saturating_add)
 }
 
 /// A step all of whose rows have their logits computed.

@@ -31,6 +31,8 @@ use crate::{
 pub(in crate::nn) struct Formulas {
     pub(super) device: Device,
     fused: Fused,
+    /// Whether weights are unpacked to single precision. candle multiplies quantized ones by rounded activations.
+    unpacks: bool,
 }
 
 /// Which of candle's fused ops may be used.
@@ -48,6 +50,9 @@ impl Backend for Formulas {
     }
 
     fn note(&self) -> String {
+        if self.unpacks {
+            return "generic kernels on weights in f32".into();
+        }
         match self.fused == Fused::default() {
             true => "generic kernels".into(),
             false => format!("candle's kernels ({:?})", self.fused),
@@ -58,7 +63,12 @@ impl Backend for Formulas {
 impl Formulas {
     /// The formulas and nothing else.
     pub(in crate::nn) fn plain(device: Device) -> Self {
-        Self { device, fused: Fused::default() }
+        Self { device, fused: Fused::default(), unpacks: false }
+    }
+
+    /// The formulas, over weights in single precision whatever they are stored in.
+    pub(in crate::nn) fn exact(device: Device) -> Self {
+        Self { unpacks: true, ..Self::plain(device) }
     }
 
     /// The formulas, but for those of candle's fused ops that agree with them on this device.
@@ -69,7 +79,7 @@ impl Formulas {
 
     pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Form> {
         // Unpacked on CUDA: there our own kernels read quantized weights, and candle's are left out of the build.
-        let dtype = ggml(raw.dtype).filter(|_| !self.device.is_cuda());
+        let dtype = ggml(raw.dtype).filter(|_| !self.unpacks && !self.device.is_cuda());
         let Some(dtype) = dtype else { return Ok(Form::Dense(self.dense(raw)?)) };
         let storage = QStorage::from_data(Cow::Borrowed(&*raw.data), &self.device, dtype)?;
         let weight = Arc::new(QTensor::new(storage, raw.shape.as_slice())?);
@@ -81,7 +91,7 @@ impl Formulas {
     fn dense(&self, raw: &RawTensor) -> Result<Tensor> {
         let values = Tensor::from_vec(cpu::dequantize(raw)?, raw.shape.as_slice(), &Device::Cpu)?;
         let dtype = match raw.dtype {
-            _ if self.device.is_cpu() => DType::F32,
+            _ if self.unpacks || self.device.is_cpu() => DType::F32,
             Dtype::F32 => DType::F32,
             Dtype::BF16 => DType::BF16,
             _ => DType::F16,
