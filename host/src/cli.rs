@@ -17,6 +17,7 @@ mod probe;
 mod progress;
 mod prompt;
 mod pull;
+mod quality;
 mod reference;
 mod reply;
 mod run;

@@ -1,14 +1,17 @@
 //! `pensieve bench`: how fast a model is here, measured through the fleet and a worker as a server uses them.
 //!
 //! Prompts are random tokens, so that nothing is reused, and generations go on past the end of a turn, so that all are equally
-//! long. Every figure is the median of several rounds; the gaps between tokens are those of all rounds.
+//! long. Every figure is the median of several rounds; the gaps between tokens are those of all rounds. With `--quality` it is
+//! measured instead how right the numbers are.
 
 mod devices;
 mod figures;
+mod quality;
 
 use clap::Args;
 use serde::Serialize;
 use std::{
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -37,6 +40,7 @@ const CHUNK_TOKENS_MIN: u32 = 16;
   pensieve bench --model ./model.gguf --prompt 512 --generate 128 --concurrency 1,8
   pensieve bench --model ./model.gguf --concurrency 4 --beside 8192
   pensieve bench --model ./model.gguf --device cpu,cuda:0    (side by side)
+  pensieve bench --model ./model.gguf --quality README.md    (how far from the same weights in f32)
   pensieve bench --model starter --json | jq '.rounds[].decode_tokens_per_s'")]
 pub(super) struct Bench {
     /// A configured model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or 'starter' [default: the first that is
@@ -58,6 +62,13 @@ pub(super) struct Bench {
     /// How often each is measured.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    /// Instead of speed, measure on this text how far the model is from its own weights in f32: perplexity, KL divergence,
+    /// first choices. Takes four bytes of memory for each parameter.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generate", "concurrency", "beside", "rounds", "adapters"])]
+    quality: Option<PathBuf>,
+    /// Tokens of the text that are predicted, at most.
+    #[arg(long, value_name = "N", default_value_t = 512, requires = "quality", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    positions: u32,
     /// Print one line of JSON.
     #[arg(long)]
     json: bool,
@@ -120,6 +131,9 @@ struct Beside {
 
 impl Bench {
     pub(super) fn run(self) -> CliResult {
+        if let Some(text) = &self.quality {
+            return self.run_quality(text);
+        }
         let reports =
             self.common.each_device().iter().map(|common| self.measure_on(common)).collect::<Result<Vec<_>, _>>()?;
         let text = match reports.as_slice() {
@@ -127,6 +141,17 @@ impl Bench {
             [report] => table(report),
             reports if self.json => json(reports)?,
             reports => devices::side_by_side(reports),
+        };
+        super::print(&text)
+    }
+
+    fn run_quality(&self, text: &Path) -> CliResult {
+        let measure = |common: &CommonArgs| quality::measure(common, self.model.as_deref(), text, self.positions);
+        let reports = self.common.each_device().iter().map(measure).collect::<Result<Vec<_>, _>>()?;
+        let text = match reports.as_slice() {
+            [report] if self.json => json(report)?,
+            reports if self.json => json(reports)?,
+            reports => reports.iter().map(quality::table).collect::<Vec<_>>().join("\n"),
         };
         super::print(&text)
     }

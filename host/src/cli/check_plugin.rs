@@ -123,7 +123,7 @@ impl Check {
         let reference = computed.as_ref().map(Computed::path).or(given.map(Path::to_owned));
         let arguments = self.arguments(source.as_deref(), reference.as_deref());
         let followed = super::runtime()?.block_on(async {
-            child::ask_for_lines(&program()?, &arguments, self.timeout, |event| monitor.on_event(event)).await
+            child::ask_for_lines(&program()?, &arguments, None, self.timeout, |event| monitor.on_event(event)).await
         });
         followed.map_err(|error| monitor.describe_end(&error, &manifest))?;
         monitor.stopped.take().map_or(Ok(()), Err)

@@ -13,7 +13,7 @@ use clap::Subcommand;
 use pensieve_plugin_api::{ErrorCode, Source};
 use serde::Serialize;
 
-use super::{laws::RunLaws, reply::Reply};
+use super::{laws::RunLaws, quality::RunQuality, reply::Reply};
 use pensieve_protocol::{
     checkpoint::CheckpointName,
     questions::{Described, Named},
@@ -44,6 +44,8 @@ pub(super) enum Probe {
     Fence,
     /// Does the model obey the contract's laws?
     Laws(RunLaws),
+    /// How far is the model from its own weights in f32?
+    Quality(RunQuality),
 }
 
 impl Probe {
@@ -55,6 +57,7 @@ impl Probe {
             }
             Self::Fence => answer(pensieve_worker::fence::entered),
             Self::Laws(trial) => trial.run(),
+            Self::Quality(measurement) => measurement.run(),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! `bench`, `models` and `doctor` on the smallest model there is.
+//! `bench`, `models` and `doctor` on the smallest models there are.
 
 use serde_json::Value;
 use std::fs;
 
 use super::Desk;
-use crate::checkpoints;
+use crate::{checkpoints, reference::fixture};
 
 /// A desk with a plugin and a checkpoint for it.
 fn desk() -> Desk {
@@ -62,6 +62,68 @@ fn measures_prompts_first_tokens_and_decoding_at_each_concurrency() {
     let said = desk.run(&["bench", "--model", &model, "--prompt", "600"]);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(said.stderr.contains("prompt and answer have 728 tokens, the model's context 512"), "{said:?}");
+}
+
+/// `bench --quality` on a checkpoint of the fixtures.
+fn quality(desk: &Desk, checkpoint: &str) -> Value {
+    let (model, text) = (fixture(checkpoint).display().to_string(), desk.path("text.txt").display().to_string());
+    let said = desk.run(&["bench", "--model", &model, "--quality", &text, "--positions", "300", "--json"]);
+    assert_eq!(said.code, Some(0), "{said:?}");
+    serde_json::from_str(&said.stdout).unwrap()
+}
+
+#[test]
+fn measures_how_far_a_model_is_from_its_own_weights_in_f32() {
+    let desk = Desk::new();
+    desk.install(&["pensieve-llama"]);
+    fs::write(desk.path("text.txt"), "A worker that crashes, hangs or talks nonsense is ended.\n".repeat(80)).unwrap();
+    let figure = |report: &Value, name: &str| report[name].as_f64().unwrap();
+    // Nothing is rounded here, so the two only sum in another order.
+    let exact = quality(&desk, "llama/gqa/f32.gguf");
+    assert_eq!((&exact["model"], &exact["architecture"]), (&"f32".into(), &"llama".into()));
+    assert!(figure(&exact, "kl_divergence") < 1e-9 && figure(&exact, "first_choices_equal") > 0.99, "{exact}");
+    // The text is longer than the context, and every piece begins with the token that opens texts.
+    assert_eq!((exact["positions"].as_u64(), exact["sequence_tokens"].as_u64()), (Some(300), Some(256)));
+    let rounded = quality(&desk, "llama/kquant/mixed.gguf");
+    let (mean, worst) = (figure(&rounded, "kl_divergence"), figure(&rounded, "kl_divergence_p99"));
+    assert!(mean > 1e-7 && mean < 2e-3 && worst >= mean, "{rounded}");
+    let (found, reference) = (figure(&rounded, "perplexity"), figure(&rounded, "reference_perplexity"));
+    assert!(found > 1.0 && (found / reference - 1.0).abs() < 0.02, "{rounded}");
+    assert!(rounded["reference_note"].as_str().unwrap().ends_with("weights in f32"), "{rounded}");
+    assert_eq!(files_behind(&desk), ["text.txt"]);
+}
+
+/// What lies on the desk besides the program and its home.
+fn files_behind(desk: &Desk) -> Vec<String> {
+    let names = fs::read_dir(desk.path("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| !["bin", "home"].contains(&name.as_str())).collect()
+}
+
+#[test]
+fn says_why_it_cannot_tell_how_far_a_model_is_from_its_weights() {
+    let desk = desk();
+    desk.install(&["pensieve-llama"]);
+    let (pair, text) =
+        (desk.path("home/models/pair").display().to_string(), desk.path("text.txt").display().to_string());
+    let llama = fixture("llama/gqa/q8_0.gguf").display().to_string();
+    let bench = |model: &str| desk.run(&["bench", "--model", model, "--quality", &text]);
+    let said = bench(&llama);
+    assert!(said.code == Some(3) && said.stderr.contains("text.txt"), "{said:?}");
+    fs::write(&text, [0xff, 0xfe, b'a', b'b']).unwrap();
+    let said = bench(&llama);
+    assert!(said.code == Some(2) && said.stderr.contains("is not UTF-8"), "{said:?}");
+    fs::write(&text, "").unwrap();
+    let said = bench(&llama);
+    assert!(said.code == Some(2) && said.stderr.contains("less than two tokens"), "{said:?}");
+    fs::write(&text, "hello world").unwrap();
+    // An architecture that takes no options.
+    let said = bench(&pair);
+    assert!(said.code == Some(1) && said.stderr.contains("architecture 'bigram' computes alike"), "{said:?}");
+    let mut command = desk.command(&["bench", "--model", &llama, "--quality", &text]);
+    let said = super::said(command.env("PENSIEVE_KERNELS", "generic").output().unwrap());
+    assert!(said.code == Some(2) && said.stderr.contains("PENSIEVE_KERNELS forces"), "{said:?}");
+    let said = desk.run(&["bench", "--model", &llama, "--quality", &text, "--rounds", "2"]);
+    assert!(said.code == Some(2) && said.stderr.contains("cannot be used with"), "{said:?}");
 }
 
 #[test]

@@ -129,15 +129,16 @@ pub async fn ask<T: DeserializeOwned>(
 }
 
 /// Runs the program with these arguments and passes its output on line by line until `hear` breaks. No line may take
-/// longer than the deadline. The child's standard input ends with this process, so that the child may end with it too. It has
-/// no fence: a person asked for it, and may want to look into it with a debugger.
+/// longer than the deadline. The child's standard input ends with this process, so that the child may end with it too. It may
+/// do without a fence where a person wants to look into it with a debugger.
 pub async fn ask_for_lines<T: DeserializeOwned>(
     program: &Path,
     arguments: &[OsString],
+    policy: Option<&Policy>,
     deadline: Duration,
     mut hear: impl FnMut(T) -> ControlFlow<()>,
 ) -> Result<(), ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, None)?;
+    let mut child = RunningChild::spawn(program, arguments, policy)?;
     let stdin = child.child.stdin.take();
     let heard = loop {
         match child.line(deadline).await {

@@ -95,6 +95,15 @@ pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool
     }
 }
 
+/// For a child that computes with a model on its own and reads `text` besides. It says how much memory that takes, and a person
+/// waits for it.
+pub(super) fn measurement(plugin: &Path, source: &Path, text: &Path, device: &str, open: bool) -> Policy {
+    let mut read = checkpoint(source);
+    read.extend([absolute(plugin), absolute(text)]);
+    let drivers = needs_drivers(device);
+    Policy { read, files: FILES_MAX, drivers, ends_with_input: true, open, ..Policy::default() }
+}
+
 /// Whether a GPU's driver may be at work in a worker for this device.
 fn needs_drivers(device: &str) -> bool {
     match device {

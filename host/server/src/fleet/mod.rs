@@ -53,13 +53,13 @@ use adapter_registry::AdapterRegistry;
 use control::{Control, Message};
 use pensieve_protocol::{
     card::Card,
-    fence::Fenced,
+    fence::{Fenced, Policy},
     job::{AdapterUse, Failure, FailureCode, Job, StageSpec},
     refusal::Refusal,
     wire,
 };
 use plugins::PluginFolder;
-use probe::{KeyedCard, Prober};
+use probe::{KeyedCard, Probed, Prober};
 use router::Route;
 use supervisor::Supervisor;
 
@@ -96,6 +96,22 @@ pub struct Target {
     pub samplers: Option<Vec<StageSpec>>,
     /// The adapter that the name stands for.
     pub adapter: Option<AdapterUse>,
+}
+
+/// What a child needs to compute with a model on its own, beside the workers.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// The plugin's library, which is there as long as the fleet.
+    pub plugin: PathBuf,
+    pub architecture: String,
+    /// The model's weights.
+    pub source: PathBuf,
+    /// How it is configured to run.
+    pub spec: wire::ModelSpec,
+    /// What the child may do.
+    pub policy: Policy,
+    /// What all models together may take.
+    pub memory_bytes: u64,
 }
 
 /// A name that a client may call a model by.
@@ -145,6 +161,17 @@ impl Fleet {
         let own = variant.and_then(|variant| self.config.variants[variant].samplers.as_ref());
         let samplers = own.or(model.samplers.as_ref()).cloned();
         Ok(Target { place, id: model.id.clone(), card, card_key: key, context, samplers, adapter })
+    }
+
+    /// Who takes the model that this name stands for, and what a child may do that computes with it and reads this text.
+    pub async fn claimed(&self, name: &str, text: &Path) -> Result<Claimed, Failure> {
+        let place = self.route(name)?.model;
+        let model = &self.config.models[place];
+        let Probed { plugin, architecture, .. } = self.prober.probe(place, model, &self.plugins.catalogue()).await?;
+        let open = self.config.unfenced.contains(&plugin.manifest.id);
+        let (source, spec, plugin) = (model.source.clone(), model.spec.clone(), plugin.copy.path().to_path_buf());
+        let policy = fence::measurement(&plugin, &source, text, &spec.device, open);
+        Ok(Claimed { plugin, architecture, source, spec, policy, memory_bytes: self.config.memory_bytes })
     }
 
     /// Runs a job on a model. Its id is given here; a job without an adapter gets the target's. What goes wrong later is the
