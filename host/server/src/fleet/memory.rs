@@ -80,6 +80,30 @@ pub(super) struct MemoryPlan {
     pub(super) bytes: u64,
 }
 
+impl MemoryPlan {
+    /// The plan for a person, with how much is left for other models.
+    pub(super) fn tell(&self, card: &Card, left: u64) -> String {
+        let states = match card.state {
+            State::Paged { tokens, bytes, beside } => {
+                let thousand = bytes.saturating_mul(1000) / u64::from(tokens.max(1));
+                let blocks = self.state_bytes.saturating_sub(beside).checked_div(bytes);
+                let held = blocks.map(|blocks| blocks.saturating_mul(u64::from(tokens)));
+                let held = held.map_or_else(String::new, |held| format!(", so it holds {held} tokens"));
+                format!("{} a thousand tokens{held}", megabytes(thousand))
+            }
+            State::PerSequence { bytes } => format!("up to {} a sequence", megabytes(bytes)),
+        };
+        let besides = self.bytes.saturating_sub(card.weight_bytes).saturating_sub(self.state_bytes);
+        format!(
+            "weights {}, context {} ({states}), {} besides; {} are left for other models",
+            megabytes(card.weight_bytes),
+            megabytes(self.state_bytes),
+            megabytes(besides),
+            megabytes(left)
+        )
+    }
+}
+
 /// Plans a model's memory by its card. Room for adapters is kept where there are some.
 pub(super) fn plan(budget: u64, model: &ModelConfig, adapters: bool, card: &Card) -> Result<MemoryPlan, Failure> {
     let scratch = card.token_bytes.saturating_mul(STEP_TOKENS);
@@ -132,7 +156,10 @@ pub(super) fn context(budget: u64, model: &ModelConfig, adapters: bool, card: &C
 }
 
 fn megabytes(bytes: u64) -> String {
-    format!("{} MiB", bytes >> 20)
+    match bytes >> 20 {
+        0 if bytes > 0 => format!("{} KiB", bytes >> 10),
+        whole => format!("{whole} MiB"),
+    }
 }
 
 #[cfg(test)]
@@ -200,6 +227,21 @@ pub(super) mod tests {
         assert_eq!((alone.state_bytes, alone.adapter_bytes), (5, 0));
         let adapted = plan(2 << 30, &told, true, &card(0, State::PerSequence { bytes: 9 })).unwrap();
         assert_eq!((adapted.adapter_bytes, adapted.bytes - alone.bytes), (1 << 20, 1 << 20));
+    }
+
+    #[test]
+    fn a_plan_tells_what_goes_where_and_how_many_tokens_that_holds() {
+        let model = ModelConfig { id: "m".into(), ..ModelConfig::default() };
+        let paged = card(1 << 30, State::Paged { tokens: 16, bytes: 1 << 20, beside: 0 });
+        let told = plan(4 << 30, &model, false, &paged).unwrap().tell(&paged, 5 << 30);
+        let context = "context 1025 MiB (62 MiB a thousand tokens, so it holds 16400 tokens)";
+        assert_eq!(told, format!("weights 1024 MiB, {context}, 64 MiB besides; 5120 MiB are left for other models"));
+        let states = card(1 << 30, State::PerSequence { bytes: 3 << 19 });
+        let told = plan(4 << 30, &model, false, &states).unwrap().tell(&states, 0);
+        assert!(
+            told.contains("context 24 MiB (up to 1 MiB a sequence)") && told.contains("; 0 MiB are left"),
+            "{told}"
+        );
     }
 
     #[test]

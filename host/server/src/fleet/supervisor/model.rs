@@ -191,7 +191,10 @@ impl Supervisor {
     }
 
     fn load(&mut self, index: usize, LoadPlan { probed, need }: LoadPlan, now: Instant) {
+        let taken = self.residents().iter().fold(need.bytes, |sum, resident| sum.saturating_add(resident.bytes));
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
+        let left = self.config.memory_bytes.saturating_sub(taken);
+        tracing::info!(model = config.id, "loading: {}", need.tell(&probed.card, left));
         let (samplers, formats) = (distinct(self.catalogue.samplers()), distinct(self.catalogue.adapter_formats()));
         let paths = |plugins: &[Arc<Plugin>]| plugins.iter().map(|plugin| plugin.copy.path().to_path_buf()).collect();
         let load = Load {
