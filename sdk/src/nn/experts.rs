@@ -6,7 +6,8 @@
 //! which adapters find it.
 //!
 //! A backend may choose and compute without the host ever knowing which experts it were, so that a step of such layers, too,
-//! can be one launch. The choices come to the host where adapters change rows, or where it has no kernel for the weights.
+//! can be one launch. The choices come to the host where adapters change rows, where the backend has no kernel for the weights,
+//! and where these stay in the host's memory because the device's does not hold them.
 
 use candle_core::Tensor;
 use std::{
@@ -253,6 +254,8 @@ pub struct Expert {
 pub struct Experts {
     experts: Vec<Expert>,
     glu: Glu,
+    /// What computes them, where that is not what computes the model.
+    host: Option<Ops>,
     /// What the backend found out about them when they were first used.
     table: Arc<OnceLock<ExpertTable>>,
 }
@@ -266,6 +269,7 @@ impl Experts {
         (count, width, inner): (usize, usize, usize),
         glu: Glu,
     ) -> Result<Self> {
+        let (loader, host) = loader.for_experts();
         let stack = |name: &str, rows: usize, columns: usize| -> Result<Option<RawTensor>> {
             let weight = format!("{name}.weight");
             let found = [weight.as_str(), name].into_iter().find(|name| loader.has(name));
@@ -299,12 +303,12 @@ impl Experts {
             let gate = if glu == Glu::Square { up.clone() } else { layer(0)? };
             Ok(Expert { gate, up, down: layer(2)? })
         };
-        Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, glu))
+        Ok(Self { host, ..Self::new((0..count).map(expert).collect::<Result<_>>()?, glu) })
     }
 
     /// The experts that an author has loaded in another way.
     pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
-        Self { experts, glu, table: Arc::default() }
+        Self { experts, glu, host: None, table: Arc::default() }
     }
 
     /// What each row's experts make of it, summed by their weights.
@@ -313,7 +317,8 @@ impl Experts {
         let choices = match &routes.0 {
             Place::Host(choices) => choices,
             Place::Device(routed) => {
-                if !step.is_adapted()
+                if self.host.is_none()
+                    && !step.is_adapted()
                     && self.glu != Glu::Square
                     && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.glu)?
                 {
@@ -342,7 +347,6 @@ impl Experts {
         let mut order: Vec<usize> = (0..routes.experts.len()).collect();
         order.sort_by_key(|&choice| routes.experts[choice]);
         let sources: Vec<u32> = order.iter().map(|choice| (choice / top_k) as u32).collect();
-        let gathered = ops.select_rows(x, &sources)?;
         let mut start = 0;
         let groups: Vec<_> = order
             .chunk_by(|a, b| routes.experts[*a] == routes.experts[*b])
@@ -352,8 +356,8 @@ impl Experts {
                 (&self.experts[routes.experts[group[0]]], rows)
             })
             .collect();
-        let together = if step.is_adapted() { None } else { self.forward_together(&gathered, &groups, ops)? };
-        let outs = match together {
+        let gathered = ops.select_rows(x, &sources)?;
+        let outs = match self.forward_together(&gathered, &groups, step)? {
             Some(outs) => outs,
             None => self.forward_one_by_one(&gathered, &sources, &groups, step)?,
         };
@@ -366,23 +370,31 @@ impl Experts {
         Ok(outs.broadcast_mul(&weights)?.sum(1)?)
     }
 
-    /// All experts in one go, where there is a kernel for that.
-    fn forward_together(&self, x: &Tensor, groups: &[Group<'_>], ops: &Ops) -> Result<Option<Tensor>> {
-        let mut rows = Vec::with_capacity(groups.len());
-        for (expert, range) in groups {
-            let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
-            rows.push(ExpertRows { layers, rows: range.clone() });
+    /// All experts in one go, where there is a kernel for that and no adapter changes them.
+    fn forward_together(&self, x: &Tensor, groups: &[Group<'_>], step: &Step<'_>) -> Result<Option<Tensor>> {
+        if step.is_adapted() {
+            return Ok(None);
         }
-        ops.experts(x, &rows, self.glu)
+        let rows = groups.iter().map(|(expert, rows)| {
+            let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
+            ExpertRows { layers, rows: rows.clone() }
+        });
+        let ops = self.host.as_ref().unwrap_or(step.ops());
+        let outs = ops.experts(&x.to_device(ops.device())?, &rows.collect::<Vec<_>>(), self.glu)?;
+        Ok(outs.map(|outs| outs.to_device(x.device())).transpose()?)
     }
 
     /// Expert by expert, with what adapters change.
     fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
+        let ops = self.host.as_ref().unwrap_or(step.ops());
         let forward = |(expert, rows): &Group<'_>| {
             let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
-            let up = expert.up.forward_rows(&x, &of, step)?;
-            let gate = if self.glu == Glu::Square { up.clone() } else { expert.gate.forward_rows(&x, &of, step)? };
-            expert.down.forward_rows(&self.glu.forward(&gate, &up, step)?, &of, step)
+            let up = expert.up.forward_rows_by(ops, &x, &of, step)?;
+            let gate = match self.glu {
+                Glu::Square => up.clone(),
+                _ => expert.gate.forward_rows_by(ops, &x, &of, step)?,
+            };
+            expert.down.forward_rows_by(ops, &self.glu.forward(&gate, &up, step)?, &of, step)
         };
         Ok(Tensor::cat(&groups.iter().map(forward).collect::<Result<Vec<_>>>()?, 0)?)
     }

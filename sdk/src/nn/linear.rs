@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::{
     backend::Matrix,
+    ops::Ops,
     registry::LayerId,
     step::{Rows, Step},
 };
@@ -59,6 +60,12 @@ impl Linear {
     /// Applies the layer to rows that were gathered from the step's.
     pub fn forward_rows(&self, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
         step.adapt_rows(self.id, x, self.plain(x, step)?, rows)
+    }
+
+    /// The same by `ops`, whose device may be another; what adapters change is computed on the model's.
+    pub(super) fn forward_rows_by(&self, ops: &Ops, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
+        let out = ops.linear(&x.to_device(ops.device())?, self.parts())?.to_device(x.device())?;
+        step.adapt_rows(self.id, x, out, rows)
     }
 
     /// The layer with another bias, or with none.

@@ -45,7 +45,17 @@ const NAMED_MAX: usize = 4;
 #[derive(Clone)]
 pub struct Loader<'a> {
     shared: &'a Shared<'a>,
+    /// The computations on the device that the weights go to.
+    ops: &'a Ops,
     prefix: String,
+}
+
+/// Experts that stay in the host's memory.
+pub(super) struct HostExperts {
+    /// What computes them there.
+    pub(super) ops: Ops,
+    /// In how many layers, from the first on.
+    pub(super) layers: usize,
 }
 
 /// What all places of one load share.
@@ -53,6 +63,7 @@ pub(super) struct Shared<'a> {
     checkpoint: &'a Checkpoint,
     services: &'a Services,
     ops: &'a Ops,
+    host: Option<&'a HostExperts>,
     context: usize,
     family: &'static str,
     merges: Merges<'a>,
@@ -66,7 +77,7 @@ impl<'a> Shared<'a> {
     pub(super) fn new(
         checkpoint: &'a Checkpoint,
         services: &'a Services,
-        ops: &'a Ops,
+        (ops, host): (&'a Ops, Option<&'a HostExperts>),
         context: usize,
         (gguf, names): (&[&'static str], Names),
         merged: &'a [Merged],
@@ -75,11 +86,11 @@ impl<'a> Shared<'a> {
         let family = called.or(gguf.first()).copied().unwrap_or_default();
         let (registry, used) = (RefCell::new(Registry::new(family, names)), RefCell::default());
         let merges = Merges::new(merged, family, names);
-        Self { checkpoint, services, ops, context, family, merges, registry, used, loaded_bytes: Cell::new(0) }
+        Self { checkpoint, services, ops, host, context, family, merges, registry, used, loaded_bytes: Cell::new(0) }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
-        Loader { shared: self, prefix: String::new() }
+        Loader { shared: self, ops: self.ops, prefix: String::new() }
     }
 
     pub(super) fn unused(&self) -> Option<String> {
@@ -109,7 +120,17 @@ impl Loader<'_> {
     /// The place `part` below this one.
     #[must_use]
     pub fn at(&self, part: impl Display) -> Self {
-        Self { shared: self.shared, prefix: self.name(part) }
+        Self { shared: self.shared, ops: self.ops, prefix: self.name(part) }
+    }
+
+    /// This place, whose weights go to the device that experts of its layer are computed on, and what computes there if that
+    /// is not the model's.
+    pub(super) fn for_experts(&self) -> (Self, Option<Ops>) {
+        let layer = self.prefix.split('.').find_map(|part| part.parse::<usize>().ok());
+        match self.shared.host.filter(|host| layer.is_some_and(|layer| layer < host.layers)) {
+            Some(host) => (Self { ops: &host.ops, ..self.clone() }, Some(host.ops.clone())),
+            None => (self.clone(), None),
+        }
     }
 
     /// The place of the text model: `model`, or where a checkpoint that also sees or hears keeps it.
@@ -144,9 +165,9 @@ impl Loader<'_> {
         self.shared.context
     }
 
-    /// The device that the model is loaded to.
+    /// The device that the weights go to.
     pub fn device(&self) -> &Device {
-        self.shared.ops.device()
+        self.ops.device()
     }
 
     /// The format of the checkpoint, for the few places where its conventions show.
@@ -193,7 +214,7 @@ impl Loader<'_> {
                 let rows = start..start + outputs;
                 let storey = Storey { stack: &stack.prefix, outputs: all, start };
                 start = rows.end;
-                let bias = bias.as_ref().map(|bias| self.shared.ops.vector(&bias.rows(rows.clone())?)).transpose()?;
+                let bias = bias.as_ref().map(|bias| self.ops.vector(&bias.rows(rows.clone())?)).transpose()?;
                 let (weight, id) = self.at(part).weight(&weight.rows(rows)?, Part::Linear, Some(storey))?;
                 Ok(Linear::new(weight, bias, id))
             };
@@ -236,7 +257,7 @@ impl Loader<'_> {
 
     /// A small dense tensor of one dimension, as `f32`.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
-        self.shared.ops.vector(&self.raw(name, &[len])?)
+        self.ops.vector(&self.raw(name, &[len])?)
     }
 
     /// A tensor of any format and shape in single precision, for what is no linear layer by itself.
@@ -247,7 +268,7 @@ impl Loader<'_> {
 
     /// The values of a small dense tensor that an author has taken out of the checkpoint, such as a bias, as `f32`.
     pub fn vector_of(&self, raw: &RawTensor) -> Result<Tensor> {
-        self.shared.ops.vector(raw)
+        self.ops.vector(raw)
     }
 
     /// The values of a small dense tensor of one dimension, where the checkpoint has it.
@@ -274,7 +295,7 @@ impl Loader<'_> {
         };
         let layer = self.describe(part, inputs, outputs);
         let merged = self.shared.merges.add(&layer, raw, storey)?;
-        let matrix = self.shared.ops.matrix(merged.as_ref().unwrap_or(raw));
+        let matrix = self.ops.matrix(merged.as_ref().unwrap_or(raw));
         let matrix = matrix.map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
         let id = self.register(Registered { is_f32: matrix.is_f32(), ..layer });
         Ok((Arc::new(matrix), id))

@@ -5,7 +5,7 @@
 //! is written. `PENSIEVE_KERNELS=generic` uses formulas only, on every device, so that every machine tests them.
 
 use candle_core::{DType, Device, Tensor};
-use std::{env, sync::Arc};
+use std::{env, fmt, sync::Arc};
 
 use super::{
     attention::Attention,
@@ -70,6 +70,12 @@ impl Kernels {
 #[derive(Clone)]
 pub struct Ops {
     backend: Arc<dyn Backend>,
+}
+
+impl fmt::Debug for Ops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ops").field(&self.note()).finish()
+    }
 }
 
 impl Ops {

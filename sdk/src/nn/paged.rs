@@ -11,7 +11,7 @@ use super::{
     backend::{Computed, Taken},
     device::{self, Chosen},
     kv_shape,
-    loader::Shared,
+    loader::{HostExperts, Shared},
     ops::Kernels,
     registry::Registry,
 };
@@ -100,6 +100,8 @@ struct Options {
     kv: Option<String>,
     /// `auto`, `generic` or `exact`.
     kernels: Option<String>,
+    /// In how many layers, from the first on, experts stay in the host's memory and are computed there.
+    n_cpu_moe: usize,
 }
 
 impl Options {
@@ -110,7 +112,7 @@ impl Options {
         let object: serde_json::Result<serde_json::Map<_, _>> = serde_json::from_str(&source.options);
         object.and_then(|object| serde_json::from_value(object.into())).map_err(|error| {
             Error::invalid(format!("the model's options: {error}"))
-                .help("known are kv (f16, f32) and kernels (auto, generic, exact)")
+                .help("known are kv (f16, f32), kernels (auto, generic, exact) and n_cpu_moe (a number of layers)")
         })
     }
 
@@ -134,6 +136,7 @@ struct Opened<D: Decoder> {
     shape: Shape,
     kv: KvType,
     kernels: Kernels,
+    n_cpu_moe: usize,
     groups: Vec<Cache>,
 }
 
@@ -150,7 +153,7 @@ impl<D: Decoder> Opened<D> {
         let kv = options.kv(&checkpoint)?;
         let kernels = Kernels::choose(options.kernels.as_deref())?;
         let (groups, _) = shape.kv.groups(kv)?;
-        Ok(Self { checkpoint, config, shape, kv, kernels, groups })
+        Ok(Self { checkpoint, config, shape, kv, kernels, n_cpu_moe: options.n_cpu_moe, groups })
     }
 
     /// Bytes of the weights once loaded.
@@ -213,7 +216,14 @@ impl<D: Decoder> Architecture for Paged<D> {
     fn load_merged(&self, request: &LoadRequest, services: &Services, merged: &[Merged]) -> Result<Box<dyn Model>> {
         let opened = Opened::<D>::open(&request.source)?;
         let chosen = device::choose(&request.device)?;
-        let ops = Ops::new(&chosen, request.threads as usize, opened.kernels);
+        let threads = request.threads as usize;
+        let ops = Ops::new(&chosen, threads, opened.kernels);
+        let host = match opened.n_cpu_moe {
+            0 => None,
+            _ if chosen.device.is_cpu() => Some(ops.clone()),
+            _ => Some(Ops::new(&device::choose("cpu")?, threads, opened.kernels)),
+        };
+        let host = host.map(|ops| HostExperts { ops, layers: opened.n_cpu_moe });
         let (shape, asked) = (&opened.shape, request.context as usize);
         let context = if asked == 0 { shape.context } else { asked.min(shape.context) };
         if asked > context {
@@ -222,7 +232,8 @@ impl<D: Decoder> Architecture for Paged<D> {
                 format!("the model was made for {context} tokens, not for {asked}: taking {context}"),
             );
         }
-        let shared = Shared::new(&opened.checkpoint, services, &ops, context, (D::GGUF, D::GGUF_NAMES), merged);
+        let names = (D::GGUF, D::GGUF_NAMES);
+        let shared = Shared::new(&opened.checkpoint, services, (&ops, host.as_ref()), context, names, merged);
         let counts = kv_shape::divide(request.state_bytes, &opened.groups, context)?;
         let decoder = D::load(&shared.root(), &opened.config)?;
         if let Some(names) = shared.unused() {
