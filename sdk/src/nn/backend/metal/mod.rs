@@ -4,6 +4,8 @@ mod inputs;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 mod kernels;
 #[cfg(test)]
+mod mistakes;
+#[cfg(test)]
 mod tests;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]

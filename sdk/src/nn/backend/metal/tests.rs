@@ -4,8 +4,9 @@
 use candle_core::{Device, Tensor};
 use half::f16;
 use std::{
+    cmp::Ordering,
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::LazyLock,
 };
@@ -21,44 +22,66 @@ use crate::{
     weights::RopeStyle,
 };
 
-/// The program that runs a kernel, compiled once.
-static PROGRAM: LazyLock<(tempfile::TempDir, PathBuf)> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("run");
-    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/nn/backend/metal/emulation");
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let output = Command::new(compiler)
-        .args(["-std=c++20", "-O2", "-w", "-x", "c++", "-I"])
-        .arg(&here)
-        .arg(here.join("run.cpp"))
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    (folder, program)
-});
+/// The program that runs the kernels, compiled once.
+static PROGRAM: LazyLock<Program> = LazyLock::new(|| Program::compile(include_str!("kernels.metal"), "-O2"));
 
-/// Runs a kernel over its buffers, and answers what has become of them.
-fn run(kernel: &str, grid: [usize; 3], shared_bytes: usize, buffers: &[Vec<u8>]) -> Vec<Vec<u8>> {
-    let mut command = Command::new(&PROGRAM.1);
-    command.arg(kernel).args(grid.map(|side| side.to_string())).arg(shared_bytes.to_string());
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    for buffer in buffers {
-        stdin.write_all(&(buffer.len() as u64).to_le_bytes()).unwrap();
-        stdin.write_all(buffer).unwrap();
+/// Kernels compiled as C++.
+pub(super) struct Program {
+    folder: tempfile::TempDir,
+    /// Which of the mistakes in its source it makes (see `mistakes`); 0: none.
+    pub(super) mistake: usize,
+}
+
+impl Program {
+    pub(super) fn compile(source: &str, level: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("kernels.metal"), source).unwrap();
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/nn/backend/metal/emulation");
+        let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+        let output = Command::new(compiler)
+            .args(["-std=c++20", level, "-w", "-x", "c++", "-I"])
+            .arg(&here)
+            .arg("-I")
+            .arg(folder.path())
+            .arg(here.join("run.cpp"))
+            .arg("-o")
+            .arg(folder.path().join("run"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Self { folder, mistake: 0 }
     }
-    drop(stdin);
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{kernel}: {}", String::from_utf8_lossy(&output.stderr));
-    let (mut out, mut rest) = (Vec::new(), output.stdout.as_slice());
-    while let Some((length, after)) = rest.split_first_chunk::<8>() {
-        let (bytes, after) = after.split_at(u64::from_le_bytes(*length) as usize);
-        out.push(bytes.to_vec());
-        rest = after;
+
+    /// Runs a kernel over its buffers, and answers what has become of them.
+    fn run(
+        &self,
+        kernel: &str,
+        grid: [usize; 3],
+        shared_bytes: usize,
+        buffers: &[Vec<u8>],
+    ) -> Result<Vec<Vec<u8>>, String> {
+        let mut command = Command::new(self.folder.path().join("run"));
+        command.arg(kernel).args(grid.map(|side| side.to_string())).arg(shared_bytes.to_string());
+        command.env("MISTAKE", self.mistake.to_string());
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        for buffer in buffers {
+            stdin.write_all(&(buffer.len() as u64).to_le_bytes()).unwrap();
+            stdin.write_all(buffer).unwrap();
+        }
+        drop(stdin);
+        let output = child.wait_with_output().unwrap();
+        if !output.status.success() {
+            return Err(format!("{kernel}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+        }
+        let (mut out, mut rest) = (Vec::new(), output.stdout.as_slice());
+        while let Some((length, after)) = rest.split_first_chunk::<8>() {
+            let (bytes, after) = after.split_at(u64::from_le_bytes(*length) as usize);
+            out.push(bytes.to_vec());
+            rest = after;
+        }
+        Ok(out)
     }
-    out
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {
@@ -73,18 +96,24 @@ fn of(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-#[track_caller]
-fn assert_close(ours: &[f32], formula: &[f32], most: f32, what: &str) {
-    assert_eq!(ours.len(), formula.len(), "{what}");
-    for (place, (ours, formula)) in ours.iter().zip(formula).enumerate() {
-        assert!((ours - formula).abs() <= most, "{what}: value {place} is {ours}, not {formula}");
+/// Says where values are not the formula's.
+fn close(ours: &[f32], formula: &[f32], most: f32, what: &str) -> Result<(), String> {
+    if ours.len() != formula.len() {
+        return Err(format!("{what}: {} values, not {}", ours.len(), formula.len()));
     }
+    for (place, (ours, formula)) in ours.iter().zip(formula).enumerate() {
+        // What is no number is not close to any.
+        if !matches!((ours - formula).abs().partial_cmp(&most), Some(Ordering::Less | Ordering::Equal)) {
+            return Err(format!("{what}: value {place} is {ours}, not {formula}"));
+        }
+    }
+    Ok(())
 }
 
 /// A model's attention, and how its heads are rotated.
 #[derive(Clone, Copy, Debug)]
-struct Case {
-    family: &'static str,
+pub(super) struct Case {
+    pub(super) family: &'static str,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -110,7 +139,7 @@ const PLAIN: Case = Case {
 };
 
 /// The shapes of all families, with fewer heads.
-const CASES: [Case; 8] = [
+pub(super) const CASES: [Case; 8] = [
     PLAIN,
     Case { family: "llama as GGUF, in f32", style: RopeStyle::Interleaved, kv: KvType::F32, ..PLAIN },
     Case { family: "mistral", head_dim: 128, rotated: 128, window: Some(24), heads: 4, kv_heads: 1, ..PLAIN },
@@ -133,7 +162,8 @@ fn spans() -> (Vec<Vec<u32>>, [(usize, usize); 3]) {
     (tables.to_vec(), sizes)
 }
 
-fn check(case: Case) {
+/// Holds the kernels of a model's attention against the formulas.
+pub(super) fn check(program: &Program, case: Case) -> Result<(), String> {
     let formulas = Formulas::plain(Device::Cpu);
     let (tables, sizes) = spans();
     let (mut spans, mut start) = (Vec::new(), 0);
@@ -205,7 +235,7 @@ fn check(case: Case) {
         slots: slots as u32,
     };
     let words = |words: &[u32]| bytemuck::cast_slice(words).to_vec();
-    let stored = run(
+    let stored = program.run(
         &format!("store_{suffix}"),
         shape.grid(),
         0,
@@ -221,7 +251,7 @@ fn check(case: Case) {
             pack(&past[0]),
             pack(&past[1]),
         ],
-    );
+    )?;
     let mut memory = |at: usize| of(&cache_tensor(&mut cache, at));
     let unpack = |bytes: &[u8]| -> Vec<f32> {
         match is_half {
@@ -230,7 +260,7 @@ fn check(case: Case) {
         }
     };
     for (at, name) in [(0, "keys"), (1, "values")] {
-        assert_close(&unpack(&stored[8 + at]), &memory(at), 2e-3, &format!("{}: {name}", case.family));
+        close(&unpack(&stored[8 + at]), &memory(at), 2e-3, &format!("{}: {name}", case.family))?;
     }
     let shape = AttendShape {
         heads: heads as u32,
@@ -243,7 +273,7 @@ fn check(case: Case) {
         scale: spec.scale,
         softcap: softcap.unwrap_or(0.0),
     };
-    let attended = run(
+    let attended = program.run(
         &format!("attend_{suffix}"),
         shape.grid(inputs.longest),
         shape.shared_bytes(),
@@ -257,8 +287,8 @@ fn check(case: Case) {
             bytemuck::bytes_of(&shape).to_vec(),
             vec![0xFF; 4 * tokens * heads * head_dim],
         ],
-    );
-    assert_close(&values(&attended[7]), &of(&formula), 2e-3, case.family);
+    )?;
+    close(&values(&attended[7]), &of(&formula), 2e-3, case.family)
 }
 
 fn cache_tensor(cache: &mut KvCache, at: usize) -> Tensor {
@@ -266,15 +296,8 @@ fn cache_tensor(cache: &mut KvCache, at: usize) -> Tensor {
     store.to_dtype(candle_core::DType::F32).unwrap()
 }
 
-#[test]
-fn paged_attention_on_metal_is_the_formula_s_for_the_shapes_of_all_families() {
-    for case in CASES {
-        check(case);
-    }
-}
-
-#[test]
-fn the_norm_of_a_sum_on_metal_is_the_formula_s() {
+/// Holds the norm of a sum against the formula.
+pub(super) fn check_norm(program: &Program) -> Result<(), String> {
     let formulas = Formulas::plain(Device::Cpu);
     for (rows, width) in [(1, 64), (3, 2048), (2, 300)] {
         let (x, delta) = (formulas.wave(rows, width).unwrap(), (formulas.wave(rows, width).unwrap() * 0.3).unwrap());
@@ -284,8 +307,21 @@ fn the_norm_of_a_sum_on_metal_is_the_formula_s() {
         let empty = vec![0xFF; 4 * rows * width];
         let mut buffers: Vec<Vec<u8>> = [&x, &delta, &weight].map(|tensor| bytes(&of(tensor))).to_vec();
         buffers.extend([bytemuck::bytes_of(&shape).to_vec(), empty.clone(), empty]);
-        let out = run("add_rms_norm", [rows, 1, 1], 0, &buffers);
-        assert_close(&values(&out[4]), &of(&sum), 0.0, "sum");
-        assert_close(&values(&out[5]), &of(&normed), 1e-5, "norm");
+        let out = program.run("add_rms_norm", [rows, 1, 1], 0, &buffers)?;
+        close(&values(&out[4]), &of(&sum), 0.0, "sum")?;
+        close(&values(&out[5]), &of(&normed), 1e-5, "norm")?;
     }
+    Ok(())
+}
+
+#[test]
+fn paged_attention_on_metal_is_the_formula_s_for_the_shapes_of_all_families() {
+    for case in CASES {
+        check(&PROGRAM, case).unwrap();
+    }
+}
+
+#[test]
+fn the_norm_of_a_sum_on_metal_is_the_formula_s() {
+    check_norm(&PROGRAM).unwrap();
 }

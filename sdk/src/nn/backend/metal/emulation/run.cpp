@@ -1,7 +1,7 @@
-// Runs a kernel of kernels.metal: `run KERNEL X Y Z BYTES` over a grid of X · Y · Z threadgroups (threads for the kernels
-// that take a position in the grid), with BYTES of memory for a threadgroup. Reads the kernel's buffers, each as its length
-// and its bytes, and writes them all back.
-#include "../kernels.metal"
+// Runs a kernel of kernels.metal, which lies where the compiler looks for it: `run KERNEL X Y Z BYTES` over a grid of
+// X · Y · Z threadgroups (threads for the kernels that take a position in the grid), with BYTES of memory for a threadgroup.
+// Reads the kernel's buffers, each as its length and its bytes, and writes them all back.
+#include "kernels.metal"
 #include <cstring>
 #include <string>
 
