@@ -6,6 +6,8 @@ mod kernels;
 #[cfg(test)]
 mod mistakes;
 #[cfg(test)]
+mod ops;
+#[cfg(test)]
 mod tests;
 
 #[cfg(any(feature = "metal", target_os = "macos"))]
