@@ -133,6 +133,21 @@ fn greedy_generation_is_that_of_transformers() {
 }
 
 #[test]
+fn experts_that_stay_in_the_host_s_memory_change_no_number() {
+    for (name, package) in [("qwen3_moe", "pensieve-qwen"), ("gpt_oss", "pensieve-gpt-oss")] {
+        let name = format!("families/{name}");
+        let (reference, plugin) = (Reference::of(&name), plugin(package));
+        let (tokens, expected) = (reference.tokens("tokens"), reference.logits("logits"));
+        for (kernels, layers) in [("auto", 1), ("generic", 1), ("generic", 1000)] {
+            let settings = format!(r#"{{"kernels": "{kernels}", "kv": "f32", "n_cpu_moe": {layers}}}"#);
+            let mut driver = Driver::load(&plugin, &fixture(&name), &Options::with_settings(settings)).unwrap();
+            let worst = distance(&driver.logits(&tokens).unwrap(), &expected);
+            assert!(worst <= EXACT, "{name}, {kernels}, {layers} layers: off by {worst}");
+        }
+    }
+}
+
+#[test]
 fn families_obey_the_laws() {
     for case in CASES {
         for kernels in ["auto", "generic"] {
