@@ -93,6 +93,38 @@ impl Decoder for Tiny {
     }
 }
 
+/// The same model with a mistake: what it does last, it does for each sequence by itself.
+struct PerSequence(Tiny);
+
+impl Decoder for PerSequence {
+    const NAME: &'static str = Tiny::NAME;
+    const GGUF: &'static [&'static str] = Tiny::GGUF;
+    const CLASSES: &'static [&'static str] = Tiny::CLASSES;
+    type Config = <Tiny as Decoder>::Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Self::Config> {
+        Tiny::config(checkpoint)
+    }
+
+    fn shape(config: &Self::Config) -> Shape {
+        Tiny::shape(config)
+    }
+
+    fn load(loader: &Loader<'_>, config: &Self::Config) -> Result<Self> {
+        Ok(Self(Tiny::load(loader, config)?))
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let x = self.0.hidden(step)?;
+        let parts = step.batch().spans.iter().map(|span| Ok((x.narrow(0, span.start, span.len)? * 2.0)?));
+        Ok(Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.0.logits(hidden, step)
+    }
+}
+
 fn checkpoint(folder: &std::path::Path) {
     let mut tensors = vec![
         ("embed_tokens.weight".to_owned(), vec![VOCABULARY, WIDTH]),
@@ -120,18 +152,16 @@ fn next_tensor() -> usize {
     digits.parse().unwrap()
 }
 
-#[test]
-fn a_step_that_decodes_is_as_many_ops_for_64_sequences_as_for_one() {
-    let folder = tempfile::tempdir().unwrap();
-    checkpoint(folder.path());
+/// The ops of a step that decodes one token of each of so many sequences.
+fn ops<D: Decoder, const N: usize>(folder: &std::path::Path, counts: [usize; N]) -> [usize; N] {
     let options = r#"{"kernels": "generic"}"#.to_owned();
-    let source = Source { path: folder.path().to_owned(), options };
+    let source = Source { path: folder.to_owned(), options };
     let request = LoadRequest { source, device: "cpu".into(), context: 0, state_bytes: 8 << 20, threads: 1 };
-    let mut model = Paged::<Tiny>::architecture().load(&request, &Services::silent()).unwrap();
+    let mut model = Paged::<D>::architecture().load(&request, &Services::silent()).unwrap();
     let resident = model.resident();
     let (block_tokens, blocks) =
         (resident.block_tokens, resident.caches.iter().map(|(_, count)| *count).min().unwrap());
-    let mut ops_of = |sequences: usize| {
+    counts.map(|sequences| {
         // Sequences of different lengths, some beyond the window.
         let pasts: Vec<usize> = (0..sequences).map(|sequence| 30 + sequence % 17).collect();
         let each = 48 / block_tokens;
@@ -158,10 +188,20 @@ fn a_step_that_decodes_is_as_many_ops_for_64_sequences_as_for_one() {
         model.forward(&batch, &mut logits).unwrap();
         assert!(logits.iter().all(|logit| logit.is_finite()));
         next_tensor() - before
-    };
-    let ops = [2, 8, 64].map(&mut ops_of);
-    assert_eq!(ops, [ops[0]; 3], "ops of a step for 2, 8 and 64 sequences");
+    })
+}
+
+#[test]
+fn a_step_that_decodes_is_as_many_ops_for_64_sequences_as_for_one() {
+    let folder = tempfile::tempdir().unwrap();
+    checkpoint(folder.path());
+    let [one, two, eight, many] = ops::<Tiny, 4>(folder.path(), [1, 2, 8, 64]);
+    assert_eq!([eight, many], [two, two], "ops of a step for 8 and 64 sequences, and for 2");
     // One sequence alone needs no padding, and so no more than that.
-    assert!(ops_of(1) <= ops[0]);
-    assert!(ops[0] > 20 * LAYERS, "{ops:?} are not all ops");
+    assert!(one <= two);
+    assert!(two > 20 * LAYERS, "{two} are not all ops");
+
+    // Work that is done sequence by sequence shows: here a view and a product for each.
+    let [two, eight, many] = ops::<PerSequence, 3>(folder.path(), [2, 8, 64]);
+    assert_eq!([eight - two, many - eight], [2 * 6, 2 * 56]);
 }
