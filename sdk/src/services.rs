@@ -66,7 +66,7 @@ impl fmt::Debug for Services {
     }
 }
 
-#[cfg(all(test, feature = "bridge"))]
+#[cfg(all(test, feature = "nn"))]
 pub(crate) mod heard {
     //! A host for tests, which hears what it is told.
 

@@ -18,6 +18,7 @@ use super::{
     merge::{Merges, Storey},
     ops::Ops,
     registry::{LayerId, Part, Registered, Registry, RowOrder},
+    resident::Resident,
 };
 use crate::{
     Error, Merged, Result, Services,
@@ -69,6 +70,7 @@ pub(super) struct Shared<'a> {
     merges: Merges<'a>,
     registry: RefCell<Registry>,
     used: RefCell<HashSet<String>>,
+    resident: RefCell<Resident>,
     loaded_bytes: Cell<u64>,
 }
 
@@ -84,9 +86,10 @@ impl<'a> Shared<'a> {
     ) -> Self {
         let called = gguf.iter().find(|name| **name == checkpoint.architecture());
         let family = called.or(gguf.first()).copied().unwrap_or_default();
-        let (registry, used) = (RefCell::new(Registry::new(family, names)), RefCell::default());
+        let registry = RefCell::new(Registry::new(family, names));
         let merges = Merges::new(merged, family, names);
-        Self { checkpoint, services, ops, host, context, family, merges, registry, used, loaded_bytes: Cell::new(0) }
+        let (used, resident, loaded_bytes) = (RefCell::default(), RefCell::default(), Cell::new(0));
+        Self { checkpoint, services, ops, host, context, family, merges, registry, used, resident, loaded_bytes }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
@@ -97,10 +100,10 @@ impl<'a> Shared<'a> {
         unused(self.checkpoint.weights(), &self.used.borrow())
     }
 
-    /// What adapters need, once all that was to be merged has found its weight.
-    pub(super) fn into_registry(self) -> Result<Registry> {
+    /// What adapters need, once all that was to be merged has found its weight, and what the layers take.
+    pub(super) fn finish(self) -> Result<(Registry, Resident)> {
         self.merges.finish()?;
-        Ok(self.registry.into_inner())
+        Ok((self.registry.into_inner(), self.resident.into_inner()))
     }
 }
 
@@ -214,7 +217,7 @@ impl Loader<'_> {
                 let rows = start..start + outputs;
                 let storey = Storey { stack: &stack.prefix, outputs: all, start };
                 start = rows.end;
-                let bias = bias.as_ref().map(|bias| self.ops.vector(&bias.rows(rows.clone())?)).transpose()?;
+                let bias = bias.as_ref().map(|bias| self.vector_of(&bias.rows(rows.clone())?)).transpose()?;
                 let (weight, id) = self.at(part).weight(&weight.rows(rows)?, Part::Linear, Some(storey))?;
                 Ok(Linear::new(weight, bias, id))
             };
@@ -257,18 +260,21 @@ impl Loader<'_> {
 
     /// A small dense tensor of one dimension, as `f32`.
     pub fn vector(&self, name: &str, len: usize) -> Result<Tensor> {
-        self.ops.vector(&self.raw(name, &[len])?)
+        self.vector_of(&self.raw(name, &[len])?)
     }
 
     /// A tensor of any format and shape in single precision, for what is no linear layer by itself.
     pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let raw = self.raw(name, shape)?;
+        self.shared.resident.borrow_mut().add_small(shape.iter().product());
         Ok(Tensor::from_vec(cpu::dequantize(&raw)?, shape, self.device())?)
     }
 
     /// The values of a small dense tensor that an author has taken out of the checkpoint, such as a bias, as `f32`.
     pub fn vector_of(&self, raw: &RawTensor) -> Result<Tensor> {
-        self.ops.vector(raw)
+        let vector = self.ops.vector(raw)?;
+        self.shared.resident.borrow_mut().add_small(vector.elem_count());
+        Ok(vector)
     }
 
     /// The values of a small dense tensor of one dimension, where the checkpoint has it.
@@ -295,8 +301,10 @@ impl Loader<'_> {
         };
         let layer = self.describe(part, inputs, outputs);
         let merged = self.shared.merges.add(&layer, raw, storey)?;
-        let matrix = self.ops.matrix(merged.as_ref().unwrap_or(raw));
+        let from = merged.as_ref().unwrap_or(raw);
+        let matrix = self.ops.matrix(from);
         let matrix = matrix.map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
+        self.shared.resident.borrow_mut().add_matrix(&matrix, part, from);
         let id = self.register(Registered { is_f32: matrix.is_f32(), ..layer });
         Ok((Arc::new(matrix), id))
     }

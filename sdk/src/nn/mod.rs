@@ -26,6 +26,7 @@ mod paged;
 mod pass;
 mod recurrence;
 mod registry;
+mod resident;
 mod rope;
 mod sizes;
 mod states;

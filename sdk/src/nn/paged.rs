@@ -239,10 +239,12 @@ impl<D: Decoder> Architecture for Paged<D> {
         if let Some(names) = shared.unused() {
             services.log(Level::Warn, format!("{} does not use {names}", D::NAME));
         }
-        let registry = shared.into_registry()?;
+        let (registry, mut taken) = shared.finish()?;
         let mut kv = ops.kv_cache(&shape.kv, opened.kv, &counts)?;
         let adapters = Adapters::default();
         ops.warm_up(counts.len(), &mut |batch| compute(&decoder, &ops, &mut kv, &adapters, batch))?;
+        taken.add_cache(&kv);
+        services.log(Level::Info, format!("memory {}", taken.on(&chosen.name, opened.kv)));
         let weight_bytes = opened.weight_bytes();
         let widths = (shape, D::features_width(&opened.config));
         let resident = resident(&chosen, &ops, widths, context, weight_bytes, &kv);

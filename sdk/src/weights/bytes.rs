@@ -15,6 +15,7 @@ use crate::{Error, Result};
 pub struct Bytes {
     map: Arc<Mmap>,
     range: Range<usize>,
+    is_in_file: bool,
 }
 
 impl Bytes {
@@ -33,7 +34,7 @@ impl Bytes {
         // worker process by SIGBUS, which is what worker processes are for.
         let map = unsafe { Mmap::map(&file) }.map_err(within)?;
         let range = 0..map.len();
-        Ok(Self { map: Arc::new(map), range })
+        Ok(Self { map: Arc::new(map), range, is_in_file: true })
     }
 
     /// Copies bytes that do not lie in a file.
@@ -47,14 +48,24 @@ impl Bytes {
         if let Some(target) = map.get_mut(..len) {
             fill(target);
         }
-        Ok(Self { map: Arc::new(map.make_read_only()?), range: 0..len })
+        Ok(Self { map: Arc::new(map.make_read_only()?), range: 0..len, is_in_file: false })
+    }
+
+    /// Whether they lie in a file, which the system reads when they are and may forget: other memory is taken for good.
+    #[cfg(feature = "nn")]
+    pub(crate) fn is_in_file(&self) -> bool {
+        self.is_in_file
     }
 
     /// A part of these bytes; `None` where it would reach outside of them.
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let start = self.range.start.checked_add(range.start)?;
         let end = self.range.start.checked_add(range.end)?;
-        (start <= end && end <= self.range.end).then(|| Self { map: Arc::clone(&self.map), range: start..end })
+        (start <= end && end <= self.range.end).then(|| Self {
+            map: Arc::clone(&self.map),
+            range: start..end,
+            is_in_file: self.is_in_file,
+        })
     }
 }
 
