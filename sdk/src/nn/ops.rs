@@ -380,17 +380,21 @@ impl Ops {
 
 /// Our kernels for a device that has some which prove right on it, or else the formulas.
 fn best(device: Device) -> Arc<dyn Backend> {
+    #[allow(unused_mut, reason = "without such a device nothing declines")]
+    let mut declined = None;
     #[cfg(feature = "cuda")]
-    if device.is_cuda()
-        && let Ok(kernels) = super::backend::CudaKernels::proved(&device)
-    {
-        return Arc::new(kernels);
+    if device.is_cuda() {
+        match super::backend::CudaKernels::proved(&device) {
+            Ok(kernels) => return Arc::new(kernels),
+            Err(error) => declined = Some(error.message),
+        }
     }
     #[cfg(any(feature = "metal", target_os = "macos"))]
-    if device.is_metal()
-        && let Ok(kernels) = super::backend::MetalKernels::proved(&device)
-    {
-        return Arc::new(kernels);
+    if device.is_metal() {
+        match super::backend::MetalKernels::proved(&device) {
+            Ok(kernels) => return Arc::new(kernels),
+            Err(error) => declined = Some(error.message),
+        }
     }
-    Arc::new(Formulas::probed(device))
+    Arc::new(Formulas::probed(device, declined))
 }

@@ -33,6 +33,8 @@ pub(in crate::nn) struct Formulas {
     fused: Fused,
     /// Whether weights are unpacked to single precision. candle multiplies quantized ones by rounded activations.
     unpacks: bool,
+    /// Why kernels of our own are not used on a device that has some.
+    declined: Option<String>,
 }
 
 /// Which of candle's fused ops may be used.
@@ -55,7 +57,10 @@ impl Backend for Formulas {
         }
         match self.fused == Fused::default() {
             true => "generic kernels".into(),
-            false => format!("candle's kernels ({:?})", self.fused),
+            false => {
+                let why = self.declined.as_ref().map(|why| format!("; ours are not used: {why}"));
+                format!("candle's kernels ({:?}{})", self.fused, why.unwrap_or_default())
+            }
         }
     }
 }
@@ -63,7 +68,7 @@ impl Backend for Formulas {
 impl Formulas {
     /// The formulas and nothing else.
     pub(in crate::nn) fn plain(device: Device) -> Self {
-        Self { device, fused: Fused::default(), unpacks: false }
+        Self { device, fused: Fused::default(), unpacks: false, declined: None }
     }
 
     /// The formulas, over weights in single precision whatever they are stored in.
@@ -71,10 +76,11 @@ impl Formulas {
         Self { unpacks: true, ..Self::plain(device) }
     }
 
-    /// The formulas, but for those of candle's fused ops that agree with them on this device.
-    pub(in crate::nn) fn probed(device: Device) -> Self {
+    /// The formulas, but for those of candle's fused ops that agree with them on this device, on which kernels of our own are
+    /// not used for this reason.
+    pub(in crate::nn) fn probed(device: Device, declined: Option<String>) -> Self {
         let plain = Self::plain(device);
-        Self { fused: plain.probe(), ..plain }
+        Self { fused: plain.probe(), declined, ..plain }
     }
 
     pub(super) fn matrix(&self, raw: &RawTensor) -> Result<Form> {

@@ -129,6 +129,16 @@ impl Arg {
         }
     }
 }
+impl Drop for Module {
+    /// Has cuBLAS compute in memory of its own again: its handle is the device's, and may go on with the formulas.
+    fn drop(&mut self) {
+        let blas = self.device.cublas_handle();
+        // SAFETY: the handle and its stream live as long as the device. To set its stream, even to the one that it has, takes
+        // the workspace away.
+        let _ = unsafe { cublas::sys::cublasSetStream_v2(*blas.handle(), self.stream.cu_stream().cast()) };
+    }
+}
+
 impl Module {
     pub(super) fn load(device: &CudaDevice) -> Result<Self> {
         let stream = device.cuda_stream();

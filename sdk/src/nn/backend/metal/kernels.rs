@@ -79,7 +79,7 @@ impl MetalKernels {
             Ok((name, pipeline))
         };
         let pipelines = NAMES.into_iter().map(pipeline).collect::<Result<_>>()?;
-        let formulas = Formulas::probed(device.clone());
+        let formulas = Formulas::probed(device.clone(), None);
         let kernels = Self { device: metal, formulas, pipelines, inputs: Mutex::default() };
         kernels.prove_norm()?;
         for (head_dim, kind) in [(64, KvType::F16), (80, KvType::F32)] {
