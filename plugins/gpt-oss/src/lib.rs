@@ -85,6 +85,7 @@ impl Mlp {
 
 /// The experts of a folder, where gates and values take turns, and dense weights multiply from the other side.
 fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, usize), glu: Glu) -> Result<Experts> {
+    let (loader, host) = loader.for_experts();
     let is_packed = loader.has("gate_up_proj.weight");
     let stack = |name: &str, outputs: usize, inputs: usize| match is_packed {
         true => loader.raw(&format!("{name}.weight"), &[count, outputs, inputs]),
@@ -105,7 +106,7 @@ fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, 
             down: linear("down_proj", &part(&downs, index)?, &down_biases.part(index)?)?,
         })
     };
-    Ok(Experts::new((0..count).map(expert).collect::<Result<_>>()?, glu))
+    Ok(Experts::new((0..count).map(expert).collect::<Result<_>>()?, glu).computed_by(host))
 }
 
 /// One decoder layer.

@@ -303,12 +303,18 @@ impl Experts {
             let gate = if glu == Glu::Square { up.clone() } else { layer(0)? };
             Ok(Expert { gate, up, down: layer(2)? })
         };
-        Ok(Self { host, ..Self::new((0..count).map(expert).collect::<Result<_>>()?, glu) })
+        Ok(Self::new((0..count).map(expert).collect::<Result<_>>()?, glu).computed_by(host))
     }
 
     /// The experts that an author has loaded in another way.
     pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
         Self { experts, glu, host: None, table: Arc::default() }
+    }
+
+    /// The same where their weights came from [`Loader::for_experts`], computed by what that gave besides.
+    #[must_use]
+    pub fn computed_by(self, host: Option<Ops>) -> Self {
+        Self { host, ..self }
     }
 
     /// What each row's experts make of it, summed by their weights.

@@ -127,8 +127,8 @@ impl Loader<'_> {
     }
 
     /// This place, whose weights go to the device that experts of its layer are computed on, and what computes there if that
-    /// is not the model's.
-    pub(super) fn for_experts(&self) -> (Self, Option<Ops>) {
+    /// is not the model's: for [`Experts::computed_by`](super::Experts::computed_by).
+    pub fn for_experts(&self) -> (Self, Option<Ops>) {
         let layer = self.prefix.split('.').find_map(|part| part.parse::<usize>().ok());
         match self.shared.host.filter(|host| layer.is_some_and(|layer| layer < host.layers)) {
             Some(host) => (Self { ops: &host.ops, ..self.clone() }, Some(host.ops.clone())),
@@ -304,7 +304,8 @@ impl Loader<'_> {
         let from = merged.as_ref().unwrap_or(raw);
         let matrix = self.ops.matrix(from);
         let matrix = matrix.map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
-        self.shared.resident.borrow_mut().add_matrix(&matrix, part, from);
+        let on_host = !self.ops.device().same_device(self.shared.ops.device());
+        self.shared.resident.borrow_mut().add_matrix(&matrix, part, from, on_host);
         let id = self.register(Registered { is_f32: matrix.is_f32(), ..layer });
         Ok((Arc::new(matrix), id))
     }

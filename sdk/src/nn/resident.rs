@@ -25,6 +25,8 @@ pub(super) enum Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     Device,
+    /// In the host's memory, while the model is on a device.
+    Host,
     /// In the checkpoint's files, which are mapped.
     Mapped,
 }
@@ -36,8 +38,8 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Adds a weight that was made from `from`.
-    pub(super) fn add_matrix(&mut self, matrix: &Matrix, part: Part, from: &RawTensor) {
+    /// Adds a weight that was made from `from`; `on_host` if it stays in the host's memory while the model is on a device.
+    pub(super) fn add_matrix(&mut self, matrix: &Matrix, part: Part, from: &RawTensor, on_host: bool) {
         let class = if part == Part::Table { Class::Embedding } else { Class::Linear };
         // Only CUDA's form does not tell.
         let _ = from;
@@ -51,6 +53,7 @@ impl Resident {
             #[cfg(feature = "cuda")]
             Form::Cuda(_) => (Place::Device, from.data.len()),
         };
+        let place = if on_host && place == Place::Device { Place::Host } else { place };
         self.add(place, class, bytes as u64);
     }
 
@@ -79,7 +82,11 @@ impl Resident {
                 parts.map(|((_, class), bytes)| format!("{} {}", class.name(kind), Size(*bytes))).collect();
             (!parts.is_empty()).then(|| parts.join(", "))
         };
-        let places = [(Place::Device, format!("on {device}")), (Place::Mapped, "mapped from the checkpoint".into())];
+        let places = [
+            (Place::Device, format!("on {device}")),
+            (Place::Host, "in the host's memory".into()),
+            (Place::Mapped, "mapped from the checkpoint".into()),
+        ];
         let places = places.into_iter().filter_map(|(place, name)| Some(format!("{name}: {}", list(place)?)));
         places.collect::<Vec<_>>().join("; ")
     }

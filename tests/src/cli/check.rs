@@ -46,7 +46,10 @@ fn says_what_a_plugin_provides() {
     for words in ["llama 0.1.0: Llama 1 to 3.x", "built by rustc 1.", "with pensieve-sdk 0.1.0 for contract 1"] {
         assert!(said.stdout.contains(words), "{said:?}");
     }
-    assert!(said.stdout.contains("architecture: llama\n    GGUF files that say: llama, smollm3\n"), "{said:?}");
+    assert!(
+        said.stdout.contains("architecture: llama\n    GGUF files that say: llama, smollm3, seed_oss\n"),
+        "{said:?}"
+    );
     assert!(said.stdout.contains("    folders of class: LlamaForCausalLM"), "{said:?}");
     assert!(said.stderr.contains("--model CHECKPOINT tries the contract's laws"), "{said:?}");
     let said = check(&plugin("pensieve-samplers"), &[]);

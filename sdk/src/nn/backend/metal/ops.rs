@@ -38,6 +38,7 @@ const METHODS: &[(&str, &[&str])] = &[
     ("minimum", &["minimum"]),
     ("neg", &["neg"]),
     ("recip", &["recip"]),
+    ("relu", &["relu"]),
     ("repeat", &["copy2d"]),
     ("scatter_set", &["scatter_set"]),
     ("silu", &["silu"]),
@@ -82,6 +83,8 @@ const NOT_COMPUTED: &[&str] = &[
     "from_storage",
     "from_vec",
     "id",
+    // Our own kernel, on the CPU alone.
+    "inplace_op1",
     "is_contiguous",
     "layout",
     "narrow",
@@ -101,6 +104,7 @@ const NOT_COMPUTED: &[&str] = &[
     "transpose",
     "unsqueeze",
     "zeros",
+    "zeros_like",
 ];
 
 /// What candle does in the host's memory on any device: the number that a tensor is compared with is cast before it goes there.
