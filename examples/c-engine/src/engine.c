@@ -63,7 +63,7 @@ int engine_sizes(const char *path, uint32_t *vocabulary, uint32_t *width, char *
     return 0;
 }
 
-engine *engine_open(const char *path, char *error, size_t error_bytes) {
+engine *engine_open(const char *path, uint32_t *vocabulary, uint32_t *width, char *error, size_t error_bytes) {
     uint32_t sizes[2];
     FILE *file = head(path, sizes, error, error_bytes);
     if (!file)
@@ -79,8 +79,8 @@ engine *engine_open(const char *path, char *error, size_t error_bytes) {
         free(opened);
         return NULL;
     }
-    opened->vocabulary = sizes[0];
-    opened->width = sizes[1];
+    opened->vocabulary = *vocabulary = sizes[0];
+    opened->width = *width = sizes[1];
     opened->embedding = values;
     for (int gate = 0; gate < 3; gate++)
         for (int of = 0; of < 2; of++)

@@ -12,8 +12,8 @@ typedef struct sequence sequence;
 
 /* The sizes of a file of weights: 0, or -1 with a message in `error`. */
 int engine_sizes(const char *path, uint32_t *vocabulary, uint32_t *width, char *error, size_t error_bytes);
-/* Reads a file of weights; NULL with a message in `error`. */
-engine *engine_open(const char *path, char *error, size_t error_bytes);
+/* Reads a file of weights, and says their sizes; NULL with a message in `error`. */
+engine *engine_open(const char *path, uint32_t *vocabulary, uint32_t *width, char *error, size_t error_bytes);
 void engine_close(engine *);
 
 /* A text without tokens, or a copy of another one; NULL where memory is out. */

@@ -20,7 +20,13 @@ unsafe extern "C" {
         error: *mut c_char,
         error_bytes: usize,
     ) -> c_int;
-    fn engine_open(path: *const c_char, error: *mut c_char, error_bytes: usize) -> *mut Weights;
+    fn engine_open(
+        path: *const c_char,
+        vocabulary: *mut u32,
+        width: *mut u32,
+        error: *mut c_char,
+        error_bytes: usize,
+    ) -> *mut Weights;
     fn engine_close(engine: *mut Weights);
     fn sequence_new(engine: *const Weights, copied: *const State) -> *mut State;
     fn sequence_free(sequence: *mut State);
@@ -68,9 +74,11 @@ unsafe impl Sync for Engine {}
 
 impl Engine {
     pub fn open(path: &Path) -> Result<Arc<Self>> {
-        let (name, mut said, sizes) = (name(path)?, Said::new(), Sizes::read(path)?);
-        // SAFETY: the name ends with a zero byte, and no more of `said` is written than it has.
-        let weights = unsafe { engine_open(name.as_ptr(), said.place(), Said::BYTES) };
+        let (name, mut said, mut sizes) = (name(path)?, Said::new(), Sizes { vocabulary: 0, width: 0 });
+        // SAFETY: the name ends with a zero byte, the sizes outlive the call, and no more of `said` is written than it has.
+        let weights = unsafe {
+            engine_open(name.as_ptr(), &mut sizes.vocabulary, &mut sizes.width, said.place(), Said::BYTES)
+        };
         let weights = NonNull::new(weights).ok_or_else(|| said.error(path))?;
         Ok(Arc::new(Self { weights, sizes }))
     }

@@ -116,7 +116,7 @@ pub(super) struct RunLaws {
     setting: LawOptions,
 }
 
-/// What is event while the laws are tried.
+/// What the child says while the laws are tried.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LawEvent {

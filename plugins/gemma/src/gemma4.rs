@@ -313,7 +313,8 @@ impl Decoder for Gemma4 {
         let hidden_act = activation(config.str_or("hidden_activation", "gelu_pytorch_tanh")?)?;
         let sizes = Sizes { hidden_act, ..Sizes::read(&config)? };
         let (rope, rope_local) = ropes(&config)?;
-        let moe = config.experts()?.filter(|_| config.bool_or("enable_moe_block", false).unwrap_or(false));
+        let has_experts = config.bool_or("enable_moe_block", false)?;
+        let moe = config.experts()?.filter(|_| has_experts);
         let moe = moe.map(|num_experts| -> Result<Moe> {
             let chosen = config.find_usize("top_k_experts")?.or(config.find_usize("num_experts_per_tok")?);
             let top_k_experts = chosen.ok_or_else(|| Error::corrupt("the configuration has no 'top_k_experts'"))?;

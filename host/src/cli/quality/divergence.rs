@@ -21,12 +21,18 @@ impl Divergence {
         if next >= exact.logits.len().min(found.logits.len()) {
             return Err(format!("token {next} is beyond the vocabulary"));
         }
+        let is_ruled_out = |(exact_logit, found_logit): (&f32, &f32)| {
+            *found_logit == f32::NEG_INFINITY && exact.logarithm(*exact_logit).exp() > 0.0
+        };
+        if found.logits[next] == f32::NEG_INFINITY || exact.logits.iter().zip(found.logits).any(is_ruled_out) {
+            return Err("the model rules out what the text has, or its reference".into());
+        }
         let pairs = exact.logits.iter().zip(found.logits);
         let divergence: f64 = pairs
             .map(|(exact_logit, found_logit)| {
                 let (exact, found) = (exact.logarithm(*exact_logit), found.logarithm(*found_logit));
                 // What the reference rules out adds nothing.
-                if exact == f64::NEG_INFINITY { 0.0 } else { exact.exp() * (exact - found) }
+                if exact.exp() > 0.0 { exact.exp() * (exact - found) } else { 0.0 }
             })
             .sum();
         // Rounding may bring it just below zero.
