@@ -253,11 +253,17 @@ pub struct Expert {
 #[derive(Clone, Debug)]
 pub struct Experts {
     experts: Vec<Expert>,
+    means: Arc<Means>,
+}
+
+/// How experts are computed.
+#[derive(Debug)]
+struct Means {
     glu: Glu,
     /// What computes them, where that is not what computes the model.
     host: Option<Ops>,
     /// What the backend found out about them when they were first used.
-    table: Arc<OnceLock<ExpertTable>>,
+    table: OnceLock<ExpertTable>,
 }
 
 impl Experts {
@@ -308,13 +314,15 @@ impl Experts {
 
     /// The experts that an author has loaded in another way.
     pub fn new(experts: Vec<Expert>, glu: Glu) -> Self {
-        Self { experts, glu, host: None, table: Arc::default() }
+        let (host, table) = (None, OnceLock::new());
+        Self { experts, means: Arc::new(Means { glu, host, table }) }
     }
 
     /// The same where their weights came from [`Loader::for_experts`], computed by what that gave besides.
     #[must_use]
     pub fn computed_by(self, host: Option<Ops>) -> Self {
-        Self { host, ..self }
+        let (glu, table) = (self.means.glu, OnceLock::new());
+        Self { means: Arc::new(Means { glu, host, table }), ..self }
     }
 
     /// What each row's experts make of it, summed by their weights.
@@ -323,10 +331,10 @@ impl Experts {
         let choices = match &routes.0 {
             Place::Host(choices) => choices,
             Place::Device(routed) => {
-                if self.host.is_none()
+                if self.means.host.is_none()
                     && !step.is_adapted()
-                    && self.glu != Glu::Square
-                    && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.glu)?
+                    && self.means.glu != Glu::Square
+                    && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.means.glu)?
                 {
                     return Ok(out);
                 }
@@ -338,12 +346,12 @@ impl Experts {
     }
 
     fn table(&self, ops: &Ops) -> Result<&ExpertTable> {
-        if let Some(table) = self.table.get() {
+        if let Some(table) = self.means.table.get() {
             return Ok(table);
         }
         let layers = self.experts.iter().map(|expert| [expert.gate.parts(), expert.up.parts(), expert.down.parts()]);
         let table = ops.expert_table(&layers.collect::<Vec<_>>())?;
-        Ok(self.table.get_or_init(|| table))
+        Ok(self.means.table.get_or_init(|| table))
     }
 
     /// What experts make of their rows, sorted by the host.
@@ -385,22 +393,22 @@ impl Experts {
             let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
             ExpertRows { layers, rows: rows.clone() }
         });
-        let ops = self.host.as_ref().unwrap_or(step.ops());
-        let outs = ops.experts(&x.to_device(ops.device())?, &rows.collect::<Vec<_>>(), self.glu)?;
+        let ops = self.means.host.as_ref().unwrap_or(step.ops());
+        let outs = ops.experts(&x.to_device(ops.device())?, &rows.collect::<Vec<_>>(), self.means.glu)?;
         Ok(outs.map(|outs| outs.to_device(x.device())).transpose()?)
     }
 
     /// Expert by expert, with what adapters change.
     fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
-        let ops = self.host.as_ref().unwrap_or(step.ops());
+        let ops = self.means.host.as_ref().unwrap_or(step.ops());
         let forward = |(expert, rows): &Group<'_>| {
             let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
             let up = expert.up.forward_rows_by(ops, &x, &of, step)?;
-            let gate = match self.glu {
+            let gate = match self.means.glu {
                 Glu::Square => up.clone(),
                 _ => expert.gate.forward_rows_by(ops, &x, &of, step)?,
             };
-            expert.down.forward_rows_by(ops, &self.glu.forward(&gate, &up, step)?, &of, step)
+            expert.down.forward_rows_by(ops, &self.means.glu.forward(&gate, &up, step)?, &of, step)
         };
         Ok(Tensor::cat(&groups.iter().map(forward).collect::<Result<Vec<_>>>()?, 0)?)
     }
