@@ -138,7 +138,7 @@ impl Sequence {
 
     pub fn save(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.engine.sequence_bytes()];
-        // SAFETY: so many bytes are written.
+        // SAFETY: the buffer has the bytes that the engine says it writes.
         unsafe { sequence_save(self.engine.weights.as_ptr(), self.state.as_ptr(), bytes.as_mut_ptr()) };
         bytes
     }

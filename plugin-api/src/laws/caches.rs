@@ -183,7 +183,7 @@ pub(super) fn reach(rig: &mut Rig<'_>) -> Finding {
     Ok(Outcome::Exact)
 }
 
-/// Whether the token after so many reads the first block in a group.
+/// Whether the token after the first `past` reads the first block in a group.
 fn unread(rig: &mut Rig<'_>, group: usize, past: usize) -> Finding<()> {
     let block = rig.shape.block_tokens as usize;
     let tokens = rig.tokens(past + 1);

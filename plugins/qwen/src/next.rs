@@ -62,7 +62,7 @@ fn norm(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<RmsNo
     if loader.format() == Format::Gguf { Ok(norm) } else { norm.plus(1.0) }
 }
 
-/// Columns of each of so many groups.
+/// The columns `start..start + len` of each group.
 fn of_groups(x: &Tensor, groups: usize, start: usize, len: usize) -> Result<Tensor> {
     let (tokens, width) = x.dims2()?;
     let parts = x.reshape((tokens, groups, width / groups))?.narrow(2, start, len)?;

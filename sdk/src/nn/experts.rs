@@ -333,7 +333,6 @@ impl Experts {
             Place::Device(routed) => {
                 if self.means.host.is_none()
                     && !step.is_adapted()
-                    && self.means.glu != Glu::Square
                     && let Some(out) = step.ops().mixture(x, routed, self.table(step.ops())?, self.means.glu)?
                 {
                     return Ok(out);

@@ -7,7 +7,7 @@ use pensieve_plugin_api::{
 
 use crate::cli::error::{CliError, Exit};
 
-/// Memory is divided among several groups of caches as sequences of up to so many tokens need it.
+/// Memory is divided among several groups of caches as the longest sequences need it.
 const DIVIDED_TOKENS: u32 = 16_384;
 const STATE_BYTES_MIN: u64 = 64 << 20;
 

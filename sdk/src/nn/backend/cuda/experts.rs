@@ -89,18 +89,32 @@ struct Half<'a> {
     entries: &'a CudaSlice<u64>,
     format: Format,
     outputs: usize,
-    glu: Glu,
+    gate: Gate,
+}
+
+/// What stands between the halves, as kernels are told: a number, and what a clamped gate needs besides.
+#[derive(Clone, Copy)]
+struct Gate {
+    kind: i32,
+    alpha: f32,
+    limit: f32,
+}
+
+impl Gate {
+    /// `None` for experts without a gate, which no kernel takes.
+    fn of(glu: Glu) -> Option<Self> {
+        match glu {
+            Glu::Plain(activation) => Some(Self { kind: activation_number(activation), alpha: 0.0, limit: 0.0 }),
+            Glu::Clamped { alpha, limit } => Some(Self { kind: CLAMPED, alpha: alpha as f32, limit: limit as f32 }),
+            Glu::Square => None,
+        }
+    }
 }
 
 impl Half<'_> {
     /// The last of a kernel's arguments.
     fn ends(&self, out: u64, inputs: usize) -> [Arg; 6] {
-        let (kind, alpha, limit) = match self.glu {
-            Glu::Plain(activation) => (activation_number(activation), 0.0, 0.0),
-            Glu::Clamped { alpha, limit } => (CLAMPED, alpha as f32, limit as f32),
-            // Experts without a gate are not asked for: they are computed one by one.
-            Glu::Square => (activation_number(crate::nn::cpu::Activation::Silu), 0.0, 0.0),
-        };
+        let Gate { kind, alpha, limit } = self.gate;
         [out.into(), self.outputs.into(), inputs.into(), Arg::Int(kind), alpha.into(), limit.into()]
     }
 }
@@ -164,15 +178,16 @@ impl CudaKernels {
         Ok(Some(ExpertTable { gated: send(&gated)?, down: send(&back)?, formats, count: experts.len(), width, inner }))
     }
 
-    /// What the chosen experts make of each row of `x`, summed by their weights.
-    pub(super) fn mix(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Tensor> {
+    /// What the chosen experts make of each row of `x`, summed by their weights. `None` where they have no gate.
+    pub(super) fn mix(&self, x: &Tensor, routed: &Routed, table: &ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
+        let Some(gate) = Gate::of(glu) else { return Ok(None) };
         let (module, (rows, width), top_k) = (&self.module, x.dims2()?, routed.experts.dim(1)?);
         if width != table.width || routed.experts.dim(0)? != rows {
             let (experts, dims) = (table.width, x.dims());
             return Err(Error::invalid(format!("experts of width {experts} were given rows of {dims:?}")));
         }
-        let gated = Half { what: "gated", entries: &table.gated, format: table.formats[0], outputs: table.inner, glu };
-        let back = Half { what: "product", entries: &table.down, format: table.formats[1], outputs: width, glu };
+        let gated = Half { what: "gated", entries: &table.gated, format: table.formats[0], outputs: table.inner, gate };
+        let back = Half { what: "product", entries: &table.down, format: table.formats[1], outputs: width, gate };
         let x = Read { x: module.tensor::<f32>(x)?, width, sharing: top_k };
         let choices = rows * top_k;
         if let Some(plans) = self.one_by_one(&gated, &back, choices, table.count) {
@@ -180,7 +195,7 @@ impl CudaKernels {
             let hidden = self.half_of_choices(&gated, &plans[0], (experts, choices), x)?;
             let read = Read { x: module.tensor::<f32>(&hidden)?, width: table.inner, sharing: 1 };
             let made = self.half_of_choices(&back, &plans[1], (experts, choices), read)?;
-            return self.combine(&made, None, routed, (rows, width));
+            return self.combine(&made, None, routed, (rows, width)).map(Some);
         }
         let tiles = self.sort_choices(routed, table.count)?;
         let hidden = self.half_of_tiles(&gated, &tiles, x)?;
@@ -188,7 +203,7 @@ impl CudaKernels {
         let made = self.half_of_tiles(&back, &tiles, read)?;
         let out = self.combine(&made, Some(&tiles.slot_of), routed, (rows, width))?;
         module.memory.keep(tiles);
-        Ok(out)
+        Ok(Some(out))
     }
 
     /// How the halves of each choice are computed by themselves, if there are so few that most experts have a row or two.

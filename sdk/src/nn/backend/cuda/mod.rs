@@ -245,7 +245,7 @@ impl Backend for CudaKernels {
 
     fn mixture(&self, x: &Tensor, routed: &Routed, table: &super::ExpertTable, glu: Glu) -> Result<Option<Tensor>> {
         match table {
-            super::ExpertTable::Cuda(table) => self.mix(x, routed, table, glu).map(Some),
+            super::ExpertTable::Cuda(table) => self.mix(x, routed, table, glu),
             super::ExpertTable::None => Ok(None),
         }
     }

@@ -103,6 +103,7 @@ impl CudaKernels {
             let (x, logits) = (self.formulas.wave(rows, width)?, self.formulas.wave(rows, count)?);
             let routed = self.choose_experts(&logits, &routing)?.ok_or_else(|| failed("nothing was chosen"))?;
             let ours = self.mix(&x, &routed, &table, Glu::Plain(silu))?;
+            let ours = ours.ok_or_else(|| failed("gated experts have no kernel"))?;
             let mut formula = Vec::with_capacity(rows);
             for (row, logits) in logits.to_vec2::<f32>()?.into_iter().enumerate() {
                 let (x, mut order) = (x.narrow(0, row, 1)?, (0..count).collect::<Vec<_>>());
