@@ -16,6 +16,8 @@ mod formulas_attention;
 mod formulas_recurrence;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod metal;
+#[cfg(any(test, feature = "cuda"))]
+mod repack;
 
 use candle_core::{
     Device, Tensor,

@@ -29,8 +29,12 @@ pub use attention::{Scores, attention};
 pub use experts::{Expert, Glu, Layer, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};
+#[cfg(any(test, feature = "cuda"))]
+pub(super) use matmul::each_group;
 pub use matmul::{Matrix, dequantize, dequantize_row, matmul};
 pub use norm::{layer_norm, rms_norm};
 pub use pool::Pool;
+#[cfg(any(test, feature = "cuda"))]
+pub(super) use quant::levels;
 pub use recurrence::{Heads, Recurred, Stretch, recurrence};
 pub use rope::rope;

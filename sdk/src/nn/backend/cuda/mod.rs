@@ -34,7 +34,6 @@ use self::{
     memory::failed,
     module::{Arg, Module},
     products::PreparedCache,
-    weights::Format,
 };
 use super::{
     Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, Routed, Routing, StoreShape, Taken, formulas_attention,
@@ -193,14 +192,10 @@ impl Backend for CudaKernels {
 
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {
         let inputs = raw.shape.last().copied().unwrap_or_default();
-        let weight = match Format::of(raw.dtype, inputs) {
-            Some(format) => Weight::upload(&self.module, raw, format)?,
-            None if matches!(raw.dtype, Dtype::F32 | Dtype::F16) || !inputs.is_multiple_of(32) => {
-                return self.formulas.matrix(raw);
-            }
-            None => Weight::unpacked(&self.module, raw)?,
-        };
-        Ok(Form::Cuda(Arc::new(weight)))
+        if matches!(raw.dtype, Dtype::F32 | Dtype::F16) || !inputs.is_multiple_of(32) {
+            return self.formulas.matrix(raw);
+        }
+        Ok(Form::Cuda(Arc::new(Weight::upload(&self.module, raw, inputs)?)))
     }
 
     fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {

@@ -266,14 +266,25 @@ impl Module {
         tensor
     }
 
-    /// `out = x · Wᵀ`, or `out += x · Wᵀ`, by cuBLAS, for dense bf16 of `[rows, inputs]` and `[outputs, inputs]`.
-    pub(super) fn gemm_bf16(&self, x: u64, weight: u64, out: u64, dims: [usize; 3], adds: bool) -> Result<()> {
+    /// `out = x · Wᵀ`, or `out += x · Wᵀ`, by cuBLAS, for dense numbers of 16 bits: `[rows, inputs]` as `to_bf16` or `to_f16`
+    /// leaves them, and `[outputs, inputs]`.
+    pub(super) fn gemm(
+        &self,
+        numbers: Numbers,
+        [x, weight, out]: [u64; 3],
+        dims: [usize; 3],
+        adds: bool,
+    ) -> Result<()> {
         use cublas::{result, sys};
         let [rows, outputs, inputs] = dims.map(|dim| i32::try_from(dim).unwrap_or(i32::MAX));
-        let (one, before) = (1.0f32, if adds { 1.0f32 } else { 0.0 });
+        let before = if adds { 1.0f32 } else { 0.0 };
+        let (kind, factor) = match numbers {
+            Numbers::Bf16 => (sys::cudaDataType::CUDA_R_16BF, 1.0f32),
+            Numbers::EighthsInF16 => (sys::cudaDataType::CUDA_R_16F, 8.0),
+        };
         let number = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let blas = self.device.cublas_handle();
-        let (bf16, f32) = (sys::cudaDataType::CUDA_R_16BF, sys::cudaDataType::CUDA_R_32F);
+        let f32 = sys::cudaDataType::CUDA_R_32F;
         // SAFETY: the addresses are of memory on the handle's stream, of the sizes that `dims` says.
         unsafe {
             result::gemm_ex(
@@ -283,12 +294,12 @@ impl Module {
                 outputs,
                 rows,
                 inputs,
-                number(&one),
+                number(&factor),
                 weight as *const c_void,
-                bf16,
+                kind,
                 inputs,
                 x as *const c_void,
-                bf16,
+                kind,
                 inputs,
                 number(&before),
                 out as *mut c_void,
@@ -300,6 +311,13 @@ impl Module {
         }
         .map_err(|error| failed(format!("cuBLAS: {error:?}")))
     }
+}
+
+/// How the rows of a product by cuBLAS are stored.
+#[derive(Clone, Copy)]
+pub(super) enum Numbers {
+    Bf16,
+    EighthsInF16,
 }
 
 /// The values of `dtype` as tensors of a KV cache hold them.

@@ -1,15 +1,16 @@
 //! Products with weight matrices: by our kernels for few rows, by cuBLAS with unpacked weights for many.
 
 use candle_core::{Tensor, TensorId, cuda_backend::cudarc::driver::CudaSlice};
-use half::bf16;
+use half::f16;
 use std::sync::Arc;
 
 use super::{
     CudaKernels, THREADS, Weight, activation_number, locked,
     memory::failed,
-    module::{Arg, Segment, Segments},
+    module::{Arg, Numbers, Segment, Segments},
     weights::Format,
 };
+pub(super) use crate::nn::backend::repack::PART;
 use crate::{
     Result,
     nn::{
@@ -23,9 +24,6 @@ const FEW_ROWS_MAX: usize = 32;
 
 /// Rows up to which a product prepares its activation by itself.
 const FRESH_ROWS_MAX: usize = 2;
-
-/// Columns that a warp multiplies at a time.
-pub(super) const PART: usize = 128;
 
 /// Matrices that share an activation in one launch.
 const SEGMENTS_MAX: usize = 3;
@@ -64,8 +62,10 @@ pub(super) enum Reader {
     Quantized,
     /// Few rows with bf16 weights.
     Halves,
-    /// Many rows, by cuBLAS.
-    Many,
+    /// Many rows with quantized weights, by cuBLAS.
+    ManyQuantized,
+    /// Many rows with bf16 weights, by cuBLAS.
+    ManyHalves,
 }
 
 /// A layer whose weight is in our form.
@@ -213,10 +213,15 @@ impl CudaKernels {
         let (module, (rows, width)) = (&self.module, x.dims2()?);
         let high = module.room::<u16>(rows * width)?;
         let (x_at, high_at) = (module.tensor::<f32>(x)?.into(), module.address(&high).into());
-        let few = if reader == Reader::Many {
+        let by_cublas = match reader {
+            Reader::ManyQuantized => Some("to_f16"),
+            Reader::ManyHalves => Some("to_bf16"),
+            Reader::Quantized | Reader::Halves => None,
+        };
+        let few = if let Some(kernel) = by_cublas {
             let count = rows * width;
             let blocks = (count / 4).div_ceil(THREADS);
-            module.launch("to_bf16", (blocks, 1, 1), THREADS, 0, &[x_at, Arg::Size(count), high_at])?;
+            module.launch(kernel, (blocks, 1, 1), THREADS, 0, &[x_at, Arg::Size(count), high_at])?;
             None
         } else {
             let few = Few {
@@ -249,7 +254,8 @@ impl CudaKernels {
     fn product_of_many(&self, x: &Tensor, layer: Ours<'_>, added: Option<&Tensor>) -> Result<Tensor> {
         let (module, rows) = (&self.module, x.dim(0)?);
         let (weight, outputs, inputs) = (layer.weight, layer.shape.outputs, layer.shape.inputs);
-        let prepared = self.prepare(x, Reader::Many)?;
+        let is_bf16 = weight.format == Format::Bf16;
+        let prepared = self.prepare(x, if is_bf16 { Reader::ManyHalves } else { Reader::ManyQuantized })?;
         let count = rows * outputs;
         let out = module.room::<f32>(count)?;
         let (out_at, data, scales) =
@@ -258,19 +264,15 @@ impl CudaKernels {
             module.copy(module.tensor::<f32>(added)?, out_at, 4 * count)?;
         }
         let (high, dims, adds) = (module.address(&prepared.high), [rows, outputs, inputs], added.is_some());
-        if weight.format == Format::Bf16 {
-            module.gemm_bf16(high, data, out_at, dims, adds)?;
+        if is_bf16 {
+            module.gemm(Numbers::Bf16, [high, data, out_at], dims, adds)?;
         } else {
-            let unpacked = module.room::<bf16>(outputs * inputs)?;
-            let (at, values) = (module.address(&unpacked), outputs * inputs);
-            module.launch(
-                &format!("unpack_{}", weight.format.name()),
-                ((values / 4).div_ceil(THREADS), 1, 1),
-                THREADS,
-                0,
-                &[data.into(), scales.into(), Arg::Size(values), at.into()],
-            )?;
-            module.gemm_bf16(high, at, out_at, dims, adds)?;
+            let unpacked = module.room::<f16>(outputs * inputs)?;
+            let (at, pieces) = (module.address(&unpacked), (inputs / 4).div_ceil(THREADS));
+            let args = [data.into(), scales.into(), inputs.into(), at.into()];
+            let kernel = format!("unpack_{}", weight.format.name());
+            module.launch(&kernel, (outputs, pieces, 1), THREADS, 0, &args)?;
+            module.gemm(Numbers::EighthsInF16, [high, at, out_at], dims, adds)?;
         }
         if let Some(bias) = layer.bias {
             let args = [module.tensor::<f32>(bias)?.into(), outputs.into(), Arg::Size(count), out_at.into()];
@@ -321,7 +323,7 @@ impl OneRow {
         }
         // As `one_row` lays it out: the rows of W, and of the activation its bytes, scales and sums.
         let (row_bytes, row_scales) = format.row_of(inputs);
-        let stride = row_bytes + (160 - row_bytes % 128) % 128;
+        let stride = row_bytes + (128 + format.spread() - row_bytes % 128) % 128;
         let tile = matrices * OUTPUTS * (stride + 2 * row_scales);
         let activation = rows * (inputs / 32 * 8 + inputs / 16 * 4 + 2 * inputs) + PART;
         let most = if blocks > WIDE_BLOCKS && tile <= WIDE_BYTES_MAX { WARPS_MAX / 2 } else { WARPS_MAX };

@@ -41,23 +41,27 @@ impl CudaKernels {
     /// Compares quantized products of a row, of two, of a few and of many.
     pub(super) fn prove_products(&self) -> Result<()> {
         let (outputs, inputs) = (40, 288);
-        // Blocks of Q8_0, each of which is its scale and 32 numbers: whatever these are, they are valid.
-        let block = |index: usize| {
-            let scale = f16::from_f32(0.01 + 0.001 * (index % 7) as f32).to_le_bytes();
-            scale.into_iter().chain((0..32).map(move |at| (37 * (32 * index + at)) as u8))
-        };
-        let data: Vec<u8> = (0..outputs * inputs / 32).flat_map(block).collect();
-        let (dtype, shape, data) = (Dtype::Q8_0, vec![outputs, inputs], Bytes::copy_of(&data)?);
-        let raw = RawTensor { name: String::new(), dtype, shape, data };
-        let dense = Tensor::from_vec(cpu::dequantize(&raw)?, (outputs, inputs), &self.formulas.device)?.t()?;
-        let weight = Matrix { outputs, inputs, form: self.matrix(&raw)? };
-        // More than 32 rows are multiplied in bf16.
-        for (rows, most) in [(1, 5e-3), (2, 5e-3), (5, 5e-3), (40, 5e-2)] {
-            let x = self.formulas.wave(rows, inputs)?;
-            let (ours, formula) = (self.linear(&x, &weight, None)?, x.matmul(&dense)?);
-            let (difference, size) = (largest(&(&ours - &formula)?)?, largest(&formula)?);
-            if difference > most * size {
-                return Err(failed(format!("a product of {rows} rows differs by {difference} of {size}")));
+        // Blocks of 32 values begin with a scale, and some have a minimum behind it. Whatever follows is valid.
+        for (dtype, halves) in [(Dtype::Q8_0, 1), (Dtype::Q4_0, 1), (Dtype::Q4_1, 2)] {
+            let block = |index: usize| {
+                let half = f16::from_f32(0.01 + 0.001 * (index % 7) as f32).to_le_bytes();
+                let rest = (0..dtype.block_bytes() - 2 * halves).map(move |at| (37 * (32 * index + at)) as u8);
+                half.repeat(halves).into_iter().chain(rest)
+            };
+            let data: Vec<u8> = (0..outputs * inputs / 32).flat_map(block).collect();
+            let (shape, data) = (vec![outputs, inputs], Bytes::copy_of(&data)?);
+            let raw = RawTensor { name: String::new(), dtype, shape, data };
+            let dense = Tensor::from_vec(cpu::dequantize(&raw)?, (outputs, inputs), &self.formulas.device)?.t()?;
+            let weight = Matrix { outputs, inputs, form: self.matrix(&raw)? };
+            // More than 32 rows are multiplied by cuBLAS.
+            for rows in [1, 2, 5, 40] {
+                let x = self.formulas.wave(rows, inputs)?;
+                let (ours, formula) = (self.linear(&x, &weight, None)?, x.matmul(&dense)?);
+                let (difference, size) = (largest(&(&ours - &formula)?)?, largest(&formula)?);
+                if difference > 5e-3 * size {
+                    let what = format!("a product of {rows} rows with {dtype} differs by {difference} of {size}");
+                    return Err(failed(what));
+                }
             }
         }
         Ok(())

@@ -7,7 +7,10 @@ use half::f16;
 use super::{memory::failed, module::Module};
 use crate::{
     Result,
-    nn::cpu,
+    nn::{
+        backend::repack::{Layout, PART, Repacked, repack},
+        cpu,
+    },
     weights::{Dtype, RawTensor},
 };
 
@@ -18,17 +21,20 @@ pub(in crate::nn) enum Format {
     Q5K,
     Q6K,
     Q80,
+    /// Groups of 32 places in a table of 16 integers, with a scale each.
+    Nibbles,
+    /// The same with a minimum besides.
+    LoweredNibbles,
     Bf16,
 }
 
 impl Format {
-    /// The format of a matrix, where there is a kernel for it.
+    /// The format of a matrix, where there is a kernel for it as it lies in the checkpoint.
     pub(super) fn of(dtype: Dtype, inputs: usize) -> Option<Self> {
         let (format, multiple) = match dtype {
             Dtype::Q4K => (Self::Q4K, 256),
             Dtype::Q5K => (Self::Q5K, 256),
             Dtype::Q6K => (Self::Q6K, 256),
-            Dtype::Q8_0 => (Self::Q80, 32),
             Dtype::BF16 => (Self::Bf16, 32),
             _ => return None,
         };
@@ -37,12 +43,23 @@ impl Format {
 
     /// Bytes and separate scales of a row of a quantized matrix.
     pub(super) fn row_of(self, inputs: usize) -> (usize, usize) {
+        let padded = inputs.next_multiple_of(PART);
         match self {
             Self::Q4K => (inputs / 256 * 144, 0),
             Self::Q5K => (inputs / 256 * 176, 0),
             Self::Q6K => (inputs / 256 * 208, inputs / 256),
-            Self::Q80 => (inputs, inputs / 32),
+            Self::Q80 => (padded, padded / 32),
+            Self::Nibbles => (padded / 2, padded / 32),
+            Self::LoweredNibbles => (padded / 2, padded / 16),
             Self::Bf16 => (2 * inputs, 0),
+        }
+    }
+
+    /// The remainder by 128 of how far rows lie apart in shared memory, for loads that go to different banks.
+    pub(super) fn spread(self) -> usize {
+        match self {
+            Self::Q80 | Self::Nibbles | Self::LoweredNibbles => 64,
+            Self::Q4K | Self::Q5K | Self::Q6K | Self::Bf16 => 32,
         }
     }
 
@@ -58,7 +75,20 @@ impl Format {
             Self::Q5K => "q5k",
             Self::Q6K => "q6k",
             Self::Q80 => "q80",
+            Self::Nibbles => "n4",
+            Self::LoweredNibbles => "n4m",
             Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl From<Layout> for Format {
+    fn from(layout: Layout) -> Self {
+        match layout {
+            Layout::Bytes => Self::Q80,
+            Layout::SixBits => Self::Q6K,
+            Layout::Nibbles => Self::Nibbles,
+            Layout::LoweredNibbles => Self::LoweredNibbles,
         }
     }
 }
@@ -68,38 +98,33 @@ impl Format {
 pub(in crate::nn) struct Weight {
     pub(super) format: Format,
     pub(super) data: CudaSlice<u8>,
-    /// One for each block of Q6_K and Q8_0.
+    /// One for each block of Q6_K and Q8_0; of each group of nibbles its scale and, where it has one, its minimum.
     pub(super) scales: CudaSlice<f16>,
 }
 
 impl Weight {
-    /// Copies a matrix to the device.
-    pub(super) fn upload(module: &Module, raw: &RawTensor, format: Format) -> Result<Self> {
-        let send = |bytes: &[u8]| module.stream.clone_htod(bytes).map_err(failed);
-        let (data, scales) = match format {
-            Format::Q4K | Format::Q5K | Format::Bf16 => (send(&raw.data)?, vec![f16::ZERO]),
-            Format::Q6K => {
-                let (data, scales) = apart::<210>(&raw.data, 208);
-                (send(&data)?, scales)
-            }
-            Format::Q80 => {
-                let (data, scales) = apart::<34>(&raw.data, 0);
-                (send(&data)?, scales)
-            }
+    /// Copies a matrix to the device: as it is where there is a kernel for it, else in the form of another format that holds its
+    /// numbers, else as bf16.
+    pub(super) fn upload(module: &Module, raw: &RawTensor, inputs: usize) -> Result<Self> {
+        let send = |format, data: &[u8], scales: &[f16]| {
+            // An address is needed where there is nothing, too.
+            let scales = if scales.is_empty() { &[f16::ZERO] } else { scales };
+            let data = module.stream.clone_htod(data).map_err(failed)?;
+            Ok(Self { format, data, scales: module.stream.clone_htod(scales).map_err(failed)? })
         };
-        let scales = module.stream.clone_htod(&scales).map_err(failed)?;
-        Ok(Self { format, data, scales })
-    }
-}
-
-impl Weight {
-    /// Copies a matrix of a format without a kernel to the device, as bf16.
-    pub(super) fn unpacked(module: &Module, raw: &RawTensor) -> Result<Self> {
+        if let Some(format) = Format::of(raw.dtype, inputs) {
+            if format != Format::Q6K {
+                return send(format, &raw.data, &[]);
+            }
+            let (data, scales) = apart::<210>(&raw.data, 208);
+            return send(format, &data, &scales);
+        }
+        if let Some(Repacked { layout, data, scales }) = repack(raw, inputs) {
+            return send(layout.into(), &data, &scales);
+        }
         let values = cpu::dequantize(raw)?;
-        let bytes: Vec<u8> = values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();
-        let data = module.stream.clone_htod(&bytes).map_err(failed)?;
-        let scales = module.stream.clone_htod(&[f16::ZERO]).map_err(failed)?;
-        Ok(Self { format: Format::Bf16, data, scales })
+        let data: Vec<u8> = values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();
+        send(Format::Bf16, &data, &[])
     }
 }
 

@@ -81,6 +81,28 @@ pub fn dequantize(raw: &RawTensor) -> Result<Vec<f32>> {
     Ok(values)
 }
 
+/// Calls `take` with the integers of each group of values, the group's scale and its minimum: a value is
+/// `scale · integer − minimum`. Dense formats have no groups.
+#[cfg(any(test, feature = "cuda"))]
+pub fn each_group(dtype: Dtype, bytes: &[u8], mut take: impl FnMut(&[i8], f32, f32)) {
+    with_format!(dtype, F => integers::<F>(bytes, &mut take), ());
+}
+
+#[cfg(any(test, feature = "cuda"))]
+fn integers<F: Format>(bytes: &[u8], take: &mut impl FnMut(&[i8], f32, f32)) {
+    let (mut expanded, mut integers) = (Expanded::default(), [0; super::quant::SEGMENT]);
+    for block in bytes.chunks_exact(F::BYTES) {
+        F::expand(block, &mut expanded);
+        for (integer, code) in integers.iter_mut().zip(&expanded.codes[..F::BLOCK]) {
+            *integer = code.wrapping_sub(F::OFFSET).cast_signed();
+        }
+        for (group, integers) in integers[..F::BLOCK].chunks_exact(F::GROUP).enumerate() {
+            let minimum = if <F::Shape as Layout>::MINIMUMS { expanded.minimums[group] } else { 0.0 };
+            take(integers, expanded.scales[group], minimum);
+        }
+    }
+}
+
 impl Matrix<'_> {
     fn row_bytes(&self) -> usize {
         let bytes = self.dtype.row_bytes(self.cols);

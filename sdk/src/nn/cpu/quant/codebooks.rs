@@ -18,6 +18,22 @@ const UNEVEN: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 1
 /// Twice the numbers of 1 bit sign, 2 bits exponent and 1 bit mantissa (0, ½, 1, 1½, 2, 3, 4, 6), moved up by 12.
 const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
+/// The integers that the values of a format of at most 16 levels are made of, by their place in a table.
+#[cfg(any(test, feature = "cuda"))]
+pub(crate) fn levels(dtype: crate::weights::Dtype) -> Option<[i8; 16]> {
+    use crate::weights::Dtype;
+    let lowered = |table: &[u8; 16], by: u8| table.map(|level| level.wrapping_sub(by).cast_signed());
+    let straight = std::array::from_fn(|place| place as u8);
+    match dtype {
+        Dtype::Q4_0 => Some(lowered(&straight, 8)),
+        Dtype::Q4_1 | Dtype::Int4 => Some(lowered(&straight, 0)),
+        Dtype::IQ4NL | Dtype::IQ4XS => Some(lowered(&UNEVEN, 128)),
+        Dtype::MXFP4 => Some(lowered(&E2M1, 12)),
+        Dtype::TQ1_0 | Dtype::TQ2_0 => Some(lowered(&straight, 1)),
+        _ => None,
+    }
+}
+
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
 fn expand_nibbles(table: &[u8; 16], qs: &[u8], codes: &mut [u8]) {

@@ -19,6 +19,8 @@ mod tests;
 
 pub(super) use blocks32::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub(super) use blocks256::{Q2K, Q3K, Q4K, Q5K, Q6K};
+#[cfg(any(test, feature = "cuda"))]
+pub(in crate::nn) use codebooks::levels;
 pub(super) use codebooks::{Iq4Nl, Iq4Xs, Mxfp4};
 pub(super) use plain::{Int4, Int8};
 pub(super) use points::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};

@@ -215,6 +215,8 @@ EXPERTS(q4k, KBlocks<false>)
 EXPERTS(q5k, KBlocks<true>)
 EXPERTS(q6k, SixBits)
 EXPERTS(q80, EightBits)
+EXPERTS(n4, Nibbles)
+EXPERTS(n4m, LoweredNibbles)
 EXPERTS(bf16, Bf16)
 
 // out[row] = Σ weight · what the choice's expert made of it, in the order of the choices; `slot_of` (none: null) says where

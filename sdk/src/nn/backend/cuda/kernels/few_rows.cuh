@@ -100,10 +100,11 @@ __device__ __forceinline__ void scaled(float (&total)[T][4], const float (&d)[T]
 
 __device__ __forceinline__ float byte_of(uint32_t word, int at) { return (float)((word >> (8 * at)) & 0xFFu); }
 
-// Each format: where two rows of W lie, loading a thread's share of 128 of their columns, and adding their product.
+// Each format: where two rows of W lie (HEAD: how many bytes stand ahead of the first; SPREAD: how far rows should lie apart in
+// shared memory, as a remainder by 128, for those of a warp's loads to be in different banks), loading a thread's share of 128 of their columns, and adding their product.
 template <bool FIVE> struct KBlocks {
     static constexpr bool HALVES = false;
-    static constexpr int BYTES = FIVE ? 176 : 144, QUANTS = FIVE ? 48 : 16;
+    static constexpr int HEAD = 0, SPREAD = 32, BYTES = FIVE ? 176 : 144, QUANTS = FIVE ? 48 : 16;
     struct Part {
         uint4 head0, head1;
         uint2 q0[2], q1[2], h0, h1;
@@ -113,7 +114,7 @@ template <bool FIVE> struct KBlocks {
 
     static __device__ __forceinline__ int row_bytes(int inputs) { return inputs / 256 * BYTES; }
     static __device__ __forceinline__ int row_scales(int) { return 0; }
-    __device__ __forceinline__ KBlocks(const uint8_t *row0, const uint8_t *row1, const __half *, const __half *, int)
+    __device__ __forceinline__ KBlocks(const uint8_t *row0, const uint8_t *row1, const __half *, const __half *, const uint8_t *, int)
         : row0(row0), row1(row1), lane(threadIdx.x % 4) {}
 
     __device__ __forceinline__ void load(Part &p, int part) const {
@@ -170,6 +171,7 @@ template <bool FIVE> struct KBlocks {
 
 struct SixBits {
     static constexpr bool HALVES = false;
+    static constexpr int HEAD = 0, SPREAD = 32;
     struct Part {
         uint32_t low0[4], low1[4], high0[2], high1[2];
         uint2 scales0, scales1;
@@ -181,7 +183,7 @@ struct SixBits {
 
     static __device__ __forceinline__ int row_bytes(int inputs) { return inputs / 256 * Q6K::BYTES; }
     static __device__ __forceinline__ int row_scales(int inputs) { return inputs / 256; }
-    __device__ __forceinline__ SixBits(const uint8_t *row0, const uint8_t *row1, const __half *scales0, const __half *scales1, int)
+    __device__ __forceinline__ SixBits(const uint8_t *row0, const uint8_t *row1, const __half *scales0, const __half *scales1, const uint8_t *, int)
         : row0(row0), row1(row1), scales0(scales0), scales1(scales1), lane(threadIdx.x % 4) {}
 
     __device__ __forceinline__ void load(Part &p, int part) const {
@@ -227,28 +229,64 @@ struct SixBits {
     }
 };
 
-struct EightBits {
+// Groups of 32 with a scale each: signed bytes, or places of four bits in a table of 16 of these, which stands ahead of the
+// first row. Some have a minimum besides, behind each scale. A row is padded to whole parts, in which a thread's values of
+// all four groups lie side by side: 16 bytes of them at a time.
+template <int BITS, bool MINIMUM> struct Groups {
     static constexpr bool HALVES = false;
+    static constexpr int HEAD = BITS == 4 ? 16 : 0, SPREAD = 64, WORDS = BITS / 4;
     struct Part {
-        uint2 q0[4], q1[4];
-        float d0[4], d1[4];
+        uint4 q0[WORDS], q1[WORDS];
+        // Pairs of scales, or scales with minima.
+        uint32_t s0[MINIMUM ? 4 : 2], s1[MINIMUM ? 4 : 2];
     };
     const uint8_t *row0, *row1;
     const __half *scales0, *scales1;
+    uint4 table;
     int lane, blocks;
 
-    static __device__ __forceinline__ int row_bytes(int inputs) { return inputs; }
-    static __device__ __forceinline__ int row_scales(int inputs) { return inputs / 32; }
-    __device__ __forceinline__ EightBits(const uint8_t *row0, const uint8_t *row1, const __half *scales0, const __half *scales1, int inputs)
-        : row0(row0), row1(row1), scales0(scales0), scales1(scales1), lane(threadIdx.x % 4), blocks(inputs / 32) {}
+    static __device__ __forceinline__ int parts(int inputs) { return (inputs + PART - 1) / PART; }
+    static __device__ __forceinline__ int row_bytes(int inputs) { return parts(inputs) * (PART / 8 * BITS); }
+    static __device__ __forceinline__ int row_scales(int inputs) { return parts(inputs) * (MINIMUM ? 8 : 4); }
+    __device__ __forceinline__ Groups(const uint8_t *row0, const uint8_t *row1, const __half *scales0, const __half *scales1,
+                                      const uint8_t *head, int inputs)
+        : row0(row0), row1(row1), scales0(scales0), scales1(scales1), lane(threadIdx.x % 4), blocks(inputs / 32) {
+        if (BITS == 4) table = *(const uint4 *)head;
+    }
 
     __device__ __forceinline__ void load(Part &p, int part) const {
+        const int at = part * (PART / 8 * BITS) + 16 * lane;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int block = min(part * 4 + i, blocks - 1);
-            p.q0[i] = *(const uint2 *)(row0 + block * 32 + 8 * lane), p.q1[i] = *(const uint2 *)(row1 + block * 32 + 8 * lane);
-            p.d0[i] = __half2float(scales0[block]), p.d1[i] = __half2float(scales1[block]);
+        for (int i = 0; i < WORDS; i++) {
+            p.q0[i] = *(const uint4 *)(row0 + at + 64 * i), p.q1[i] = *(const uint4 *)(row1 + at + 64 * i);
         }
+        if constexpr (MINIMUM) {
+            *(uint4 *)p.s0 = ((const uint4 *)scales0)[part], *(uint4 *)p.s1 = ((const uint4 *)scales1)[part];
+        } else {
+            *(uint2 *)p.s0 = ((const uint2 *)scales0)[part], *(uint2 *)p.s1 = ((const uint2 *)scales1)[part];
+        }
+    }
+
+    // The signed bytes of four places.
+    __device__ __forceinline__ uint32_t looked_up(uint32_t places, uint32_t which) const {
+        const uint32_t low = __byte_perm(table.x, table.y, places), high = __byte_perm(table.z, table.w, places);
+        return __byte_perm(low, high, which);
+    }
+    // The signed bytes of a thread's eight values of group i.
+    __device__ __forceinline__ uint2 bytes_of(const uint4 (&q)[WORDS], int i) const {
+        if constexpr (BITS == 8) {
+            return i % 2 == 0 ? make_uint2(q[i / 2].x, q[i / 2].y) : make_uint2(q[i / 2].z, q[i / 2].w);
+        } else {
+            const uint32_t word = i == 0 ? q[0].x : i == 1 ? q[0].y : i == 2 ? q[0].z : q[0].w;
+            const uint32_t places = word & 0x77777777u, which = ((word >> 1) & 0x44444444u) | 0x32103210u;
+            return make_uint2(looked_up(places & 0xFFFF, which & 0xFFFF), looked_up(places >> 16, which >> 16));
+        }
+    }
+    // The scale and the minimum of group i.
+    static __device__ __forceinline__ float2 scale_of(const uint32_t (&s)[MINIMUM ? 4 : 2], int i) {
+        if (MINIMUM) return __half22float2(*(const __half2 *)&s[MINIMUM ? i : 0]);
+        const __half2 pair = *(const __half2 *)&s[i / 2];
+        return make_float2(i % 2 == 0 ? __low2float(pair) : __high2float(pair), 0.0f);
     }
 
     template <int T> __device__ __forceinline__ void add(float (&total)[T][4], const Columns<T> &x, const Part &p, int part) const {
@@ -256,21 +294,27 @@ struct EightBits {
         for (int i = 0; i < 4; i++) {
             if (part * 4 + i >= blocks) break;
             // A signed byte plus 128 becomes 1024 + q.
-            const uint32_t w00 = p.q0[i].x ^ 0x80808080u, w01 = p.q0[i].y ^ 0x80808080u;
-            const uint32_t w10 = p.q1[i].x ^ 0x80808080u, w11 = p.q1[i].y ^ 0x80808080u;
+            const uint2 w0 = bytes_of(p.q0, i), w1 = bytes_of(p.q1, i);
+            const uint32_t w00 = w0.x ^ 0x80808080u, w01 = w0.y ^ 0x80808080u, w10 = w1.x ^ 0x80808080u, w11 = w1.y ^ 0x80808080u;
             const uint32_t a0[4] = {even_bytes(w00), even_bytes(w10), odd_bytes(w00), odd_bytes(w10)};
             const uint32_t a1[4] = {even_bytes(w01), even_bytes(w11), odd_bytes(w01), odd_bytes(w11)};
             float d[T][4];
             clear(d);
             multiply_eights(d, a0, a1, x, part * PART + 32 * i);
-            const float2 scale = make_float2(p.d0[i], p.d1[i]);
-            scaled(total, d, scale, make_float2(1152.0f * scale.x, 1152.0f * scale.y), x.sums32, part * 4 + i);
+            const float2 first = scale_of(p.s0, i), second = scale_of(p.s1, i);
+            const float2 offset = make_float2(fmaf(1152.0f, first.x, first.y), fmaf(1152.0f, second.x, second.y));
+            scaled(total, d, make_float2(first.x, second.x), offset, x.sums32, part * 4 + i);
         }
     }
 };
 
+using EightBits = Groups<8, false>;
+using Nibbles = Groups<4, false>;
+using LoweredNibbles = Groups<4, true>;
+
 struct Bf16 {
     static constexpr bool HALVES = true;
+    static constexpr int HEAD = 0, SPREAD = 32;
     struct Part {
         uint4 w0[4], w1[4];
     };
@@ -279,7 +323,7 @@ struct Bf16 {
 
     static __device__ __forceinline__ int row_bytes(int inputs) { return 2 * inputs; }
     static __device__ __forceinline__ int row_scales(int) { return 0; }
-    __device__ __forceinline__ Bf16(const uint8_t *row0, const uint8_t *row1, const __half *, const __half *, int inputs)
+    __device__ __forceinline__ Bf16(const uint8_t *row0, const uint8_t *row1, const __half *, const __half *, const uint8_t *, int inputs)
         : row0((const __nv_bfloat16 *)row0), row1((const __nv_bfloat16 *)row1), lane(threadIdx.x % 4), groups(inputs / 32) {}
 
     __device__ __forceinline__ void load(Part &p, int part) const {
@@ -334,8 +378,9 @@ __device__ __forceinline__ void few_rows(const Segments &segments, Activation x,
     const int first = (block - (GATED || which == 0 ? 0 : which == 1 ? end0 : end1)) * OUTPUTS;
     const size_t n0 = min(first + g, segment.outputs - 1), n1 = min(first + g + 8, segment.outputs - 1);
     const int row_bytes = Weights::row_bytes(inputs), row_scales = Weights::row_scales(inputs);
-    const Weights weights(segment.data + n0 * row_bytes, segment.data + n1 * row_bytes, segment.scales + n0 * row_scales,
-                          segment.scales + n1 * row_scales, inputs);
+    const uint8_t *rows_of_weight = segment.data + Weights::HEAD;
+    const Weights weights(rows_of_weight + n0 * row_bytes, rows_of_weight + n1 * row_bytes, segment.scales + n0 * row_scales,
+                          segment.scales + n1 * row_scales, segment.data, inputs);
     const int parts = (inputs + PART - 1) / PART;
     typename Weights::Part present, next;
     if (warp % sharing < parts) weights.load(next, warp % sharing);

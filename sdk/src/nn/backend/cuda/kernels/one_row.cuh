@@ -120,29 +120,34 @@ __device__ __forceinline__ void add_part(Totals<R> &total, const KBlocks<FIVE> &
     }
 }
 
-template <int R>
-__device__ __forceinline__ void add_part(Totals<R> &total, const EightBits &weights, const EightBits::Part &p, const Bytes<R> &x, int part) {
-    const int t = threadIdx.x % 4;
-    const bool is_there = part * 4 + t < weights.blocks;
+template <int R, int BITS, bool MINIMUM>
+__device__ __forceinline__ void add_part(Totals<R> &total, const Groups<BITS, MINIMUM> &weights,
+                                         const typename Groups<BITS, MINIMUM>::Part &p, const Bytes<R> &x, int part) {
+    const int group = part * 4 + threadIdx.x % 4;
     uint32_t a[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        a[i][0] = p.q0[i].x, a[i][1] = p.q1[i].x;
-        a[i][2] = p.q0[i].y, a[i][3] = p.q1[i].y;
+        const uint2 w0 = weights.bytes_of(p.q0, i), w1 = weights.bytes_of(p.q1, i);
+        a[i][0] = w0.x, a[i][1] = w1.x, a[i][2] = w0.y, a[i][3] = w1.y;
     }
     float2 sums[R];
     four_groups<R, true>(sums, a, x, part * PART);
-    float2 scale = make_float2(0.0f, 0.0f);
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        if (i == t) scale = make_float2(p.d0[i], p.d1[i]);
+    // Beyond the last column lies what is no activation.
+    if (group >= weights.blocks) return;
+    // A thread needs the scale of its own group alone.
+    float2 scale, minimum = make_float2(0.0f, 0.0f);
+    if (MINIMUM) {
+        const float2 first = __half22float2(((const __half2 *)weights.scales0)[group]);
+        const float2 second = __half22float2(((const __half2 *)weights.scales1)[group]);
+        scale = make_float2(first.x, second.x), minimum = make_float2(first.y, second.y);
+    } else {
+        scale = make_float2(__half2float(weights.scales0[group]), __half2float(weights.scales1[group]));
     }
 #pragma unroll
     for (int row = 0; row < R; row++) {
-        // Beyond the last column lies what is no activation.
-        const float group = is_there ? x.scale_and_sum[row * (x.inputs / 32) + part * 4 + t].x : 0.0f;
-        if (is_there) total.of[row].x = fmaf(scale.x * group, sums[row].x, total.of[row].x);
-        if (is_there) total.of[row].y = fmaf(scale.y * group, sums[row].y, total.of[row].y);
+        const float2 of_x = x.scale_and_sum[row * (x.inputs / 32) + group];
+        total.of[row].x = fmaf(scale.x * of_x.x, sums[row].x, fmaf(-minimum.x, of_x.y, total.of[row].x));
+        total.of[row].y = fmaf(scale.y * of_x.x, sums[row].y, fmaf(-minimum.y, of_x.y, total.of[row].y));
     }
 }
 
@@ -180,8 +185,10 @@ __device__ __forceinline__ void add_part(Totals<R> &total, const SixBits &, cons
     }
 }
 
-// How far the rows of a tile of W lie apart in shared memory: so that eight of them lie in different banks.
-__device__ __forceinline__ int padded(int row_bytes) { return row_bytes + (160 - row_bytes % 128) % 128; }
+// How far the rows of a tile of W lie apart in shared memory.
+template <typename Weights> __device__ __forceinline__ int padded(int row_bytes) {
+    return row_bytes + (128 + Weights::SPREAD - row_bytes % 128) % 128;
+}
 
 template <typename Weights, int R, bool GATED>
 __device__ __forceinline__ void one_row(const Segments &segments, const float *x, int inputs, int kind, uint8_t *shared) {
@@ -192,13 +199,13 @@ __device__ __forceinline__ void one_row(const Segments &segments, const float *x
     const Segment segment = which == 0 ? segments.of[0] : which == 1 ? segments.of[1] : segments.of[2];
     const int first = (block - (GATED || which == 0 ? 0 : which == 1 ? end0 : end1)) * OUTPUTS;
     // 16 rows of W, or of both matrices, come to shared memory while the kernel before still computes the activation.
-    const int row_bytes = Weights::row_bytes(inputs), stride = padded(row_bytes), row_scales = Weights::row_scales(inputs);
+    const int row_bytes = Weights::row_bytes(inputs), stride = padded<Weights>(row_bytes), row_scales = Weights::row_scales(inputs);
     uint8_t *tile = shared + (GATED ? which : 0) * OUTPUTS * stride;
     __half *scales = (__half *)(shared + (GATED ? 2 : 1) * OUTPUTS * stride) + (GATED ? which : 0) * OUTPUTS * row_scales;
     float (*partial)[R][OUTPUTS] = (float (*)[R][OUTPUTS])(shared + (GATED ? 2 : 1) * OUTPUTS * (stride + 2 * row_scales));
     const int there = min(OUTPUTS, segment.outputs - first);
     for (int row = warp % sharing; row < there; row += sharing) {
-        const uint8_t *from = segment.data + (size_t)(first + row) * row_bytes;
+        const uint8_t *from = segment.data + Weights::HEAD + (size_t)(first + row) * row_bytes;
         for (int at = 16 * lane; at < row_bytes; at += 16 * WARP) copy16(tile + row * stride + at, from + at);
     }
     commit_copies();
@@ -207,7 +214,7 @@ __device__ __forceinline__ void one_row(const Segments &segments, const float *x
     wait_for_inputs();
     const Bytes<R> bytes = to_bytes<R>(x, inputs, (uint8_t *)partial[warps]);
     const int n0 = min(g, there - 1), n1 = min(g + 8, there - 1);
-    const Weights weights(tile + n0 * stride, tile + n1 * stride, scales + n0 * row_scales, scales + n1 * row_scales, inputs);
+    const Weights weights(tile + n0 * stride, tile + n1 * stride, scales + n0 * row_scales, scales + n1 * row_scales, segment.data, inputs);
     Totals<R> total;
 #pragma unroll
     for (int row = 0; row < R; row++) total.of[row] = make_float2(0.0f, 0.0f);

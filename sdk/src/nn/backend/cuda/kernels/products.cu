@@ -1,5 +1,5 @@
 // Products of one activation with weight matrices, for a row or two (one_row.cuh) and for more (few_rows.cuh), and what
-// products of many rows and embeddings need: weights unpacked to bf16, and rows of tables.
+// products of many rows and embeddings need: weights unpacked to f16, and rows of tables.
 #include "one_row.cuh"
 
 #define KERNEL(name, call)                                                                                              \
@@ -33,6 +33,8 @@ QUANTIZED(q4k, KBlocks<false>)
 QUANTIZED(q5k, KBlocks<true>)
 QUANTIZED(q6k, SixBits)
 QUANTIZED(q80, EightBits)
+QUANTIZED(n4, Nibbles)
+QUANTIZED(n4m, LoweredNibbles)
 FEW_ROWS(bf16, Bf16, 0)
 FEW_ROWS(bf16, Bf16, 1)
 FEW_ROWS(bf16, Bf16, 2)
@@ -50,14 +52,18 @@ __device__ __forceinline__ void any_format(const Segments &segments, const Activ
     if (format == 0) few_rows<KBlocks<false>, T, false>(segments, x, rows, inputs, kind, shared);
     else if (format == 1) few_rows<KBlocks<true>, T, false>(segments, x, rows, inputs, kind, shared);
     else if (format == 2) few_rows<SixBits, T, false>(segments, x, rows, inputs, kind, shared);
-    else few_rows<EightBits, T, false>(segments, x, rows, inputs, kind, shared);
+    else if (format == 3) few_rows<EightBits, T, false>(segments, x, rows, inputs, kind, shared);
+    else if (format == 4) few_rows<Nibbles, T, false>(segments, x, rows, inputs, kind, shared);
+    else few_rows<LoweredNibbles, T, false>(segments, x, rows, inputs, kind, shared);
 }
 template <int R> __device__ __forceinline__ void any_format_of_one(const Segments &segments, const float *x, int inputs, uint8_t *shared) {
     const int format = format_here(segments);
     if (format == 0) one_row<KBlocks<false>, R, false>(segments, x, inputs, 0, shared);
     else if (format == 1) one_row<KBlocks<true>, R, false>(segments, x, inputs, 0, shared);
     else if (format == 2) one_row<SixBits, R, false>(segments, x, inputs, 0, shared);
-    else one_row<EightBits, R, false>(segments, x, inputs, 0, shared);
+    else if (format == 3) one_row<EightBits, R, false>(segments, x, inputs, 0, shared);
+    else if (format == 4) one_row<Nibbles, R, false>(segments, x, inputs, 0, shared);
+    else one_row<LoweredNibbles, R, false>(segments, x, inputs, 0, shared);
 }
 ONE_ROW_KERNEL(product_mixed_rows1, (any_format_of_one<1>(segments, x, inputs, shared)))
 ONE_ROW_KERNEL(product_mixed_rows2, (any_format_of_one<2>(segments, x, inputs, shared)))
@@ -65,31 +71,30 @@ KERNEL(product_mixed_1, (any_format<1>(segments, activation, rows, inputs, kind,
 KERNEL(product_mixed_2, (any_format<2>(segments, activation, rows, inputs, kind, shared)))
 KERNEL(product_mixed_4, (any_format<4>(segments, activation, rows, inputs, kind, shared)))
 
-// Whole matrices as bf16, for products of many rows by cuBLAS: four values to a thread.
+// A row of a matrix as f16, for products of many rows by cuBLAS: four values to a thread.
 template <typename Format>
-__device__ __forceinline__ void unpack(const uint8_t *data, const __half *scales, size_t count, __nv_bfloat16 *out) {
+__device__ __forceinline__ void unpack(const uint8_t *data, const __half *scales, int width, __half *out) {
     begin();
-    const size_t i = 4 * ((size_t)blockIdx.x * blockDim.x + threadIdx.x);
-    if (i >= count) return;
-    const size_t block = i / Format::BLOCK;
-    const int at = i % Format::BLOCK;
-    __nv_bfloat162 *to = (__nv_bfloat162 *)(out + i);
-    to[0] = __floats2bfloat162_rn(Format::value(data, scales, block, at), Format::value(data, scales, block, at + 1));
-    to[1] = __floats2bfloat162_rn(Format::value(data, scales, block, at + 2), Format::value(data, scales, block, at + 3));
+    const int i = 4 * (blockIdx.y * blockDim.x + threadIdx.x), at = i % Format::BLOCK;
+    if (i >= width) return;
+    const size_t block = (size_t)blockIdx.x * Format::blocks(width) + i / Format::BLOCK;
+    __half2 *to = (__half2 *)(out + (size_t)blockIdx.x * width + i);
+    to[0] = __floats2half2_rn(Format::value(data, scales, block, at), Format::value(data, scales, block, at + 1));
+    to[1] = __floats2half2_rn(Format::value(data, scales, block, at + 2), Format::value(data, scales, block, at + 3));
 }
 
 template <typename Format>
 __device__ __forceinline__ void packed_rows(const uint8_t *data, const __half *scales, const uint32_t *ids, int width, float *out) {
     begin();
-    const size_t first = (size_t)ids[blockIdx.x] * (width / Format::BLOCK);
+    const size_t first = (size_t)ids[blockIdx.x] * Format::blocks(width);
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         out[(size_t)blockIdx.x * width + i] = Format::value(data, scales, first + i / Format::BLOCK, i % Format::BLOCK);
     }
 }
 
 #define UNPACK(name, Format)                                                                                            \
-    extern "C" __global__ void unpack_##name(const uint8_t *data, const __half *scales, size_t count, __nv_bfloat16 *out) { \
-        unpack<Format>(data, scales, count, out);                                                                       \
+    extern "C" __global__ void unpack_##name(const uint8_t *data, const __half *scales, int width, __half *out) {           \
+        unpack<Format>(data, scales, width, out);                                                                       \
     }                                                                                                                   \
     extern "C" __global__ void rows_##name(const uint8_t *data, const __half *scales, const uint32_t *ids, int width,   \
                                            float *out) {                                                                \
@@ -100,3 +105,5 @@ UNPACK(q4k, Q4K)
 UNPACK(q5k, Q5K)
 UNPACK(q6k, Q6K)
 UNPACK(q80, Q80)
+UNPACK(n4, Table16<false>)
+UNPACK(n4m, Table16<true>)

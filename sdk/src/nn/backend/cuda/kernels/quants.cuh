@@ -1,5 +1,5 @@
 // The block formats that our products read, as `weights.rs` lays them out: Q4_K and Q5_K as in GGUF files, Q6_K and Q8_0
-// with the scale of each block apart, so that what a thread loads is aligned.
+// with the scale of each block apart, so that what a thread loads is aligned; others of four bits as places in a table.
 #pragma once
 #include "common.cuh"
 
@@ -14,9 +14,10 @@ __device__ __forceinline__ void scale_and_min(const uint8_t *packed, int group, 
     }
 }
 
-// Value `at` of block `block` of each format.
+// Value `at` of block `block` of each format, and how many blocks a row has.
 struct Q4K {
     static constexpr int BYTES = 144, BLOCK = 256;
+    static __device__ __forceinline__ int blocks(int width) { return width / BLOCK; }
     static __device__ __forceinline__ float value(const uint8_t *data, const __half *, size_t block, int at) {
         const uint8_t *b = data + block * BYTES;
         const __half2 d = *(const __half2 *)b;
@@ -30,6 +31,7 @@ struct Q4K {
 
 struct Q5K {
     static constexpr int BYTES = 176, BLOCK = 256;
+    static __device__ __forceinline__ int blocks(int width) { return width / BLOCK; }
     static __device__ __forceinline__ float value(const uint8_t *data, const __half *, size_t block, int at) {
         const uint8_t *b = data + block * BYTES;
         const __half2 d = *(const __half2 *)b;
@@ -43,6 +45,7 @@ struct Q5K {
 
 struct Q6K {
     static constexpr int BYTES = 208, BLOCK = 256;
+    static __device__ __forceinline__ int blocks(int width) { return width / BLOCK; }
     static __device__ __forceinline__ float value(const uint8_t *data, const __half *scales, size_t block, int at) {
         const uint8_t *b = data + block * BYTES;
         const int half = at / 128, quarter = at % 128 / 32, l = at % 32;
@@ -53,9 +56,24 @@ struct Q6K {
     }
 };
 
+// Four groups of 32 signed bytes: of all four a thread's eight values each (few_rows.cuh), two groups at a time.
 struct Q80 {
-    static constexpr int BYTES = 32, BLOCK = 32;
+    static constexpr int BLOCK = 32;
+    static __device__ __forceinline__ int blocks(int width) { return (width + 127) / 128 * 4; }
     static __device__ __forceinline__ float value(const uint8_t *data, const __half *scales, size_t block, int at) {
-        return __half2float(scales[block]) * ((const int8_t *)data)[block * BYTES + at];
+        const int group = block % 4;
+        const int8_t *part = (const int8_t *)data + block / 4 * 128;
+        return __half2float(scales[block]) * part[group / 2 * 64 + at / 8 * 16 + group % 2 * 8 + at % 8];
+    }
+};
+
+// The same for places of four bits in a table that stands ahead of the first row.
+template <bool MINIMUM> struct Table16 {
+    static constexpr int BLOCK = 32;
+    static __device__ __forceinline__ int blocks(int width) { return (width + 127) / 128 * 4; }
+    static __device__ __forceinline__ float value(const uint8_t *data, const __half *scales, size_t block, int at) {
+        const uint8_t byte = data[16 + block / 4 * 64 + at / 8 * 16 + block % 4 * 4 + at % 8 / 2];
+        const float q = ((const int8_t *)data)[(byte >> (4 * (at % 2))) & 15];
+        return MINIMUM ? __half2float(scales[2 * block]) * q - __half2float(scales[2 * block + 1]) : __half2float(scales[block]) * q;
     }
 };

@@ -1,0 +1,246 @@
+//! Block formats without kernels of their own on a device, in the layout of one that has them and holds the same integers.
+//!
+//! The integers stay what they are. Scales become f16: most are in the file already, the others lose less than bf16 would
+//! of each value, or the weight is declined.
+
+use half::f16;
+
+use crate::{
+    nn::cpu,
+    weights::{Dtype, RawTensor},
+};
+
+/// What kernels read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// Groups of 32 signed bytes.
+    Bytes,
+    /// Blocks of `Q6_K` without their scales.
+    SixBits,
+    /// A table of 16 signed bytes, and groups of 32 places in it, two to a byte.
+    Nibbles,
+    /// The same, where each group has a minimum behind its scale.
+    LoweredNibbles,
+}
+
+/// A weight in a layout, its scales apart.
+pub(super) struct Repacked {
+    pub(super) layout: Layout,
+    pub(super) data: Vec<u8>,
+    pub(super) scales: Vec<f16>,
+}
+
+/// Values of a group.
+const GROUP: usize = 32;
+
+/// Columns that a warp multiplies at a time.
+pub(super) const PART: usize = 128;
+
+/// Values that share a scale in `Q3_K`.
+const SIXTEEN: usize = 16;
+
+/// A block of `Q6_K`, without its scale.
+const SIX_BITS: usize = 208;
+
+/// Values of a block of `Q3_K` and `Q6_K`.
+const BLOCK: usize = 256;
+
+/// Values from which on the work is worth sharing.
+const SHARED: usize = 1 << 18;
+
+/// The weight in another format; `None` where none holds it.
+pub(super) fn repack(raw: &RawTensor, inputs: usize) -> Option<Repacked> {
+    let row_bytes = raw.dtype.row_bytes(inputs).filter(|bytes| *bytes > 0)?;
+    let (layout, levels) = match raw.dtype {
+        Dtype::Q3K => (Layout::SixBits, None),
+        Dtype::Q4_1 | Dtype::Int4 => (Layout::LoweredNibbles, cpu::levels(raw.dtype)),
+        Dtype::Q8_0 | Dtype::Q5_0 | Dtype::IQ3XXS | Dtype::IQ3S | Dtype::IQ2XXS | Dtype::Int8 => (Layout::Bytes, None),
+        dtype => (Layout::Nibbles, Some(cpu::levels(dtype)?)),
+    };
+    let rows = raw.data.len() / row_bytes;
+    let threads = if rows * inputs < SHARED { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
+    let share = rows.div_ceil(threads).max(1) * row_bytes;
+    let part = |bytes: &[u8]| match levels {
+        None if layout == Layout::SixBits => six_bits(bytes),
+        levels => groups(raw.dtype, bytes, inputs, levels.as_ref()),
+    };
+    let parts: Option<Vec<_>> = std::thread::scope(|scope| {
+        let tasks: Vec<_> = raw.data.chunks(share).map(|bytes| scope.spawn(move || part(bytes))).collect();
+        tasks.into_iter().map(|task| task.join().ok().flatten()).collect()
+    });
+    let mut data: Vec<u8> = levels.map_or_else(Vec::new, |levels| levels.map(i8::cast_unsigned).to_vec());
+    let mut scales = Vec::new();
+    for (part, of_part) in parts? {
+        data.extend(part);
+        scales.extend(of_part);
+    }
+    Some(Repacked { layout, data, scales })
+}
+
+/// A scale as f16, where that costs no more than bf16 costs a value.
+fn rounded(scale: f32) -> Option<f16> {
+    let short = f16::from_f32(scale);
+    ((short.to_f32() - scale).abs() <= scale.abs() / 512.0).then_some(short)
+}
+
+/// Groups of 32: signed bytes, or places in a table of levels, two to a byte, the first in its low half. A row is padded to parts
+/// of four groups. In a part the first eight values of each group stand together, then the second, and so on; of bytes those of
+/// the first two groups, then those of the others.
+fn groups(dtype: Dtype, bytes: &[u8], inputs: usize, levels: Option<&[i8; 16]>) -> Option<(Vec<u8>, Vec<f16>)> {
+    let mut places = [None; 256];
+    for (place, level) in levels.map_or(&[][..], |levels| &levels[..]).iter().enumerate().rev() {
+        places[usize::from(level.cast_unsigned())] = Some(place as u8);
+    }
+    let (of_row, padded) = (inputs / GROUP, inputs.next_multiple_of(PART) / GROUP);
+    let rows = bytes.len() / dtype.row_bytes(inputs)?;
+    let part_bytes = if levels.is_some() { PART / 2 } else { PART };
+    let has_minimum = matches!(dtype, Dtype::Q4_1 | Dtype::Int4);
+    let numbers = if has_minimum { 2 } else { 1 };
+    let mut data = vec![0; rows * padded * GROUP / PART * part_bytes];
+    let mut scales = vec![f16::ZERO; rows * padded * numbers];
+    let (mut index, mut fits) = (0, true);
+    cpu::each_group(dtype, bytes, |integers, scale, minimum| {
+        let at = index / of_row * padded + index % of_row;
+        index += 1;
+        let (part, group) = (&mut data[at / 4 * part_bytes..][..part_bytes], at % 4);
+        for (thread, eight) in integers.as_chunks::<8>().0.iter().enumerate() {
+            if levels.is_none() {
+                let to = &mut part[64 * (group / 2) + 16 * thread + 8 * (group % 2)..][..8];
+                to.copy_from_slice(&eight.map(i8::cast_unsigned));
+                continue;
+            }
+            let eight = eight.map(|integer| places[usize::from(integer.cast_unsigned())]);
+            fits &= eight.iter().all(Option::is_some);
+            let eight = eight.map(Option::unwrap_or_default);
+            for (byte, [low, high]) in part[16 * thread + 4 * group..].iter_mut().zip(eight.as_chunks::<2>().0) {
+                *byte = low | high << 4;
+            }
+        }
+        for (to, number) in scales[at * numbers..].iter_mut().zip([scale, minimum]).take(numbers) {
+            let short = rounded(number);
+            fits &= short.is_some();
+            *to = short.unwrap_or_default();
+        }
+        fits &= integers.len() == GROUP && (has_minimum || minimum == 0.0);
+    });
+    fits.then_some((data, scales))
+}
+
+/// `Q3_K` as `Q6_K`: three bits as six, and the scales of 16 as the bytes that they are.
+fn six_bits(bytes: &[u8]) -> Option<(Vec<u8>, Vec<f16>)> {
+    const BYTES: usize = 110;
+    let (mut data, mut scales) = (Vec::new(), Vec::new());
+    for block in bytes.as_chunks::<BYTES>().0 {
+        let of_block = f16::from_le_bytes([block[BYTES - 2], block[BYTES - 1]]);
+        let (mut to, mut group) = ([0; SIX_BITS], 0);
+        cpu::each_group(Dtype::Q3K, block, |integers, scale, _| {
+            for (at, integer) in (group * SIXTEEN..).zip(integers) {
+                let (half, quarter, lane) = (at / 128, at % 128 / 32, at % 32);
+                let six = (integer + 32).cast_unsigned();
+                to[64 * half + 32 * (quarter % 2) + lane] |= (six & 15) << (quarter / 2 * 4);
+                to[128 + 32 * half + lane] |= (six >> 4) << (2 * quarter);
+            }
+            // A float becomes the nearest byte, and what is none becomes 0: where the block's scale is 0.
+            to[192 + group] = ((scale / of_block.to_f32()).round() as i8).cast_unsigned();
+            group += 1;
+        });
+        debug_assert_eq!(group, BLOCK / SIXTEEN);
+        data.extend(to);
+        scales.push(of_block);
+    }
+    Some((data, scales))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weights::Bytes;
+
+    const ROWS: usize = 3;
+
+    fn weight(dtype: Dtype, inputs: usize) -> RawTensor {
+        let count = ROWS * inputs / dtype.block_len() * dtype.block_bytes();
+        let mut state = 7u32;
+        let mut bytes: Vec<u8> = (0..count)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            let scale = f16::from_f32(0.0131).to_le_bytes();
+            match dtype {
+                Dtype::MXFP4 => block[0] = 119,
+                Dtype::Int4 | Dtype::Int8 => block[..4].copy_from_slice(&0.0131_f32.to_le_bytes()),
+                Dtype::Q4_1 => {
+                    block[..2].copy_from_slice(&scale);
+                    block[2..4].copy_from_slice(&scale);
+                }
+                Dtype::Q3K => block[108..].copy_from_slice(&scale),
+                Dtype::TQ1_0 => block[52..].copy_from_slice(&scale),
+                Dtype::TQ2_0 => block[64..].copy_from_slice(&scale),
+                _ => block[..2].copy_from_slice(&scale),
+            }
+        }
+        let data = Bytes::copy_of(&bytes).unwrap();
+        RawTensor { name: "w".into(), dtype, shape: vec![ROWS, inputs], data }
+    }
+
+    /// Values as `quants.cuh` reads them.
+    fn values(weight: &Repacked, inputs: usize) -> Vec<f32> {
+        let Repacked { layout, data, scales } = weight;
+        let six_bits = |index: usize| {
+            let (block, at) = (&data[index / 256 * 208..], index % 256);
+            let (half, quarter, lane) = (at / 128, at % 128 / 32, at % 32);
+            let low = block[half * 64 + (quarter & 1) * 32 + lane] >> (quarter / 2 * 4) & 15;
+            let high = (block[128 + half * 32 + lane] >> (2 * quarter)) & 3;
+            scales[index / 256].to_f32()
+                * f32::from(block[192 + at / 16].cast_signed())
+                * (f32::from(low | high << 4) - 32.0)
+        };
+        let grouped = |index: usize| {
+            let (block, at) = (index / inputs * inputs.div_ceil(128) * 4 + index % inputs / 32, index % inputs % 32);
+            let (part, group) = (block / 4, block % 4);
+            let byte = data[16 + part * 64 + at / 8 * 16 + group * 4 + at % 8 / 2];
+            let level = f32::from(data[usize::from(byte >> (at % 2 * 4) & 15)].cast_signed());
+            match layout {
+                Layout::Bytes => {
+                    let byte = data[part * 128 + group / 2 * 64 + at / 8 * 16 + group % 2 * 8 + at % 8];
+                    scales[block].to_f32() * f32::from(byte.cast_signed())
+                }
+                Layout::LoweredNibbles => scales[2 * block].to_f32() * level - scales[2 * block + 1].to_f32(),
+                _ => scales[block].to_f32() * level,
+            }
+        };
+        let is_six = *layout == Layout::SixBits;
+        (0..ROWS * inputs).map(|index| if is_six { six_bits(index) } else { grouped(index) }).collect()
+    }
+
+    #[test]
+    fn another_format_holds_the_same_numbers() {
+        use Dtype::*;
+        for dtype in [Q8_0, Q4_0, Q4_1, Q5_0, Q3K, MXFP4, IQ4NL, IQ4XS, IQ3XXS, IQ3S, IQ2XXS, TQ1_0, TQ2_0, Int4, Int8]
+        {
+            // Rows of whole parts, and of others where blocks are short.
+            for inputs in [512, if dtype.block_len() == 32 { 480 } else { 256 }] {
+                let raw = weight(dtype, inputs);
+                let repacked = repack(&raw, inputs).unwrap_or_else(|| panic!("{dtype} was declined"));
+                for (ours, exact) in values(&repacked, inputs).iter().zip(cpu::dequantize(&raw).unwrap()) {
+                    assert!((ours - exact).abs() <= exact.abs() / 300.0 + 1e-4, "{dtype}: {ours} for {exact}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_format_holds_is_declined() {
+        use Dtype::*;
+        for dtype in [Q2K, Q5_1, IQ2XS, IQ2S, IQ1S, IQ1M, Fp8] {
+            assert!(repack(&weight(dtype, 512), 512).is_none(), "{dtype}");
+        }
+        // The smallest scale of MXFP4 is none in f16.
+        let mut raw = weight(MXFP4, 512);
+        raw.data = Bytes::copy_of(&vec![0x31; raw.data.len()]).unwrap();
+        assert!(repack(&raw, 512).is_none());
+    }
+}
