@@ -8,6 +8,7 @@
 //! An id that begins with `draft/`, such as `draft/media/1`, promises nothing yet: its table may change under the same id, and
 //! is offered as `media/1` once it is settled.
 
+pub mod concurrent_stages;
 pub mod kv_transfer;
 pub mod merge;
 pub mod sequence_state;

@@ -12,7 +12,9 @@ use super::{
     rig::{Finding, draw},
     run,
 };
-use crate::{Candidates, ErrorCode, History, PluginError, SamplerBox, StageBox};
+use crate::{
+    Candidates, ErrorCode, History, PluginError, SamplerBox, StageBox, ext::concurrent_stages::ConcurrentStages,
+};
 
 /// Stages that see each case.
 const SEEDS: u64 = 12;
@@ -90,6 +92,12 @@ const LAWS: &[Law<Check>] = &[
         says: "the same seed gives the same picks, whatever other stages do",
         hint: "the usual cause is a clock, an address or a map's order, or a state that stages share",
         check: seed,
+    },
+    Law {
+        id: "concurrent",
+        says: "stages that may be called on several threads at once pick as they do alone",
+        hint: "the usual cause is a buffer or a random generator that stages share: keep it in the stage, or do not offer the extension",
+        check: concurrent,
     },
     Law {
         id: "deadline",
@@ -332,6 +340,35 @@ fn walk(bench: &Bench<'_>, stages: &mut [&mut StageBox]) -> Finding<Vec<Vec<Left
         }
     }
     Ok(ways)
+}
+
+/// Stages on threads of their own, all at once.
+fn concurrent(bench: &Bench<'_>) -> Finding {
+    const THREADS: u64 = 4;
+    const ROUNDS: usize = 20;
+    let offered = ConcurrentStages::of(bench.sampler).transpose();
+    let offered = offered.map_err(|error| broken(format!("it offers what cannot be read: {error}")))?;
+    let Some(ConcurrentStages { threads: 0 }) = offered else {
+        return Err(skipped("its stages are to be called on one thread"));
+    };
+    let alone = (0..THREADS).map(|seed| Ok(walk(bench, &mut [&mut bench.stage(seed)?])?.remove(0)));
+    let alone = alone.collect::<Finding<Vec<_>>>()?;
+    for _ in 0..ROUNDS {
+        let together = std::thread::scope(|scope| {
+            let walks = (0..THREADS).map(|seed| scope.spawn(move || walk(bench, &mut [&mut bench.stage(seed)?])));
+            walks.collect::<Vec<_>>().into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
+        });
+        for (seed, (ways, right)) in together.into_iter().zip(&alone).enumerate() {
+            let ways = ways.map_err(|_| broken("a thread has panicked"))??.remove(0);
+            if let Some(step) = ways.iter().zip(right).position(|(way, right)| way != right) {
+                let (found, right) = (ways[step].pick, right[step].pick);
+                let what =
+                    format!("token {step} of a stage with seed {seed} beside others is {found:?}, not {right:?}");
+                return Err(broken(what));
+            }
+        }
+    }
+    Ok(Outcome::Exact)
 }
 
 fn deadline(bench: &Bench<'_>) -> Finding {

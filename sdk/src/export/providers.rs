@@ -7,7 +7,10 @@ use pensieve_plugin_api::{
         sabi_types::RRef,
         std_types::{RErr, ROk, ROption, RResult, RSlice, RStr, RString, RVec},
     },
-    ext::merge::{self, Merge},
+    ext::{
+        concurrent_stages::{self, ConcurrentStages},
+        merge::{self, Merge},
+    },
 };
 use std::path::Path;
 
@@ -143,8 +146,14 @@ impl api::Sampler for ExportedSampler {
         })
     }
 
-    fn extension(&self, _id: RStr<'_>) -> ROption<api::Extension> {
-        ROption::RNone
+    fn extension(&self, id: RStr<'_>) -> ROption<api::Extension> {
+        // What a `Stage` shares with another, both may use on different threads: the compiler has seen to that.
+        static STAGES: ConcurrentStages = ConcurrentStages { threads: 0 };
+        if id.as_str() == concurrent_stages::ID {
+            ROption::RSome(api::Extension::offer(&STAGES))
+        } else {
+            ROption::RNone
+        }
     }
 }
 

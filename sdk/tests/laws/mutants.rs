@@ -126,6 +126,7 @@ const TABLE: &[Mutant] = table! {
         SaysSorted: "candidates are said to descend" => "sorted",
         SeedFromClock: "draws depend on when the stage was made" => "seed",
         DrawsShared: "stages draw from one generator" => "seed",
+        ScratchShared: "stages on several threads keep a place in one variable" => "concurrent",
         UnknownTaken: "an unknown parameter is taken" => "parameters",
         NonsensePanics: "parameters that are not JSON panic" => "parameters",
         RefusedAsUnsupported: "wrong parameters are unsupported instead of invalid" => "parameters",

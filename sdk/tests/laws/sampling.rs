@@ -6,8 +6,8 @@ use pensieve_sdk::{
     testing::{Report, SamplerOptions, sampler_conformance},
 };
 use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    thread::sleep,
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    thread::{sleep, yield_now},
     time::Duration,
 };
 
@@ -25,6 +25,7 @@ pub(crate) enum Fault {
     SaysSorted,
     SeedFromClock,
     DrawsShared,
+    ScratchShared,
     UnknownTaken,
     NonsensePanics,
     RefusedAsUnsupported,
@@ -43,6 +44,9 @@ pub(crate) fn check(fault: Fault, _compared: bool) -> Report {
 
 /// What stages draw from where they share it.
 static SHARED: AtomicU64 = AtomicU64::new(1);
+
+/// The place that a stage is about to pick, kept where others keep theirs.
+static SCRATCH: AtomicUsize = AtomicUsize::new(0);
 
 struct Halving(Fault);
 
@@ -126,7 +130,12 @@ impl Stage for Drawing {
         if open.is_empty() {
             return Err(Error::invalid("halving: all candidates are barred"));
         }
-        let place = open[self.draw() as usize % open.len()];
+        let mut place = open[self.draw() as usize % open.len()];
+        if self.fault == Fault::ScratchShared {
+            SCRATCH.store(place, Relaxed);
+            yield_now();
+            place = SCRATCH.load(Relaxed).min(candidates.len() - 1);
+        }
         Ok(Some(if self.fault == Fault::PlaceForId { place as u32 } else { candidates.ids()[place] }))
     }
 }

@@ -1,7 +1,8 @@
 //! How a sequence picks its next token: a chain of samplers, each a stage with sampling parameters of its own that sees what the
 //! ones before left over. A stage is foreign code, so what it leaves is checked before the next one sees it: a chain that grows, that
 //! leaves nothing or picks what does not exist fails its own sequence and no other. So does one that does not end: stages run
-//! on a thread beside the engine's, with a deadline.
+//! on threads beside the engine's, with a deadline. Chains of samplers that allow it share all of these threads; the others
+//! have the first to themselves.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,11 +14,12 @@ use std::{
     time::Duration,
 };
 
-use pensieve_plugin_api::{Candidates, History, SamplerBox, StageBox};
+use pensieve_plugin_api::{Candidates, History, SamplerBox, StageBox, ext::concurrent_stages::ConcurrentStages};
 
 use super::{
     failures::of_plugin,
-    sampler_thread::{SamplerName, SamplerThread},
+    logits::SharedRow,
+    sampler_thread::{Overdue, SamplerName, SamplerThread},
 };
 use crate::grammar::{is_allowed, keep_allowed};
 use crate::plugin::LoadedPlugin;
@@ -26,10 +28,16 @@ use pensieve_protocol::job::{Failure, FailureCode, StageSpec};
 /// How many stages a chain may have.
 const STAGES_MAX: usize = 32;
 
-/// All samplers of the plugins that this worker was given, by name, and the thread that runs them.
+/// Threads on which tokens are picked; more would wait for the same memory.
+const THREADS_MAX: usize = 8;
+
+/// All samplers of the plugins that this worker was given, by name, and the threads that run them.
 pub struct Samplers {
     samplers: BTreeMap<String, (Arc<SamplerName>, Arc<SamplerBox>)>,
-    thread: SamplerThread,
+    /// At least one.
+    threads: Vec<SamplerThread>,
+    /// Picks of this step so far that any thread may make.
+    spread: usize,
     /// What comes of the picks of this step.
     picks: Sender<(u64, Picked)>,
     picked: Receiver<(u64, Picked)>,
@@ -75,13 +83,16 @@ impl Samplers {
             for name in &plugin.manifest().samplers {
                 if !samplers.contains_key(name) {
                     let sampler = Arc::new(plugin.sampler(name).map_err(of_plugin)?);
-                    samplers.insert(name.clone(), (SamplerName::new(name), sampler));
+                    let stages = ConcurrentStages::of(&sampler).transpose().map_err(of_plugin)?;
+                    let is_concurrent = stages.is_some_and(|stages| stages.threads == 0);
+                    samplers.insert(name.clone(), (SamplerName::new(name, is_concurrent), sampler));
                 }
             }
         }
         let (picks, picked) = channel();
-        let thread = SamplerThread::new(deadline);
-        Ok(Self { samplers, thread, picks, picked, rooms: Vec::new(), troubles: Vec::new() })
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
+        let threads = (0..threads).map(|_| SamplerThread::new(deadline)).collect();
+        Ok(Self { samplers, threads, spread: 0, picks, picked, rooms: Vec::new(), troubles: Vec::new() })
     }
 
     /// Their names.
@@ -106,25 +117,31 @@ impl Samplers {
         &mut self,
         id: u64,
         mut chain: Chain,
-        row: &[f32],
+        row: SharedRow,
         mask: Option<&[u32]>,
         tokens: &[u32],
         prompt: usize,
     ) {
         let mut room = self.rooms.pop().unwrap_or_default();
-        room.fill(row, mask, tokens, prompt);
+        room.note(mask, tokens, prompt);
         let picks = self.picks.clone();
+        let is_concurrent = chain.stages.iter().all(|(sampler, _)| sampler.is_concurrent);
         let call = move |enter: &dyn Fn(&Arc<SamplerName>)| {
+            room.fill(row.values());
+            drop(row);
             let token = chain.pick(&mut room, enter);
             // A step that has left this behind does not wait for it.
             let _ = picks.send((id, Picked { token, chain, room }));
         };
-        self.thread.call(id, Box::new(call));
+        let thread = if is_concurrent { self.spread % self.threads.len() } else { 0 };
+        self.spread += usize::from(is_concurrent);
+        self.threads[thread].call(id, Box::new(call));
     }
 
     /// Waits for the tokens of all chains that were to pick one.
     pub fn wait(&mut self) -> HashMap<u64, Picked> {
-        let overdue = self.thread.wait();
+        self.spread = 0;
+        let overdue: Vec<Overdue> = self.threads.iter_mut().flat_map(SamplerThread::wait).collect();
         let mut picked: HashMap<u64, Picked> = self.picked.try_iter().collect();
         for picked in picked.values_mut() {
             self.rooms.push(std::mem::take(&mut picked.room));
@@ -134,7 +151,7 @@ impl Samplers {
             (self.picks, self.picked) = channel();
         }
         for call in overdue {
-            let failure = call.failure(self.thread.deadline());
+            let failure = call.failure(self.threads[0].deadline());
             self.troubles.push(failure.message.clone());
             let (chain, room) = (Chain::default(), Room::default());
             picked.insert(call.id, Picked { token: Err(failure), chain, room });
@@ -159,9 +176,10 @@ impl Samplers {
             enter(&own_name);
             let _ = sender.send(sampler.create(parameters.as_str().into(), vocabulary, seed).into_result());
         };
-        self.thread.call(0, Box::new(call));
-        if let Some(call) = self.thread.wait().first() {
-            let failure = call.failure(self.thread.deadline());
+        let thread = &mut self.threads[0];
+        thread.call(0, Box::new(call));
+        if let Some(call) = thread.wait().first() {
+            let failure = call.failure(thread.deadline());
             self.troubles.push(failure.message.clone());
             return Err(failure);
         }
@@ -223,17 +241,21 @@ impl Chain {
 }
 
 impl Room {
-    fn fill(&mut self, row: &[f32], mask: Option<&[u32]>, tokens: &[u32], prompt: usize) {
-        self.vocabulary = row.len();
+    /// Notes what is not in the row of logits.
+    fn note(&mut self, mask: Option<&[u32]>, tokens: &[u32], prompt: usize) {
         self.tokens.clear();
         self.tokens.extend_from_slice(tokens);
         self.prompt = prompt;
+        self.mask = mask.map(<[u32]>::to_vec);
+    }
+
+    fn fill(&mut self, row: &[f32]) {
+        self.vocabulary = row.len();
         self.ids.clear();
         self.ids.extend(0..row.len() as u32);
         self.logits.clear();
         self.logits.extend_from_slice(row);
-        self.mask = mask.map(<[u32]>::to_vec);
-        self.len = match mask {
+        self.len = match &self.mask {
             Some(mask) => keep_allowed(mask, &mut self.ids, &mut self.logits),
             None => row.len(),
         };

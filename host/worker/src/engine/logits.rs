@@ -1,15 +1,56 @@
 //! What a row of logits says before anyone narrows it: whether it is made of numbers, which token leads, and how likely
 //! tokens are. One pass over the row serves all three, as a vocabulary has 128k entries and a step many rows.
 
+use std::{ops::Range, sync::Arc};
+
 use pensieve_protocol::job::TokenLogprobs;
 
 /// What a model answers for a token that is to be picked.
 #[derive(Clone, Copy, Debug)]
 pub enum Row<'a> {
     /// All logits.
-    Logits(&'a [f32]),
+    Logits(LogitsRow<'a>),
     /// The first token with the highest logit, which the model's device has found; none where a logit is not a number.
     Best(Option<u32>),
+}
+
+/// A row of the logits of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitsRow<'a> {
+    step: &'a Arc<Vec<f32>>,
+    start: usize,
+    width: usize,
+}
+
+/// The same for another thread, which copies what it changes.
+#[derive(Debug)]
+pub struct SharedRow {
+    step: Arc<Vec<f32>>,
+    range: Range<usize>,
+}
+
+impl<'a> LogitsRow<'a> {
+    /// All rows of a step.
+    pub fn all(step: &'a Arc<Vec<f32>>, width: usize) -> impl Iterator<Item = Self> {
+        (0..step.len() / width).map(move |row| Self { step, start: row * width, width })
+    }
+
+    /// Its logits.
+    pub fn values(self) -> &'a [f32] {
+        &self.step[self.start..self.start + self.width]
+    }
+
+    /// The row for another thread.
+    pub fn share(self) -> SharedRow {
+        SharedRow { step: self.step.clone(), range: self.start..self.start + self.width }
+    }
+}
+
+impl SharedRow {
+    /// Its logits.
+    pub fn values(&self) -> &[f32] {
+        &self.step[self.range.clone()]
+    }
 }
 
 /// How many values are folded at once: a few vector registers.

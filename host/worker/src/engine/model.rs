@@ -2,7 +2,7 @@
 //! batches built out of plans. A plugin cannot be believed: sizes that do not fit together end the load, and rows of
 //! logits are marked before a step, so that one that was not written cannot pass for another sequence's.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use pensieve_plugin_api::{
     self as api, AdapterData, Batch, CacheKind, CacheTable, Card, LoadRequest, ModelBox, NO_ADAPTER, Output, Outputs,
@@ -21,7 +21,7 @@ use super::{
     failures::{of_adapter, of_plugin, text_of},
     formats::Formats,
     identity::Identity,
-    logits::Row,
+    logits::{LogitsRow, Row},
     scheduler::{Plan, Scheduler},
 };
 use crate::plugin::{HostServices, LoadedPlugin};
@@ -58,7 +58,8 @@ pub struct Model {
 struct Scratch {
     tokens: Vec<u32>,
     positions: Vec<u32>,
-    logits: Vec<f32>,
+    /// Samplers' threads read them while tokens are picked.
+    logits: Arc<Vec<f32>>,
     /// Of rows of which only the best token is wanted: the tokens, their logits, and totals.
     best: (Vec<u32>, Vec<f32>, Vec<f32>),
 }
@@ -192,8 +193,10 @@ impl Model {
         *ids = vec![VACANT; bests];
         *scores = vec![f32::NAN; bests];
         *totals = vec![f32::NAN; 2 * bests];
-        logits.resize(rows * width, 0.0);
-        for row in logits.chunks_exact_mut(width) {
+        // A sampler that was left behind may still hold those of an earlier step.
+        let values = Arc::make_mut(logits);
+        values.resize(rows * width, 0.0);
+        for row in values.chunks_exact_mut(width) {
             row[0] = f32::NAN;
             row[width - 1] = f32::NAN;
         }
@@ -204,7 +207,7 @@ impl Model {
             top: u32::from(only_best),
         };
         let mut outputs = Outputs {
-            logits: logits.as_mut_slice().into(),
+            logits: values.as_mut_slice().into(),
             ids: ids.as_mut_slice().into(),
             scores: scores.as_mut_slice().into(),
             totals: totals.as_mut_slice().into(),
@@ -212,7 +215,7 @@ impl Model {
         };
         self.model.forward(&batch, &mut outputs).into_result().map_err(of_plugin)?;
         if !only_best {
-            return Ok(logits.chunks_exact(width).map(Row::Logits).collect());
+            return Ok(LogitsRow::all(logits, width).map(Row::Logits).collect());
         }
         let found = ids.iter().zip(scores).zip(totals.chunks_exact(2));
         let is_sound =

@@ -1,8 +1,8 @@
 //! A thread for the code of samplers, which is foreign and may not return. Nothing can interrupt it, so a call that exceeds
 //! its deadline is left behind with its thread, and the calls that wait go on in a new one.
 //!
-//! A thread that was left behind runs at the lowest priority there is. Its sampler is barred, so that a worker leaves at most
-//! one thread behind for each of its samplers.
+//! A thread that was left behind runs at the lowest priority there is. Its sampler is barred, so that a worker leaves few threads
+//! behind: for each of its samplers one, or as many as were in it at once.
 
 use std::{
     collections::VecDeque,
@@ -16,10 +16,11 @@ use std::{
 
 use pensieve_protocol::job::{Failure, FailureCode};
 
-/// A sampler's name, and whether it has broken its deadline.
+/// A sampler's name, whether its stages may be called on several threads at once, and whether one has broken its deadline.
 #[derive(Debug)]
 pub struct SamplerName {
     pub name: String,
+    pub is_concurrent: bool,
     barred: AtomicBool,
 }
 
@@ -59,8 +60,8 @@ struct State {
 }
 
 impl SamplerName {
-    pub fn new(name: &str) -> Arc<Self> {
-        Arc::new(Self { name: name.to_owned(), barred: AtomicBool::new(false) })
+    pub fn new(name: &str, is_concurrent: bool) -> Arc<Self> {
+        Arc::new(Self { name: name.to_owned(), is_concurrent, barred: AtomicBool::new(false) })
     }
 
     /// An error if the sampler has broken its deadline before.
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn a_call_that_does_not_return_is_left_behind_and_the_others_are_made() {
         let mut thread = SamplerThread::new(Duration::from_millis(200));
-        let (good, bad) = (SamplerName::new("good"), SamplerName::new("bad"));
+        let (good, bad) = (SamplerName::new("good", false), SamplerName::new("bad", false));
         let (sender, made) = channel();
         let (release, held) = channel::<()>();
         let mut held = Some(held);

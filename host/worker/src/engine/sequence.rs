@@ -171,15 +171,15 @@ impl Sequence {
             Row::Logits(row) => row,
             Row::Best(token) => return token.map(Some).ok_or_else(broken),
         };
-        let top = logits::highest(row).ok_or_else(broken)?;
+        let top = logits::highest(row.values()).ok_or_else(broken)?;
         let mask = match &mut self.constraint {
             Some(constraint) => constraint.mask().map_err(|error| astray(&error))?,
             None => None,
         };
         if self.chain.is_empty() && mask.is_none() {
-            return Ok(Some(logits::leader(row, top)));
+            return Ok(Some(logits::leader(row.values(), top)));
         }
-        samplers.pick(id, std::mem::take(&mut self.chain), row, mask, tokens, self.prompt as usize);
+        samplers.pick(id, std::mem::take(&mut self.chain), row.share(), mask, tokens, self.prompt as usize);
         Ok(None)
     }
 
@@ -192,7 +192,10 @@ impl Sequence {
     /// A token that was picked out of this row.
     pub fn pick(&self, token: u32, row: Row<'_>) -> Pick {
         let of = |count| match row {
-            Row::Logits(row) => Some(logits::logprobs(row, logits::highest(row)?, token, usize::from(count))),
+            Row::Logits(row) => {
+                let row = row.values();
+                Some(logits::logprobs(row, logits::highest(row)?, token, usize::from(count)))
+            }
             Row::Best(_) => None,
         };
         Pick { token, logprobs: self.logprobs.and_then(of) }
