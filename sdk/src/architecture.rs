@@ -121,7 +121,7 @@ impl Source {
 pub struct LoadRequest {
     /// The checkpoint.
     pub source: Source,
-    /// `auto`, `cpu`, `cuda:0`, `metal:0`.
+    /// `auto`, `cpu`, `cuda:0`, `metal:0`, `cuda:0+cuda:1`.
     pub device: String,
     /// The longest sequence, in tokens; 0 for the card's.
     pub context: u32,

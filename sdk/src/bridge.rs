@@ -264,7 +264,7 @@ impl<W: Wrapped> Architecture for Bridge<W> {
 
     fn load(&self, request: &LoadRequest, services: &Services) -> Result<Box<dyn Model>> {
         let (checkpoint, shape) = open::<W>(&request.source)?;
-        let chosen = device::choose(&request.device)?;
+        let chosen = device::choose(&request.device)?.alone()?;
         let (context, sequences) = room(request, &shape)?;
         if context < shape.context && context != request.context as usize {
             let budget = request.state_bytes;

@@ -106,7 +106,7 @@ fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(Laye
     if first == Part::Table {
         let up = pair.a.iter().map(|value| value * pair.scale).collect();
         let [(id, layer)] = layers.as_slice() else { return Err(Error::unsupported("a stack of embeddings")) };
-        return Ok(vec![(*id, ops.low_rank(pair.rank, pair.b.clone(), up, layer.is_f32)?)]);
+        return Ok(vec![(*id, ops.low_rank((pair.rank, layer.place), pair.b.clone(), up, layer.is_f32)?)]);
     }
     let mut rest = pair.b.as_slice();
     let part = |(id, layer): (LayerId, &Registered)| {
@@ -114,7 +114,7 @@ fn place(pair: &LowRankPair, registry: &Registry, ops: &Ops) -> Result<Vec<(Laye
         rest = after;
         let rows = layer.in_order(order, rows, pair.rank);
         let up = transposed(&rows, pair.rank, pair.scale);
-        Ok((id, ops.low_rank(pair.rank, pair.a.clone(), up, layer.is_f32)?))
+        Ok((id, ops.low_rank((pair.rank, layer.place), pair.a.clone(), up, layer.is_f32)?))
     };
     layers.into_iter().map(part).collect()
 }

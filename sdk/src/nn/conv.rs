@@ -49,14 +49,14 @@ impl ShortConv {
             return Err(Error::invalid(format!("a convolution of {channels} channels was given {dims:?}")));
         }
         let before = self.taps.len() - 1;
-        let states = step.states(self.layer)?;
+        let states = step.ops().beside(&step.states(self.layer)?, x)?;
         if states.dim(1)? != before * channels {
             let message = format!("a state of {} values for {before} inputs of {channels} channels", states.dim(1)?);
             return Err(Error::invalid(message));
         }
         let states = states.reshape((states.dim(0)? * before, channels))?;
         let rows = Tensor::cat(&[&states, x], 0)?;
-        let (read, last) = self.indices(step)?;
+        let (read, last) = self.indices(&states, step)?;
         let mut out: Option<Tensor> = None;
         for (tap, read) in self.taps.iter().zip(&read) {
             let term = rows.index_select(read, 0)?.broadcast_mul(tap)?;
@@ -76,10 +76,10 @@ impl ShortConv {
     }
 
     /// For each tap, which row each token reads, where the rows of all states stand before those of the step; and the rows
-    /// that are kept.
-    fn indices(&self, step: &Step<'_>) -> Result<(Vec<Tensor>, Tensor)> {
+    /// that are kept. They lie where `beside` does.
+    fn indices(&self, beside: &Tensor, step: &Step<'_>) -> Result<(Vec<Tensor>, Tensor)> {
         let before = self.taps.len() - 1;
-        let key = (step.pass.kv.group(self.layer)?, before);
+        let key = (step.ops().place_of(beside)?, step.pass.kv.group(self.layer)?, before);
         if let Some(known) = step.pass.prepared.borrow().convolved.get(&key) {
             return Ok(known.clone());
         }
@@ -98,7 +98,7 @@ impl ShortConv {
             let of =
                 |(index, span): (usize, &crate::Span<'_>)| (1..=span.len).map(move |count| row(index, count, back));
             let ids: Vec<u32> = spans.iter().enumerate().flat_map(of).collect();
-            read.push(step.ops().ids(&ids)?);
+            read.push(step.ops().ids(&ids, beside)?);
         }
         let kept = step.kept(self.layer)?;
         let of = |one: &super::Kept| {
@@ -106,7 +106,7 @@ impl ShortConv {
             (1..=before).rev().map(move |back| row(span, count, back)).collect::<Vec<_>>()
         };
         let last: Vec<u32> = kept.iter().flat_map(of).collect();
-        let found = (read, step.ops().ids(&last)?);
+        let found = (read, step.ops().ids(&last, beside)?);
         step.pass.prepared.borrow_mut().convolved.insert(key, found.clone());
         Ok(found)
     }

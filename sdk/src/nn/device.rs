@@ -1,4 +1,4 @@
-//! Which device a wish such as `auto` or `cuda:0` means here.
+//! Which device a wish such as `auto` or `cuda:0` means here, or which devices `cuda:0+cuda:1` does.
 //!
 //! `auto` takes the best device that really computes, so a machine with a broken driver still serves; a device asked for
 //! by name that does not work is an error, as a user who names one does not want another.
@@ -8,12 +8,17 @@ use std::panic::catch_unwind;
 
 use crate::{Code, Error, Result};
 
+/// The most devices that a model is spread over.
+const DEVICES_MAX: usize = 64;
+
 /// A device, its name, and why it was taken.
 #[derive(Clone, Debug)]
 pub struct Chosen {
     /// Where tensors live.
     pub device: Device,
-    /// `cpu`, `cuda:0`, `metal:0`.
+    /// Further devices that the layers of a model are spread over.
+    pub beside: Vec<Device>,
+    /// `cpu`, `cuda:0`, `metal:0`, `cuda:0+cuda:1`.
     pub name: String,
     /// Why, for a person.
     pub note: String,
@@ -23,11 +28,94 @@ pub struct Chosen {
 pub fn choose(wish: &str) -> Result<Chosen> {
     match wish {
         "" | "auto" => Ok(best()),
-        "cpu" => Ok(Chosen { device: Device::Cpu, name: "cpu".into(), note: "asked for".into() }),
-        _ => {
-            let device = open(wish)?;
-            Ok(Chosen { device, name: wish.into(), note: "asked for".into() })
+        "cpu" => Ok(Chosen::one(Device::Cpu, "cpu", "asked for".into())),
+        "cuda:all" => all(),
+        _ if wish.contains('+') => several(&wish.split('+').map(str::trim).collect::<Vec<_>>()),
+        _ => Ok(Chosen::one(open(wish)?, wish, "asked for".into())),
+    }
+}
+
+impl Chosen {
+    fn one(device: Device, name: &str, note: String) -> Self {
+        Self { device, beside: Vec::new(), name: name.into(), note }
+    }
+
+    /// The names of the devices.
+    pub fn names(&self) -> Vec<&str> {
+        self.name.split('+').collect()
+    }
+
+    /// The device, for what computes on one alone.
+    pub fn alone(self) -> Result<Self> {
+        if self.beside.is_empty() {
+            return Ok(self);
         }
+        let message = format!("this architecture computes on one device, not on {}", self.name);
+        Err(Error::unsupported(message).help("name one of them"))
+    }
+}
+
+/// All CUDA devices that there are.
+fn all() -> Result<Chosen> {
+    let mut found: Vec<(String, Device)> = Vec::new();
+    let none = loop {
+        let name = format!("cuda:{}", found.len());
+        match open(&name) {
+            Ok(device) if found.len() < DEVICES_MAX => found.push((name, device)),
+            Ok(_) => break None,
+            Err(error) => break Some(error),
+        }
+    };
+    match (found.is_empty(), none) {
+        (true, Some(error)) => Err(error),
+        _ => together(found),
+    }
+}
+
+/// The devices of these names, over which a model is spread.
+fn several(names: &[&str]) -> Result<Chosen> {
+    let kind = |name: &str| name.split_once(':').map_or(name.to_owned(), |(kind, _)| kind.to_owned());
+    let wrong = |what: String| {
+        let error = Error::invalid(format!("'{}': {what}", names.join("+")));
+        error.help("name each device once, as in cuda:0+cuda:1; all are of one kind")
+    };
+    if names.len() > DEVICES_MAX {
+        return Err(wrong(format!("these are more than {DEVICES_MAX} devices")));
+    }
+    let mut found: Vec<(String, Device)> = Vec::with_capacity(names.len());
+    for name in names {
+        let numbered = name.split_once(':').and_then(|(_, number)| number.parse::<u16>().ok());
+        if kind(name) != kind(names[0]) {
+            return Err(wrong(format!("'{name}' is of another kind than '{}'", names[0])));
+        }
+        let full = match (kind(name).as_str(), numbered) {
+            ("cpu" | "cuda", Some(number)) => format!("{}:{number}", kind(name)),
+            ("metal", _) => return Err(wrong("there is one Metal device in a Mac".into())),
+            _ => return Err(wrong(format!("'{name}' names no device by its number"))),
+        };
+        if found.iter().any(|(other, _)| *other == full) {
+            return Err(wrong(format!("{full} is named twice")));
+        }
+        // The processor stands in for devices, so that this can be tried without any.
+        let device = if full.starts_with("cpu") { Device::Cpu } else { open(&full)? };
+        found.push((full, device));
+    }
+    together(found)
+}
+
+fn together(found: Vec<(String, Device)>) -> Result<Chosen> {
+    let (names, mut devices): (Vec<String>, Vec<Device>) = found.into_iter().unzip();
+    let beside = devices.split_off(1);
+    let device = devices.pop().ok_or_else(|| Error::invalid("no device is named"))?;
+    Ok(Chosen { device, beside, name: names.join("+"), note: "asked for".into() })
+}
+
+/// What a device has left, where it says so.
+pub(super) fn free_bytes(device: &Device) -> Option<u64> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => super::backend::cuda_free_bytes(device),
+        _ => None,
     }
 }
 
@@ -35,15 +123,11 @@ fn best() -> Chosen {
     let mut reasons = Vec::new();
     for name in ["cuda:0", "metal:0"] {
         match open(name) {
-            Ok(device) => return Chosen { device, name: name.into(), note: "best device that works".into() },
+            Ok(device) => return Chosen::one(device, name, "best device that works".into()),
             Err(error) => reasons.push(error.message),
         }
     }
-    Chosen {
-        device: Device::Cpu,
-        name: "cpu".into(),
-        note: format!("the best that there is here ({})", reasons.join("; ")),
-    }
+    Chosen::one(Device::Cpu, "cpu", format!("the best that there is here ({})", reasons.join("; ")))
 }
 
 /// Opens a device by name and has it compute something.
@@ -54,7 +138,8 @@ fn open(name: &str) -> Result<Device> {
     };
     let (kind, ordinal) = name.split_once(':').unwrap_or((name, "0"));
     let ordinal: usize = ordinal.parse().map_err(|_| {
-        Error::invalid(format!("'{name}' names no device")).help("devices are auto, cpu, cuda:N and metal:N")
+        Error::invalid(format!("'{name}' names no device"))
+            .help("devices are auto, cpu, cuda:N and metal:N, and several as cuda:0+cuda:1")
     })?;
     let new: fn(usize) -> candle_core::Result<Device> = match kind {
         #[cfg(feature = "cuda")]
@@ -65,7 +150,7 @@ fn open(name: &str) -> Result<Device> {
         }
         _ => {
             let error = Error::invalid(format!("'{name}' names no device"));
-            return Err(error.help("devices are auto, cpu, cuda:N and metal:N"));
+            return Err(error.help("devices are auto, cpu, cuda:N and metal:N, and several as cuda:0+cuda:1"));
         }
     };
     // candle panics on an ordinal that is not there.

@@ -379,7 +379,7 @@ impl Experts {
             places[choice] = place as u32;
         }
         let outs = ops.select_rows(&outs, &places)?.reshape((rows, top_k, width))?;
-        let weights = Tensor::from_slice(&routes.weights, (rows, top_k, 1), ops.device())?;
+        let weights = Tensor::from_slice(&routes.weights, (rows, top_k, 1), outs.device())?;
         Ok(outs.broadcast_mul(&weights)?.sum(1)?)
     }
 
@@ -392,14 +392,15 @@ impl Experts {
             let layers = [expert.gate.parts(), expert.up.parts(), expert.down.parts()];
             ExpertRows { layers, rows: rows.clone() }
         });
-        let ops = self.means.host.as_ref().unwrap_or(step.ops());
-        let outs = ops.experts(&x.to_device(ops.device())?, &rows.collect::<Vec<_>>(), self.means.glu)?;
+        let (rows, glu) = (rows.collect::<Vec<_>>(), self.means.glu);
+        let Some(host) = &self.means.host else { return step.ops().experts(x, &rows, glu) };
+        let outs = host.experts(&x.to_device(host.device())?, &rows, glu)?;
         Ok(outs.map(|outs| outs.to_device(x.device())).transpose()?)
     }
 
     /// Expert by expert, with what adapters change.
     fn forward_one_by_one(&self, x: &Tensor, sources: &[u32], groups: &[Group<'_>], step: &Step<'_>) -> Result<Tensor> {
-        let ops = self.means.host.as_ref().unwrap_or(step.ops());
+        let ops = self.means.host.as_ref();
         let forward = |(expert, rows): &Group<'_>| {
             let (x, of) = (step.ops().rows(x, rows.start, rows.len())?, step.rows(&sources[rows.clone()]));
             let up = expert.up.forward_rows_by(ops, &x, &of, step)?;

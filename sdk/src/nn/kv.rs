@@ -7,7 +7,7 @@
 
 use candle_core::{Device, Tensor};
 use half::f16;
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use super::{
     cpu::KvLayout,
@@ -26,6 +26,8 @@ pub struct KvCache {
 /// What one layer remembers of all sequences.
 struct Layer {
     group: usize,
+    /// Which of the model's devices it lies on.
+    place: usize,
     memory: Memory,
 }
 
@@ -36,29 +38,48 @@ enum Memory {
     SharedWith(usize),
 }
 
+impl Layer {
+    /// Its stores, with heads and values of a token or slot of one head.
+    fn stores(&self, kind: KvType) -> impl Iterator<Item = (&Store, usize, KvType, usize)> {
+        let stores: Vec<_> = match &self.memory {
+            Memory::Attention(cache, stores) => {
+                let [keys, values] = &**stores;
+                let (heads, key, value) = (cache.kv_heads, cache.key_dim, cache.value_dim);
+                let sized = vec![(keys, heads, kind, key), (values, heads, kind, value)];
+                sized.into_iter().filter(|(_, _, _, dim)| *dim > 0).collect()
+            }
+            Memory::State(parts) => parts.iter().map(|(values, store)| (store, 1, KvType::F32, *values)).collect(),
+            Memory::SharedWith(_) => Vec::new(),
+        };
+        stores.into_iter()
+    }
+}
+
 impl KvCache {
-    /// Memory for so many blocks and slots of each group. `make` is told whether kernels may have it in a form of their own.
+    /// Memory for so many blocks and slots of each group. `places` says on which of the model's devices a layer's lies; `make` is
+    /// told that, and whether kernels may have it in a form of their own.
     pub(super) fn new(
         shape: &KvShape,
         kind: KvType,
         counts: &[usize],
-        make: impl Fn(StoreShape, bool) -> Result<Store>,
+        places: impl Fn(usize) -> usize,
+        make: impl Fn(usize, StoreShape, bool) -> Result<Store>,
     ) -> Result<Self> {
         let (groups, group_of) = shape.groups(kind)?;
         let full = |error: &dyn std::fmt::Display| {
             Error::out_of_memory(format!("no memory for {counts:?} KV blocks and states: {error}"))
                 .help("lower kv_budget or context")
         };
-        let state = |values: usize, count: usize| -> Result<(usize, Store)> {
+        let state = |values: usize, count: usize, place: usize| -> Result<(usize, Store)> {
             let shape = StoreShape { kv_heads: 1, slots: count, head_dim: values, kind: KvType::F32 };
-            Ok((values, make(shape, false).map_err(|error| full(&error.message))?))
+            Ok((values, make(place, shape, false).map_err(|error| full(&error.message))?))
         };
-        let memory = |layer: &LayerCache, count: usize| -> Result<Memory> {
+        let memory = |layer: &LayerCache, count: usize, place: usize| -> Result<Memory> {
             Ok(match *layer {
                 LayerCache::SharedWith(other) => Memory::SharedWith(other),
-                LayerCache::State(values) => Memory::State(vec![state(values, count)?]),
+                LayerCache::State(values) => Memory::State(vec![state(values, count, place)?]),
                 LayerCache::States(parts) => {
-                    Memory::State(parts.into_iter().map(|values| state(values, count)).collect::<Result<_>>()?)
+                    Memory::State(parts.into_iter().map(|values| state(values, count, place)).collect::<Result<_>>()?)
                 }
                 LayerCache::Attention(cache) => {
                     let AttentionCache { kv_heads, key_dim, value_dim, .. } = cache;
@@ -69,14 +90,17 @@ impl KvCache {
                         if head_dim == 0 {
                             return Ok(Store::Nothing);
                         }
-                        make(shape, plain).map_err(|error| full(&error.message))
+                        make(place, shape, plain).map_err(|error| full(&error.message))
                     };
                     Memory::Attention(cache, Box::new([store(key_dim)?, store(value_dim)?]))
                 }
             })
         };
-        let layers = shape.layers.iter().zip(group_of);
-        let layers = layers.map(|(layer, group)| Ok(Layer { group, memory: memory(layer, counts[group])? }));
+        let layers = shape.layers.iter().zip(group_of).enumerate();
+        let layers = layers.map(|(index, (layer, group))| {
+            let place = places(index);
+            Ok(Layer { group, place, memory: memory(layer, counts[group], place)? })
+        });
         let layers = layers.collect::<Result<_>>()?;
         Ok(Self { kind, groups: groups.into_iter().zip(counts.iter().copied()).collect(), layers })
     }
@@ -100,6 +124,11 @@ impl KvCache {
     /// The group of a layer.
     pub(super) fn group(&self, layer: usize) -> Result<usize> {
         Ok(self.layers[self.owner(layer)?].group)
+    }
+
+    /// Which of the model's devices has what a layer reads.
+    pub(super) fn place(&self, layer: usize) -> Result<usize> {
+        Ok(self.layers[self.owner(layer)?].place)
     }
 
     /// What an attention layer keeps.
@@ -149,16 +178,19 @@ impl KvCache {
 
     /// The stores of a group, with heads and bytes of a block or slot of one head.
     fn stores(&self, group: usize) -> impl Iterator<Item = (&Store, usize, KvType, usize)> {
-        self.layers.iter().filter(move |layer| layer.group == group).flat_map(|layer| match &layer.memory {
-            Memory::Attention(cache, stores) => {
-                let [keys, values] = &**stores;
-                let (heads, key, value) = (cache.kv_heads, cache.key_dim, cache.value_dim);
-                let sized = vec![(keys, heads, self.kind, key), (values, heads, self.kind, value)];
-                sized.into_iter().filter(|(_, _, _, dim)| *dim > 0).collect()
-            }
-            Memory::State(parts) => parts.iter().map(|(values, store)| (store, 1, KvType::F32, *values)).collect(),
-            Memory::SharedWith(_) => Vec::new(),
-        })
+        self.layers.iter().filter(move |layer| layer.group == group).flat_map(|layer| layer.stores(self.kind))
+    }
+
+    /// What lies on each of the model's devices, in bytes.
+    pub(super) fn bytes_by_place(&self) -> BTreeMap<usize, u64> {
+        let mut sums = BTreeMap::new();
+        for layer in &self.layers {
+            let (tokens, count) = (self.place_tokens(layer.group), self.groups[layer.group].1);
+            let each = layer.stores(self.kind).map(|(_, heads, kind, dim)| heads * tokens * dim * kind.bytes());
+            let sum: &mut u64 = sums.entry(layer.place).or_default();
+            *sum = sum.saturating_add((each.sum::<usize>() as u64).saturating_mul(count as u64));
+        }
+        sums
     }
 
     /// Tokens in a place of a group: of a block, or one for a slot.

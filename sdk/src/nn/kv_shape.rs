@@ -143,6 +143,23 @@ impl KvShape {
     }
 }
 
+impl KvShape {
+    /// Bytes of each layer, if each group has so many blocks or slots.
+    pub(super) fn layer_bytes(&self, kv: KvType, counts: &[usize]) -> Result<Vec<u64>> {
+        let (_, group_of) = self.groups(kv)?;
+        let bytes = |(layer, group): (&LayerCache, usize)| {
+            let each = match *layer {
+                LayerCache::Attention(cache) => cache.block_bytes(kv).unwrap_or(usize::MAX),
+                LayerCache::State(values) => values.saturating_mul(size_of::<f32>()),
+                LayerCache::States([first, second]) => first.saturating_add(second).saturating_mul(size_of::<f32>()),
+                LayerCache::SharedWith(_) => 0,
+            };
+            (each as u64).saturating_mul(counts.get(group).copied().unwrap_or_default() as u64)
+        };
+        Ok(self.layers.iter().zip(group_of).map(bytes).collect())
+    }
+}
+
 /// The longest sequence that memory is divided for: longer ones take from others.
 const SEQUENCE_TOKENS: usize = 16_384;
 /// Tokens that a step may add to a window.

@@ -62,8 +62,15 @@ impl Linear {
         step.adapt_rows(self.id, x, self.plain(x, step)?, rows)
     }
 
-    /// The same by `ops`, whose device may be another; what adapters change is computed on the model's.
-    pub(super) fn forward_rows_by(&self, ops: &Ops, x: &Tensor, rows: &Rows, step: &Step<'_>) -> Result<Tensor> {
+    /// The same by `host`, if there is one, whose device is not the model's; what adapters change is computed on the model's.
+    pub(super) fn forward_rows_by(
+        &self,
+        host: Option<&Ops>,
+        x: &Tensor,
+        rows: &Rows,
+        step: &Step<'_>,
+    ) -> Result<Tensor> {
+        let Some(ops) = host else { return self.forward_rows(x, rows, step) };
         let out = ops.linear(&x.to_device(ops.device())?, self.parts())?.to_device(x.device())?;
         step.adapt_rows(self.id, x, out, rows)
     }

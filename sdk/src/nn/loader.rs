@@ -14,6 +14,7 @@ use std::{
 use super::{
     backend::Matrix,
     cpu,
+    layout::Layout,
     linear::{Embedding, Linear},
     merge::{Merges, Storey},
     ops::Ops,
@@ -48,6 +49,8 @@ pub struct Loader<'a> {
     shared: &'a Shared<'a>,
     /// The computations on the device that the weights go to.
     ops: &'a Ops,
+    /// Whether that is the host's memory, while the model is on a device.
+    on_host: bool,
     prefix: String,
 }
 
@@ -63,7 +66,9 @@ pub(super) struct HostExperts {
 pub(super) struct Shared<'a> {
     checkpoint: &'a Checkpoint,
     services: &'a Services,
-    ops: &'a Ops,
+    /// The computations of each of the model's devices.
+    parts: &'a [Ops],
+    layout: &'a Layout,
     host: Option<&'a HostExperts>,
     context: usize,
     family: &'static str,
@@ -79,7 +84,7 @@ impl<'a> Shared<'a> {
     pub(super) fn new(
         checkpoint: &'a Checkpoint,
         services: &'a Services,
-        (ops, host): (&'a Ops, Option<&'a HostExperts>),
+        (parts, layout, host): (&'a [Ops], &'a Layout, Option<&'a HostExperts>),
         context: usize,
         (gguf, names): (&[&'static str], Names),
         merged: &'a [Merged],
@@ -89,11 +94,29 @@ impl<'a> Shared<'a> {
         let registry = RefCell::new(Registry::new(family, names));
         let merges = Merges::new(merged, family, names);
         let (used, resident, loaded_bytes) = (RefCell::default(), RefCell::default(), Cell::new(0));
-        Self { checkpoint, services, ops, host, context, family, merges, registry, used, resident, loaded_bytes }
+        Self {
+            checkpoint,
+            services,
+            parts,
+            layout,
+            host,
+            context,
+            family,
+            merges,
+            registry,
+            used,
+            resident,
+            loaded_bytes,
+        }
     }
 
     pub(super) fn root(&'a self) -> Loader<'a> {
-        Loader { shared: self, ops: self.ops, prefix: String::new() }
+        Loader { shared: self, ops: self.ops_of(""), on_host: false, prefix: String::new() }
+    }
+
+    /// The computations of the device that the weights of a place go to.
+    fn ops_of(&self, path: &str) -> &'a Ops {
+        self.parts.get(self.layout.of_path(path)).unwrap_or(&self.parts[0])
     }
 
     pub(super) fn unused(&self) -> Option<String> {
@@ -123,7 +146,9 @@ impl Loader<'_> {
     /// The place `part` below this one.
     #[must_use]
     pub fn at(&self, part: impl Display) -> Self {
-        Self { shared: self.shared, ops: self.ops, prefix: self.name(part) }
+        let prefix = self.name(part);
+        let ops = if self.on_host { self.ops } else { self.shared.ops_of(&prefix) };
+        Self { shared: self.shared, ops, on_host: self.on_host, prefix }
     }
 
     /// This place, whose weights go to the device that experts of its layer are computed on, and what computes there if that
@@ -131,7 +156,10 @@ impl Loader<'_> {
     pub fn for_experts(&self) -> (Self, Option<Ops>) {
         let layer = self.prefix.split('.').find_map(|part| part.parse::<usize>().ok());
         match self.shared.host.filter(|host| layer.is_some_and(|layer| layer < host.layers)) {
-            Some(host) => (Self { ops: &host.ops, ..self.clone() }, Some(host.ops.clone())),
+            Some(host) => {
+                let on_host = !host.ops.device().same_device(self.ops.device());
+                (Self { ops: &host.ops, on_host, ..self.clone() }, Some(host.ops.clone()))
+            }
             None => (self.clone(), None),
         }
     }
@@ -156,6 +184,11 @@ impl Loader<'_> {
             return Ok(embedding.tied(self, name));
         }
         self.linear(name, embedding.width(), embedding.rows())
+    }
+
+    /// Which of the model's devices the weights go to.
+    fn place(&self) -> usize {
+        self.shared.layout.of_path(&self.prefix)
     }
 
     /// The name of this place.
@@ -255,7 +288,8 @@ impl Loader<'_> {
             }
         }
         let layer = self.describe(Part::Linear, weight.inputs(), weight.outputs());
-        Linear::new(weight.clone(), None, self.register(Registered { is_f32: weight.is_f32(), ..layer }))
+        let layer = Registered { is_f32: weight.is_f32(), place: weight.place, ..layer };
+        Linear::new(weight.clone(), None, self.register(layer))
     }
 
     /// A small dense tensor of one dimension, as `f32`.
@@ -266,14 +300,14 @@ impl Loader<'_> {
     /// A tensor of any format and shape in single precision, for what is no linear layer by itself.
     pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let raw = self.raw(name, shape)?;
-        self.shared.resident.borrow_mut().add_small(shape.iter().product());
-        Ok(Tensor::from_vec(cpu::dequantize(&raw)?, shape, self.device())?)
+        self.shared.resident.borrow_mut().add_small(shape.iter().product(), self.place());
+        self.ops.dense(cpu::dequantize(&raw)?, shape)
     }
 
     /// The values of a small dense tensor that an author has taken out of the checkpoint, such as a bias, as `f32`.
     pub fn vector_of(&self, raw: &RawTensor) -> Result<Tensor> {
         let vector = self.ops.vector(raw)?;
-        self.shared.resident.borrow_mut().add_small(vector.elem_count());
+        self.shared.resident.borrow_mut().add_small(vector.elem_count(), self.place());
         Ok(vector)
     }
 
@@ -304,8 +338,7 @@ impl Loader<'_> {
         let from = merged.as_ref().unwrap_or(raw);
         let matrix = self.ops.matrix(from);
         let matrix = matrix.map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
-        let on_host = !self.ops.device().same_device(self.shared.ops.device());
-        self.shared.resident.borrow_mut().add_matrix(&matrix, part, from, on_host);
+        self.shared.resident.borrow_mut().add_matrix(&matrix, part, from, self.on_host);
         let id = self.register(Registered { is_f32: matrix.is_f32(), ..layer });
         Ok((Arc::new(matrix), id))
     }
@@ -314,7 +347,8 @@ impl Loader<'_> {
     fn describe(&self, part: Part, inputs: usize, outputs: usize) -> Registered {
         let order = if self.format() == Format::Gguf { RowOrder::Gguf } else { RowOrder::HuggingFace };
         let rotated_heads = self.rotated_heads(&self.prefix, outputs);
-        Registered { name: self.prefix.clone(), part, inputs, outputs, is_f32: false, order, rotated_heads }
+        let place = self.place();
+        Registered { name: self.prefix.clone(), part, inputs, outputs, is_f32: false, order, place, rotated_heads }
     }
 
     fn register(&self, layer: Registered) -> LayerId {

@@ -152,7 +152,16 @@ mod tests {
 
     fn layer(name: &str) -> Registered {
         let (order, rotated_heads) = (RowOrder::HuggingFace, None);
-        Registered { name: name.into(), part: Part::Linear, inputs: 3, outputs: 2, is_f32: false, order, rotated_heads }
+        Registered {
+            name: name.into(),
+            part: Part::Linear,
+            inputs: 3,
+            outputs: 2,
+            is_f32: false,
+            order,
+            place: 0,
+            rotated_heads,
+        }
     }
 
     fn merged(target: &str, scale: f32) -> [Merged; 1] {

@@ -15,6 +15,7 @@ pub mod device;
 mod experts;
 mod kv;
 mod kv_shape;
+mod layout;
 mod linear;
 mod loader;
 mod mamba2;

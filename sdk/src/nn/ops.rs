@@ -11,7 +11,7 @@ use super::{
     attention::Attention,
     backend::{
         Backend, Changed, Compute, CpuKernels, ExpertRows, ExpertTable, Formulas, Layer, LowRank, Matrix, Rotation,
-        Routed, Routing, Taken,
+        Routed, Routing, Spread, StandIns, Taken,
     },
     cpu::{Activation, Glu},
     device::Chosen,
@@ -70,6 +70,8 @@ impl Kernels {
 #[derive(Clone)]
 pub struct Ops {
     backend: Arc<dyn Backend>,
+    /// Which of the model's devices it is, and what computes on all of them.
+    part_of: Option<(usize, Arc<dyn Backend>)>,
 }
 
 impl fmt::Debug for Ops {
@@ -80,15 +82,24 @@ impl fmt::Debug for Ops {
 
 impl Ops {
     /// The computations for a device, on `threads` CPU threads (0: all cores).
-    pub(super) fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Self {
-        let device = chosen.device.clone();
-        let backend: Arc<dyn Backend> = match kernels {
-            Kernels::Generic => Arc::new(Formulas::plain(device)),
-            Kernels::Exact => Arc::new(Formulas::exact(device)),
-            Kernels::Auto if device.is_cpu() => Arc::new(CpuKernels::new(threads)),
-            Kernels::Auto => best(device),
+    pub(super) fn new(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Self> {
+        let backend = match chosen.beside.is_empty() {
+            true => backend(chosen.device.clone(), threads, kernels),
+            false => spread(chosen, threads, kernels)?,
         };
-        Self { backend }
+        Ok(Self { backend, part_of: None })
+    }
+
+    /// The computations of each device that a model is spread over; none where it lies on one.
+    pub(super) fn parts(&self) -> Vec<Self> {
+        let parts = self.backend.parts().iter().enumerate();
+        let of = |place| Some((place, self.backend.clone()));
+        parts.map(|(place, backend)| Self { backend: backend.clone(), part_of: of(place) }).collect()
+    }
+
+    /// The computations of one of the model's devices.
+    fn part(&self, place: usize) -> &dyn Backend {
+        self.backend.parts().get(place).map_or(&*self.backend, |part| &**part)
     }
 
     /// Where tensors live.
@@ -146,12 +157,22 @@ impl Ops {
         let &[outputs, inputs] = raw.shape.as_slice() else {
             return Err(Error::corrupt(format!("tensor '{}' has shape {:?}, not two dimensions", raw.name, raw.shape)));
         };
-        Ok(Matrix { outputs, inputs, form: self.backend.matrix(raw)? })
+        let place = self.part_of.as_ref().map_or(0, |(place, _)| *place);
+        Ok(Matrix { outputs, inputs, place, form: self.backend.matrix(raw)? })
     }
 
     /// Takes in a small dense tensor, such as a norm's weight or a bias, as `f32`.
     pub(super) fn vector(&self, raw: &RawTensor) -> Result<Tensor> {
-        Ok(Tensor::from_vec(raw.to_f32()?, raw.shape.as_slice(), self.device())?)
+        self.dense(raw.to_f32()?, &raw.shape)
+    }
+
+    /// Takes in the values of a tensor of single precision.
+    pub(super) fn dense(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
+        let tensor = Tensor::from_vec(values, shape, self.device())?;
+        match &self.part_of {
+            Some((place, all)) => all.keeps(tensor, *place),
+            None => Ok(tensor),
+        }
     }
 
     /// `x · Wᵀ + b`, for `x` of shape `[rows, inputs]`.
@@ -235,9 +256,15 @@ impl Ops {
     }
 
     /// Takes in the factors of a change: `down` of `rank` rows, or of an embedding with `rank` columns, and `up` of `rank`
-    /// rows. `single` where the weight it changes has single precision.
-    pub(super) fn low_rank(&self, rank: usize, down: Vec<f32>, up: Vec<f32>, single: bool) -> Result<LowRank> {
-        Ok(LowRank { rank, form: self.backend.low_rank(rank, down, up, single)? })
+    /// rows. `single` where the weight it changes has single precision; `place` is the device that the layer is computed on.
+    pub(super) fn low_rank(
+        &self,
+        (rank, place): (usize, usize),
+        down: Vec<f32>,
+        up: Vec<f32>,
+        single: bool,
+    ) -> Result<LowRank> {
+        Ok(LowRank { rank, place, form: self.part(place).low_rank(rank, down, up, single)? })
     }
 
     /// Adds low-rank changes to rows of a linear layer's output; the groups of rows do not overlap.
@@ -251,20 +278,35 @@ impl Ops {
         if groups.is_empty() { Ok(out) } else { self.backend.add_low_rank_vectors(tokens, out, groups) }
     }
 
-    /// Indices as a tensor on the device.
-    pub(super) fn ids(&self, ids: &[u32]) -> Result<Tensor> {
-        self.backend.formulas().ids(ids)
+    /// On which of the model's devices an activation lies.
+    pub(super) fn place_of(&self, x: &Tensor) -> Result<usize> {
+        self.backend.place_of(x)
+    }
+
+    /// An activation on one of the model's devices, to which it moves if it lies on another.
+    pub(super) fn bring(&self, x: &Tensor, place: usize) -> Result<Tensor> {
+        self.backend.bring(x, place)
+    }
+
+    /// An activation on the device that another lies on.
+    pub(super) fn beside(&self, x: &Tensor, other: &Tensor) -> Result<Tensor> {
+        self.bring(x, self.place_of(other)?)
+    }
+
+    /// Indices as a tensor on the device that `beside` lies on.
+    pub(super) fn ids(&self, ids: &[u32], beside: &Tensor) -> Result<Tensor> {
+        self.part(self.place_of(beside)?).formulas().ids(ids)
     }
 
     /// The rows `rows` of an activation; they are below its first dimension.
     pub(super) fn select_rows(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor> {
         self.check(x, 2)?;
-        Ok(x.index_select(&self.backend.formulas().ids(rows)?, 0)?)
+        Ok(x.index_select(&self.ids(rows, x)?, 0)?)
     }
 
     /// The rows `start..start + len` of an activation as a tensor of their own.
     pub(super) fn rows(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
-        self.backend.formulas().rows(x, start, len)
+        self.backend.formulas().rows(&self.beside(x, x)?, start, len)
     }
 
     /// Root-mean-square norm over the last dimension.
@@ -317,11 +359,27 @@ impl Ops {
         self.backend.gate(gate, up, kind)
     }
 
-    /// Memory for so many blocks and slots of each group of a model's caches, all zero.
-    pub(super) fn kv_cache(&self, shape: &KvShape, kind: KvType, counts: &[usize]) -> Result<KvCache> {
-        KvCache::new(shape, kind, counts, |shape: StoreShape, by_kernels: bool| -> Result<Store> {
-            if by_kernels { self.backend.store(shape) } else { self.backend.formulas().store(shape) }
-        })
+    /// Memory for so many blocks and slots of each group of a model's caches, all zero, each on the device that `places` says.
+    pub(super) fn kv_cache(
+        &self,
+        shape: &KvShape,
+        kind: KvType,
+        counts: &[usize],
+        places: impl Fn(usize) -> usize,
+    ) -> Result<KvCache> {
+        KvCache::new(
+            shape,
+            kind,
+            counts,
+            places,
+            |place: usize, shape: StoreShape, by_kernels: bool| -> Result<Store> {
+                let part = self.part(place);
+                match if by_kernels { part.store(shape)? } else { part.formulas().store(shape)? } {
+                    Store::Tensor(tensor) => Ok(Store::Tensor(self.backend.keeps(tensor, place)?)),
+                    store => Ok(store),
+                }
+            },
+        )
     }
 
     /// Remembers `k` and `v`, and has each token of `q` attend to its sequence so far.
@@ -376,6 +434,40 @@ impl Ops {
         }
         self.backend.rotated_attention(spec, [q, k, v], rotation, pass)
     }
+}
+
+/// What computes on a device.
+fn backend(device: Device, threads: usize, kernels: Kernels) -> Arc<dyn Backend> {
+    match kernels {
+        Kernels::Generic => Arc::new(Formulas::plain(device)),
+        Kernels::Exact => Arc::new(Formulas::exact(device)),
+        Kernels::Auto if device.is_cpu() => Arc::new(CpuKernels::new(threads)),
+        Kernels::Auto => best(device),
+    }
+}
+
+/// What computes on several devices.
+fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Arc<dyn Backend>> {
+    let devices: Vec<Device> = std::iter::once(&chosen.device).chain(&chosen.beside).cloned().collect();
+    #[cfg(feature = "cuda")]
+    if devices.iter().all(Device::is_cuda) {
+        let ours = match kernels {
+            Kernels::Auto => devices.iter().map(super::backend::CudaKernels::proved).collect::<Result<Vec<_>>>().ok(),
+            Kernels::Generic | Kernels::Exact => None,
+        };
+        let ours = ours.map(|ours| ours.into_iter().map(Arc::new).collect::<Vec<_>>());
+        let roads = Arc::new(super::backend::CudaRoads::new(&devices, ours.clone())?);
+        let parts = match ours {
+            Some(ours) => ours.into_iter().map(|part| part as Arc<dyn Backend>).collect(),
+            None => devices.into_iter().map(|device| backend(device, threads, kernels)).collect(),
+        };
+        return Ok(Arc::new(Spread::new(parts, roads)));
+    }
+    if !devices.iter().all(Device::is_cpu) {
+        return Err(Error::unsupported(format!("layers cannot be spread over {}", chosen.name)));
+    }
+    let parts: Vec<_> = devices.into_iter().map(|device| backend(device, threads, kernels)).collect();
+    Ok(Arc::new(Spread::new(parts, Arc::new(StandIns::default()))))
 }
 
 /// Our kernels for a device that has some which prove right on it, or else the formulas.

@@ -11,6 +11,7 @@ use super::{
     backend::{Computed, Taken},
     device::{self, Chosen},
     kv_shape,
+    layout::{self, Layout, Share},
     loader::{HostExperts, Shared},
     ops::Kernels,
     registry::Registry,
@@ -18,7 +19,7 @@ use super::{
 use crate::{
     AdapterData, Architecture, Batch, Cache, Card, Error, KvTransfer, Level, LoadRequest, Merged, Model, Output,
     Outputs, Resident, Result, Services, Source, Span,
-    weights::{Checkpoint, Dtype, Names},
+    weights::{Checkpoint, Dtype, Names, RawTensor},
 };
 
 /// A decoder-only language model: what an author writes.
@@ -156,6 +157,26 @@ impl<D: Decoder> Opened<D> {
         Ok(Self { checkpoint, config, shape, kv, kernels, n_cpu_moe: options.n_cpu_moe, groups })
     }
 
+    /// Which layers lie where, if each group has so many blocks or slots.
+    fn layout(&self, chosen: &Chosen, counts: &[usize]) -> Result<Layout> {
+        if chosen.beside.is_empty() && device::free_bytes(&chosen.device).is_none() {
+            return Ok(Layout::one());
+        }
+        let devices = std::iter::once(&chosen.device).chain(&chosen.beside);
+        let share = |(name, device): (&str, _)| Share { name: name.to_owned(), free_bytes: device::free_bytes(device) };
+        let shares: Vec<Share> = chosen.names().into_iter().zip(devices).map(share).collect();
+        let bytes = |tensor: &RawTensor| match self.kernels {
+            Kernels::Exact => tensor.shape.iter().map(|&n| n as u64).product::<u64>().saturating_mul(4),
+            Kernels::Auto | Kernels::Generic => {
+                tensor.dtype.tensor_bytes(&tensor.shape).unwrap_or(tensor.data.len()) as u64
+            }
+        };
+        let weights =
+            self.checkpoint.weights().iter().filter(|tensor| !layout::is_on_host(&tensor.name, self.n_cpu_moe));
+        let weights = weights.map(|tensor| (tensor.name.as_str(), bytes(tensor)));
+        Layout::plan(&shares, weights, &self.shape.kv.layer_bytes(self.kv, counts)?)
+    }
+
     /// Bytes of the weights once loaded.
     fn weight_bytes(&self) -> u64 {
         match self.kernels {
@@ -217,11 +238,11 @@ impl<D: Decoder> Architecture for Paged<D> {
         let opened = Opened::<D>::open(&request.source)?;
         let chosen = device::choose(&request.device)?;
         let threads = request.threads as usize;
-        let ops = Ops::new(&chosen, threads, opened.kernels);
+        let ops = Ops::new(&chosen, threads, opened.kernels)?;
         let host = match opened.n_cpu_moe {
             0 => None,
-            _ if chosen.device.is_cpu() => Some(ops.clone()),
-            _ => Some(Ops::new(&device::choose("cpu")?, threads, opened.kernels)),
+            _ if chosen.device.is_cpu() && chosen.beside.is_empty() => Some(ops.clone()),
+            _ => Some(Ops::new(&device::choose("cpu")?, threads, opened.kernels)?),
         };
         let host = host.map(|ops| HostExperts { ops, layers: opened.n_cpu_moe });
         let (shape, asked) = (&opened.shape, request.context as usize);
@@ -233,21 +254,28 @@ impl<D: Decoder> Architecture for Paged<D> {
             );
         }
         let names = (D::GGUF, D::GGUF_NAMES);
-        let shared = Shared::new(&opened.checkpoint, services, (&ops, host.as_ref()), context, names, merged);
         let counts = kv_shape::divide(request.state_bytes, &opened.groups, context)?;
+        let parts = if chosen.beside.is_empty() { vec![ops.clone()] } else { ops.parts() };
+        let layout = opened.layout(&chosen, &counts)?;
+        let target = (&parts[..], &layout, host.as_ref());
+        let shared = Shared::new(&opened.checkpoint, services, target, context, names, merged);
         let decoder = D::load(&shared.root(), &opened.config)?;
         if let Some(names) = shared.unused() {
             services.log(Level::Warn, format!("{} does not use {names}", D::NAME));
         }
         let (registry, mut taken) = shared.finish()?;
-        let mut kv = ops.kv_cache(&shape.kv, opened.kv, &counts)?;
+        let caches = shape.kv.layers.len();
+        let mut kv = ops.kv_cache(&shape.kv, opened.kv, &counts, |cache| layout.of_cache(cache, caches))?;
         let adapters = Adapters::default();
         ops.warm_up(counts.len(), &mut |batch| compute(&decoder, &ops, &mut kv, &adapters, batch))?;
         taken.add_cache(&kv);
-        services.log(Level::Info, format!("memory {}", taken.on(&chosen.name, opened.kv)));
+        services.log(Level::Info, format!("memory {}", taken.on(&chosen.names(), opened.kv)));
         let weight_bytes = opened.weight_bytes();
         let widths = (shape, D::features_width(&opened.config));
-        let resident = resident(&chosen, &ops, widths, context, weight_bytes, &kv);
+        let mut resident = resident(&chosen, &ops, widths, context, weight_bytes, &kv);
+        if !chosen.beside.is_empty() {
+            resident.note = format!("{}; {}", resident.note, layout.tell(&chosen.names()));
+        }
         Ok(Box::new(PagedModel { decoder, resident, ops, kv, registry, adapters }))
     }
 }

@@ -17,19 +17,19 @@ pub(super) struct Pass<'a> {
     pub(super) prepared: RefCell<Prepared>,
 }
 
-/// Index tensors that all layers of a step share.
+/// Index tensors that all layers of a step share, those on one device: its place among the model's comes first in each key.
 #[derive(Default)]
 pub(super) struct Prepared {
     /// For each group of caches and of spans, the slots of its tokens, oldest first.
-    pub(super) slots: HashMap<(usize, Group), Tensor>,
+    pub(super) slots: HashMap<(usize, usize, Group), Tensor>,
     /// For each group, first row and window, what the tokens may not see.
-    pub(super) masks: HashMap<(Group, usize, Option<usize>), Tensor>,
+    pub(super) masks: HashMap<(usize, Group, usize, Option<usize>), Tensor>,
     /// For each group of caches, heads and their size: where the new tokens' keys or values go.
-    pub(super) targets: HashMap<(usize, usize, usize), Tensor>,
+    pub(super) targets: HashMap<(usize, usize, usize, usize), Tensor>,
     /// For each group of caches and size of a state: where the states that are kept go.
-    pub(super) kept: HashMap<(usize, usize), Tensor>,
+    pub(super) kept: HashMap<(usize, usize, usize), Tensor>,
     /// For each group of caches and length of a convolution: which rows it reads.
-    pub(super) convolved: HashMap<(usize, usize), (Vec<Tensor>, Tensor)>,
+    pub(super) convolved: HashMap<(usize, usize, usize), (Vec<Tensor>, Tensor)>,
 }
 
 /// Spans that are computed together: one that is longer than a token, or several that decode.

@@ -31,6 +31,8 @@ pub(super) struct Registered {
     pub(super) is_f32: bool,
     /// The order of its rows.
     pub(super) order: RowOrder,
+    /// The device of the model that the layer is computed on.
+    pub(super) place: usize,
     /// The size of the heads within which that order matters; none where it does not.
     pub(super) rotated_heads: Option<usize>,
 }

@@ -9,7 +9,7 @@ use super::{
     kv_shape::KvType,
     registry::Part,
 };
-use crate::{KvTransfer, weights::RawTensor};
+use crate::weights::RawTensor;
 
 /// What memory is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +24,8 @@ pub(super) enum Class {
 /// Where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
-    Device,
+    /// One of the model's devices.
+    Device(usize),
     /// In the host's memory, while the model is on a device.
     Host,
     /// In the checkpoint's files, which are mapped.
@@ -43,30 +44,31 @@ impl Resident {
         let class = if part == Part::Table { Class::Embedding } else { Class::Linear };
         // Only CUDA's form does not tell.
         let _ = from;
+        let device = Place::Device(matrix.place);
         let (place, bytes) = match &matrix.form {
             // What an adapter was merged into, and what was put together from parts, are in no file.
             Form::InPlace(raw) if raw.data.is_in_file() => (Place::Mapped, raw.data.len()),
-            Form::InPlace(raw) => (Place::Device, raw.data.len()),
-            Form::Dense(tensor) => (Place::Device, tensor.elem_count() * tensor.dtype().size_in_bytes()),
-            Form::Quantized(tensor, _) => (Place::Device, tensor.storage_size_in_bytes()),
+            Form::InPlace(raw) => (device, raw.data.len()),
+            Form::Dense(tensor) => (device, tensor.elem_count() * tensor.dtype().size_in_bytes()),
+            Form::Quantized(tensor, _) => (device, tensor.storage_size_in_bytes()),
             // The blocks of the checkpoint in another order.
             #[cfg(feature = "cuda")]
-            Form::Cuda(_) => (Place::Device, from.data.len()),
+            Form::Cuda(_) => (device, from.data.len()),
         };
-        let place = if on_host && place == Place::Device { Place::Host } else { place };
+        let place = if on_host && place == device { Place::Host } else { place };
         self.add(place, class, bytes as u64);
     }
 
-    /// Adds a small tensor of single precision.
-    pub(super) fn add_small(&mut self, values: usize) {
-        self.add(Place::Device, Class::Small, 4 * values as u64);
+    /// Adds a small tensor of single precision on one of the model's devices.
+    pub(super) fn add_small(&mut self, values: usize, place: usize) {
+        self.add(Place::Device(place), Class::Small, 4 * values as u64);
     }
 
     /// Adds all of a cache.
     pub(super) fn add_cache(&mut self, kv: &KvCache) {
-        let groups = kv.groups().iter().enumerate();
-        let bytes = groups.map(|(group, (_, count))| (kv.bytes(group) as u64).saturating_mul(*count as u64)).sum();
-        self.add(Place::Device, Class::Cache, bytes);
+        for (place, bytes) in kv.bytes_by_place() {
+            self.add(Place::Device(place), Class::Cache, bytes);
+        }
     }
 
     fn add(&mut self, place: Place, class: Class, bytes: u64) {
@@ -74,20 +76,18 @@ impl Resident {
         *sum = sum.saturating_add(bytes);
     }
 
-    /// In words, for a model on `device` whose cache is of `kind`.
-    pub(super) fn on(&self, device: &str, kind: KvType) -> String {
+    /// In words, for a model on `devices` whose cache is of `kind`.
+    pub(super) fn on(&self, devices: &[&str], kind: KvType) -> String {
         let list = |place: Place| -> Option<String> {
             let parts = self.bytes.iter().filter(|((at, _), bytes)| *at == place && **bytes > 0);
             let parts: Vec<_> =
                 parts.map(|((_, class), bytes)| format!("{} {}", class.name(kind), Size(*bytes))).collect();
             (!parts.is_empty()).then(|| parts.join(", "))
         };
-        let places = [
-            (Place::Device, format!("on {device}")),
-            (Place::Host, "in the host's memory".into()),
-            (Place::Mapped, "mapped from the checkpoint".into()),
-        ];
-        let places = places.into_iter().filter_map(|(place, name)| Some(format!("{name}: {}", list(place)?)));
+        let devices = devices.iter().enumerate().map(|(place, name)| (Place::Device(place), format!("on {name}")));
+        let others =
+            [(Place::Host, "in the host's memory".into()), (Place::Mapped, "mapped from the checkpoint".into())];
+        let places = devices.chain(others).filter_map(|(place, name)| Some(format!("{name}: {}", list(place)?)));
         places.collect::<Vec<_>>().join("; ")
     }
 }

@@ -69,7 +69,7 @@ impl Pass<'_> {
                 "states of {dims:?} where layer {layer} keeps {count} of {values} values"
             )));
         }
-        let key = (group, values);
+        let key = (self.kv.place(layer)?, group, values);
         let known = self.prepared.borrow().kept.get(&key).cloned();
         let targets = match known {
             Some(targets) => targets,

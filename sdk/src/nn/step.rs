@@ -84,7 +84,8 @@ impl<'a> Step<'a> {
 
     /// The same of a part of the states.
     pub fn keep_of(&mut self, layer: usize, part: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
-        self.pass.keep(layer, part, kept, states)
+        let states = self.ops.bring(states, self.pass.kv.place(layer)?)?;
+        self.pass.keep(layer, part, kept, &states)
     }
 
     /// Takes a recurrent layer through the new tokens of every sequence, one sequence after the other. `advance` is given a state,

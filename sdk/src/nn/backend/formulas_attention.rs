@@ -80,7 +80,7 @@ fn remember(formulas: &Formulas, spec: &Attention, new: [Option<&Tensor>; 2], pa
 /// Where the new tokens' heads of this size go: one slot per value, in the shape of the source, as `scatter_set` wants it.
 fn targets(formulas: &Formulas, spec: &Attention, dim: usize, pass: &Pass<'_>) -> Result<Tensor> {
     let (tokens, kv_heads, group) = (pass.tokens().len(), spec.kv_heads, pass.kv.group(spec.layer)?);
-    let key = (group, kv_heads, dim);
+    let key = (pass.kv.place(spec.layer)?, group, kv_heads, dim);
     if let Some(targets) = pass.prepared.borrow().targets.get(&key) {
         return Ok(targets.clone());
     }
@@ -182,7 +182,7 @@ fn mask(formulas: &Formulas, spec: &Attention, group: Group, rows: Rows, pass: &
     if spans[0].len == 1 && window.is_none() && !is_padded {
         return Ok(None);
     }
-    let key = (group, rows.start, window);
+    let key = (pass.kv.place(spec.layer)?, group, rows.start, window);
     if let Some(mask) = pass.prepared.borrow().masks.get(&key) {
         return Ok(Some(mask.clone()));
     }
@@ -202,8 +202,8 @@ fn mask(formulas: &Formulas, spec: &Attention, group: Group, rows: Rows, pass: &
 
 /// The slots of all tokens of a group's sequences, each padded with slots that its mask hides.
 fn slots(formulas: &Formulas, spec: &Attention, group: Group, pass: &Pass<'_>) -> Result<Tensor> {
-    let caches = pass.kv.group(spec.layer)?;
-    if let Some(slots) = pass.prepared.borrow().slots.get(&(caches, group)) {
+    let (place, caches) = (pass.kv.place(spec.layer)?, pass.kv.group(spec.layer)?);
+    if let Some(slots) = pass.prepared.borrow().slots.get(&(place, caches, group)) {
         return Ok(slots.clone());
     }
     let mut ids = Vec::with_capacity(group.len * group.all);
@@ -216,6 +216,6 @@ fn slots(formulas: &Formulas, spec: &Attention, group: Group, pass: &Pass<'_>) -
         ids.extend(std::iter::repeat_n(padding, group.all - all));
     }
     let slots = formulas.ids(&ids)?;
-    pass.prepared.borrow_mut().slots.insert((caches, group), slots.clone());
+    pass.prepared.borrow_mut().slots.insert((place, caches, group), slots.clone());
     Ok(slots)
 }

@@ -18,6 +18,8 @@ mod formulas_recurrence;
 mod metal;
 #[cfg(any(test, feature = "cuda"))]
 mod repack;
+mod spread;
+mod stand_ins;
 
 use candle_core::{
     Device, Tensor,
@@ -27,10 +29,12 @@ use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
 #[cfg(feature = "cuda")]
-pub(super) use cuda::{CudaKernels, open as cuda_device};
+pub(super) use cuda::{CudaKernels, CudaRoads, free_bytes as cuda_free_bytes, open as cuda_device};
 pub(super) use formulas::Formulas;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(super) use metal::MetalKernels;
+pub(super) use spread::{Roads, Spread};
+pub(super) use stand_ins::StandIns;
 
 use super::{
     attention::Attention,
@@ -49,6 +53,8 @@ use crate::{
 pub(in crate::nn) struct Matrix {
     pub(super) outputs: usize,
     pub(super) inputs: usize,
+    /// On which of the model's devices it lies.
+    pub(super) place: usize,
     pub(super) form: Form,
 }
 
@@ -92,6 +98,8 @@ impl Matrix {
 #[derive(Clone, Debug)]
 pub(in crate::nn) struct LowRank {
     pub(super) rank: usize,
+    /// On which of the model's devices they lie.
+    pub(super) place: usize,
     pub(super) form: LowRankForm,
 }
 
@@ -204,6 +212,26 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// Where tensors live.
     fn device(&self) -> &Device {
         &self.formulas().device
+    }
+
+    /// The backends of the devices that a model is spread over; none where it lies on one.
+    fn parts(&self) -> &[Arc<dyn Backend>] {
+        &[]
+    }
+
+    /// On which of them an activation lies.
+    fn place_of(&self, _x: &Tensor) -> Result<usize> {
+        Ok(0)
+    }
+
+    /// An activation as one of them reads it, to which it moves if it lies elsewhere.
+    fn bring(&self, x: &Tensor, _place: usize) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+
+    /// Takes note that one of them keeps this.
+    fn keeps(&self, tensor: Tensor, _place: usize) -> Result<Tensor> {
+        Ok(tensor)
     }
 
     /// Brings what a batch says to the device, ahead of its step.

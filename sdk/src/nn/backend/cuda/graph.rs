@@ -7,7 +7,11 @@
 //! the host cannot be replayed, and runs launch by launch.
 
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaSlice, sys};
-use std::{collections::HashMap, sync::atomic::Ordering};
+use std::{
+    collections::HashMap,
+    ops::Deref,
+    sync::{Mutex, atomic::Ordering},
+};
 
 use super::{
     CudaKernels,
@@ -52,6 +56,82 @@ struct Captured(CudaGraph, #[allow(dead_code, reason = "it lives as long as the 
 // SAFETY: a graph is launched and dropped under the mutex that holds it, by one thread at a time, as its documentation asks.
 unsafe impl Send for Captured {}
 
+/// What has several devices compute one step.
+pub(super) trait Connection {
+    /// Has a device wait for all others.
+    fn gather(&self, at: usize) -> Result<()>;
+
+    /// Has all others wait for a device.
+    fn fan_out(&self, from: usize) -> Result<()>;
+
+    /// Forgets what was moved in a run.
+    fn forget(&self);
+}
+
+/// The devices that a step is captured on.
+pub(super) struct Crew<'a> {
+    /// The one that computes logits, on whose stream a graph is launched.
+    pub(super) origin: &'a CudaKernels,
+    pub(super) others: Vec<&'a CudaKernels>,
+    pub(super) graphs: &'a Mutex<Graphs>,
+    /// What connects them, and which of them is the first of these.
+    pub(super) roads: Option<(&'a dyn Connection, usize)>,
+}
+
+impl<'a> Crew<'a> {
+    /// One device.
+    pub(super) fn of(kernels: &'a CudaKernels) -> Self {
+        Self { origin: kernels, others: Vec::new(), graphs: &kernels.graphs, roads: None }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'a CudaKernels> {
+        std::iter::once(self.origin).chain(self.others.iter().copied())
+    }
+
+    /// Takes in a batch. Whether the buffers are where they were before.
+    fn set(&self, batch: &Batch<'_>, rows: usize) -> Result<bool> {
+        let mut stays = true;
+        for kernels in self.all() {
+            stays &= locked(&kernels.inputs).set(&kernels.module, batch, rows)?;
+        }
+        Ok(stays)
+    }
+
+    /// Forgets what belongs to one run of the model.
+    fn forget(&self) {
+        self.all().for_each(|kernels| locked(&kernels.prepared).clear());
+        if let Some((roads, _)) = self.roads {
+            roads.forget();
+        }
+    }
+
+    fn set_captures(&self, captures: bool) {
+        self.all().for_each(|kernels| kernels.captures.store(captures, Ordering::Relaxed));
+    }
+
+    /// Has the origin wait for the others.
+    fn gather(&self) -> Result<()> {
+        self.roads.map_or(Ok(()), |(roads, origin)| roads.gather(origin))
+    }
+
+    /// Has the others wait for the origin.
+    fn fan_out(&self) -> Result<()> {
+        self.roads.map_or(Ok(()), |(roads, origin)| roads.fan_out(origin))
+    }
+
+    fn launches(&self) -> usize {
+        self.all().map(|kernels| kernels.module.launches()).sum()
+    }
+}
+
+impl Deref for Crew<'_> {
+    type Target = CudaKernels;
+
+    fn deref(&self) -> &CudaKernels {
+        self.origin
+    }
+}
+
 impl Graphs {
     /// How steps that decode are launched, for a person.
     pub(super) fn note(&self) -> String {
@@ -70,11 +150,11 @@ impl Graphs {
 
 /// Runs a step as long as a short prompt, so that the first of them need not wait until what multiplies many rows is loaded,
 /// and captures a step of one row, so that a model which cannot be captured says so when it is loaded.
-pub(super) fn warm_up(kernels: &CudaKernels, groups: usize, run: Compute<'_>) -> Result<()> {
+pub(super) fn warm_up(kernels: &Crew<'_>, groups: usize, run: Compute<'_>) -> Result<()> {
     let nothing = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
-    let mut graphs = locked(&kernels.graphs);
-    locked(&kernels.inputs).groups = groups;
-    locked(&kernels.inputs).set(&kernels.module, &nothing, WARM_ROWS)?;
+    let mut graphs = locked(kernels.graphs);
+    kernels.all().for_each(|kernels| locked(&kernels.inputs).groups = groups);
+    kernels.set(&nothing, WARM_ROWS)?;
     let made_up = [0; WARM_ROWS];
     let spans = (0..WARM_ROWS).map(made_up_span).collect();
     let warm = run(&Batch { tokens: &made_up, positions: &made_up, spans, top: 0 });
@@ -84,8 +164,8 @@ pub(super) fn warm_up(kernels: &CudaKernels, groups: usize, run: Compute<'_>) ->
     {
         return Err(error);
     }
-    locked(&kernels.prepared).clear();
-    locked(&kernels.inputs).set(&kernels.module, &nothing, 1)?;
+    kernels.forget();
+    kernels.set(&nothing, 1)?;
     graph_for(kernels, &mut graphs, &nothing, 1, run)?;
     Ok(())
 }
@@ -107,25 +187,21 @@ fn made_up_span(start: usize) -> Span<'static> {
 }
 
 /// Computes a step that only decodes. Nothing is done, and `false` returned, where it does more or cannot be captured.
-pub(super) fn decode(
-    kernels: &CudaKernels,
-    batch: &Batch<'_>,
-    run: Compute<'_>,
-    taken: &mut Taken<'_>,
-) -> Result<bool> {
+pub(super) fn decode(kernels: &Crew<'_>, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
     let decodes =
         |span: &Span<'_>| span.len == 1 && span.want == Want::Last && (span.adapter == 0 || span.adapter_scale == 0.0);
     let rows = ROWS.into_iter().find(|&rows| rows >= batch.tokens.len());
     let Some(rows) = rows.filter(|_| batch.spans.iter().all(decodes)) else { return Ok(false) };
-    let mut graphs = locked(&kernels.graphs);
+    let mut graphs = locked(kernels.graphs);
     if graphs.refused.is_some() {
         return Ok(false);
     }
-    if !locked(&kernels.inputs).set(&kernels.module, batch, rows)? {
+    if !kernels.set(batch, rows)? {
         graphs.clear();
     }
     let Some(key) = graph_for(kernels, &mut graphs, batch, rows, run)? else { return Ok(false) };
     let (Some(graph), Some(from)) = (graphs.captured.get(&key), &graphs.logits) else { return Ok(false) };
+    kernels.gather()?;
     graph.0.launch().map_err(failed)?;
     let stream = &kernels.module.stream;
     match taken {
@@ -145,7 +221,7 @@ pub(super) fn decode(
 
 /// Has a graph for the batch that the inputs hold. None where the model cannot be captured.
 fn graph_for(
-    kernels: &CudaKernels,
+    kernels: &Crew<'_>,
     graphs: &mut Graphs,
     batch: &Batch<'_>,
     rows: usize,
@@ -158,10 +234,10 @@ fn graph_for(
     if graphs.captured.len() >= GRAPHS_MAX {
         graphs.clear();
     }
-    kernels.captures.store(true, Ordering::Relaxed);
+    kernels.set_captures(true);
     let captured = capture(kernels, graphs, batch, rows, run);
-    kernels.captures.store(false, Ordering::Relaxed);
-    locked(&kernels.prepared).clear();
+    kernels.set_captures(false);
+    kernels.forget();
     match captured {
         Ok(graph) => {
             graphs.captured.insert(key, graph);
@@ -177,7 +253,7 @@ fn graph_for(
 
 /// Runs the step once, so that everything it needs is loaded, and then captures it.
 fn capture(
-    kernels: &CudaKernels,
+    kernels: &Crew<'_>,
     graphs: &mut Graphs,
     batch: &Batch<'_>,
     rows: usize,
@@ -199,7 +275,7 @@ fn capture(
     };
     let spans: Vec<_> = (0..rows).map(made_up_span).collect();
     let (tokens, positions) = padded(false);
-    locked(&kernels.prepared).clear();
+    kernels.forget();
     let first = run(&Batch { tokens: &tokens, positions: &positions, spans: spans.clone(), top: 0 })?;
     if first.was_read {
         return Err(not_capturable("the model looks at tokens or positions on the host"));
@@ -212,31 +288,37 @@ fn capture(
     }
     let Some(logits) = graphs.logits.as_ref() else { return Err(not_capturable("there is no room for logits")) };
     drop(first);
-    locked(&kernels.prepared).clear();
+    kernels.forget();
+    kernels.gather()?;
     stream.synchronize().map_err(failed)?;
 
     let (tokens, positions) = padded(true);
     let fake = Batch { tokens: &tokens, positions: &positions, spans, top: 0 };
-    let before = module.launches();
+    let before = kernels.launches();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).map_err(failed)?;
     if rows <= OVERLAPPED_ROWS_MAX {
-        module.memory.keep_all();
+        kernels.all().for_each(|kernels| kernels.module.memory.keep_all());
     }
     let mut compute = || -> Result<()> {
+        kernels.fan_out()?;
         let computed = run(&fake)?;
         let from = module.tensor::<f32>(&computed.rows)?;
         module.copy(from, module.address(logits), 4 * computed.rows.elem_count())
     };
     let computed = compute();
     // What was captured is given back in the graph.
-    locked(&kernels.prepared).clear();
+    kernels.forget();
+    let gathered = kernels.gather();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let captured = stream.end_capture(flags);
-    let kept = module.memory.take_kept()?;
-    computed?;
+    let mut kept = Kept::new();
+    for kernels in kernels.all() {
+        kept.extend(kernels.module.memory.take_kept()?);
+    }
+    computed.and(gathered)?;
     let graph = captured.map_err(failed)?.ok_or_else(|| not_capturable("nothing was launched"))?;
     graph.upload().map_err(failed)?;
-    graphs.launches = module.launches() - before;
+    graphs.launches = kernels.launches() - before;
     Ok(Captured(graph, kept))
 }
 

@@ -13,6 +13,7 @@ mod memory;
 mod module;
 mod products;
 mod proofs;
+mod roads;
 mod weights;
 
 use candle_core::{CudaDevice, DType, Device, Tensor, cuda_backend::cudarc::driver::CudaSlice};
@@ -25,11 +26,12 @@ use std::{
 };
 
 pub(super) use experts::ExpertTable;
+pub(in crate::nn) use roads::CudaRoads;
 pub(in crate::nn) use weights::Weight;
 
 use self::{
     attention::COUNTERS,
-    graph::Graphs,
+    graph::{Crew, Graphs},
     inputs::Inputs,
     memory::failed,
     module::{Arg, Module},
@@ -82,6 +84,12 @@ pub(in crate::nn) fn open(ordinal: usize) -> candle_core::Result<Device> {
     Ok(device)
 }
 
+/// What a device has left.
+pub(in crate::nn) fn free_bytes(device: &CudaDevice) -> Option<u64> {
+    let (free, _) = device.cuda_stream().context().mem_get_info().ok()?;
+    u64::try_from(free).ok()
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -119,6 +127,12 @@ impl CudaKernels {
         kernels.finds_best = kernels.prove_best().is_ok();
         kernels.mixes = kernels.prove_mixture().is_ok();
         Ok(kernels)
+    }
+
+    /// Brings a batch to the device. Whether what a graph reads is where it was before.
+    fn begin_step(&self, batch: &Batch<'_>) -> Result<bool> {
+        locked(&self.prepared).clear();
+        locked(&self.inputs).set(&self.module, batch, 0)
     }
 
     /// The best of rows of logits, three values for each row.
@@ -175,19 +189,18 @@ impl Backend for CudaKernels {
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
-        locked(&self.prepared).clear();
-        if !locked(&self.inputs).set(&self.module, batch, 0)? {
+        if !self.begin_step(batch)? {
             locked(&self.graphs).clear();
         }
         Ok(())
     }
 
     fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
-        graph::warm_up(self, groups, run)
+        graph::warm_up(&Crew::of(self), groups, run)
     }
 
     fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
-        graph::decode(self, batch, run, taken)
+        graph::decode(&Crew::of(self), batch, run, taken)
     }
 
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {

@@ -5,6 +5,7 @@
 
 use candle_core::{
     CudaDevice, CudaStorage, DType, Storage, Tensor,
+    backend::BackendDevice,
     cuda_backend::{
         CudaDType,
         cudarc::{
@@ -251,6 +252,9 @@ impl Module {
     pub(super) fn tensor<T: CudaDType>(&self, tensor: &Tensor) -> Result<u64> {
         let (storage, layout) = tensor.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else { return Err(failed("a tensor lies on another device")) };
+        if storage.device.location() != self.device.location() {
+            return Err(failed("a tensor lies on another device"));
+        }
         if !layout.is_contiguous() {
             return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
         }

@@ -52,7 +52,7 @@ impl CudaKernels {
             let (shape, data) = (vec![outputs, inputs], Bytes::copy_of(&data)?);
             let raw = RawTensor { name: String::new(), dtype, shape, data };
             let dense = Tensor::from_vec(cpu::dequantize(&raw)?, (outputs, inputs), &self.formulas.device)?.t()?;
-            let weight = Matrix { outputs, inputs, form: self.matrix(&raw)? };
+            let weight = Matrix { outputs, inputs, place: 0, form: self.matrix(&raw)? };
             // More than 32 rows are multiplied by cuBLAS.
             for rows in [1, 2, 5, 40] {
                 let x = self.formulas.wave(rows, inputs)?;
@@ -88,7 +88,7 @@ impl CudaKernels {
             let (dtype, shape, data) = (Dtype::BF16, vec![outputs, inputs], Bytes::copy_of(&data)?);
             let raw = RawTensor { name: String::new(), dtype, shape, data };
             let dense = Tensor::from_vec(raw.to_f32()?, (outputs, inputs), &self.formulas.device)?;
-            Ok((Matrix { outputs, inputs, form: self.matrix(&raw)? }, dense))
+            Ok((Matrix { outputs, inputs, place: 0, form: self.matrix(&raw)? }, dense))
         };
         let expert = |index: usize| -> Result<_> {
             Ok([

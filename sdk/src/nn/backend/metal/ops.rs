@@ -259,7 +259,7 @@ fn unknown(source: &str) -> Vec<String> {
 }
 
 /// The sources behind a forward pass on Metal: the SDK's layers and formulas, and the families. The CPU's and CUDA's kernels
-/// do not run there, `bridge` and the zoo run candle's own models, and two plugins have no layers.
+/// and what stands in for devices do not run there, `bridge` and the zoo run candle's own models, and two plugins have no layers.
 fn sources() -> Vec<(PathBuf, String)> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders = vec![here.join("src/nn")];
@@ -272,8 +272,9 @@ fn sources() -> Vec<(PathBuf, String)> {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let path = entry.path();
             let name = entry.file_name();
-            let is_other =
-                ["cpu", "cpu.rs", "cuda", "tests.rs", "mistakes.rs", "ops.rs"].iter().any(|other| name == *other);
+            let is_other = ["cpu", "cpu.rs", "cuda", "stand_ins.rs", "tests.rs", "mistakes.rs", "ops.rs"]
+                .iter()
+                .any(|other| name == *other);
             if is_other && path != here.join("src/nn/ops.rs") {
                 continue;
             }

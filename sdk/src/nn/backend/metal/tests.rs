@@ -191,7 +191,7 @@ pub(super) fn check(program: &Program, case: Case) -> Result<(), String> {
     let batch = Batch { tokens: &ids, positions: &ids, spans, top: 0 };
 
     let shape = KvShape::uniform(1, kv_heads, head_dim);
-    let mut cache = KvCache::new(&shape, kind, &[blocks], |shape, _| formulas.store(shape)).unwrap();
+    let mut cache = KvCache::new(&shape, kind, &[blocks], |_| 0, |_, shape, _| formulas.store(shape)).unwrap();
     let slots = blocks * BLOCK_TOKENS;
     let before = |seed: f32| -> Vec<f32> {
         let values = (0..kv_heads * slots * head_dim).map(|i| (i as f32 * seed).sin());

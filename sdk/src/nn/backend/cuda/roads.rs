@@ -1,0 +1,421 @@
+//! Several CUDA devices under one model: where its tensors lie, how activations move, and its steps as one launch.
+//!
+//! Each device computes on one stream of its own. A move waits for what the sender has computed so far, and the sender goes on
+//! once it is done, so that nobody else is given the memory meanwhile. Where the devices can read each other's memory, that
+//! is one copy, which can be captured like a kernel. What the connection says it can do is tried at load: some virtual
+//! machines promise more than they keep.
+
+use candle_core::{
+    CudaDevice, CudaStorage, Device, DeviceLocation, InplaceOp1, Layout, Storage, Tensor, TensorId,
+    backend::{BackendDevice, BackendStorage},
+    cuda_backend::{
+        CudaStorageSlice,
+        cudarc::driver::{CudaSlice, CudaStream, DevicePtr, result, sys},
+    },
+    op::BackpropOp,
+};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, AtomicUsize, Ordering},
+    },
+};
+
+use super::{
+    CudaKernels,
+    graph::{self, Connection, Crew, Graphs},
+    locked,
+    memory::failed,
+};
+use crate::{
+    Batch, Error, Result,
+    nn::backend::{Compute, Roads, Taken},
+};
+
+/// How bytes go from one device to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Way {
+    /// Each reads the other's memory.
+    Direct,
+    /// The driver finds a way.
+    Driver,
+    /// Through the host's memory, waiting for both.
+    Host,
+}
+
+const WAYS: [Way; 3] = [Way::Direct, Way::Driver, Way::Host];
+
+/// The devices of a model.
+pub(in crate::nn) struct CudaRoads {
+    ends: Vec<End>,
+    /// An index of `WAYS`.
+    way: AtomicU8,
+    /// Tensors whose memory has moved, as they are to be read now: candle goes on to say of the old ones that they lie where
+    /// they did.
+    moved: Mutex<HashMap<TensorId, Tensor>>,
+    /// Our kernels on each device, unless the formulas compute.
+    kernels: Vec<Arc<CudaKernels>>,
+    graphs: Mutex<Graphs>,
+    /// The device on which logits are computed.
+    last: AtomicUsize,
+}
+
+/// A device, as moves know it.
+struct End {
+    device: CudaDevice,
+    stream: Arc<CudaStream>,
+    /// Marks what the stream has done so far.
+    event: sys::CUevent,
+}
+
+// SAFETY: events may be used from any thread; a model computes on one at a time.
+unsafe impl Send for End {}
+// SAFETY: as above.
+unsafe impl Sync for End {}
+
+impl End {
+    fn new(device: &Device) -> Result<Self> {
+        let device = device.as_cuda_device()?.clone();
+        let stream = device.cuda_stream();
+        stream.context().bind_to_thread().map_err(failed)?;
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed)?;
+        Ok(Self { device, stream, event })
+    }
+
+    fn bind(&self) -> Result<()> {
+        self.stream.context().bind_to_thread().map_err(failed)
+    }
+
+    fn number(&self) -> usize {
+        self.stream.context().ordinal()
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            // SAFETY: the event was created with this context and is not used again.
+            let _ = unsafe { result::event::destroy(self.event) };
+        }
+    }
+}
+
+impl CudaRoads {
+    /// Connects devices; `kernels` are those of each, if there are.
+    pub(in crate::nn) fn new(devices: &[Device], kernels: Option<Vec<Arc<CudaKernels>>>) -> Result<Self> {
+        let roads = Self {
+            ends: devices.iter().map(End::new).collect::<Result<_>>()?,
+            way: AtomicU8::new(0),
+            moved: Mutex::default(),
+            kernels: kernels.unwrap_or_default(),
+            graphs: Mutex::default(),
+            last: AtomicUsize::new(devices.len() - 1),
+        };
+        let mut opened = Ok(());
+        for (first, second) in roads.pairs() {
+            opened = opened.and_then(|()| roads.open(first, second));
+        }
+        for (index, way) in WAYS.into_iter().enumerate() {
+            if way == Way::Direct && opened.is_err() {
+                continue;
+            }
+            roads.way.store(index as u8, Ordering::Relaxed);
+            if roads.pairs().all(|pair| roads.arrives(pair).unwrap_or(false)) {
+                return Ok(roads);
+            }
+        }
+        Err(failed("what is copied between the devices does not arrive").help("name one device"))
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> {
+        let count = self.ends.len();
+        (0..count * count).map(move |pair| (pair / count, pair % count)).filter(|(first, second)| first != second)
+    }
+
+    fn way(&self) -> Way {
+        WAYS.get(usize::from(self.way.load(Ordering::Relaxed))).copied().unwrap_or(Way::Host)
+    }
+
+    /// Lets one device read the memory of another.
+    fn open(&self, reader: usize, owner: usize) -> Result<()> {
+        let (reader, owner) = (&self.ends[reader], &self.ends[owner]);
+        let number = |end: &End| i32::try_from(end.number()).map_err(failed);
+        let (reads, owns) = (number(reader)?, number(owner)?);
+        let mut can = 0;
+        // SAFETY: the places that are written are ours.
+        unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, reads, owns) }.result().map_err(failed)?;
+        if can == 0 {
+            return Err(failed("the devices do not see each other's memory"));
+        }
+        reader.bind()?;
+        // SAFETY: both contexts live as long as their devices.
+        let enabled = unsafe { sys::cuCtxEnablePeerAccess(owner.stream.context().cu_ctx(), 0) };
+        if enabled != sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED {
+            enabled.result().map_err(failed)?;
+        }
+        let mut pool = std::ptr::null_mut();
+        let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        let location = sys::CUmemLocation { type_, id: reads };
+        let access =
+            sys::CUmemAccessDesc { location, flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+        // SAFETY: the pool is the owner's own, and one description is given.
+        unsafe {
+            sys::cuDeviceGetDefaultMemPool(&raw mut pool, owns).result().map_err(failed)?;
+            sys::cuMemPoolSetAccess(pool, &raw const access, 1).result().map_err(failed)
+        }
+    }
+
+    /// Whether what is sent arrives.
+    fn arrives(&self, (from, to): (usize, usize)) -> Result<bool> {
+        let values: Vec<f32> = (0..100_000).map(|value| (value as f32 * 0.37).sin()).collect();
+        let device = Device::Cuda(self.ends[from].device.clone());
+        let held = Tensor::from_slice(&values, (1000, 100), &device)?;
+        let brought = self.bring(&held, to)?;
+        self.clear();
+        let is_same = |tensor: &Tensor| Ok::<_, Error>(tensor.flatten_all()?.to_vec1::<f32>()? == values);
+        Ok(is_same(&brought)? && is_same(&(held + brought)?.affine(0.5, 0.0)?)?)
+    }
+
+    /// Has a device wait until another has computed what it was given so far.
+    fn after(&self, first: usize, then: usize) -> Result<()> {
+        let (first, then) = (&self.ends[first], &self.ends[then]);
+        first.bind()?;
+        // SAFETY: the event is of the stream's context, and both live.
+        unsafe { result::event::record(first.event, first.stream.cu_stream()) }.map_err(failed)?;
+        then.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: a stream may wait for an event of another device.
+        unsafe { result::stream::wait_event(then.stream.cu_stream(), first.event, flags) }.map_err(failed)
+    }
+
+    /// Which of the devices has this number.
+    fn of(&self, location: DeviceLocation) -> Result<usize> {
+        let found = self.ends.iter().position(|end| end.device.location() == location);
+        found.ok_or_else(|| failed(format!("a tensor lies on {location:?}, which is none of the model's devices")))
+    }
+
+    /// Where a tensor's memory is, whatever candle says of the tensor.
+    fn memory_of(&self, tensor: &Tensor) -> Result<usize> {
+        self.of(tensor.storage_and_layout().0.device().location())
+    }
+
+    /// A copy of a tensor's memory on a device, all of it or `count` values from `start` on.
+    fn copy<T: Value>(
+        &self,
+        from: &CudaSlice<T>,
+        (start, count): (usize, usize),
+        ends: [usize; 2],
+    ) -> Result<CudaSlice<T>> {
+        let [source, target] = ends.map(|end| &self.ends[end]);
+        let (bytes, address) =
+            (count * size_of::<T>(), from.device_ptr(from.stream()).0 + (start * size_of::<T>()) as u64);
+        if ends[0] != ends[1] && self.way() == Way::Host {
+            source.bind()?;
+            let values = source.stream.clone_dtoh(&from.slice(start..start + count)).map_err(failed)?;
+            source.stream.synchronize().map_err(failed)?;
+            return target.stream.clone_htod(&values).map_err(failed);
+        }
+        let room = match self.kernels.get(ends[1]) {
+            Some(kernels) => kernels.module.room::<T>(count)?,
+            // SAFETY: the copy writes all of it.
+            None => unsafe { target.stream.alloc::<T>(count) }.map_err(failed)?,
+        };
+        let to = room.device_ptr(&target.stream).0;
+        if ends[0] != ends[1] {
+            self.after(ends[0], ends[1])?;
+        }
+        target.bind()?;
+        let stream = target.stream.cu_stream();
+        // SAFETY: both places have as many bytes, and live until the stream is done, as their own streams wait for it.
+        unsafe {
+            match self.way() {
+                Way::Driver if ends[0] != ends[1] => {
+                    let contexts = [target, source].map(|end| end.stream.context().cu_ctx());
+                    sys::cuMemcpyPeerAsync(to, contexts[0], address, contexts[1], bytes, stream)
+                }
+                _ => sys::cuMemcpyDtoDAsync_v2(to, address, bytes, stream),
+            }
+        }
+        .result()
+        .map_err(failed)?;
+        if ends[0] != ends[1] {
+            self.after(ends[1], ends[0])?;
+        }
+        Ok(room)
+    }
+
+    /// The same of memory of any type that activations have.
+    fn copy_storage(&self, from: &CudaStorage, part: Option<(usize, usize)>, ends: [usize; 2]) -> Result<CudaStorage> {
+        let slice = match &from.slice {
+            CudaStorageSlice::F32(values) => {
+                CudaStorageSlice::F32(self.copy(values, part.unwrap_or((0, values.len())), ends)?)
+            }
+            CudaStorageSlice::U32(values) => {
+                CudaStorageSlice::U32(self.copy(values, part.unwrap_or((0, values.len())), ends)?)
+            }
+            _ => return Err(Error::unsupported(format!("{:?} does not move between devices", from.dtype()))),
+        };
+        Ok(CudaStorage { slice, device: self.ends[ends[1]].device.clone() })
+    }
+
+    /// A tensor of its own with the values of one that lies on this device, and says so.
+    fn fresh(&self, tensor: &Tensor, at: usize) -> Result<Tensor> {
+        let copy = {
+            let (storage, layout) = tensor.storage_and_layout();
+            let Storage::Cuda(storage) = &*storage else { return Err(failed("a tensor lies in the host's memory")) };
+            if !layout.is_contiguous() {
+                return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
+            }
+            self.copy_storage(storage, Some((layout.start_offset(), tensor.elem_count())), [at, at])?
+        };
+        let fresh = Tensor::from_storage(Storage::Cuda(copy), tensor.shape(), BackpropOp::none(), false);
+        self.keep(at, fresh.clone());
+        Ok(fresh)
+    }
+
+    /// Keeps what a captured step computes in.
+    fn keep(&self, at: usize, value: impl std::any::Any + Send) {
+        if let Some(kernels) = self.kernels.get(at) {
+            kernels.module.memory.keep(value);
+        }
+    }
+
+    /// What captures steps; none where there is nothing that can be.
+    fn crew(&self) -> Option<Crew<'_>> {
+        if self.way() == Way::Host {
+            return None;
+        }
+        let origin = self.last.load(Ordering::Relaxed);
+        let others = self.kernels.iter().enumerate().filter(|(at, _)| *at != origin).map(|(_, of)| &**of).collect();
+        Some(Crew { origin: self.kernels.get(origin)?, others, graphs: &self.graphs, roads: Some((self, origin)) })
+    }
+}
+
+impl Connection for CudaRoads {
+    fn gather(&self, at: usize) -> Result<()> {
+        (0..self.ends.len()).filter(|&end| end != at).try_for_each(|end| self.after(end, at))
+    }
+
+    fn fan_out(&self, from: usize) -> Result<()> {
+        (0..self.ends.len()).filter(|&end| end != from).try_for_each(|end| self.after(from, end))
+    }
+
+    fn forget(&self) {
+        self.clear();
+    }
+}
+
+/// What activations are made of.
+trait Value: candle_core::cuda_backend::cudarc::driver::DeviceRepr + Clone + Default {}
+impl Value for f32 {}
+impl Value for u32 {}
+
+/// Puts other memory under a tensor.
+struct Replace<'a> {
+    roads: &'a CudaRoads,
+    ends: [usize; 2],
+    old: RefCell<Option<CudaStorage>>,
+}
+
+impl InplaceOp1 for Replace<'_> {
+    fn name(&self) -> &'static str {
+        "a move to another device"
+    }
+
+    fn cpu_fwd(&self, _: &mut candle_core::CpuStorage, _: &Layout) -> candle_core::Result<()> {
+        Err(candle_core::Error::Msg("a tensor lies in the host's memory".into()))
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> candle_core::Result<()> {
+        let moved = self.roads.copy_storage(storage, None, self.ends);
+        let moved = moved.map_err(|error| candle_core::Error::Msg(error.to_string()))?;
+        *self.old.borrow_mut() = Some(std::mem::replace(storage, moved));
+        Ok(())
+    }
+}
+
+impl Roads for CudaRoads {
+    fn place(&self, tensor: &Tensor) -> Result<Option<usize>> {
+        self.memory_of(tensor).map(Some)
+    }
+
+    fn bring(&self, tensor: &Tensor, to: usize) -> Result<Tensor> {
+        let from = self.memory_of(tensor)?;
+        if from == to {
+            if self.of(tensor.device().location())? == to {
+                return Ok(tensor.clone());
+            }
+            let known = locked(&self.moved).get(&tensor.id()).cloned();
+            if let Some(known) = known
+                && self.memory_of(&known)? == to
+            {
+                return Ok(known);
+            }
+        } else {
+            let replace = Replace { roads: self, ends: [from, to], old: RefCell::new(None) };
+            tensor.inplace_op1(&replace)?;
+            if let Some(old) = replace.old.take() {
+                self.keep(from, old);
+            }
+            self.keep(to, tensor.clone());
+        }
+        let fresh = self.fresh(tensor, to)?;
+        locked(&self.moved).insert(tensor.id(), fresh.clone());
+        Ok(fresh)
+    }
+
+    fn clear(&self) {
+        locked(&self.moved).clear();
+    }
+
+    fn note(&self) -> Option<String> {
+        if self.kernels.is_empty() {
+            return None;
+        }
+        let way = match self.way() {
+            Way::Direct => "which read each other's memory",
+            Way::Driver => "between which the driver copies",
+            Way::Host => "between which activations go through the host's memory",
+        };
+        let (count, graphs) = (self.ends.len(), locked(&self.graphs).note());
+        Some(format!("our CUDA kernels on {count} devices, {way}, {graphs}"))
+    }
+
+    fn begin(&self, batch: &Batch<'_>) -> Result<bool> {
+        for kernels in &self.kernels {
+            if !kernels.begin_step(batch)? {
+                locked(&self.graphs).clear();
+            }
+        }
+        Ok(!self.kernels.is_empty())
+    }
+
+    fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
+        // The first step tells where logits are computed.
+        let Some(crew) = self.crew() else { return Ok(()) };
+        let mut place = None;
+        graph::warm_up(&crew, groups, &mut |batch| {
+            let computed = run(batch)?;
+            place = Some(self.memory_of(&computed.rows)?);
+            Ok(computed)
+        })?;
+        match place {
+            Some(place) if place != self.last.load(Ordering::Relaxed) => {
+                self.last.store(place, Ordering::Relaxed);
+                *locked(&self.graphs) = Graphs::default();
+                self.crew().map_or(Ok(()), |crew| graph::warm_up(&crew, groups, run))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
+        match self.crew() {
+            Some(crew) => graph::decode(&crew, batch, run, taken),
+            None => Ok(false),
+        }
+    }
+}
