@@ -298,13 +298,73 @@ pub fn check_id(id: &str) -> Result<(), String> {
     }
 }
 
-/// What is wrong with a device's name.
+/// What is wrong with a device's name, or with those of several devices.
 pub fn check_device(device: &str) -> Result<(), String> {
-    let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
-    let numbered = ordinal.parse::<u16>().is_ok();
-    match kind {
-        "auto" | "cpu" if device == kind => Ok(()),
-        "cuda" | "metal" if numbered => Ok(()),
-        _ => Err("a device is auto, cpu, cuda:N or metal:N".into()),
+    let known = |device: &str| {
+        let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
+        let numbered = ordinal.parse::<u16>().is_ok();
+        match kind {
+            "auto" | "cpu" => device == kind,
+            "cuda" => numbered || ordinal == "all",
+            "metal" => numbered,
+            _ => false,
+        }
+    };
+    if device.contains('+') {
+        return check_devices(&device.split('+').collect::<Vec<_>>());
+    }
+    if known(device) {
+        Ok(())
+    } else {
+        Err("a device is auto, cpu, cuda:N or metal:N, and several are cuda:N+cuda:N".into())
+    }
+}
+
+/// What is wrong with devices over which a model is spread. Several of the processor are stand-ins.
+fn check_devices(devices: &[&str]) -> Result<(), String> {
+    let mut numbers = Vec::with_capacity(devices.len());
+    let kind_of = |device: &str| device.split_once(':').map(|(kind, _)| kind.to_owned()).unwrap_or_default();
+    let first = kind_of(devices[0]);
+    for device in devices {
+        let number = device.split_once(':').and_then(|(_, number)| number.parse::<u16>().ok());
+        let Some(number) = number.filter(|_| ["cuda", "cpu"].contains(&kind_of(device).as_str())) else {
+            return Err(format!("'{device}' is none of several devices, which are named like cuda:0+cuda:1"));
+        };
+        if kind_of(device) != first {
+            return Err(format!("{device} is of another kind than {}", devices[0]));
+        }
+        if numbers.contains(&number) {
+            return Err(format!("{device} is named twice"));
+        }
+        numbers.push(number);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod device_tests {
+    use super::check_device;
+
+    #[test]
+    fn devices_are_known_by_name_and_several_are_distinct_and_of_one_kind() {
+        for device in ["auto", "cpu", "cuda", "cuda:1", "cuda:all", "metal:0", "cuda:0+cuda:1", "cuda:2+cuda:0+cuda:5"]
+        {
+            assert_eq!(check_device(device), Ok(()), "{device}");
+        }
+        for (device, words) in [
+            ("gpu", "a device is auto, cpu, cuda:N or metal:N"),
+            ("cpu:0", "a device is auto"),
+            ("cuda:x", "a device is auto"),
+            ("metal:all", "a device is auto"),
+            ("cuda:0+cuda:0", "cuda:0 is named twice"),
+            ("cuda:0+cuda:00", "cuda:00 is named twice"),
+            ("cuda:0+metal:0", "'metal:0' is none of several devices"),
+            ("cuda:0+cpu:1", "cpu:1 is of another kind than cuda:0"),
+            ("cuda:0+", "'' is none of several devices"),
+            ("auto+cuda:1", "'auto' is none of several devices"),
+            ("cuda:0+cuda:all", "'cuda:all' is none of several devices"),
+        ] {
+            assert!(check_device(device).unwrap_err().starts_with(words), "{device}: {:?}", check_device(device));
+        }
     }
 }

@@ -67,7 +67,7 @@ pub struct Load {
 pub struct ModelSpec {
     /// Settings that only the architecture knows, a JSON object; empty for none.
     pub options: String,
-    /// `auto`, `cpu`, `cuda:0`, `metal:0`.
+    /// `auto`, `cpu`, `cuda:0`, `metal:0`, `cuda:0+cuda:1`.
     pub device: String,
     /// The longest sequence, in tokens; 0 for the model's own.
     pub context: u32,

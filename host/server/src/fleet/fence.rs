@@ -108,6 +108,7 @@ pub(super) fn measurement(plugin: &Path, source: &Path, text: &Path, device: &st
 fn needs_drivers(device: &str) -> bool {
     match device {
         "cpu" => false,
+        _ if device.starts_with("cpu:") => false,
         "auto" => GPU_FILES.iter().any(|path| Path::new(path).exists()),
         _ => true,
     }

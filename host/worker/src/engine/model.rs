@@ -161,7 +161,7 @@ impl Model {
         adapters: &HashMap<u64, (u32, f32)>,
         only_best: bool,
     ) -> Result<Vec<Row<'_>>, Failure> {
-        let only_best = only_best && self.card.candidates > 0 && self.resident.device != "cpu";
+        let only_best = only_best && self.card.candidates > 0 && !self.resident.device.starts_with("cpu");
         let Scratch { tokens, positions, logits, best: (ids, scores, totals) } = &mut self.batch;
         tokens.clear();
         positions.clear();
