@@ -25,7 +25,12 @@ pub fn check(plugin: &Path, checkpoint: &str, kernels: &str) -> Report {
 
 /// Tries every law on a checkpoint that is loaded with these settings.
 pub fn run(plugin: &Path, checkpoint: &Path, settings: String) -> Report {
-    let mut driver = Driver::load(plugin, checkpoint, &Options::with_settings(settings)).unwrap();
+    run_with(plugin, checkpoint, &Options::with_settings(settings))
+}
+
+/// Tries every law on a checkpoint that is loaded like this.
+pub fn run_with(plugin: &Path, checkpoint: &Path, options: &Options) -> Report {
+    let mut driver = Driver::load(plugin, checkpoint, options).unwrap();
     let shape = Shape::from(&driver.card);
     // As `pensieve plugins check` has it: the order of tokens shows in states.
     let positionless = shape.caches.iter().any(CacheGroup::has_slots);

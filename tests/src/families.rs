@@ -70,6 +70,11 @@ const CASES: &[Case] = &[
     Case { name: "olmo2", plugin: "pensieve-olmo", files: Files::Within(0.9) },
 ];
 
+/// The fixtures of these families, with the plugins that serve them.
+pub fn cases() -> impl Iterator<Item = (String, &'static str)> {
+    CASES.iter().map(|case| (case.fixture(), case.plugin))
+}
+
 /// Fixtures of other folders that these plugins serve, too.
 const OTHERS: &[(&str, &str)] =
     &[("pensieve-qwen", "qwen2/biases"), ("pensieve-qwen", "qwen2/tied"), ("pensieve-qwen", "qwen2/windows")];

@@ -112,6 +112,25 @@ fn a_merged_adapter_reaches_the_reference_too() {
     }
 }
 
+#[test]
+fn adapters_follow_their_layers_to_two_devices() {
+    for (name, _, base) in ADAPTERS.into_iter().filter(|(_, package, _)| *package == "pensieve-llama") {
+        let reference = Reference::of(&format!("lora/{name}"));
+        let adapter = open("peft", &fixture(&format!("lora/{name}"))).unwrap();
+        for kernels in ["auto", "generic"] {
+            let settings = format!(r#"{{"kernels": "{kernels}", "kv": "f32"}}"#);
+            let options = Options { device: "cpu:0+cpu:1", ..Options::with_settings(settings) };
+            let mut driver = Driver::load(&plugin("pensieve-llama"), &fixture(base), &options).unwrap();
+            let id = driver.model.attach(&adapter).into_result().unwrap();
+            let mut sequence = driver.begin();
+            sequence.adapter = (id, 1.0);
+            let logits = driver.feed(&mut sequence, &reference.tokens("tokens"), Want::ALL).unwrap();
+            let worst = distance(&logits, &reference.logits("logits"));
+            assert!(worst < EXACT, "{name} on {base}, {kernels}: off by {worst}");
+        }
+    }
+}
+
 /// Logits of a text under an adapter of this strength, unmerged and merged.
 fn both_ways(base: &Path, adapter: &AdapterData, strength: f32) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let tokens = Reference::of("lora/rank16").tokens("tokens");

@@ -58,6 +58,7 @@ mod scripted;
 mod services;
 mod serving;
 mod speed;
+mod spread;
 mod starter;
 mod streams;
 mod tidy;

@@ -456,12 +456,12 @@ fn spread(chosen: &Chosen, threads: usize, kernels: Kernels) -> Result<Arc<dyn B
             Kernels::Generic | Kernels::Exact => None,
         };
         let ours = ours.map(|ours| ours.into_iter().map(Arc::new).collect::<Vec<_>>());
-        let roads = Arc::new(super::backend::CudaRoads::new(&devices, ours.clone())?);
+        let interconnect = Arc::new(super::backend::CudaInterconnect::new(&devices, ours.clone())?);
         let parts = match ours {
             Some(ours) => ours.into_iter().map(|part| part as Arc<dyn Backend>).collect(),
             None => devices.into_iter().map(|device| backend(device, threads, kernels)).collect(),
         };
-        return Ok(Arc::new(Spread::new(parts, roads)));
+        return Ok(Arc::new(Spread::new(parts, interconnect)));
     }
     if !devices.iter().all(Device::is_cpu) {
         return Err(Error::unsupported(format!("layers cannot be spread over {}", chosen.name)));

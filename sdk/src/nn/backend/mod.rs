@@ -29,11 +29,11 @@ use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
 #[cfg(feature = "cuda")]
-pub(super) use cuda::{CudaKernels, CudaRoads, free_bytes as cuda_free_bytes, open as cuda_device};
+pub(super) use cuda::{CudaInterconnect, CudaKernels, free_bytes as cuda_free_bytes, open as cuda_device};
 pub(super) use formulas::Formulas;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(super) use metal::MetalKernels;
-pub(super) use spread::{Roads, Spread};
+pub(super) use spread::{Interconnect, Spread};
 pub(super) use stand_ins::StandIns;
 
 use super::{

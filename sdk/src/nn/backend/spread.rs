@@ -3,7 +3,7 @@
 //!
 //! Model files know nothing of this. They add a layer's output to the stream of the layer before, so the stream has to lie
 //! where the output does: when a layer first reads an activation that lies on another device, it moves there with all who
-//! hold it ([`Roads::bring`]).
+//! hold it ([`Interconnect::bring`]).
 
 use candle_core::Tensor;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// What knows where tensors lie and moves them.
-pub(in crate::nn) trait Roads: Send + Sync {
+pub(in crate::nn) trait Interconnect: Send + Sync {
     /// On which of the devices a tensor lies; none for one that may be read from all.
     fn place(&self, tensor: &Tensor) -> Result<Option<usize>>;
 
@@ -69,13 +69,13 @@ pub(in crate::nn) trait Roads: Send + Sync {
 /// A backend for each device, and what connects them.
 pub(in crate::nn) struct Spread {
     parts: Vec<Arc<dyn Backend>>,
-    roads: Arc<dyn Roads>,
+    interconnect: Arc<dyn Interconnect>,
 }
 
 impl Spread {
     /// `parts` are two or more.
-    pub(in crate::nn) fn new(parts: Vec<Arc<dyn Backend>>, roads: Arc<dyn Roads>) -> Self {
-        Self { parts, roads }
+    pub(in crate::nn) fn new(parts: Vec<Arc<dyn Backend>>, interconnect: Arc<dyn Interconnect>) -> Self {
+        Self { parts, interconnect }
     }
 
     fn part(&self, at: usize) -> Result<&dyn Backend> {
@@ -83,7 +83,7 @@ impl Spread {
     }
 
     fn check(&self, tensor: &Tensor, at: usize) -> Result<()> {
-        match self.roads.place(tensor)? {
+        match self.interconnect.place(tensor)? {
             Some(place) if place != at => Err(Error::invalid(format!(
                 "a tensor of shape {:?} lies on device {place} of a model, and device {at} reads it",
                 tensor.dims()
@@ -100,7 +100,7 @@ impl Spread {
     /// Where a computation goes that is about these tensors and no weight: to the latest of the devices that they lie on, as
     /// layers follow each other in that order.
     fn latest(&self, tensors: &[&Tensor]) -> Result<usize> {
-        let places = tensors.iter().map(|tensor| self.roads.place(tensor)).collect::<Result<Vec<_>>>()?;
+        let places = tensors.iter().map(|tensor| self.interconnect.place(tensor)).collect::<Result<Vec<_>>>()?;
         Ok(places.into_iter().flatten().max().unwrap_or(0))
     }
 
@@ -110,7 +110,7 @@ impl Spread {
     }
 
     fn made(&self, tensor: Result<Tensor>, at: usize) -> Result<Tensor> {
-        self.roads.made(tensor?, at)
+        self.interconnect.made(tensor?, at)
     }
 }
 
@@ -122,7 +122,7 @@ impl Backend for Spread {
 
     fn note(&self) -> String {
         let notes = || self.parts.iter().map(|part| part.note()).collect::<Vec<_>>().join(" and ");
-        self.roads.note().unwrap_or_else(notes)
+        self.interconnect.note().unwrap_or_else(notes)
     }
 
     fn parts(&self) -> &[Arc<dyn Backend>] {
@@ -134,30 +134,30 @@ impl Backend for Spread {
     }
 
     fn bring(&self, x: &Tensor, place: usize) -> Result<Tensor> {
-        let brought = self.roads.bring(x, place)?;
+        let brought = self.interconnect.bring(x, place)?;
         self.check(&brought, place)?;
         Ok(brought)
     }
 
     fn keeps(&self, tensor: Tensor, place: usize) -> Result<Tensor> {
-        self.roads.keeps(tensor, place)
+        self.interconnect.keeps(tensor, place)
     }
 
     fn begin(&self, batch: &Batch<'_>) -> Result<()> {
-        self.roads.clear();
-        if self.roads.begin(batch)? {
+        self.interconnect.clear();
+        if self.interconnect.begin(batch)? {
             return Ok(());
         }
         self.parts.iter().try_for_each(|part| part.begin(batch))
     }
 
     fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
-        self.roads.warm_up(groups, run)
+        self.interconnect.warm_up(groups, run)
     }
 
     fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
-        self.roads.clear();
-        self.roads.decode(batch, run, taken)
+        self.interconnect.clear();
+        self.interconnect.decode(batch, run, taken)
     }
 
     fn matrix(&self, _raw: &RawTensor) -> Result<Form> {
@@ -348,7 +348,7 @@ impl Backend for Spread {
 impl Spread {
     /// Where a norm is computed: where its weight lies, or else its input.
     fn of_weight(&self, weight: &Tensor, inputs: &[&Tensor]) -> Result<usize> {
-        match self.roads.place(weight)? {
+        match self.interconnect.place(weight)? {
             Some(at) => Ok(at),
             None => self.latest(inputs),
         }

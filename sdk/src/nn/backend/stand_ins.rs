@@ -10,7 +10,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use super::Roads;
+use super::Interconnect;
 use crate::{Error, Result};
 
 /// Which device each tensor is on.
@@ -36,7 +36,7 @@ fn followed(tensor: &Tensor) -> Result<Tensor> {
     Ok(Var::from_tensor(&tensor.detach())?.into_inner())
 }
 
-impl Roads for StandIns {
+impl Interconnect for StandIns {
     fn place(&self, tensor: &Tensor) -> Result<Option<usize>> {
         let (activations, kept) = (locked(&self.activations), locked(&self.kept));
         let mut found = None;
@@ -109,7 +109,7 @@ mod tests {
     #[derive(Default)]
     struct Forgetful(StandIns);
 
-    impl Roads for Forgetful {
+    impl Interconnect for Forgetful {
         fn place(&self, tensor: &Tensor) -> Result<Option<usize>> {
             self.0.place(tensor)
         }
@@ -131,9 +131,9 @@ mod tests {
         }
     }
 
-    fn two(roads: impl Roads + 'static) -> Spread {
+    fn two(interconnect: impl Interconnect + 'static) -> Spread {
         let part = || Arc::new(Formulas::plain(Device::Cpu)) as Arc<dyn Backend>;
-        Spread::new(vec![part(), part()], Arc::new(roads))
+        Spread::new(vec![part(), part()], Arc::new(interconnect))
     }
 
     fn ones(rows: usize) -> Tensor {

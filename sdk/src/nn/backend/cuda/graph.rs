@@ -69,19 +69,19 @@ pub(super) trait Connection {
 }
 
 /// The devices that a step is captured on.
-pub(super) struct Crew<'a> {
+pub(super) struct DeviceGroup<'a> {
     /// The one that computes logits, on whose stream a graph is launched.
     pub(super) origin: &'a CudaKernels,
     pub(super) others: Vec<&'a CudaKernels>,
     pub(super) graphs: &'a Mutex<Graphs>,
     /// What connects them, and which of them is the first of these.
-    pub(super) roads: Option<(&'a dyn Connection, usize)>,
+    pub(super) interconnect: Option<(&'a dyn Connection, usize)>,
 }
 
-impl<'a> Crew<'a> {
+impl<'a> DeviceGroup<'a> {
     /// One device.
     pub(super) fn of(kernels: &'a CudaKernels) -> Self {
-        Self { origin: kernels, others: Vec::new(), graphs: &kernels.graphs, roads: None }
+        Self { origin: kernels, others: Vec::new(), graphs: &kernels.graphs, interconnect: None }
     }
 
     fn all(&self) -> impl Iterator<Item = &'a CudaKernels> {
@@ -100,8 +100,8 @@ impl<'a> Crew<'a> {
     /// Forgets what belongs to one run of the model.
     fn forget(&self) {
         self.all().for_each(|kernels| locked(&kernels.prepared).clear());
-        if let Some((roads, _)) = self.roads {
-            roads.forget();
+        if let Some((interconnect, _)) = self.interconnect {
+            interconnect.forget();
         }
     }
 
@@ -111,12 +111,12 @@ impl<'a> Crew<'a> {
 
     /// Has the origin wait for the others.
     fn gather(&self) -> Result<()> {
-        self.roads.map_or(Ok(()), |(roads, origin)| roads.gather(origin))
+        self.interconnect.map_or(Ok(()), |(interconnect, origin)| interconnect.gather(origin))
     }
 
     /// Has the others wait for the origin.
     fn fan_out(&self) -> Result<()> {
-        self.roads.map_or(Ok(()), |(roads, origin)| roads.fan_out(origin))
+        self.interconnect.map_or(Ok(()), |(interconnect, origin)| interconnect.fan_out(origin))
     }
 
     fn launches(&self) -> usize {
@@ -124,7 +124,7 @@ impl<'a> Crew<'a> {
     }
 }
 
-impl Deref for Crew<'_> {
+impl Deref for DeviceGroup<'_> {
     type Target = CudaKernels;
 
     fn deref(&self) -> &CudaKernels {
@@ -150,7 +150,7 @@ impl Graphs {
 
 /// Runs a step as long as a short prompt, so that the first of them need not wait until what multiplies many rows is loaded,
 /// and captures a step of one row, so that a model which cannot be captured says so when it is loaded.
-pub(super) fn warm_up(kernels: &Crew<'_>, groups: usize, run: Compute<'_>) -> Result<()> {
+pub(super) fn warm_up(kernels: &DeviceGroup<'_>, groups: usize, run: Compute<'_>) -> Result<()> {
     let nothing = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
     let mut graphs = locked(kernels.graphs);
     kernels.all().for_each(|kernels| locked(&kernels.inputs).groups = groups);
@@ -187,7 +187,12 @@ fn made_up_span(start: usize) -> Span<'static> {
 }
 
 /// Computes a step that only decodes. Nothing is done, and `false` returned, where it does more or cannot be captured.
-pub(super) fn decode(kernels: &Crew<'_>, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
+pub(super) fn decode(
+    kernels: &DeviceGroup<'_>,
+    batch: &Batch<'_>,
+    run: Compute<'_>,
+    taken: &mut Taken<'_>,
+) -> Result<bool> {
     let decodes =
         |span: &Span<'_>| span.len == 1 && span.want == Want::Last && (span.adapter == 0 || span.adapter_scale == 0.0);
     let rows = ROWS.into_iter().find(|&rows| rows >= batch.tokens.len());
@@ -221,7 +226,7 @@ pub(super) fn decode(kernels: &Crew<'_>, batch: &Batch<'_>, run: Compute<'_>, ta
 
 /// Has a graph for the batch that the inputs hold. None where the model cannot be captured.
 fn graph_for(
-    kernels: &Crew<'_>,
+    kernels: &DeviceGroup<'_>,
     graphs: &mut Graphs,
     batch: &Batch<'_>,
     rows: usize,
@@ -253,7 +258,7 @@ fn graph_for(
 
 /// Runs the step once, so that everything it needs is loaded, and then captures it.
 fn capture(
-    kernels: &Crew<'_>,
+    kernels: &DeviceGroup<'_>,
     graphs: &mut Graphs,
     batch: &Batch<'_>,
     rows: usize,

@@ -9,11 +9,11 @@ mod attention;
 mod experts;
 mod graph;
 mod inputs;
+mod interconnect;
 mod memory;
 mod module;
 mod products;
 mod proofs;
-mod roads;
 mod weights;
 
 use candle_core::{CudaDevice, DType, Device, Tensor, cuda_backend::cudarc::driver::CudaSlice};
@@ -26,12 +26,12 @@ use std::{
 };
 
 pub(super) use experts::ExpertTable;
-pub(in crate::nn) use roads::CudaRoads;
+pub(in crate::nn) use interconnect::CudaInterconnect;
 pub(in crate::nn) use weights::Weight;
 
 use self::{
     attention::COUNTERS,
-    graph::{Crew, Graphs},
+    graph::{DeviceGroup, Graphs},
     inputs::Inputs,
     memory::failed,
     module::{Arg, Module},
@@ -196,11 +196,11 @@ impl Backend for CudaKernels {
     }
 
     fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
-        graph::warm_up(&Crew::of(self), groups, run)
+        graph::warm_up(&DeviceGroup::of(self), groups, run)
     }
 
     fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
-        graph::decode(&Crew::of(self), batch, run, taken)
+        graph::decode(&DeviceGroup::of(self), batch, run, taken)
     }
 
     fn matrix(&self, raw: &RawTensor) -> Result<Form> {

@@ -25,13 +25,13 @@ use std::{
 
 use super::{
     CudaKernels,
-    graph::{self, Connection, Crew, Graphs},
+    graph::{self, Connection, DeviceGroup, Graphs},
     locked,
     memory::failed,
 };
 use crate::{
     Batch, Error, Result,
-    nn::backend::{Compute, Roads, Taken},
+    nn::backend::{Compute, Interconnect, Taken},
 };
 
 /// How bytes go from one device to another.
@@ -49,7 +49,7 @@ enum Way {
 const WAYS: [Way; 3] = [Way::Direct, Way::Driver, Way::Host];
 
 /// The devices of a model.
-pub(in crate::nn) struct CudaRoads {
+pub(in crate::nn) struct CudaInterconnect {
     ends: Vec<End>,
     /// An index of `WAYS`.
     way: AtomicU8,
@@ -103,10 +103,10 @@ impl Drop for End {
     }
 }
 
-impl CudaRoads {
+impl CudaInterconnect {
     /// Connects devices; `kernels` are those of each, if there are.
     pub(in crate::nn) fn new(devices: &[Device], kernels: Option<Vec<Arc<CudaKernels>>>) -> Result<Self> {
-        let roads = Self {
+        let interconnect = Self {
             ends: devices.iter().map(End::new).collect::<Result<_>>()?,
             way: AtomicU8::new(0),
             moved: Mutex::default(),
@@ -115,16 +115,16 @@ impl CudaRoads {
             last: AtomicUsize::new(devices.len() - 1),
         };
         let mut opened = Ok(());
-        for (first, second) in roads.pairs() {
-            opened = opened.and_then(|()| roads.open(first, second));
+        for (first, second) in interconnect.pairs() {
+            opened = opened.and_then(|()| interconnect.open(first, second));
         }
         for (index, way) in WAYS.into_iter().enumerate() {
             if way == Way::Direct && opened.is_err() {
                 continue;
             }
-            roads.way.store(index as u8, Ordering::Relaxed);
-            if roads.pairs().all(|pair| roads.arrives(pair).unwrap_or(false)) {
-                return Ok(roads);
+            interconnect.way.store(index as u8, Ordering::Relaxed);
+            if interconnect.pairs().all(|pair| interconnect.arrives(pair).unwrap_or(false)) {
+                return Ok(interconnect);
             }
         }
         Err(failed("what is copied between the devices does not arrive").help("name one device"))
@@ -283,18 +283,33 @@ impl CudaRoads {
         }
     }
 
+    /// Whether memory was taken on the stream on which its device computes.
+    fn is_in_order(&self, storage: &CudaStorage, at: usize) -> bool {
+        let stream = match &storage.slice {
+            CudaStorageSlice::F32(values) => values.stream(),
+            CudaStorageSlice::U32(values) => values.stream(),
+            _ => return false,
+        };
+        stream.cu_stream() == self.ends[at].stream.cu_stream()
+    }
+
     /// What captures steps; none where there is nothing that can be.
-    fn crew(&self) -> Option<Crew<'_>> {
+    fn group(&self) -> Option<DeviceGroup<'_>> {
         if self.way() == Way::Host {
             return None;
         }
         let origin = self.last.load(Ordering::Relaxed);
         let others = self.kernels.iter().enumerate().filter(|(at, _)| *at != origin).map(|(_, of)| &**of).collect();
-        Some(Crew { origin: self.kernels.get(origin)?, others, graphs: &self.graphs, roads: Some((self, origin)) })
+        Some(DeviceGroup {
+            origin: self.kernels.get(origin)?,
+            others,
+            graphs: &self.graphs,
+            interconnect: Some((self, origin)),
+        })
     }
 }
 
-impl Connection for CudaRoads {
+impl Connection for CudaInterconnect {
     fn gather(&self, at: usize) -> Result<()> {
         (0..self.ends.len()).filter(|&end| end != at).try_for_each(|end| self.after(end, at))
     }
@@ -315,7 +330,7 @@ impl Value for u32 {}
 
 /// Puts other memory under a tensor.
 struct Replace<'a> {
-    roads: &'a CudaRoads,
+    interconnect: &'a CudaInterconnect,
     ends: [usize; 2],
     old: RefCell<Option<CudaStorage>>,
 }
@@ -330,14 +345,14 @@ impl InplaceOp1 for Replace<'_> {
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> candle_core::Result<()> {
-        let moved = self.roads.copy_storage(storage, None, self.ends);
+        let moved = self.interconnect.copy_storage(storage, None, self.ends);
         let moved = moved.map_err(|error| candle_core::Error::Msg(error.to_string()))?;
         *self.old.borrow_mut() = Some(std::mem::replace(storage, moved));
         Ok(())
     }
 }
 
-impl Roads for CudaRoads {
+impl Interconnect for CudaInterconnect {
     fn place(&self, tensor: &Tensor) -> Result<Option<usize>> {
         self.memory_of(tensor).map(Some)
     }
@@ -355,9 +370,13 @@ impl Roads for CudaRoads {
                 return Ok(known);
             }
         } else {
-            let replace = Replace { roads: self, ends: [from, to], old: RefCell::new(None) };
+            let replace = Replace { interconnect: self, ends: [from, to], old: RefCell::new(None) };
             tensor.inplace_op1(&replace)?;
-            if let Some(old) = replace.old.take() {
+            // What was taken on the stream that computes goes back in its order, behind the copy; within a capture it has to,
+            // as the graph then owns it. The rest is kept for the graph.
+            if let Some(old) = replace.old.take()
+                && !self.is_in_order(&old, from)
+            {
                 self.keep(from, old);
             }
             self.keep(to, tensor.clone());
@@ -395,9 +414,9 @@ impl Roads for CudaRoads {
 
     fn warm_up(&self, groups: usize, run: Compute<'_>) -> Result<()> {
         // The first step tells where logits are computed.
-        let Some(crew) = self.crew() else { return Ok(()) };
+        let Some(group) = self.group() else { return Ok(()) };
         let mut place = None;
-        graph::warm_up(&crew, groups, &mut |batch| {
+        graph::warm_up(&group, groups, &mut |batch| {
             let computed = run(batch)?;
             place = Some(self.memory_of(&computed.rows)?);
             Ok(computed)
@@ -406,15 +425,15 @@ impl Roads for CudaRoads {
             Some(place) if place != self.last.load(Ordering::Relaxed) => {
                 self.last.store(place, Ordering::Relaxed);
                 *locked(&self.graphs) = Graphs::default();
-                self.crew().map_or(Ok(()), |crew| graph::warm_up(&crew, groups, run))
+                self.group().map_or(Ok(()), |group| graph::warm_up(&group, groups, run))
             }
             _ => Ok(()),
         }
     }
 
     fn decode(&self, batch: &Batch<'_>, run: Compute<'_>, taken: &mut Taken<'_>) -> Result<bool> {
-        match self.crew() {
-            Some(crew) => graph::decode(&crew, batch, run, taken),
+        match self.group() {
+            Some(group) => graph::decode(&group, batch, run, taken),
             None => Ok(false),
         }
     }
