@@ -437,17 +437,18 @@ fn layers(config: &Settings, sizes: &Sizes) -> Result<Vec<Layer>> {
     let takes_keys = config.bool_or("attention_k_eq_v", false)?;
     let full_dim = config.usize_or("global_head_dim", 512)?;
     let full_heads = config.find_usize("num_global_key_value_heads")?.filter(|_| takes_keys);
-    // Configurations of newer tools say it layer by layer.
+    // Configurations of newer tools say it layer by layer; from ten layers on their numbers begin with zeros.
+    let listed = config.value()["per_layer_config"].as_object();
     let own = |layer: usize, key: &str| -> Option<usize> {
-        let value = config.value()["per_layer_config"].get(layer.to_string())?.get(key)?.as_u64()?;
+        let mut named = listed?.iter().filter(|(name, _)| name.parse() == Ok(layer));
+        let value = named.find_map(|(_, layer)| layer.get(key)?.as_u64())?;
         usize::try_from(value).ok().filter(|value| (1..=4096).contains(value))
     };
-    let is_listed = config.value()["per_layer_config"].is_object();
     let first_shared = count - config.usize_or("num_kv_shared_layers", 0)?.min(count);
     let is_wide = config.bool_or("use_double_wide_mlp", false)?;
     (0..count)
         .map(|layer| {
-            let is_full = windows[layer].is_none() && !is_listed;
+            let is_full = windows[layer].is_none() && listed.is_none();
             let head_dim = if is_full { full_dim } else { sizes.head_dim };
             let heads = full_heads.filter(|_| is_full).unwrap_or(sizes.num_key_value_heads);
             let is_shared = layer >= first_shared;

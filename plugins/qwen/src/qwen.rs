@@ -189,6 +189,9 @@ impl Decoder for Qwen {
         if checkpoint.architecture().starts_with("Qwen3") {
             config = config.with_defaults([("head_dim", 128.into())])?;
         }
+        if checkpoint.architecture().starts_with("Qwen3VLMoe") {
+            config = config.with_defaults([("norm_topk_prob", true.into())])?;
+        }
         let sizes = Sizes::read(&config)?;
         // Configurations name a window that they do not use, and leaving the switch out turns it off.
         let is_windowed = config.bool_or("use_sliding_window", false)?;

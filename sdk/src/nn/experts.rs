@@ -249,6 +249,25 @@ pub struct Expert {
     pub down: Linear,
 }
 
+/// The weights of all experts in one tensor.
+struct Stack {
+    raw: RawTensor,
+    /// Whether they have rows for columns.
+    is_turned: bool,
+}
+
+impl Stack {
+    fn load(loader: &Loader<'_>, name: &str, [count, rows, columns]: [usize; 3]) -> Result<Self> {
+        let of = |shape: [usize; 3], is_turned: bool| Ok(Self { raw: loader.raw(name, &shape)?, is_turned });
+        of([count, rows, columns], false).or_else(|error: Error| of([count, columns, rows], true).map_err(|_| error))
+    }
+
+    fn part(&self, index: usize) -> Result<RawTensor> {
+        let part = self.raw.part(index)?;
+        if self.is_turned { part.transposed() } else { Ok(part) }
+    }
+}
+
 /// Feed-forward blocks of which each row uses a few.
 #[derive(Clone, Debug)]
 pub struct Experts {
@@ -268,7 +287,8 @@ struct Means {
 
 impl Experts {
     /// Loads `count` experts of inner width `inner`: `0.gate_proj.weight` and so on, or stacked as `gate_proj.weight` or
-    /// `gate_up_proj`, whose first dimension is the expert.
+    /// `gate_up_proj`, whose first dimension is the expert. Stacks of weights that multiply from the other side, as in
+    /// Qwen3-VL's checkpoints, are told by their shape.
     pub fn load(
         loader: &Loader<'_>,
         names: ExpertNames,
@@ -276,10 +296,10 @@ impl Experts {
         glu: Glu,
     ) -> Result<Self> {
         let (loader, host) = loader.for_experts();
-        let stack = |name: &str, rows: usize, columns: usize| -> Result<Option<RawTensor>> {
+        let stack = |name: &str, rows: usize, columns: usize| -> Result<Option<Stack>> {
             let weight = format!("{name}.weight");
             let found = [weight.as_str(), name].into_iter().find(|name| loader.has(name));
-            found.map(|name| loader.raw(name, &[count, rows, columns])).transpose()
+            found.map(|name| Stack::load(&loader, name, [count, rows, columns])).transpose()
         };
         let biases = |name: &str, rows: usize| -> Result<Option<RawTensor>> {
             let name = format!("{name}.bias");
@@ -291,11 +311,12 @@ impl Experts {
         let stacks = [of(layers[0])?, of(layers[1])?, of(layers[2])?];
         let expert = |index: usize| -> Result<Expert> {
             let here = loader.at(index);
+            let fused = fused.as_ref().map(|fused| fused.part(index)).transpose()?;
             let layer = |layer: usize| -> Result<Linear> {
                 let ((name, rows, columns), (weights, biases)) = (layers[layer], &stacks[layer]);
                 let linear = match (&fused, weights) {
                     (Some(fused), _) if layer < 2 => {
-                        here.linear_of(name, &fused.part(index)?.rows(layer * inner..(layer + 1) * inner)?)?
+                        here.linear_of(name, &fused.rows(layer * inner..(layer + 1) * inner)?)?
                     }
                     (_, Some(weights)) => here.linear_of(name, &weights.part(index)?)?,
                     _ => here.linear(name, columns, rows)?,

@@ -180,8 +180,10 @@ impl Loader<'_> {
     pub fn lm_head(&self, embedding: &Embedding, tied: bool) -> Result<Linear> {
         let nested = "language_model.lm_head";
         let name = if self.at(nested).has("weight") { nested } else { "lm_head" };
-        if tied && !self.at(name).has("weight") {
-            return Ok(embedding.tied(self, name));
+        let here = self.at(name);
+        if tied && !here.has("weight") {
+            let bias = if here.has("bias") { Some(here.vector("bias", embedding.rows())?) } else { None };
+            return Ok(embedding.tied(self, name).with_bias(bias));
         }
         self.linear(name, embedding.width(), embedding.rows())
     }

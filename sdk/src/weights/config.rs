@@ -301,8 +301,12 @@ const LIMITS: &[Limit] = &[
     limit("mamba_head_dim", 1.0, 1024.0),
     limit("n_groups", 1.0, HEADS_MAX),
     limit("ssm_state_size", 1.0, 1024.0),
+    limit("num_heads", 1.0, HEADS_MAX),
+    limit("state_size", 1.0, 1024.0),
+    limit("mamba_d_ssm", 1.0, SIZE_MAX),
+    limit("num_dense_layers", 0.0, 4096.0),
     limit("conv_kernel", 2.0, 1024.0),
-    limit("shared_intermediate_size", 1.0, SIZE_MAX),
+    limit("shared_intermediate_size", 0.0, SIZE_MAX),
     limit("moe_shared_expert_intermediate_size", 1.0, SIZE_MAX),
     limit("block_ff_dim", 1.0, SIZE_MAX),
     limit("block_multiple_of", 1.0, SIZE_MAX),
@@ -354,7 +358,9 @@ fn lift_text_config(object: &mut Map<String, Value>) {
     }
     if let Some(Value::Object(text)) = object.get("text_config").cloned() {
         for (key, value) in text {
-            if key != "architectures" || !object.contains_key("architectures") {
+            // The output layer is the outer model's, and so is what is said of it there.
+            let is_outer = ["architectures", "tie_word_embeddings"].contains(&key.as_str());
+            if !is_outer || object.get(&key).is_none_or(Value::is_null) {
                 object.insert(key, value);
             }
         }

@@ -217,8 +217,9 @@ impl<'a> Parameters<'a> {
     fn scaling(&self) -> Result<RopeScaling> {
         let rope_type = self.object.get("rope_type").and_then(Value::as_str);
         match rope_type.ok_or_else(|| self.is_not("rope_type", "a string"))? {
-            // With sections for time, height and width, which are one for text.
-            "default" | "none" | "mrope" => Ok(RopeScaling::None),
+            // "mrope" has sections for time, height and width, which are one for text; "dynamic" begins to stretch beyond the
+            // context that the configuration names, and no model is loaded for more than that.
+            "default" | "none" | "mrope" | "dynamic" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: self.factor()? }),
             "proportional" => {
                 Ok(RopeScaling::Proportional { factor: self.number("factor", 1e-6, 1e6)?.unwrap_or(1.0) })
@@ -231,7 +232,7 @@ impl<'a> Parameters<'a> {
                 "the configuration's RoPE type {} is not supported",
                 super::quote(other)
             ))
-            .help("supported are default, linear, llama3, yarn, longrope and proportional")),
+            .help("supported are default, linear, dynamic, llama3, yarn, longrope and proportional")),
         }
     }
 

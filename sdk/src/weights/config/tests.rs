@@ -120,6 +120,24 @@ fn lifts_the_text_model_out_of_a_larger_one() {
 }
 
 #[test]
+fn the_outer_model_says_whether_its_output_layer_is_the_embedding() {
+    let tied = |outer: Value, text: bool| {
+        let text = json!({ "hidden_size": 8, "tie_word_embeddings": text });
+        let config = config(json!({ "tie_word_embeddings": outer, "text_config": text })).unwrap();
+        config.bool_or("tie_word_embeddings", false).unwrap()
+    };
+    assert!(tied(json!(true), false));
+    assert!(!tied(json!(false), true));
+    assert!(tied(Value::Null, true));
+}
+
+#[test]
+fn dynamic_rope_is_plain_within_the_context() {
+    let rope = rope(json!({ "max_position_embeddings": 4096, "rope_scaling": { "type": "dynamic", "factor": 2.0 } }));
+    assert_eq!(rope.unwrap().scaling, RopeScaling::None);
+}
+
+#[test]
 fn a_window_that_is_switched_off_is_none() {
     let window = |value| config(value).unwrap().sliding_window().unwrap();
     assert_eq!(window(json!({ "sliding_window": 4096 })), Some(4096));
@@ -267,12 +285,12 @@ fn longrope_takes_the_original_context_from_beside_it() {
 #[test]
 fn rope_that_cannot_be_done_is_named() {
     let of = |value: Value| rope(json!({ "max_position_embeddings": 4096, "rope_scaling": value }));
-    let error = of(json!({ "type": "dynamic", "factor": 2.0 })).unwrap_err();
+    let error = of(json!({ "type": "ntk", "factor": 2.0 })).unwrap_err();
     assert_eq!(
         (error.code, error.message.as_str()),
-        (Code::Unsupported, "the configuration's RoPE type 'dynamic' is not supported")
+        (Code::Unsupported, "the configuration's RoPE type 'ntk' is not supported")
     );
-    assert_eq!(error.help, "supported are default, linear, llama3, yarn, longrope and proportional");
+    assert_eq!(error.help, "supported are default, linear, dynamic, llama3, yarn, longrope and proportional");
     let needs = "the configuration has no 'rope_parameters.factor', which its RoPE type needs";
     refused(of(json!({ "type": "linear" })), needs);
     let range = "the configuration's 'rope_parameters.factor' is 0, not a number from 0.000001 to 1000000";
