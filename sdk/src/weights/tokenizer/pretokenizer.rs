@@ -40,15 +40,19 @@ enum Step {
 /// The names that can be read, each with what it stands for.
 const KNOWN: &[(&[&str], PreTokenizer)] = &[
     (
-        &["llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "midm-2.0", "pixtral"],
+        &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "midm-2.0", "pixtral"],
         TIKTOKEN.pattern(LLAMA3).with_bos(),
     ),
     (&["tekken"], TIKTOKEN.pattern(TEKKEN).with_bos()),
     (&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"], PLAIN.pattern(LLAMA3)),
-    (&["gpt-4o", "llama4", "kanana2"], PLAIN.pattern(GPT4O)),
-    (&["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"], PLAIN.pattern(QWEN2).composed()),
+    (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], PLAIN.pattern(GPT4O)),
+    (&["tiny_aya", "cohere2moe"], PLAIN.pattern(TINY_AYA)),
+    (&["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "kormo"], PLAIN.pattern(QWEN2).composed()),
     (&["qwen35"], PLAIN.pattern(QWEN35).composed()),
-    (&["gpt-2", "phi-2", "jais", "trillion", "mellum", "granite-docling"], PLAIN.pattern(&[Step::Gpt2])),
+    (
+        &["gpt-2", "phi-2", "jais", "trillion", "mellum", "granite-docling", "exaone4", "a.x-4.0"],
+        PLAIN.pattern(&[Step::Gpt2]),
+    ),
     (&["olmo", "mpt"], PLAIN.pattern(&[Step::Gpt2]).composed()),
     (&["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"], PLAIN.pattern(DIGITS)),
     (&["command-r"], PLAIN.pattern(DIGITS).composed()),
@@ -114,14 +118,14 @@ const TEKKEN: &[Step] = &[
     )),
     Step::Bytes,
 ];
-const GPT4O: &[Step] = &[
-    Step::Split(concat!(
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )),
-    Step::Bytes,
-];
+const GPT4O: &[Step] = &[GPT4O_WORDS, Step::Bytes];
+/// Digits in threes from the right, then as GPT-4o.
+const TINY_AYA: &[Step] = &[Step::Split(r"\d{1,3}(?=(?:\d{3})*\b)"), GPT4O_WORDS, Step::Bytes];
+const GPT4O_WORDS: Step = Step::Split(concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+));
 const SEED_CODER: &[Step] = &[
     Step::Split(concat!(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",

@@ -92,6 +92,56 @@ fn rejects_kinds_and_pre_tokenizers_that_it_does_not_know() {
 }
 
 #[test]
+fn knows_the_pre_tokenizers_of_every_family_that_comes_with_the_program() {
+    for (architecture, pre) in [
+        ("cohere2", "command-r"),
+        ("cohere2", "tiny_aya"),
+        ("deepseek2", "deepseek-llm"),
+        ("deepseek2", "deepseek-v3"),
+        ("deepseek2", "glm4"),
+        ("exaone4", "exaone4"),
+        ("falcon-h1", "falcon-h1"),
+        ("glm4", "glm4"),
+        ("gpt-oss", "gpt-4o"),
+        ("granite", "refact"),
+        ("granitehybrid", "dbrx"),
+        ("lfm2", "lfm2"),
+        ("llama", "llama-bpe"),
+        ("mamba2", "olmo"),
+        ("minimax-m2", "minimax-m2"),
+        ("mistral3", "tekken"),
+        ("nemotron_h", "pixtral"),
+        ("olmo2", "dbrx"),
+        ("phi3", "gpt-4o"),
+        ("qwen3", "qwen2"),
+        ("qwen35", "qwen35"),
+        ("seed_oss", "seed-coder"),
+        ("smollm3", "smaug-bpe"),
+    ] {
+        let file = Gguf::new(architecture)
+            .text("tokenizer.ggml.model", "gpt2")
+            .text("tokenizer.ggml.pre", pre)
+            .texts("tokenizer.ggml.tokens", &TOKENS)
+            .texts("tokenizer.ggml.merges", &["a b"]);
+        if let Err(error) = read(&file) {
+            panic!("{architecture}, {pre}: {error}");
+        }
+    }
+}
+
+#[test]
+fn digits_are_in_threes_from_the_right_in_tiny_aya() {
+    let file = Gguf::new("cohere2")
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", "tiny_aya")
+        .texts("tokenizer.ggml.tokens", &TOKENS)
+        .texts("tokenizer.ggml.merges", &["a b"]);
+    let steps = parsed(&read(&file).unwrap())["pre_tokenizer"]["pretokenizers"].clone();
+    assert_eq!(steps[0]["pattern"]["Regex"], r"\d{1,3}(?=(?:\d{3})*\b)");
+    assert_eq!(steps.as_array().map(Vec::len), Some(3));
+}
+
+#[test]
 fn a_file_that_names_no_pre_tokenizer_is_read_where_its_architecture_has_one() {
     let unnamed = |architecture: &str| {
         Gguf::new(architecture)
