@@ -210,7 +210,10 @@ def _values(name, shape, config, rng):
     if name.endswith("mixer.D"):
         return rng.uniform(0.5, 1.5, shape)
     if name.endswith("dt_bias"):
-        return rng.uniform(-4.0, -1.0, shape)  # So that much is remembered for long.
+        bias = rng.uniform(-4.0, -1.0, shape)  # So that much is remembered for long.
+        if config.model_type == "nemotron_h":
+            bias[1::2] -= 6.0  # So that the shortest step of time is felt.
+        return bias
     if name.endswith("dt_proj.bias"):
         return rng.uniform(-3.0, 0.0, shape)
     if "conv1d" in name:

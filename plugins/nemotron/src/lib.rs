@@ -7,8 +7,8 @@
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, Glu, Groups, KvShape, LayerCache, Linear,
-        Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Router, Scoring, Shape, Sizes, Step, Tensor,
+        Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, Glu, Groups, KvShape,
+        LayerCache, Linear, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Router, Scoring, Shape, Sizes, Step, Tensor,
     },
     weights::{Checkpoint, Config as Settings, Format, Names},
 };
@@ -282,33 +282,49 @@ impl Decoder for NemotronH {
 
 /// What each layer is, by the tensors that it has: configurations have several ways to say it, and GGUF files none.
 fn kinds(checkpoint: &Checkpoint) -> Result<Vec<Kind>> {
-    let (mut kinds, mut cache) = (Vec::new(), 0);
+    let mut cache = 0;
     let mut next = || {
         cache += 1;
         cache - 1
     };
-    loop {
-        let layer = kinds.len();
+    let layers = declared_layers(checkpoint.config())?;
+    let kind = |layer: usize| {
         let has = |part: &str| {
             ["backbone", "model"]
                 .iter()
                 .any(|model| checkpoint.weights().contains(&format!("{model}.layers.{layer}.mixer.{part}.weight")))
         };
-        kinds.push(match () {
-            () if has("in_proj") => Kind::Mamba { cache: next() },
-            () if has("q_proj") => Kind::Attention { cache: next() },
-            () if has("gate") => Kind::Moe,
-            () if has("up_proj") => Kind::Mlp,
-            () if kinds.is_empty() => return Err(Error::corrupt("the checkpoint has no layers of Nemotron-H")),
-            () => return Ok(kinds),
-        });
-    }
+        match () {
+            () if has("in_proj") => Ok(Kind::Mamba { cache: next() }),
+            () if has("q_proj") => Ok(Kind::Attention { cache: next() }),
+            () if has("gate") => Ok(Kind::Moe),
+            () if has("up_proj") => Ok(Kind::Mlp),
+            () => Err(Error::corrupt(format!(
+                "layer {layer} of {layers} has none of the weights that layers of Nemotron-H have"
+            ))
+            .help("the checkpoint is incomplete: download it again")),
+        }
+    };
+    (0..layers).map(kind).collect()
+}
+
+/// How many layers there are: by their number, or by the pattern that has a letter or a name for each.
+fn declared_layers(config: &Settings) -> Result<usize> {
+    let value = config.value();
+    let named = || value["layers_block_type"].as_array().map(Vec::len);
+    let lettered = || value["hybrid_override_pattern"].as_str().map(str::len);
+    let declared = config.find_usize("num_hidden_layers")?.or_else(named).or_else(lettered);
+    let declared = declared.filter(|layers| (1..=4096).contains(layers));
+    declared.ok_or_else(|| Error::corrupt("the configuration does not say how many layers there are"))
 }
 
 /// The sizes of state spaces, under the names of this class, or those that GGUF's are read as.
 fn mamba(format: Format, config: &Settings, eps: f64) -> Result<Mamba2Sizes> {
+    // Files in GGUF have no key for the shortest step of time, and llama.cpp has none; it is the one of every published
+    // configuration, so that both forms of a checkpoint give the same numbers, which are those of transformers.
+    let time_step_limit = (config.f64_or("time_step_min", 0.001)?, f64::INFINITY);
     if format == Format::Gguf {
-        return Mamba2Sizes::read(config, eps);
+        return Ok(Mamba2Sizes { time_step_limit, ..Mamba2Sizes::read(config, eps)? });
     }
     let either = |key: &str, other: &str, default: usize| -> Result<usize> {
         Ok(config.find_usize(key)?.or(config.find_usize(other)?).unwrap_or(default))
@@ -321,7 +337,7 @@ fn mamba(format: Format, config: &Settings, eps: f64) -> Result<Mamba2Sizes> {
         state: either("ssm_state_size", "mamba_d_state", 128)?,
         taps: either("conv_kernel", "mamba_d_conv", 4)?,
         eps,
-        time_step_limit: (config.f64_or("time_step_min", 0.001)?, f64::INFINITY),
+        time_step_limit,
     })
 }
 
