@@ -150,7 +150,8 @@ struct Ernie {
 impl Decoder for Ernie {
     const NAME: &'static str = "ernie4_5";
     const GGUF: &'static [&'static str] = &["ernie4_5", "ernie4_5-moe"];
-    const CLASSES: &'static [&'static str] = &["Ernie4_5ForCausalLM", "Ernie4_5_MoeForCausalLM"];
+    const CLASSES: &'static [&'static str] =
+        &["Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "Ernie4_5_MoeForCausalLM"];
 
     const GGUF_NAMES: Names = &[
         ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),

@@ -182,8 +182,7 @@ impl Decoder for Glm4Moe {
         let rope = config.rope()?;
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
         let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };
-        let mut sizes = Sizes::read(&config)?;
-        sizes.num_hidden_layers -= config.usize_or("nextn_predict_layers", 0)?.min(sizes.num_hidden_layers);
+        let sizes = Sizes::read(&config)?;
         Ok(Config {
             first_k_dense_replace: config.usize_or("first_k_dense_replace", 1)?,
             n_routed_experts: config.experts()?.unwrap_or(128),

@@ -5,7 +5,7 @@
 //! have in its checkpoints.
 
 use pensieve_sdk::{
-    Result,
+    Error, Result,
     nn::{
         Angles, Attention, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Linear, Loader, RmsNorm, Rope,
         Router, Shape, Sizes, Step, Tensor,
@@ -155,6 +155,9 @@ impl Decoder for Granite {
     type Config = Config;
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        if checkpoint.weights().names().any(|name| name.contains(".mlp.shared_expert.")) {
+            return Err(Error::declined("its shared experts are not computed"));
+        }
         Config::read(checkpoint.config())
     }
 

@@ -281,8 +281,7 @@ impl Decoder for QwenNext {
             ("shared_expert_intermediate_size", 512.into()),
         ];
         let config = checkpoint.config().with_defaults(defaults)?;
-        let mut sizes = Sizes::read(&config)?;
-        sizes.num_hidden_layers -= config.usize_or("nextn_predict_layers", 0)?.min(sizes.num_hidden_layers);
+        let sizes = Sizes::read(&config)?;
         let layers = sizes.num_hidden_layers;
         let rope = config.rope()?;
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();

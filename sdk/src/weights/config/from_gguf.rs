@@ -38,7 +38,7 @@ const INTEGERS: &[(&str, &str)] = &[
     ("expert_group_count", "n_group"),
     ("expert_group_used_count", "topk_group"),
     ("leading_dense_block_count", "first_k_dense_replace"),
-    ("nextn_predict_layers", "nextn_predict_layers"),
+    ("interleave_moe_layer_step", "moe_layer_interval"),
     ("shortconv.l_cache", "conv_L_cache"),
     ("full_attention_interval", "full_attention_interval"),
     ("attention.shared_kv_layers", "num_kv_shared_layers"),
@@ -111,6 +111,7 @@ pub(super) fn translate(architecture: &str, metadata: &Metadata, weights: &Weigh
             config.insert((*name).to_owned(), json!(number));
         }
     }
+    leave_out_prediction_heads(&source, &mut config)?;
     if let Some(heads) = config.get("num_attention_heads").cloned() {
         config.entry("num_key_value_heads").or_insert(heads);
     }
@@ -135,6 +136,31 @@ pub(super) fn translate(architecture: &str, metadata: &Metadata, weights: &Weigh
     Ok(config)
 }
 
+/// Files count heads that predict several tokens among the layers, and these are left out.
+fn leave_out_prediction_heads(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    let heads = source.integers("nextn_predict_layers")?.and_then(|heads| heads.as_u64()).unwrap_or_default();
+    let Some(blocks) = config.get("num_hidden_layers").and_then(Value::as_u64).filter(|_| heads > 0) else {
+        return Ok(());
+    };
+    let layers = blocks.saturating_sub(heads);
+    config.insert("num_hidden_layers".to_owned(), json!(layers));
+    for value in config.values_mut() {
+        if let Some(list) = value.as_array_mut().filter(|list| list.len() as u64 == blocks) {
+            list.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+            *value = one_or_list(std::mem::take(list));
+        }
+    }
+    Ok(())
+}
+
+/// What is said of each layer, as one number where all agree.
+fn one_or_list(list: Vec<Value>) -> Value {
+    match list.split_first() {
+        Some((first, rest)) if rest.iter().all(|other| other == first) => first.clone(),
+        _ => Value::Array(list),
+    }
+}
+
 struct Source<'a> {
     architecture: &'a str,
     metadata: &'a Metadata,
@@ -156,10 +182,7 @@ impl Source<'_> {
             return Err(Error::corrupt(format!("metadata {} has {len} items, more than {LIST_LEN_MAX}", quote(&key))));
         }
         let list = self.metadata.u32s(&key)?.unwrap_or_default();
-        Ok(match list.split_first() {
-            Some((first, rest)) if rest.iter().all(|other| other == first) => Some(json!(first)),
-            _ => Some(json!(list)),
-        })
+        Ok(Some(one_or_list(list.into_iter().map(Value::from).collect())))
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>> {

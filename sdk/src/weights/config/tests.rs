@@ -419,6 +419,19 @@ fn gguf_lists_are_one_number_where_all_layers_agree() {
 }
 
 #[test]
+fn gguf_heads_that_predict_several_tokens_are_no_layers() {
+    let file = model("exaone4")
+        .u32("exaone4.nextn_predict_layers", 1)
+        .i32s("exaone4.attention.head_count_kv", &[2, 0])
+        .u32("exaone4.attention.sliding_window", 8)
+        .array("exaone4.attention.sliding_window_pattern", 7, &[[1_u8], [0]]);
+    let config = open(&file).unwrap();
+    assert_eq!(config.usize("num_hidden_layers").unwrap(), 1);
+    assert_eq!(config.usize("num_key_value_heads").unwrap(), 2);
+    assert_eq!(config.value()["layer_types"], json!(["sliding_attention"]));
+}
+
+#[test]
 fn gguf_numbers_that_make_no_sense_are_named() {
     refused(
         open(&Gguf::new("llama").u32("llama.block_count", 0)),

@@ -18,6 +18,7 @@ const RENORMALISED: &[&str] = &[
     "granitemoe",
     "granitehybrid",
     "glm4moe",
+    "lfm2moe",
 ];
 
 /// Layers of Gemma 2 and 3 by model: those of 27 B scale scores by the width over the heads instead of a head's size.
@@ -49,8 +50,14 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
                 rope.insert("truncate".to_owned(), json!(false));
             }
         }
-        "lfm2" => short_convolutions(config),
-        "granitehybrid" | "nemotron_h" | "nemotron_h_moe" => state_spaces(source, config)?,
+        "lfm2" | "lfm2moe" => short_convolutions(config),
+        "mamba2" => {
+            // Files say zero of what such models do not have.
+            config.retain(|_, value| *value != json!(0));
+            state_spaces(source, config)?;
+        }
+        "falcon-h1" | "granitehybrid" | "nemotron_h" | "nemotron_h_moe" => state_spaces(source, config)?,
+        "deepseek2" => latents(source, config)?,
         "qwen3next" | "qwen35" | "qwen35moe" => gated_deltas(source, config)?,
         _ => (),
     }
@@ -148,6 +155,40 @@ fn state_spaces(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<
     Ok(())
 }
 
+/// The sizes of DeepSeek's attention. Files give keys and values as the latent that they are computed from, beside the sizes that
+/// they have; older ones only the latter.
+fn latents(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
+    let size = |key: &str| Ok::<_, Error>(source.integers(key)?.and_then(|size| size.as_u64()));
+    for (key, name) in [("attention.q_lora_rank", "q_lora_rank"), ("attention.kv_lora_rank", "kv_lora_rank")] {
+        if let Some(rank) = size(key)?.filter(|rank| *rank > 0) {
+            config.insert(name.to_owned(), json!(rank));
+        }
+    }
+    let either = |key: &str| Ok::<_, Error>(size(&format!("{key}_mla"))?.or(size(key)?));
+    if let (Some(key), Some(rotated)) = (either("attention.key_length")?, size("rope.dimension_count")?) {
+        config.insert("qk_nope_head_dim".to_owned(), json!(key.saturating_sub(rotated)));
+        config.insert("qk_rope_head_dim".to_owned(), json!(rotated));
+    }
+    if let Some(value) = either("attention.value_length")? {
+        config.insert("v_head_dim".to_owned(), json!(value));
+    }
+    config.remove("head_dim");
+    // Scores that are corrected for the choice are sigmoids, whatever a file leaves out.
+    let is_corrected = source.weights.names().any(|name| name.contains("e_score_correction"));
+    let is_sigmoid = size("expert_gating_func")?.map_or(is_corrected, |function| function == 2);
+    config.insert("scoring_func".to_owned(), json!(if is_sigmoid { "sigmoid" } else { "softmax" }));
+    if let Some(Value::Object(rope)) = config.get_mut("rope_parameters") {
+        // All of what is rotated is one part of a head, which has its own layer.
+        rope.remove("partial_rotary_factor");
+        // Of this architecture files give a tenth of the number, and the other is the same in every model.
+        if let Some(all) = source.number("rope.scaling.yarn_log_multiplier")?.filter(|all| *all != 0.0) {
+            let all = 10.0 * all;
+            rope.extend([("mscale".to_owned(), json!(all)), ("mscale_all_dim".to_owned(), json!(all))]);
+        }
+    }
+    Ok(())
+}
+
 /// The names that LFM2 has for them; layers without heads of keys convolve.
 fn short_convolutions(config: &mut Map<String, Value>) {
     layer_types(config, "conv");
@@ -185,7 +226,13 @@ fn windows(source: &Source<'_>, config: &mut Map<String, Value>, period: u64) ->
     let key = source.key("attention.sliding_window_pattern");
     let is_list = source.metadata.get(&key).is_some_and(|value| value.len().is_some());
     let is_windowed: Vec<bool> = if is_list {
-        source.metadata.bools(&key)?.unwrap_or_default()
+        let mut list = source.metadata.bools(&key)?.unwrap_or_default();
+        // Heads that predict several tokens are in the list, too.
+        let heads = source.integers("nextn_predict_layers")?.and_then(|heads| heads.as_u64()).unwrap_or_default();
+        if list.len() as u64 == layers.saturating_add(heads) {
+            list.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+        }
+        list
     } else {
         let period = source.metadata.u64(&key)?.unwrap_or(period).max(1);
         (0..layers).map(|layer| layer % period != period - 1).collect()
