@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from transformers.utils.logging import disable_progress_bar
 
 import zoo
-from byte_tokenizer import Vocabulary
+from byte_tokenizer import BOS, Vocabulary
 from fixture import check_folder, distance, logits_of, tokens_with_clear_continuation, write_folder
 from gguf_file import Layout, _tokenizer
 from zoo import EPS, NORM, rope, sizes
@@ -210,6 +210,62 @@ class NemotronH:
         return parts[0]
 
 
+class FalconH1(StateSpace):
+    """The same with multipliers within the weights."""
+
+    def parts(self, name, value, config):
+        value = (value.T * self._factor(name, config)).T.astype(np.float32)
+        return super().parts(name, value, config) or [(name, value)]
+
+    def whole(self, name, parts, config):
+        return (super().whole(name, parts, config).T / self._factor(name, config)).T.astype(np.float32)
+
+    @staticmethod
+    def _factor(name, config):
+        attention = config.attention_in_multiplier
+        match name.split(".")[-2]:
+            case "q_proj" | "v_proj":
+                return attention
+            case "k_proj":
+                return attention * config.key_multiplier
+            case "o_proj":
+                return config.attention_out_multiplier
+            case "gate_proj":
+                return config.mlp_multipliers[0]
+            case "down_proj":
+                return config.mlp_multipliers[1]
+            case "out_proj":
+                return config.ssm_out_multiplier
+            case "in_proj":
+                inner, shared = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+                lengths = [inner, inner, shared, shared, config.mamba_n_heads]
+                return np.repeat(config.ssm_multipliers, lengths) * config.ssm_in_multiplier
+            case "lm_head":
+                return config.lm_head_multiplier
+            case "embed_tokens":
+                return config.embedding_multiplier
+        return 1.0
+
+
+class Latents:
+    """How llama.cpp writes DeepSeek's attention: what makes keys and values of latents in two, that of keys the other way round."""
+
+    def parts(self, name, value, config):
+        if not name.endswith(".kv_b_proj.weight"):
+            return None
+        keys, values = np.split(self._by_head(value, config), [config.qk_nope_head_dim], axis=1)
+        keys = np.ascontiguousarray(keys.swapaxes(1, 2))
+        return [(name.replace("kv_b", "k_b"), keys), (name.replace("kv_b", "v_b"), np.ascontiguousarray(values))]
+
+    def whole(self, name, parts, config):
+        both = np.concatenate((parts[0].swapaxes(1, 2), parts[1]), axis=1)
+        return both.reshape(-1, both.shape[2])
+
+    @staticmethod
+    def _by_head(value, config):
+        return value.reshape(config.num_attention_heads, -1, value.shape[1])
+
+
 GEMMA4_KEYS = {
     ".attention.sliding_window": WINDOW,
     ".rope.freq_base": 10_000.0,
@@ -241,6 +297,14 @@ MAMBA_KEYS = {
     ".attention.scale": 0.3,
     ".logit_scale": 0.5,
 }
+FALCON = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_chunk_size": 16}
+FALCON_KEYS = {
+    ".ssm.conv_kernel": 4,
+    ".ssm.state_size": 12,
+    ".ssm.time_step_rank": 4,
+    ".ssm.inner_size": 64,
+}
+FALCON_DENSE = ("conv1d", "ssm_a", "ssm_d", "ssm_norm")
 DELTA = {
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 12,
@@ -273,6 +337,28 @@ LATENT = {
     "n_shared_experts": 2,
     "num_experts_per_tok": 2,
 }
+LATENT_KEYS = {
+    ".attention.head_count_kv": 1,
+    ".attention.kv_lora_rank": 24,
+    ".attention.key_length": 32,
+    ".attention.value_length": 24,
+    ".attention.key_length_mla": 20,
+    ".attention.value_length_mla": 10,
+    ".rope.dimension_count": 8,
+    ".leading_dense_block_count": 1,
+    ".expert_shared_count": 2,
+    ".vocab_size": 128,
+}
+LATENT_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+}
+# Matrices whose rows are no whole blocks.
+LATENT_DENSE = ("ffn_gate_inp", "attn_q_b", "attn_k_b", "attn_v_b", "attn_output")
+CORRECTED = {"e_score_correction_bias": "e_score_correction.bias"}
 THETA = {"rope_parameters": rope(10_000.0)}
 HEADS = {".attention.key_length": 16, ".attention.value_length": 16}
 
@@ -766,7 +852,11 @@ VARIANTS = [
             moe_shared_expert_intermediate_size=64,
             routed_scaling_factor=1.5,
         ),
-        {"norm epsilon": {"layer_norm_epsilon": 1e-5}, "no factor": {"routed_scaling_factor": 1.0}},
+        {
+            "norm epsilon": {"layer_norm_epsilon": 1e-5},
+            "no factor": {"routed_scaling_factor": 1.0},
+            "no shortest step": {"time_step_min": 1e-12},
+        },
         gguf=Gguf(
             gguf.MODEL_ARCH.NEMOTRON_H_MOE,
             {key: value for key, value in MAMBA_KEYS.items() if "scal" not in key}
@@ -785,6 +875,125 @@ VARIANTS = [
             dense=("ffn_gate_inp", "conv1d", "ssm_a", "ssm_d", "ssm_norm"),
             codec=NemotronH(),
         ),
+    ),
+    # State spaces and attention side by side, without a norm as published, and multipliers everywhere.
+    Variant(
+        "falcon_h1",
+        350,
+        transformers.FalconH1Config(
+            **sizes(rms_norm_eps=EPS, head_dim=16),
+            **FALCON,
+            mamba_n_groups=1,
+            embedding_multiplier=5.0,
+            lm_head_multiplier=1.4,
+            key_multiplier=1.3,
+            attention_in_multiplier=0.9,
+            attention_out_multiplier=0.8,
+            ssm_in_multiplier=1.25,
+            ssm_out_multiplier=0.7,
+            ssm_multipliers=[1.3, 0.8, 1.4, 0.7, 1.2],
+            mlp_multipliers=[1.2, 0.9],
+            rope_parameters=rope(1_000.0),
+        ),
+        {
+            "rope theta": THETA,
+            "norm epsilon": NORM,
+            "keys as they are": {"key_multiplier": 1.0},
+            "embeddings as they are": {"embedding_multiplier": 1.0},
+            "logits as they are": {"lm_head_multiplier": 1.0},
+            "attention of the norm itself": {"attention_in_multiplier": 1.0},
+            "attention as it is": {"attention_out_multiplier": 1.0},
+            "states of the norm itself": {"ssm_in_multiplier": 1.0},
+            "states as they are": {"ssm_out_multiplier": 1.0},
+            "parts of states exchanged": {"ssm_multipliers": [0.8, 1.3, 0.7, 1.4, 1.2]},
+            "steps as they are": {"ssm_multipliers": [1.3, 0.8, 1.4, 0.7, 1.0]},
+            "blocks exchanged": {"mlp_multipliers": [0.9, 1.2]},
+        },
+        gguf=Gguf(gguf.MODEL_ARCH.FALCON_H1, HEADS | FALCON_KEYS | {".ssm.group_count": 1}, dense=FALCON_DENSE, codec=FalconH1()),
+    ),
+    # With a norm of what was gated.
+    Variant(
+        "falcon_h1_normed",
+        351,
+        transformers.FalconH1Config(
+            **sizes(rms_norm_eps=EPS),
+            **FALCON,
+            mamba_n_groups=2,
+            mamba_rms_norm=True,
+            mamba_norm_before_gate=False,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"norm epsilon": NORM, "norm before the gate": {"mamba_norm_before_gate": True}},
+        gguf=Gguf(gguf.MODEL_ARCH.FALCON_H1, FALCON_KEYS | {".ssm.group_count": 2}, dense=FALCON_DENSE, codec=FalconH1()),
+    ),
+    # With a norm of what is gated, and biases.
+    Variant(
+        "falcon_h1_biased",
+        352,
+        transformers.FalconH1Config(
+            **sizes(rms_norm_eps=EPS),
+            **FALCON,
+            mamba_n_groups=2,
+            mamba_rms_norm=True,
+            mamba_norm_before_gate=True,
+            mamba_proj_bias=True,
+            projectors_bias=True,
+            attention_bias=True,
+            mlp_bias=True,
+            rope_parameters=rope(1_000.0),
+        ),
+        {"norm epsilon": NORM, "norm after the gate": {"mamba_norm_before_gate": False}},
+    ),
+    # Nothing but state spaces.
+    Variant(
+        "mamba2",
+        353,
+        transformers.Mamba2Config(
+            vocab_size=128,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_heads=4,
+            head_dim=16,
+            state_size=12,
+            n_groups=2,
+            chunk_size=16,
+            layer_norm_epsilon=EPS,
+            bos_token_id=BOS,
+            eos_token_id=1,
+            pad_token_id=None,
+        ),
+        {"norm epsilon": {"layer_norm_epsilon": 1e-5}, "steps within limits": {"time_step_limit": (0.1, 0.2)}},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.MAMBA2,
+            {key: value for key, value in MAMBA_KEYS.items() if key.startswith(".ssm")}
+            | {".attention.head_count": 0, ".attention.layer_norm_rms_epsilon": EPS, ".context_length": 2**20},
+            dense=("conv1d", "ssm_a", "ssm_d", "ssm_norm"),
+            codec=NemotronH(),
+        ),
+    ),
+    # Tied, with biases, and steps within limits.
+    Variant(
+        "mamba2_tied",
+        354,
+        transformers.Mamba2Config(
+            vocab_size=128,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_heads=4,
+            head_dim=16,
+            state_size=12,
+            n_groups=1,
+            chunk_size=16,
+            use_bias=True,
+            time_step_limit=[0.05, 0.2],
+            layer_norm_epsilon=EPS,
+            bos_token_id=BOS,
+            eos_token_id=1,
+            pad_token_id=None,
+            tie_word_embeddings=True,
+        ),
+        {"steps of any length": {"time_step_limit": (0.0, float("inf"))}},
+        distinct=2,
     ),
     # Every second layer knows no positions.
     Variant(
@@ -833,6 +1042,42 @@ VARIANTS = [
             dense=("ffn_gate_inp", "conv1d", "shortconv.conv"),
         ),
     ),
+    # Sigmoids that are corrected for the choice, but for the first layer.
+    Variant(
+        "lfm2_moe",
+        355,
+        transformers.Lfm2MoeConfig(
+            **sizes(layers=4),
+            norm_eps=EPS,
+            moe_intermediate_size=32,
+            num_experts=6,
+            num_experts_per_tok=2,
+            num_dense_layers=1,
+            routed_scaling_factor=1.5,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            rope_parameters=rope(1_000.0),
+        ),
+        {
+            "rope theta": THETA,
+            "not renormalised": {"norm_topk_prob": False},
+            "no factor": {"routed_scaling_factor": 1.0},
+            "three experts": {"num_experts_per_tok": 3},
+        },
+        gguf=Gguf(
+            gguf.MODEL_ARCH.LFM2MOE,
+            moe()
+            | {
+                ".attention.head_count_kv": [0, 2, 0, 0],
+                ".shortconv.l_cache": 3,
+                ".leading_dense_block_count": 1,
+                ".expert_gating_func": 2,
+                ".expert_weights_scale": 1.5,
+                ".attention.layer_norm_rms_epsilon": EPS,
+            },
+            rename={"expert_bias": "expert_bias.bias"},
+            dense=("ffn_gate_inp", "conv1d", "shortconv.conv"),
+        ),
+    ),
     # Latent keys and values, from a latent of queries; groups of experts; YaRN that stretches scores too.
     Variant(
         "deepseek_v3",
@@ -846,16 +1091,7 @@ VARIANTS = [
             n_group=3,
             topk_group=2,
             routed_scaling_factor=1.5,
-            rope_parameters=rope(
-                1_000.0,
-                rope_type="yarn",
-                factor=4.0,
-                beta_fast=32.0,
-                beta_slow=1.0,
-                mscale=1.0,
-                mscale_all_dim=0.7,
-                original_max_position_embeddings=64,
-            ),
+            rope_parameters=rope(1_000.0, mscale=1.0, mscale_all_dim=0.7, **LATENT_YARN),
         ),
         {
             "not renormalised": {"norm_topk_prob": False},
@@ -863,6 +1099,43 @@ VARIANTS = [
             "no factor": {"routed_scaling_factor": 1.0},
             "halves rotated": {"rope_interleave": False},
         },
+    ),
+    # As published: files in GGUF have one number for both scales.
+    Variant(
+        "deepseek_v3_plain",
+        204,
+        transformers.DeepseekV3Config(
+            **sizes(rms_norm_eps=EPS, layers=2, kv_heads=4),
+            **LATENT,
+            q_lora_rank=24,
+            first_k_dense_replace=1,
+            n_routed_experts=6,
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+            rope_parameters=rope(1_000.0, mscale=0.8, mscale_all_dim=0.8, **LATENT_YARN),
+        ),
+        {"all groups": {"topk_group": 3}, "no factor": {"routed_scaling_factor": 1.0}},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.DEEPSEEK2,
+            LATENT_KEYS
+            | moe()
+            | {
+                ".attention.q_lora_rank": 24,
+                ".expert_gating_func": 2,
+                ".expert_weights_norm": True,
+                ".expert_weights_scale": 2.5,
+                ".expert_group_count": 3,
+                ".expert_group_used_count": 2,
+                ".rope.scaling.type": "yarn",
+                ".rope.scaling.factor": 4.0,
+                ".rope.scaling.original_context_length": 64,
+                ".rope.scaling.yarn_log_multiplier": 0.08,
+            },
+            rename=CORRECTED,
+            dense=LATENT_DENSE,
+            codec=Latents(),
+        ),
     ),
     # Queries of their own, experts by softmax.
     Variant(
@@ -881,6 +1154,14 @@ VARIANTS = [
             rope_parameters=rope(1_000.0),
         ),
         {"all experts": {"topk_method": "greedy"}, "no factor": {"routed_scaling_factor": 1.0}, "rope theta": THETA},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.DEEPSEEK2,
+            LATENT_KEYS
+            | moe()
+            | {".expert_weights_scale": 1.5, ".expert_group_count": 3, ".expert_group_used_count": 1},
+            dense=LATENT_DENSE,
+            codec=Latents(),
+        ),
     ),
     Variant(
         "glm4_moe_lite",
@@ -893,6 +1174,15 @@ VARIANTS = [
             rope_parameters=rope(1_000.0),
         ),
         {"no factor": {"routed_scaling_factor": 1.0}, "rope theta": THETA},
+        gguf=Gguf(
+            gguf.MODEL_ARCH.DEEPSEEK2,
+            LATENT_KEYS
+            | moe()
+            | {".attention.q_lora_rank": 24, ".expert_weights_norm": True, ".expert_weights_scale": 1.8},
+            rename=CORRECTED,
+            dense=LATENT_DENSE,
+            codec=Latents(),
+        ),
     ),
     # Llama with biases.
     Variant(
@@ -951,6 +1241,16 @@ VARIANTS = [
         transformers.Ernie4_5Config(**sizes(head_dim=16, rms_norm_eps=EPS), rope_parameters=rope(1_000.0)),
         {"rope theta": THETA, "norm epsilon": NORM},
         gguf=Gguf(gguf.MODEL_ARCH.ERNIE4_5, HEADS),
+    ),
+    # With biases, also of an output layer that is the embedding.
+    Variant(
+        "ernie4_5_biased",
+        356,
+        transformers.Ernie4_5Config(
+            **sizes(rms_norm_eps=EPS), use_bias=True, tie_word_embeddings=True, rope_parameters=rope(1_000.0)
+        ),
+        {"rope theta": THETA},
+        distinct=2,
     ),
     # Scores that are corrected for the choice, shared experts, a dense layer.
     Variant(
@@ -1088,6 +1388,12 @@ def write_gguf(path, variant, weights, kind, vocabulary):
 def _common(config):
     parameters = getattr(config, "rope_parameters", None) or rope(10_000.0)
     parameters = parameters.get("full_attention", parameters)
+    if not hasattr(config, "num_attention_heads"):
+        return {
+            ".embedding_length": config.hidden_size,
+            ".block_count": config.num_hidden_layers,
+            ".feed_forward_length": 0,
+        }
     return {
         ".context_length": config.max_position_embeddings,
         ".embedding_length": config.hidden_size,

@@ -22,7 +22,7 @@ struct Family {
     kv_budget: u64,
 }
 
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 8] = [
     Family { plugin: "pensieve-gemma", architecture: "gemma", fixture: "families/gemma3", kv_budget: 400 << 10 },
     // Windows alone.
     Family { plugin: "pensieve-mistral", architecture: "mistral", fixture: "mistral/window", kv_budget: 64 << 10 },
@@ -40,6 +40,15 @@ const FAMILIES: [Family; 6] = [
         fixture: "families/nemotron_h",
         kv_budget: 160 << 10,
     },
+    // States and keys and values in every layer.
+    Family {
+        plugin: "pensieve-falcon",
+        architecture: "falcon-h1",
+        fixture: "families/falcon_h1",
+        kv_budget: 320 << 10,
+    },
+    // States alone.
+    Family { plugin: "pensieve-mamba", architecture: "mamba2", fixture: "families/mamba2", kv_budget: 80 << 10 },
 ];
 
 impl Family {

@@ -1,6 +1,7 @@
 //! The families that have plugins besides Llama, Mistral and Phi: folders and GGUF files against the numbers of transformers,
 //! whole and in chunks, by our kernels and by formulas, and the laws on one checkpoint for each way in which they differ.
 
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use std::path::PathBuf;
 
 use crate::{
@@ -55,15 +56,23 @@ const CASES: &[Case] = &[
     Case { name: "gpt_oss_plain", plugin: "pensieve-gpt-oss", files: Files::Mostly(0.4) },
     Case { name: "lfm2", plugin: "pensieve-lfm2", files: Files::None },
     Case { name: "lfm2_plain", plugin: "pensieve-lfm2", files: Files::Within(2.5) },
-    Case { name: "deepseek_v2", plugin: "pensieve-deepseek", files: Files::None },
+    Case { name: "lfm2_moe", plugin: "pensieve-lfm2", files: Files::Mostly(0.4) },
+    Case { name: "falcon_h1", plugin: "pensieve-falcon", files: Files::Within(1.2) },
+    Case { name: "falcon_h1_normed", plugin: "pensieve-falcon", files: Files::Within(1.2) },
+    Case { name: "falcon_h1_biased", plugin: "pensieve-falcon", files: Files::None },
+    Case { name: "mamba2", plugin: "pensieve-mamba", files: Files::Within(0.5) },
+    Case { name: "mamba2_tied", plugin: "pensieve-mamba", files: Files::None },
+    Case { name: "deepseek_v2", plugin: "pensieve-deepseek", files: Files::Mostly(0.4) },
     Case { name: "deepseek_v3", plugin: "pensieve-deepseek", files: Files::None },
-    Case { name: "glm4_moe_lite", plugin: "pensieve-deepseek", files: Files::None },
+    Case { name: "deepseek_v3_plain", plugin: "pensieve-deepseek", files: Files::Mostly(0.4) },
+    Case { name: "glm4_moe_lite", plugin: "pensieve-deepseek", files: Files::Mostly(0.4) },
     Case { name: "smollm3", plugin: "pensieve-llama", files: Files::None },
     Case { name: "seed_oss", plugin: "pensieve-llama", files: Files::Within(0.4) },
     Case { name: "exaone4", plugin: "pensieve-exaone", files: Files::Within(0.9) },
     Case { name: "exaone4_full", plugin: "pensieve-exaone", files: Files::None },
     Case { name: "cohere2", plugin: "pensieve-cohere", files: Files::Within(0.4) },
     Case { name: "ernie4_5", plugin: "pensieve-ernie", files: Files::Within(0.4) },
+    Case { name: "ernie4_5_biased", plugin: "pensieve-ernie", files: Files::None },
     Case { name: "ernie4_5_moe", plugin: "pensieve-ernie", files: Files::Mostly(0.4) },
     Case { name: "minimax_m2", plugin: "pensieve-minimax", files: Files::Mostly(0.4) },
     Case { name: "nemotron_h", plugin: "pensieve-nemotron", files: Files::Mostly(0.4) },
@@ -188,6 +197,86 @@ fn what_a_configuration_leaves_out_has_the_default_of_transformers() {
         let folder = changed(&case.fixture(), |config| config.retain(|key, _| !silent.contains(&key.as_str())));
         check_folder(case, folder.path());
     }
+}
+
+/// A fixture's folder with other tensors: `change` takes each by its name.
+fn rewritten(name: &str, change: impl Fn(&str, Stored) -> Vec<(String, Stored)>) -> tempfile::TempDir {
+    let folder = changed(name, |_| ());
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors = Vec::new();
+    for (name, tensor) in file.tensors() {
+        tensors.extend(change(&name, (tensor.shape().to_vec(), tensor.data().to_vec())));
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, (shape, data))| (name, TensorView::new(Dtype::F32, shape.clone(), data.as_slice()).unwrap()));
+    safetensors::serialize_to_file(views, None, &path).unwrap();
+    folder
+}
+
+/// A tensor's shape and bytes.
+type Stored = (Vec<usize>, Vec<u8>);
+
+#[test]
+fn a_checkpoint_that_lacks_a_layer_is_refused_by_its_name() {
+    for (name, package) in [
+        ("falcon_h1", "pensieve-falcon"),
+        ("granite_hybrid_dense", "pensieve-granite"),
+        ("lfm2", "pensieve-lfm2"),
+        ("mamba2", "pensieve-mamba"),
+        ("nemotron_h", "pensieve-nemotron"),
+        ("qwen3_5", "pensieve-qwen"),
+    ] {
+        let folder = rewritten(&format!("families/{name}"), |name, tensor| match name.contains(".layers.1.") {
+            true => vec![],
+            false => vec![(name.to_owned(), tensor)],
+        });
+        let Err(error) = Driver::load(&plugin(package), folder.path(), &Options::default()) else {
+            panic!("{name} was loaded without a layer");
+        };
+        let message = format!("{error:?}");
+        assert!(message.contains("layer 1 of 4") || message.contains("layers.1."), "{name}: {message}");
+    }
+}
+
+#[test]
+fn heads_that_a_configuration_gives_layer_by_layer() {
+    let case = CASES.iter().find(|case| case.name == "gemma4").unwrap();
+    let folder = changed(&case.fixture(), |config| {
+        // As of models of ten layers and more, whose numbers begin with zeros.
+        let listed = ["01", "03"].map(|layer| (layer.to_owned(), serde_json::json!({ "head_dim": 16 })));
+        config.insert("per_layer_config".into(), serde_json::Map::from_iter(listed).into());
+        config.remove("global_head_dim");
+    });
+    check_folder(case, folder.path());
+}
+
+#[test]
+fn experts_that_are_stacked_and_multiply_from_the_other_side() {
+    let case = CASES.iter().find(|case| case.name == "qwen3_moe").unwrap();
+    let bytes = std::fs::read(fixture(&case.fixture()).join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (experts, width, inner) = (6, 32, 32);
+    // A row for each input, with the gates' values before those of what is gated.
+    let stack = |layer: &str| -> Stored {
+        let mut data = Vec::new();
+        for (expert, input) in (0..experts).flat_map(|expert| (0..width).map(move |input| (expert, input))) {
+            for part in ["gate_proj", "up_proj"] {
+                let tensor = file.tensor(&format!("{layer}.mlp.experts.{expert}.{part}.weight")).unwrap();
+                assert_eq!(tensor.shape(), [inner, width]);
+                data.extend((0..inner).flat_map(|row| &tensor.data()[4 * (row * width + input)..][..4]));
+            }
+        }
+        (vec![experts, width, 2 * inner], data)
+    };
+    let folder = rewritten(&case.fixture(), |name, tensor| match name.split_once(".mlp.experts.") {
+        Some((layer, "0.gate_proj.weight")) => vec![(format!("{layer}.mlp.experts.gate_up_proj"), stack(layer))],
+        Some((_, part)) if !part.ends_with("down_proj.weight") => vec![],
+        _ => vec![(name.to_owned(), tensor)],
+    });
+    check_folder(case, folder.path());
 }
 
 #[test]

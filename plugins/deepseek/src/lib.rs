@@ -11,7 +11,7 @@ use pensieve_sdk::{
         Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Groups, KvShape,
         LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig, RopeStyle},
 };
 
 export!(Plugin::new("deepseek", "DeepSeek-V2 and V3, GLM-4.7-Flash").architecture(Paged::<DeepSeek>::architecture()));
@@ -76,14 +76,21 @@ impl LatentAttention {
             },
             None => Queries::Direct(loader.linear("q_proj", width, of_queries)?),
         };
-        let both = loader.dense("kv_b_proj.weight", &[heads * (nope + value), rank])?;
-        let both = both.reshape((heads, nope + value, rank))?;
+        // Files in GGUF have the parts by themselves, that of keys the other way round.
+        let (absorb_k, absorb_v) = if loader.has("k_b_proj.weight") {
+            let keys = loader.dense("k_b_proj.weight", &[heads, rank, nope])?;
+            (keys.transpose(1, 2)?, loader.dense("v_b_proj.weight", &[heads, value, rank])?)
+        } else {
+            let both = loader.dense("kv_b_proj.weight", &[heads * (nope + value), rank])?;
+            let both = both.reshape((heads, nope + value, rank))?;
+            (both.narrow(1, 0, nope)?, both.narrow(1, nope, value)?)
+        };
         Ok(Self {
             queries,
             kv_a_proj_with_mqa: loader.linear("kv_a_proj_with_mqa", width, rank + rotated)?,
             kv_a_layernorm: RmsNorm::load(loader, "kv_a_layernorm", rank, LATENT_EPS)?,
-            absorb_k: both.narrow(1, 0, nope)?.contiguous()?,
-            absorb_v: both.narrow(1, nope, value)?.transpose(1, 2)?.contiguous()?,
+            absorb_k: absorb_k.contiguous()?,
+            absorb_v: absorb_v.transpose(1, 2)?.contiguous()?,
             o_proj: loader.linear("o_proj", heads * value, width)?,
             attention: Attention {
                 value_dim: rank,
@@ -143,12 +150,14 @@ impl Mlp {
         let (count, inner) = (config.n_routed_experts, config.moe_intermediate_size);
         let router = Router::load(loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
         let (sizes, shared) = ((count, hidden_size, inner), inner * config.n_shared_experts);
+        let names = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
+        let correction = names.into_iter().find(|name| loader.has(name)).map(|name| loader.values(name));
         Ok(Self::Sparse(SparseMlp {
             gate: Router {
                 scoring: config.scoring,
                 renormalize: config.norm_topk_prob,
                 scale: config.routed_scaling_factor as f32,
-                correction: loader.values("gate.e_score_correction_bias")?,
+                correction: correction.transpose()?.flatten(),
                 groups: config.groups,
                 ..router
             },
@@ -206,14 +215,31 @@ struct DeepSeek {
 
 impl Decoder for DeepSeek {
     const NAME: &'static str = "deepseek";
-    const GGUF: &'static [&'static str] = &[];
+    const GGUF: &'static [&'static str] = &["deepseek2"];
     const CLASSES: &'static [&'static str] =
         &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
+
+    const GGUF_NAMES: Names = &[
+        ("attn_q_a", "self_attn.q_a_proj"),
+        ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+        ("attn_q_b", "self_attn.q_b_proj"),
+        ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+        ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+        ("attn_kv_b", "self_attn.kv_b_proj"),
+        ("attn_k_b", "self_attn.k_b_proj"),
+        ("attn_v_b", "self_attn.v_b_proj"),
+        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+        ("exp_probs_b", "mlp.gate.e_score_correction"),
+    ];
 
     type Config = Config;
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
-        let is_v2 = checkpoint.architecture() == "DeepseekV2ForCausalLM";
+        let is_gguf = checkpoint.format() == Format::Gguf;
+        let is_softmax = is_gguf && checkpoint.config().str_or("scoring_func", "softmax")? == "softmax";
+        let is_v2 = is_softmax || checkpoint.architecture() == "DeepseekV2ForCausalLM";
         let (eps, first_dense) = match checkpoint.architecture() {
             "DeepseekV2ForCausalLM" => (1e-6, 0),
             "DeepseekV3ForCausalLM" => (1e-6, 3),
@@ -241,9 +267,9 @@ impl Decoder for DeepSeek {
             num_experts_per_tok: config.usize("num_experts_per_tok")?,
             moe_intermediate_size: config.usize("moe_intermediate_size")?,
             routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
-            norm_topk_prob: !is_v2 && config.bool_or("norm_topk_prob", true)?,
+            norm_topk_prob: (is_gguf || !is_v2) && config.bool_or("norm_topk_prob", true)?,
             scoring: if is_v2 { Scoring::Softmax } else { Scoring::Sigmoid },
-            groups: groups(&config, is_v2)?,
+            groups: groups(&config, is_gguf, is_v2)?,
             rope: RopeConfig { style, ..config.rope()? },
             sizes,
         })
@@ -310,10 +336,9 @@ fn dense(config: &Settings, layers: usize) -> Result<Vec<bool>> {
 }
 
 /// The groups that experts are chosen by.
-fn groups(config: &Settings, is_v2: bool) -> Result<Option<Groups>> {
-    if is_v2 && config.str_or("topk_method", "greedy")? == "greedy" {
-        return Ok(None);
-    }
+fn groups(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Option<Groups>> {
     let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
-    Ok(Some(Groups { count, kept, compared: if is_v2 { 1 } else { 2 } }))
+    // Files in GGUF have no name for the method, and number groups where they count.
+    let is_greedy = is_v2 && config.str_or("topk_method", if is_gguf { "" } else { "greedy" })? == "greedy";
+    Ok((!is_greedy && count > 1).then_some(Groups { count, kept, compared: if is_v2 { 1 } else { 2 } }))
 }

@@ -1,18 +1,19 @@
-//! LFM2 (arXiv 2511.23404): short gated convolutions in most layers, grouped-query attention in the others.
+//! LFM2 (arXiv 2511.23404): short gated convolutions in most layers, grouped-query attention in the others; and the mixtures of
+//! experts of the same kind, whose first layers are dense.
 //!
-//! Reference: `modeling_lfm2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Of
-//! checkpoints that also see, the text model is loaded.
+//! Reference: `modeling_lfm2.py` and `modeling_lfm2_moe.py` in Hugging Face transformers; layers carry the names that they
+//! have in its checkpoints. Of checkpoints that also see, the text model is loaded.
 
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, KvShape, LayerCache, Linear, Loader, Paged,
-        RmsNorm, Rope, Shape, ShortConv, Step, Tensor,
+        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu,
+        KvShape, LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, ShortConv, Step, Tensor,
     },
     weights::{Checkpoint, Config as Settings, Names, RopeConfig},
 };
 
-export!(Plugin::new("lfm2", "LFM2").architecture(Paged::<Lfm2>::architecture()));
+export!(Plugin::new("lfm2", "LFM2, dense and as mixtures of experts").architecture(Paged::<Lfm2>::architecture()));
 
 /// What a checkpoint says about its model.
 struct Config {
@@ -28,6 +29,19 @@ struct Config {
     attends: Vec<bool>,
     tie_word_embeddings: bool,
     rope: RopeConfig,
+    moe: Option<Moe>,
+}
+
+/// What it says about experts.
+#[derive(Clone, Copy)]
+struct Moe {
+    num_experts: usize,
+    num_experts_per_tok: usize,
+    moe_intermediate_size: usize,
+    /// Layers that are dense, from the first on.
+    num_dense_layers: usize,
+    routed_scaling_factor: f64,
+    norm_topk_prob: bool,
 }
 
 impl Config {
@@ -96,22 +110,42 @@ impl GatedConv {
     }
 }
 
-/// `w2(silu(w1(x)) · w3(x))`.
-struct FeedForward {
-    w1: Linear,
-    w2: Linear,
-    w3: Linear,
+/// The names of gate, what is gated and the way back, in blocks and in experts.
+const NAMES: ExpertNames = ExpertNames { gate: "w1", up: "w3", gate_up: "w1_w3", down: "w2" };
+
+/// `w2(silu(w1(x)) · w3(x))`, or the experts that a router chooses.
+enum FeedForward {
+    Dense(GatedMlp),
+    Sparse { gate: Router, experts: Experts },
 }
 
 impl FeedForward {
-    fn load(loader: &Loader<'_>, width: usize, inner: usize) -> Result<Self> {
-        let (w1, w3) = (loader.linear("w1", width, inner)?, loader.linear("w3", width, inner)?);
-        Ok(Self { w1, w2: loader.linear("w2", inner, width)?, w3 })
+    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
+        let width = config.hidden_size;
+        let Some(moe) = config.moe.filter(|moe| layer >= moe.num_dense_layers) else {
+            let inner = config.intermediate_size;
+            return Ok(Self::Dense(GatedMlp::load_named(loader, NAMES, width, inner, Activation::Silu)?));
+        };
+        let router = Router::load(loader, "gate", width, moe.num_experts, moe.num_experts_per_tok)?;
+        let bias = ["expert_bias", "expert_bias.bias"].into_iter().find(|name| loader.has(name));
+        let sizes = (moe.num_experts, width, moe.moe_intermediate_size);
+        Ok(Self::Sparse {
+            gate: Router {
+                scoring: Scoring::Sigmoid,
+                renormalize: moe.norm_topk_prob,
+                scale: moe.routed_scaling_factor as f32,
+                correction: bias.map(|name| loader.values(name)).transpose()?.flatten(),
+                ..router
+            },
+            experts: Experts::load(&loader.at("experts"), NAMES, sizes, Glu::Plain(Activation::Silu))?,
+        })
     }
 
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let (gate, up) = (self.w1.forward(x, step)?, self.w3.forward(x, step)?);
-        self.w2.forward(&step.ops().gate(&gate, &up, Activation::Silu)?, step)
+        match self {
+            Self::Dense(mlp) => mlp.forward(x, step),
+            Self::Sparse { gate, experts } => experts.forward(x, &gate.forward(x, step)?, step),
+        }
     }
 }
 
@@ -140,7 +174,7 @@ impl Block {
                 Operator::Conv(GatedConv::load(&loader.at("conv"), config, index)?)
             },
             ffn_norm: RmsNorm::load(loader, "ffn_norm", width, eps)?,
-            feed_forward: FeedForward::load(&loader.at("feed_forward"), width, config.intermediate_size)?,
+            feed_forward: FeedForward::load(&loader.at("feed_forward"), config, index)?,
         })
     }
 
@@ -167,8 +201,9 @@ struct Lfm2 {
 
 impl Decoder for Lfm2 {
     const NAME: &'static str = "lfm2";
-    const GGUF: &'static [&'static str] = &["lfm2"];
-    const CLASSES: &'static [&'static str] = &["Lfm2ForCausalLM", "Lfm2VlForConditionalGeneration"];
+    const GGUF: &'static [&'static str] = &["lfm2", "lfm2moe"];
+    const CLASSES: &'static [&'static str] =
+        &["Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Lfm2VlForConditionalGeneration"];
 
     const GGUF_NAMES: Names = &[
         ("token_embd_norm", "model.embedding_norm"),
@@ -184,6 +219,11 @@ impl Decoder for Lfm2 {
         ("ffn_gate", "feed_forward.w1"),
         ("ffn_down", "feed_forward.w2"),
         ("ffn_up", "feed_forward.w3"),
+        ("ffn_gate_inp", "feed_forward.gate"),
+        ("ffn_gate_exps", "feed_forward.experts.w1"),
+        ("ffn_down_exps", "feed_forward.experts.w2"),
+        ("ffn_up_exps", "feed_forward.experts.w3"),
+        ("exp_probs_b", "feed_forward.expert_bias"),
     ];
 
     type Config = Config;
@@ -205,6 +245,7 @@ impl Decoder for Lfm2 {
             attends: attends(&config, layers)?,
             tie_word_embeddings: config.bool_or("tie_embedding", tied)?,
             rope: config.rope()?,
+            moe: config.experts()?.map(|experts| moe(&config, experts)).transpose()?,
         })
     }
 
@@ -247,8 +288,26 @@ impl Decoder for Lfm2 {
     }
 }
 
-/// The inner width of feed-forward blocks, which configurations give before it is cut to two thirds and rounded up.
+fn moe(config: &Settings, num_experts: usize) -> Result<Moe> {
+    Ok(Moe {
+        num_experts,
+        num_experts_per_tok: config.usize_or("num_experts_per_tok", 4)?,
+        moe_intermediate_size: config.usize_or("moe_intermediate_size", 1792)?,
+        num_dense_layers: config
+            .find_usize("num_dense_layers")?
+            .or(config.find_usize("first_k_dense_replace")?)
+            .unwrap_or(2),
+        routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
+        norm_topk_prob: config.bool_or("norm_topk_prob", true)?,
+    })
+}
+
+/// The inner width of feed-forward blocks, which configurations give before it is cut to two thirds and rounded up; those of
+/// mixtures give it as it is.
 fn intermediate_size(config: &Settings) -> Result<usize> {
+    if config.experts()?.is_some() {
+        return config.usize_or("intermediate_size", 7168);
+    }
     let given = config.usize_or("intermediate_size", 12_288)?;
     let given = config.usize_or("block_ff_dim", given)?;
     if !config.bool_or("block_auto_adjust_ff_dim", true)? {

@@ -7,7 +7,7 @@
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, Glu, Groups, KvShape,
+        Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedNorm, Glu, Groups, KvShape,
         LayerCache, Linear, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Router, Scoring, Shape, Sizes, Step, Tensor,
     },
     weights::{Checkpoint, Config as Settings, Format, Names},
@@ -338,6 +338,7 @@ fn mamba(format: Format, config: &Settings, eps: f64) -> Result<Mamba2Sizes> {
         taps: either("conv_kernel", "mamba_d_conv", 4)?,
         eps,
         time_step_limit,
+        norm: GatedNorm::AfterGate,
     })
 }
 

@@ -9,6 +9,17 @@ use crate::{
     weights::{Config, Format},
 };
 
+/// How what a mixer has read meets its gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GatedNorm {
+    /// The norm is over what was gated.
+    AfterGate,
+    /// The gate is for what was normed.
+    BeforeGate,
+    /// There is no norm.
+    Absent,
+}
+
 /// The sizes of a mixer.
 #[derive(Clone, Copy, Debug)]
 pub struct Mamba2Sizes {
@@ -28,13 +39,16 @@ pub struct Mamba2Sizes {
     pub eps: f64,
     /// The shortest and the longest step of time.
     pub time_step_limit: (f64, f64),
+    /// The norm behind the recurrence.
+    pub norm: GatedNorm,
 }
 
 impl Mamba2Sizes {
     /// Reads them under the names `mamba_…` that Granite, Falcon-H1 and Bamba have for them.
     pub fn read(config: &Config, eps: f64) -> Result<Self> {
         let (hidden_size, heads) = (config.usize("hidden_size")?, config.usize_or("mamba_n_heads", 128)?);
-        let inner = hidden_size.saturating_mul(config.usize_or("mamba_expand", 2)?);
+        let expanded = hidden_size.saturating_mul(config.usize_or("mamba_expand", 2)?);
+        let inner = config.usize_or("mamba_d_ssm", expanded)?;
         let is_given = config.value()["mamba_d_head"].is_number();
         let limit = |place: usize| config.value()["time_step_limit"].get(place).and_then(serde_json::Value::as_f64);
         Ok(Self {
@@ -46,6 +60,7 @@ impl Mamba2Sizes {
             taps: config.usize_or("mamba_d_conv", 4)?,
             eps,
             time_step_limit: (limit(0).unwrap_or(0.0), limit(1).unwrap_or(f64::INFINITY)),
+            norm: GatedNorm::AfterGate,
         })
     }
 
@@ -81,10 +96,11 @@ pub struct Mamba2 {
     /// What of an input goes past the recurrence, head by head.
     d: Tensor,
     recurrence: Recurrence,
-    norm: RmsNorm,
-    /// The weight of the norm, which is over each group.
-    norm_weight: Tensor,
+    /// The norm over each group, and its weight over all.
+    norm: Option<(RmsNorm, Tensor)>,
     out_proj: Linear,
+    /// What the outputs of `in_proj` are multiplied by.
+    multipliers: Option<Tensor>,
     sizes: Mamba2Sizes,
 }
 
@@ -108,18 +124,37 @@ impl Mamba2 {
             a: if is_gguf { vector("A", heads)? } else { vector("A_log", heads)?.exp()?.neg()? },
             d: vector("D", heads)?,
             recurrence,
-            norm: RmsNorm::without_weight(loader, group, sizes.eps)?,
-            norm_weight: vector("norm.weight", inner)?,
+            norm: match sizes.norm {
+                GatedNorm::Absent => None,
+                _ => Some((RmsNorm::without_weight(loader, group, sizes.eps)?, vector("norm.weight", inner)?)),
+            },
             out_proj: loader.linear("out_proj", inner, hidden_size)?,
+            multipliers: None,
             sizes,
         })
+    }
+
+    /// The mixer whose first layer's outputs are multiplied: the gate, inputs, what writes, what reads, and the steps of time.
+    pub fn multiplied_by(self, loader: &Loader<'_>, [gate, input, write, read, time]: [f64; 5]) -> Result<Self> {
+        let (inner, shared) = (self.sizes.inner(), self.sizes.groups * self.sizes.state);
+        let parts = [(gate, inner), (input, inner), (write, shared), (read, shared), (time, self.sizes.heads)];
+        if parts.iter().all(|(multiplier, _)| *multiplier == 1.0) {
+            return Ok(self);
+        }
+        let values: Vec<f32> =
+            parts.into_iter().flat_map(|(multiplier, len)| std::iter::repeat_n(multiplier as f32, len)).collect();
+        let len = values.len();
+        Ok(Self { multipliers: Some(Tensor::from_vec(values, len, loader.device())?), ..self })
     }
 
     /// Mixes the rows of `x`, `[tokens, hidden_size]`, each with those of its sequence before it.
     pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let Mamba2Sizes { heads, head_dim, groups, state, time_step_limit: (shortest, longest), .. } = self.sizes;
         let (inner, channels) = (self.sizes.inner(), self.sizes.channels());
-        let all = self.in_proj.forward(x, step)?;
+        let mut all = self.in_proj.forward(x, step)?;
+        if let Some(multipliers) = &self.multipliers {
+            all = all.broadcast_mul(multipliers)?;
+        }
         let gate = step.columns(&all, 0, inner)?;
         let convolved = self.conv1d.forward(&step.columns(&all, inner, channels)?, step)?;
         let convolved = step.ops().activate(&convolved, Activation::Silu)?;
@@ -138,8 +173,15 @@ impl Mamba2 {
         let written = by_head(&x, &dt.reshape((rows, heads, 1))?)?;
         let read = self.recurrence.sum([&c, &b, &written], &dt.broadcast_mul(&self.a)?, step)?;
         let read = (read + by_head(&x, &self.d.reshape((heads, 1))?)?)?;
-        let gated = step.ops().gate(&gate, &read, Activation::Silu)?;
-        let normed = self.norm.forward_heads(&gated, step)?.broadcast_mul(&self.norm_weight)?;
-        self.out_proj.forward(&normed, step)
+        let gated = |read: &Tensor| step.ops().gate(&gate, read, Activation::Silu);
+        let normed = |read: &Tensor| -> Result<Tensor> {
+            let Some((norm, weight)) = &self.norm else { return Ok(read.clone()) };
+            Ok(norm.forward_heads(read, step)?.broadcast_mul(weight)?)
+        };
+        let out = match self.sizes.norm {
+            GatedNorm::BeforeGate => gated(&normed(&read)?)?,
+            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&read)?)?,
+        };
+        self.out_proj.forward(&out, step)
     }
 }

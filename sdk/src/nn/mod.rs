@@ -43,7 +43,7 @@ pub use experts::{Expert, ExpertNames, Experts, Groups, Router, Routes, Scoring,
 pub use kv_shape::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache};
 pub use linear::{Embedding, Linear};
 pub use loader::Loader;
-pub use mamba2::{Mamba2, Mamba2Sizes};
+pub use mamba2::{GatedNorm, Mamba2, Mamba2Sizes};
 pub use mlp::{GatedMlp, Mlp};
 pub use norm::{LayerNorm, RmsNorm};
 pub use ops::{Ops, activation};

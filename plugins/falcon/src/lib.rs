@@ -1,0 +1,261 @@
+//! Falcon-H1 (arXiv 2507.22448): in every layer grouped-query attention and a state space as in Mamba-2 read the same norm side by
+//! side, and what they make of it is summed. A dozen multipliers stand where widths changed between the models' sizes.
+//!
+//! Reference: `modeling_falcon_h1.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints. Files in
+//! GGUF have the multipliers within their weights.
+
+use pensieve_sdk::{
+    Error, Plugin, Result, export,
+    nn::{
+        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, GatedNorm, KvShape, LayerCache, Linear,
+        Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
+    },
+    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
+};
+
+export!(Plugin::new("falcon", "Falcon-H1").architecture(Paged::<FalconH1>::architecture()));
+
+/// What a checkpoint says about its model.
+struct Config {
+    sizes: Sizes,
+    mamba: Mamba2Sizes,
+    rope: RopeConfig,
+    multipliers: Multipliers,
+}
+
+/// What parts of a layer are multiplied by.
+#[derive(Clone, Copy)]
+struct Multipliers {
+    embedding: f64,
+    lm_head: f64,
+    key: f64,
+    attention_in: f64,
+    attention_out: f64,
+    ssm_in: f64,
+    ssm_out: f64,
+    /// The gate of a state space, its inputs, what writes, what reads, and its steps of time.
+    ssm: [f64; 5],
+    /// The gate of a feed-forward block, and what comes out of it.
+    mlp: [f64; 2],
+}
+
+/// Grouped-query attention with rotated queries and keys.
+struct SelfAttention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    attention: Attention,
+    key_multiplier: f64,
+}
+
+impl SelfAttention {
+    fn load(loader: &Loader<'_>, config: &Config, cache: usize) -> Result<Self> {
+        let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
+            config.sizes;
+        Ok(Self {
+            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
+            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
+            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
+            attention: Attention::new(cache, heads, kv_heads, head_dim)?,
+            key_multiplier: config.multipliers.key,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
+        let k = (k * self.key_multiplier)?;
+        self.o_proj.forward(&self.attention.forward_rotated(&q, &k, &v, angles, step)?, step)
+    }
+}
+
+/// `down(silu(gate(x) · m) · up(x)) · n`.
+struct FeedForward {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    act: Activation,
+    multipliers: [f64; 2],
+}
+
+impl FeedForward {
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
+        Ok(Self {
+            gate_proj: loader.linear("gate_proj", hidden_size, intermediate_size)?,
+            up_proj: loader.linear("up_proj", hidden_size, intermediate_size)?,
+            down_proj: loader.linear("down_proj", intermediate_size, hidden_size)?,
+            act: hidden_act,
+            multipliers: config.multipliers.mlp,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let [gate, up] = Linear::forward_all([&self.gate_proj, &self.up_proj], x, step)?;
+        let inner = step.ops().gate(&(gate * self.multipliers[0])?, &up, self.act)?;
+        Ok((self.down_proj.forward(&inner, step)? * self.multipliers[1])?)
+    }
+}
+
+/// One decoder layer.
+struct Block {
+    input_layernorm: RmsNorm,
+    mamba: Mamba2,
+    self_attn: SelfAttention,
+    pre_ff_layernorm: RmsNorm,
+    feed_forward: FeedForward,
+    multipliers: Multipliers,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        let Sizes { hidden_size, rms_norm_eps, .. } = config.sizes;
+        let mamba = Mamba2::load(&loader.at("mamba"), 2 * index, config.mamba)?;
+        Ok(Self {
+            input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
+            mamba: mamba.multiplied_by(loader, config.multipliers.ssm)?,
+            self_attn: SelfAttention::load(&loader.at("self_attn"), config, 2 * index + 1)?,
+            pre_ff_layernorm: RmsNorm::load(loader, "pre_ff_layernorm", hidden_size, rms_norm_eps)?,
+            feed_forward: FeedForward::load(&loader.at("feed_forward"), config)?,
+            multipliers: config.multipliers,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let Multipliers { attention_in, attention_out, ssm_in, ssm_out, .. } = self.multipliers;
+        let normed = self.input_layernorm.forward(x, step)?;
+        let remembered = (self.mamba.forward(&(&normed * ssm_in)?, step)? * ssm_out)?;
+        let attended = (self.self_attn.forward(&(normed * attention_in)?, angles, step)? * attention_out)?;
+        let x = (x + (remembered + attended)?)?;
+        let transformed = self.feed_forward.forward(&self.pre_ff_layernorm.forward(&x, step)?, step)?;
+        Ok((x + transformed)?)
+    }
+}
+
+/// The model.
+struct FalconH1 {
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    final_layernorm: RmsNorm,
+    lm_head: Linear,
+    rope: Rope,
+    multipliers: Multipliers,
+}
+
+impl Decoder for FalconH1 {
+    const NAME: &'static str = "falcon-h1";
+    const GGUF: &'static [&'static str] = &["falcon-h1"];
+    const CLASSES: &'static [&'static str] = &["FalconH1ForCausalLM"];
+
+    const GGUF_NAMES: Names = &[
+        ("output_norm", "model.final_layernorm"),
+        ("ffn_norm", "pre_ff_layernorm"),
+        ("ffn_gate", "feed_forward.gate_proj"),
+        ("ffn_up", "feed_forward.up_proj"),
+        ("ffn_down", "feed_forward.down_proj"),
+        ("ssm_in", "mamba.in_proj"),
+        ("ssm_conv1d", "mamba.conv1d"),
+        ("ssm_dt", "mamba.dt_proj"),
+        ("ssm_a", "mamba.A"),
+        ("ssm_d", "mamba.D"),
+        ("ssm_norm", "mamba.norm"),
+        ("ssm_out", "mamba.out_proj"),
+    ];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let config = checkpoint.config().with_defaults([
+            ("rms_norm_eps", 1e-5.into()),
+            ("max_position_embeddings", 8192.into()),
+            ("tie_word_embeddings", false.into()),
+            ("mamba_d_ssm", 1024.into()),
+        ])?;
+        let sizes = Sizes::read(&config)?;
+        let mamba = Mamba2Sizes::read(&config, sizes.rms_norm_eps)?;
+        Ok(Config {
+            mamba: Mamba2Sizes { norm: norm(checkpoint, &config)?, ..mamba },
+            rope: config.rope()?,
+            multipliers: multipliers(&config)?,
+            sizes,
+        })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        let Sizes { num_key_value_heads, head_dim, num_hidden_layers, .. } = config.sizes;
+        let attention = LayerCache::Attention(AttentionCache::new(num_key_value_heads, head_dim));
+        let shape = config.sizes.shape();
+        Shape {
+            widest: shape.widest.max(config.mamba.widest()),
+            kv: KvShape::new([config.mamba.cache(), attention].repeat(num_hidden_layers)),
+            ..shape
+        }
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, rms_norm_eps, .. } = config.sizes;
+        let model = loader.text_model();
+        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
+        Ok(Self {
+            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            final_layernorm: RmsNorm::load(&model, "final_layernorm", hidden_size, rms_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            rope: Rope::new(&config.rope, head_dim, loader.context())?,
+            embed_tokens,
+            multipliers: config.multipliers,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let angles = self.rope.angles(step)?;
+        let mut x = (self.embed_tokens.forward(step)? * self.multipliers.embedding)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &angles, step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        let logits = self.lm_head.forward(&self.final_layernorm.forward(hidden, step)?, step)?;
+        Ok((logits * self.multipliers.lm_head)?)
+    }
+}
+
+/// The norm behind the recurrence, where there is one: a configuration says so, and of GGUF files the tensors do.
+fn norm(checkpoint: &Checkpoint, config: &Settings) -> Result<GatedNorm> {
+    if checkpoint.format() == Format::Gguf {
+        let is_there = checkpoint.weights().contains("model.layers.0.mamba.norm.weight");
+        return Ok(if is_there { GatedNorm::AfterGate } else { GatedNorm::Absent });
+    }
+    let is_first = config.bool_or("mamba_norm_before_gate", true)?;
+    Ok(match config.bool_or("mamba_rms_norm", false)? {
+        false => GatedNorm::Absent,
+        true if is_first => GatedNorm::BeforeGate,
+        true => GatedNorm::AfterGate,
+    })
+}
+
+fn multipliers(config: &Settings) -> Result<Multipliers> {
+    let one = |key: &str| config.f64_or(key, 1.0);
+    Ok(Multipliers {
+        embedding: one("embedding_multiplier")?,
+        lm_head: one("lm_head_multiplier")?,
+        key: one("key_multiplier")?,
+        attention_in: one("attention_in_multiplier")?,
+        attention_out: one("attention_out_multiplier")?,
+        ssm_in: one("ssm_in_multiplier")?,
+        ssm_out: one("ssm_out_multiplier")?,
+        ssm: list(config, "ssm_multipliers")?,
+        mlp: list(config, "mlp_multipliers")?,
+    })
+}
+
+/// So many multipliers, or ones.
+fn list<const N: usize>(config: &Settings, key: &str) -> Result<[f64; N]> {
+    let Some(given) = config.value().get(key).filter(|value| !value.is_null()) else { return Ok([1.0; N]) };
+    let numbers =
+        given.as_array().and_then(|list| list.iter().map(|number| number.as_f64()).collect::<Option<Vec<_>>>());
+    let numbers = numbers.and_then(|numbers| <[f64; N]>::try_from(numbers).ok());
+    numbers.ok_or_else(|| Error::corrupt(format!("the configuration's '{key}' is no list of {N} numbers")))
+}

@@ -1,0 +1,138 @@
+//! Mamba-2 (arXiv 2405.21060): nothing but state spaces, so that a sequence takes the same memory however long it is.
+//!
+//! Reference: `modeling_mamba2.py` in Hugging Face transformers; layers carry the names that they have in its checkpoints.
+
+use pensieve_sdk::{
+    Plugin, Result, export,
+    nn::{
+        Decoder, Embedding, GatedNorm, KvShape, Linear, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Shape, Step,
+        Tensor,
+    },
+    weights::{Checkpoint, Config as Settings, Format, Names},
+};
+
+export!(Plugin::new("mamba", "Mamba-2").architecture(Paged::<Model>::architecture()));
+
+/// No configuration says how long a sequence may be, as nothing bounds it; llama.cpp's converter writes this number.
+const CONTEXT: usize = 1 << 20;
+
+/// What a checkpoint says about its model.
+struct Config {
+    vocab_size: usize,
+    num_hidden_layers: usize,
+    max_position_embeddings: usize,
+    tie_word_embeddings: bool,
+    mamba: Mamba2Sizes,
+}
+
+/// One layer.
+struct Block {
+    norm: RmsNorm,
+    mixer: Mamba2,
+}
+
+impl Block {
+    fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
+        Ok(Self {
+            norm: RmsNorm::load(loader, "norm", config.mamba.hidden_size, config.mamba.eps)?,
+            mixer: Mamba2::load(&loader.at("mixer"), index, config.mamba)?,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        Ok((x + self.mixer.forward(&self.norm.forward(x, step)?, step)?)?)
+    }
+}
+
+/// The model.
+struct Model {
+    embeddings: Embedding,
+    layers: Vec<Block>,
+    norm_f: RmsNorm,
+    lm_head: Linear,
+}
+
+impl Decoder for Model {
+    const NAME: &'static str = "mamba2";
+    const GGUF: &'static [&'static str] = &["mamba2"];
+    const CLASSES: &'static [&'static str] = &["Mamba2ForCausalLM"];
+
+    const GGUF_NAMES: Names = &[
+        ("token_embd", "backbone.embeddings"),
+        ("output_norm", "backbone.norm_f"),
+        ("attn_norm", "norm"),
+        ("ssm_in", "mixer.in_proj"),
+        ("ssm_conv1d", "mixer.conv1d"),
+        ("ssm_dt", "mixer.dt_proj"),
+        ("ssm_a", "mixer.A"),
+        ("ssm_d", "mixer.D"),
+        ("ssm_norm", "mixer.norm"),
+        ("ssm_out", "mixer.out_proj"),
+    ];
+
+    type Config = Config;
+
+    fn config(checkpoint: &Checkpoint) -> Result<Config> {
+        let config = checkpoint.config();
+        Ok(Config {
+            vocab_size: config.usize("vocab_size")?,
+            num_hidden_layers: config.usize_or("num_hidden_layers", 64)?,
+            max_position_embeddings: config.usize_or("max_position_embeddings", CONTEXT)?,
+            tie_word_embeddings: config.bool_or("tie_word_embeddings", false)?,
+            mamba: mamba(checkpoint.format(), config)?,
+        })
+    }
+
+    fn shape(config: &Config) -> Shape {
+        Shape {
+            vocabulary: config.vocab_size,
+            context: config.max_position_embeddings,
+            widest: config.mamba.widest(),
+            kv: KvShape::new(vec![config.mamba.cache(); config.num_hidden_layers]),
+        }
+    }
+
+    fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
+        let backbone = loader.at("backbone");
+        let embeddings = backbone.embedding("embeddings", config.vocab_size, config.mamba.hidden_size)?;
+        // Layers of GGUF files lie where those of all families do.
+        let layers = if loader.format() == Format::Gguf { loader.at("model") } else { backbone.clone() };
+        Ok(Self {
+            layers: layers.layers(config.num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
+            norm_f: RmsNorm::load(&backbone, "norm_f", config.mamba.hidden_size, config.mamba.eps)?,
+            lm_head: loader.lm_head(&embeddings, config.tie_word_embeddings)?,
+            embeddings,
+        })
+    }
+
+    fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
+        let mut x = self.embeddings.forward(step)?;
+        for layer in &self.layers {
+            x = layer.forward(&x, step)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.lm_head.forward(&self.norm_f.forward(hidden, step)?, step)
+    }
+}
+
+/// The sizes of state spaces, under the names of this class, or those that GGUF's are read as.
+fn mamba(format: Format, config: &Settings) -> Result<Mamba2Sizes> {
+    if format == Format::Gguf {
+        return Mamba2Sizes::read(config, config.f64_or("rms_norm_eps", 1e-5)?);
+    }
+    let limit = |place: usize| config.value()["time_step_limit"].get(place).and_then(|limit| limit.as_f64());
+    Ok(Mamba2Sizes {
+        hidden_size: config.usize("hidden_size")?,
+        heads: config.usize_or("num_heads", 128)?,
+        head_dim: config.usize_or("head_dim", 64)?,
+        groups: config.usize_or("n_groups", 8)?,
+        state: config.usize_or("state_size", 128)?,
+        taps: config.usize_or("conv_kernel", 4)?,
+        eps: config.f64_or("layer_norm_epsilon", 1e-5)?,
+        time_step_limit: (limit(0).unwrap_or(0.0), limit(1).unwrap_or(f64::INFINITY)),
+        norm: GatedNorm::AfterGate,
+    })
+}
