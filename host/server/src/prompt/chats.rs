@@ -80,6 +80,10 @@ impl Chats {
             ResponseFormat::Free => None,
             ResponseFormat::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
+        // Behind those of the client, whose places it knows.
+        let own_stops = if matches!(request.input, Input::Chat(_)) { convention.stops } else { &[] };
+        let stops = request.stops.into_iter().chain(own_stops.iter().map(|stop| (*stop).to_owned()));
+        let stops = stops.map(String::into_bytes).collect();
         let prompt = write(&convention, request.input, answer).await?;
         let count = prompt.tokens.len();
         let input_tokens = u32::try_from(count).unwrap_or(u32::MAX);
@@ -99,7 +103,7 @@ impl Chats {
             seed: request.sampling.seed.unwrap_or_else(|| fastrand::u64(..)),
             stages: sampling::stages(&request.sampling, target.samplers.as_deref()),
             stop_tokens: convention.end_of_turn.clone(),
-            stops: request.stops.into_iter().map(String::into_bytes).collect(),
+            stops,
             logprobs: request.logprobs,
             grammar: prompt.spec,
             adapter: request.adapter.beside(target.adapter.clone())?,

@@ -45,6 +45,10 @@ const END_OF_TURN: [&str; 17] = [
     "<seed:eos>",
 ];
 
+/// Where an answer of a checkpoint without a chat template ends. It is given names and colons (`PLAIN` of the prompt processes), and
+/// what was trained on nothing but text goes on with the user's next words, as it knows no token that ends a turn.
+const PLAIN_STOPS: [&str; 2] = ["\n\nUser:", "\nUser:"];
+
 /// A model's convention.
 #[derive(Debug)]
 pub(super) struct Convention {
@@ -58,6 +62,8 @@ pub(super) struct Convention {
     pub knows_tools: bool,
     /// Tokens that end its turn, besides those that the card names.
     pub end_of_turn: Vec<u32>,
+    /// Strings that end its turn in a conversation.
+    pub stops: &'static [&'static str],
 }
 
 /// A format, and the special tokens in it.
@@ -124,6 +130,7 @@ impl Convention {
         Ok(Self {
             knows_tools: format.has_calls() && model.takes_tools,
             end_of_turn: ends.filter_map(|name| special(name)).collect(),
+            stops: if card.chat_template.is_none() { &PLAIN_STOPS } else { &[] },
             own: ToolDialect { markers: Markers::of(&format, &vocabulary), format },
             taught: ToolDialect { markers: Markers::of(&taught, &vocabulary), format: taught },
             vocabulary,

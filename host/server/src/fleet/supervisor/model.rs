@@ -195,6 +195,13 @@ impl Supervisor {
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
         let left = self.config.memory_bytes.saturating_sub(taken);
         tracing::info!(model = config.id, "loading: {}", need.tell(&probed.card, left));
+        if probed.card.chat_template.is_none() {
+            tracing::info!(
+                model = config.id,
+                "the checkpoint has no chat template: in conversations turns begin with 'User:' and 'Assistant:', and an answer ends \
+                 where the model goes on with the user's"
+            );
+        }
         let (samplers, formats) = (distinct(self.catalogue.samplers()), distinct(self.catalogue.adapter_formats()));
         let paths = |plugins: &[Arc<Plugin>]| plugins.iter().map(|plugin| plugin.copy.path().to_path_buf()).collect();
         let load = Load {
