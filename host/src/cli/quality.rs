@@ -136,7 +136,8 @@ impl RunQuality {
         let architecture = plugin.architecture(&self.architecture);
         let architecture = architecture.map_err(|error| self.refused("cannot be made", &error))?;
         let options = with_reference(&self.options)?;
-        let (found, exact) = (self.describe(&architecture, &self.options)?, self.describe(&architecture, &options)?);
+        let found = self.describe(&architecture, &self.options)?;
+        let exact = self.describe(&architecture, &options).map_err(|error| self.one_way(&options, &error))?;
         let text = self.read_text()?;
         let tokens = tokens(exact.read.clone(), text, self.positions as usize)?;
         let context = if self.context == 0 { found.read.context } else { self.context.min(found.read.context) };
@@ -173,6 +174,17 @@ impl RunQuality {
             kl_divergence_p99: divergence.quantile(0.99),
             first_choices_equal: divergence.first_choices_equal(),
         })
+    }
+
+    /// What is said of an architecture that knows no exact kernels, such as one that wraps a model of another library.
+    fn one_way(&self, options: &str, error: &CliError) -> CliError {
+        let line = format!(
+            "architecture '{}' computes in one way alone, so there is nothing to compare it with: it does not take the options \
+             {options} of the reference ({})",
+            self.architecture,
+            error.lines.join("; ")
+        );
+        CliError::new(Exit::Failed, line)
     }
 
     fn source<'a>(&'a self, options: &'a str) -> Result<Source<'a>, CliError> {
