@@ -1455,6 +1455,8 @@ def _gguf_name(layout, how, name):
         return layout.map.get_name(name.removesuffix(".scale"), try_suffixes=()) + ".scale"
     found = layout.name(name) or layout.name(name + ".weight")
     assert found, f"{name} has no name in llama.cpp"
+    if how.arch == gguf.MODEL_ARCH.FALCON_H1 and name.endswith("pre_ff_layernorm.weight"):
+        return found.removesuffix(".weight")  # As its converter does.
     return found if found.endswith((".weight", ".bias", ".scale", ".ssm_a", ".ssm_d")) else found + ".weight"
 
 

@@ -177,7 +177,7 @@ async fn a_model_without_a_chat_template_ends_where_it_goes_on_for_the_user() {
         let settings = json!({ "architectures": ["ScriptedForCausalLM"], "turns": turns });
         fs::write(folder.join("config.json"), settings.to_string()).unwrap();
         let endless = "It is six.\n\nUser: And what is four and four?\n\nAssistant: It is eight.";
-        let script = json!([{ "when": "three and three", "say": endless }, { "when": "", "say": "Well, STOP." }]);
+        let script = json!([{ "when": "three and three", "say": endless }, { "when": "Go on", "say": "Well, STOP." }]);
         fs::write(folder.join("script.json"), script.to_string()).unwrap();
     })
     .await;
@@ -185,15 +185,11 @@ async fn a_model_without_a_chat_template_ends_where_it_goes_on_for_the_user() {
     assert_eq!((answer.text.as_str(), answer.reason), ("It is six.", Some(Finish::StopString(0))));
     // Places that clients know stay theirs.
     let stops = vec!["six".into(), "STOP".into()];
-    let stopped = home.ask(Request { stops: stops.clone(), ..request(asked("Go on.")) }).await.unwrap();
+    let stopped = home.ask(Request { stops, ..request(asked("Go on.")) }).await.unwrap();
     assert_eq!((stopped.text.as_str(), stopped.reason), ("Well, ", Some(Finish::StopString(1))));
-    let stopped =
-        home.ask(Request { stops: vec!["eight".into()], ..request(asked("three and three?")) }).await.unwrap();
+    let stopped = Request { stops: vec!["eight".into()], ..request(asked("three and three?")) };
+    let stopped = home.ask(stopped).await.unwrap();
     assert_eq!((stopped.text.as_str(), stopped.reason), ("It is six.", Some(Finish::StopString(1))));
-    // Plain text goes on as it will.
-    let input = Input::Text("What is three and three?".into());
-    let text = home.ask(Request { input, ..request(asked("")) }).await.unwrap();
-    assert!(text.text.contains("User: And"), "{text:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

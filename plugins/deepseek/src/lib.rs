@@ -261,7 +261,7 @@ impl Decoder for DeepSeek {
             qk_rope_head_dim: rotated,
             v_head_dim: config.usize("v_head_dim")?,
             scale: stretch(&config) / ((nope + rotated) as f64).sqrt(),
-            dense: dense(&config, sizes.num_hidden_layers)?,
+            dense: dense(checkpoint, &config, sizes.num_hidden_layers)?,
             n_routed_experts: config.experts()?.unwrap_or(64),
             n_shared_experts: config.usize_or("n_shared_experts", 1)?,
             num_experts_per_tok: config.usize("num_experts_per_tok")?,
@@ -326,8 +326,12 @@ fn stretch(config: &Settings) -> f64 {
     }
 }
 
-/// Which layers are dense: by name, or the first ones.
-fn dense(config: &Settings, layers: usize) -> Result<Vec<bool>> {
+/// Which layers are dense: by name, or the first ones; of files in GGUF those without a router.
+fn dense(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Vec<bool>> {
+    if checkpoint.format() == Format::Gguf {
+        let has_router = |layer| checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight"));
+        return Ok((0..layers).map(|layer: usize| !has_router(layer)).collect());
+    }
     if let Some(types) = config.value()["mlp_layer_types"].as_array().filter(|types| types.len() == layers) {
         return Ok(types.iter().map(|of| of == "dense").collect());
     }

@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Linear, Loader, Paged, RmsNorm,
         Rope, Router, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Names, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig, RopeStyle},
 };
 
 export!(Plugin::new("ernie", "ERNIE 4.5").architecture(Paged::<Ernie>::architecture()));
@@ -171,7 +171,7 @@ impl Decoder for Ernie {
         }
         let sizes = Sizes::read(&config)?;
         Ok(Config {
-            moe: if is_moe { Some(moe(&config, sizes.num_hidden_layers)?) } else { None },
+            moe: if is_moe { Some(moe(checkpoint, &config, sizes.num_hidden_layers)?) } else { None },
             rope: RopeConfig { style: RopeStyle::Interleaved, ..config.rope()? },
             sizes,
         })
@@ -209,12 +209,17 @@ impl Decoder for Ernie {
 }
 
 /// What a configuration says about experts, under its own names or GGUF's.
-fn moe(config: &Settings, layers: usize) -> Result<Moe> {
+fn moe(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Moe> {
     let first = config.usize_or("moe_layer_start_index", config.usize_or("first_k_dense_replace", 1)?)?;
     // The last layer that has them; -1 for the last of all.
     let last = config.value()["moe_layer_end_index"].as_u64().map_or(layers, |last| last as usize);
     let interval = config.usize_or("moe_layer_interval", 1)?.max(1);
-    let is_sparse = |layer: usize| layer >= first && layer <= last && (layer + 1).is_multiple_of(interval);
+    let is_gguf = checkpoint.format() == Format::Gguf;
+    let is_sparse = |layer: usize| match is_gguf {
+        // Files in GGUF do not say where experts end.
+        true => checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight")),
+        false => layer >= first && layer <= last && (layer + 1).is_multiple_of(interval),
+    };
     let gguf = |key: &str, name: &str, default: usize| -> Result<usize> {
         Ok(config.find_usize(key)?.or(config.find_usize(name)?).unwrap_or(default))
     };

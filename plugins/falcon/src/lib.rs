@@ -112,11 +112,18 @@ impl Block {
     fn load(loader: &Loader<'_>, config: &Config, index: usize) -> Result<Self> {
         let Sizes { hidden_size, rms_norm_eps, .. } = config.sizes;
         let mamba = Mamba2::load(&loader.at("mamba"), 2 * index, config.mamba)?;
+        // llama.cpp's converter leaves off the end of this name alone.
+        let norm = "pre_ff_layernorm";
+        let pre_ff_layernorm = if loader.has(norm) {
+            RmsNorm::of(loader.vector(norm, hidden_size)?, rms_norm_eps)
+        } else {
+            RmsNorm::load(loader, norm, hidden_size, rms_norm_eps)?
+        };
         Ok(Self {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             mamba: mamba.multiplied_by(loader, config.multipliers.ssm)?,
             self_attn: SelfAttention::load(&loader.at("self_attn"), config, 2 * index + 1)?,
-            pre_ff_layernorm: RmsNorm::load(loader, "pre_ff_layernorm", hidden_size, rms_norm_eps)?,
+            pre_ff_layernorm,
             feed_forward: FeedForward::load(&loader.at("feed_forward"), config)?,
             multipliers: config.multipliers,
         })
@@ -254,8 +261,11 @@ fn multipliers(config: &Settings) -> Result<Multipliers> {
 /// So many multipliers, or ones.
 fn list<const N: usize>(config: &Settings, key: &str) -> Result<[f64; N]> {
     let Some(given) = config.value().get(key).filter(|value| !value.is_null()) else { return Ok([1.0; N]) };
-    let numbers =
-        given.as_array().and_then(|list| list.iter().map(|number| number.as_f64()).collect::<Option<Vec<_>>>());
-    let numbers = numbers.and_then(|numbers| <[f64; N]>::try_from(numbers).ok());
-    numbers.ok_or_else(|| Error::corrupt(format!("the configuration's '{key}' is no list of {N} numbers")))
+    let wrong = || Error::corrupt(format!("the configuration's '{key}' is no list of {N} numbers"));
+    let given = given.as_array().filter(|given| given.len() == N).ok_or_else(wrong)?;
+    let mut numbers = [1.0; N];
+    for (number, given) in numbers.iter_mut().zip(given) {
+        *number = given.as_f64().ok_or_else(wrong)?;
+    }
+    Ok(numbers)
 }

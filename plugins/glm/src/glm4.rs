@@ -6,7 +6,7 @@
 use pensieve_sdk::{
     Result,
     nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
-    weights::{Checkpoint, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Format, RopeConfig, RopeStyle},
 };
 
 /// What a checkpoint says about its model.
@@ -89,18 +89,24 @@ pub struct Glm4 {
 impl Decoder for Glm4 {
     const NAME: &'static str = "glm4";
     const GGUF: &'static [&'static str] = &["glm4"];
-    const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM"];
+    const CLASSES: &'static [&'static str] = &["Glm4ForCausalLM", "Glm4vForConditionalGeneration"];
 
     type Config = Config;
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
-        let config =
-            checkpoint.config().with_defaults([("head_dim", 128.into()), ("num_key_value_heads", 2.into())])?;
+        let mut config = checkpoint.config().with_defaults([("num_key_value_heads", 2.into())])?;
+        if checkpoint.architecture() == "Glm4ForCausalLM" {
+            config = config.with_defaults([("head_dim", 128.into())])?;
+        }
         let sizes = Sizes {
             max_position_embeddings: config.usize_or("max_position_embeddings", 131_072)?,
             ..Sizes::read(&config)?
         };
-        let rope = RopeConfig { style: RopeStyle::Interleaved, ..config.rope()? };
+        // Of models that also see, llama.cpp's converter turns rows so that halves rotate.
+        let is_turned =
+            checkpoint.format() == Format::Gguf && config.value().pointer("/rope_parameters/mrope_section").is_some();
+        let style = if is_turned { RopeStyle::NeoX } else { RopeStyle::Interleaved };
+        let rope = RopeConfig { style, ..config.rope()? };
         // Checkpoints of the class rotate half of a head, said or not.
         let is_given = config.value().pointer("/rope_parameters/partial_rotary_factor").is_some();
         let partial_rotary_factor = if is_given { rope.partial_rotary_factor } else { 0.5 };

@@ -164,7 +164,7 @@ pub struct Glm4Moe {
 impl Decoder for Glm4Moe {
     const NAME: &'static str = "glm4_moe";
     const GGUF: &'static [&'static str] = &["glm4moe"];
-    const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM"];
+    const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"];
     const GGUF_NAMES: Names = &[
         ("post_attention_norm", "post_attention_layernorm"),
         ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),

@@ -123,7 +123,8 @@ fn mamba(format: Format, config: &Settings) -> Result<Mamba2Sizes> {
     if format == Format::Gguf {
         return Mamba2Sizes::read(config, config.f64_or("rms_norm_eps", 1e-5)?);
     }
-    let limit = |place: usize| config.value()["time_step_limit"].get(place).and_then(|limit| limit.as_f64());
+    let limits = config.value()["time_step_limit"].as_array();
+    let limit = |place: usize| limits?.get(place)?.as_f64();
     Ok(Mamba2Sizes {
         hidden_size: config.usize("hidden_size")?,
         heads: config.usize_or("num_heads", 128)?,

@@ -38,7 +38,6 @@ const INTEGERS: &[(&str, &str)] = &[
     ("expert_group_count", "n_group"),
     ("expert_group_used_count", "topk_group"),
     ("leading_dense_block_count", "first_k_dense_replace"),
-    ("interleave_moe_layer_step", "moe_layer_interval"),
     ("shortconv.l_cache", "conv_L_cache"),
     ("full_attention_interval", "full_attention_interval"),
     ("attention.shared_kv_layers", "num_kv_shared_layers"),
@@ -213,6 +212,9 @@ impl Source<'_> {
         }
         if let Some(factor) = self.rotated_part(config)? {
             rope.insert("partial_rotary_factor".to_owned(), json!(factor));
+        }
+        if let Some(sections) = self.integers("rope.dimension_sections")? {
+            rope.insert("mrope_section".to_owned(), sections);
         }
         if let Some(context) = self.integers("rope.scaling.original_context_length")? {
             rope.insert("original_max_position_embeddings".to_owned(), context);

@@ -58,6 +58,12 @@ pub(super) fn complete(source: &Source<'_>, config: &mut Map<String, Value>) -> 
         }
         "falcon-h1" | "granitehybrid" | "nemotron_h" | "nemotron_h_moe" => state_spaces(source, config)?,
         "deepseek2" => latents(source, config)?,
+        // Files of hybrids without state spaces give the width of blocks that these do not have.
+        "granite" => {
+            if let Some(width) = width_of(source, "up_proj") {
+                config.insert("intermediate_size".to_owned(), json!(width));
+            }
+        }
         "qwen3next" | "qwen35" | "qwen35moe" => gated_deltas(source, config)?,
         _ => (),
     }
@@ -111,6 +117,11 @@ fn gemma4(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
+/// The inner width of the first layer's feed-forward block, by its tensor.
+fn width_of(source: &Source<'_>, name: &str) -> Option<usize> {
+    source.weights.find(&format!("model.layers.0.mlp.{name}.weight"))?.shape.first().copied()
+}
+
 /// The types of layers; those without heads of keys do not attend.
 fn layer_types(config: &mut Map<String, Value>, other: &str) {
     if let Some(Value::Array(heads)) = config.get("num_key_value_heads").cloned() {
@@ -147,9 +158,17 @@ fn state_spaces(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<
         let widest = widths.iter().filter_map(Value::as_u64).max().unwrap_or_default();
         config.insert("intermediate_size".to_owned(), json!(widest));
     }
+    // Some say that none has, and bring layers that do.
+    if config.get("intermediate_size") == Some(&json!(0)) {
+        let mut blocks = source.weights.names().filter(|name| name.ends_with(".mixer.up_proj.weight"));
+        let width = blocks.next().and_then(|name| source.weights.find(name)?.shape.first().copied());
+        match width {
+            Some(width) => config.insert("intermediate_size".to_owned(), json!(width)),
+            None => config.remove("intermediate_size"),
+        };
+    }
     // Without experts the block that all tokens share is the only one.
-    let inner = |name: &str| Some(*source.weights.find(&format!("model.layers.0.mlp.{name}.weight"))?.shape.first()?);
-    if let Some(shared) = inner("shared_expert.up_proj").or_else(|| inner("up_proj")) {
+    if let Some(shared) = width_of(source, "shared_expert.up_proj").or_else(|| width_of(source, "up_proj")) {
         config.insert("shared_intermediate_size".to_owned(), json!(shared));
     }
     Ok(())
