@@ -30,23 +30,18 @@ use pensieve_protocol::wire;
 use pensieve_server::fleet;
 use reader::{Document, Section};
 
-/// Everything that can be set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Where this program keeps what it keeps.
     pub home: PathBuf,
     pub server: ServerSettings,
     pub plugins: PluginSettings,
-    /// All models together.
     pub fleet: FleetSettings,
-    /// Where texts that were computed are kept.
     pub cache: CacheSettings,
     pub models: Vec<Model>,
     /// Other names for them, with an adapter or samplers.
     pub variants: Vec<Variant>,
 }
 
-/// Where plugins come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginSettings {
     /// Folders before the usual ones.
@@ -55,11 +50,9 @@ pub struct PluginSettings {
     pub allow: Option<Vec<String>>,
     /// Plugins, by id, whose workers may do everything that the user may.
     pub unfenced: Vec<String>,
-    /// What is looked at, and for how long.
     pub limits: fleet::plugins::Limits,
 }
 
-/// All models together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetSettings {
     /// Bytes of memory for all of them; none for two thirds of the machine's memory.
@@ -70,13 +63,10 @@ pub struct FleetSettings {
     pub default_model: Option<String>,
     /// Whether unknown names are the default model's.
     pub unknown_models: &'static str,
-    /// How long things may take.
     pub deadlines: fleet::Deadlines,
-    /// What happens after a worker's death.
     pub restart: fleet::Restart,
 }
 
-/// Where texts that were computed are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSettings {
     /// The folder; none for one in the home.
@@ -85,7 +75,6 @@ pub struct CacheSettings {
     pub budget: u64,
 }
 
-/// Why a configuration is not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// Everything that is wrong, ready to be shown.
@@ -112,7 +101,6 @@ impl Config {
         missing.collect()
     }
 
-    /// Nothing set, for this home.
     pub fn new(home: &Path) -> Self {
         Self {
             home: home.to_path_buf(),

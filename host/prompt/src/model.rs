@@ -21,7 +21,6 @@ pub struct Model {
 }
 
 impl Model {
-    /// Reads a tokenizer.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, Failure> {
         // Ids beyond the vocabulary can never come.
         let eos: Vec<u32> = tokenizer.eos.iter().copied().filter(|token| *token < tokenizer.vocabulary).collect();
@@ -65,7 +64,6 @@ impl Model {
         self.tokens.encode(&template.render(conversation, tools_in_words)?)
     }
 
-    /// The tokens of a plain text.
     pub fn text(&self, text: &str) -> Result<Vec<u32>, Failure> {
         self.tokens.encode_text(text)
     }

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-/// A prompt as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rendered {
     /// The text, as transformers would render it.

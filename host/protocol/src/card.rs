@@ -5,13 +5,11 @@ use serde::{Deserialize, Serialize};
 /// What is known of a checkpoint that is not loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// The architecture that loads it.
     pub architecture: String,
     /// Tokens in the vocabulary.
     pub vocabulary: u32,
     /// The longest sequence.
     pub context: u32,
-    /// How it remembers sequences, and what that takes.
     pub state: State,
     /// Bytes of scratch that one token of a batch needs.
     pub token_bytes: u64,
@@ -49,8 +47,5 @@ pub enum State {
         beside: u64,
     },
     /// By itself, in one state for each sequence.
-    PerSequence {
-        /// Bytes of a state.
-        bytes: u64,
-    },
+    PerSequence { bytes: u64 },
 }

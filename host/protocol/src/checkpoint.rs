@@ -10,9 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The longest name.
 const NAME_BYTES_MAX: u64 = 512;
-/// The longest `config.json`.
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
 /// How far into a GGUF file its name is looked for: behind a vocabulary, if need be.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
@@ -51,7 +49,6 @@ impl CheckpointName {
         gguf.map(Self::Gguf).map_err(|what| format!("'{}': {what}", source.display()))
     }
 
-    /// The name itself.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Gguf(name) | Self::Class(name) => name,

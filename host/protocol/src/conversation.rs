@@ -13,11 +13,8 @@ pub struct Conversation {
     pub system: String,
     /// The turns, oldest first. If the last one is the assistant's, the model continues it.
     pub turns: Vec<Turn>,
-    /// Tools that the model may know of.
     pub tools: Vec<Tool>,
-    /// Which of them it may or must call.
     pub tool_choice: ToolChoice,
-    /// At most one call in the answer.
     pub single_call: bool,
     /// Whether the model thinks before it answers; none for the template's own way.
     pub thinking: Option<bool>,
@@ -28,44 +25,33 @@ pub struct Conversation {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// Whose.
     pub role: Role,
-    /// What it consists of, in order.
     pub parts: Vec<Part>,
 }
 
-/// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// Instructions in the middle of a conversation. They stay where they are.
     System,
     /// The client's, tool results included.
     User,
-    /// The model's.
     Assistant,
 }
 
-/// A part of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Part {
     Text(String),
-    /// What the model thought.
     Thinking(String),
-    /// A tool that the model called.
     ToolCall {
-        /// Names the call.
         id: String,
-        /// The tool.
         name: String,
         /// Its arguments, a JSON object as a rule.
         #[serde(serialize_with = "to_text", deserialize_with = "from_text")]
         arguments: Value,
     },
-    /// What came of a call.
     ToolResult {
         /// The call.
         id: String,
-        /// What the tool answered.
         text: String,
         is_error: bool,
     },
@@ -86,7 +72,6 @@ pub struct Tool {
     pub field: String,
 }
 
-/// Which tools the model may call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToolChoice {
     /// Any or none.
@@ -95,7 +80,6 @@ pub enum ToolChoice {
     None,
     /// At least one.
     Any,
-    /// This one and no other.
     Named(String),
 }
 

@@ -33,7 +33,6 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// What the variable holds.
     pub fn to_variable(&self) -> String {
         // Paths that are not UTF-8 make no JSON; a child with an empty policy says so and ends.
         serde_json::to_string(self).unwrap_or_default()

@@ -22,24 +22,20 @@ pub struct Reasoning {
     pub end: Marker,
 }
 
-/// A grammar, and when it holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// The field of the request that it follows from, for errors.
     #[serde(default)]
     pub field: String,
-    /// When it begins to hold.
     pub trigger: Trigger,
     /// What must be written before the grammar's text.
     #[serde(default)]
     pub open: Option<Marker>,
-    /// What the text looks like.
     pub grammar: Grammar,
     /// What must be written after the grammar's text.
     #[serde(default)]
     pub close: Option<Marker>,
-    /// What follows.
     #[serde(default)]
     pub then: Then,
 }
@@ -67,20 +63,16 @@ pub enum Marker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
-    /// The generation ends.
     #[default]
     Stop,
     /// The output is free again, and the triggers count again.
     Resume,
 }
 
-/// What a text must look like.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grammar {
-    /// JSON that fits a schema.
     JsonSchema {
-        /// The schema's text.
         schema: String,
         /// Whether what the grammar cannot express is passed over, as for tools, instead of being an error.
         lenient: bool,
@@ -98,7 +90,6 @@ pub enum Grammar {
     },
 }
 
-/// A grammar within a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
@@ -126,7 +117,6 @@ impl Grammar {
         Self::json_schema(r#"{"type":"object"}"#, true)
     }
 
-    /// How long its text is.
     pub fn bytes(&self) -> usize {
         match self {
             Self::JsonSchema { schema: text, .. } | Self::Regex(text) | Self::Lark(text) => text.len(),

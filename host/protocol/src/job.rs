@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::grammar::Spec;
 
-/// How many bytes a stop string may have.
 pub const STOP_BYTES_MAX: usize = 1024;
 
 /// One generation to run.
@@ -22,11 +21,9 @@ pub struct Job {
     pub salt: Vec<u8>,
     /// Token ids of the prompt.
     pub tokens: Vec<u32>,
-    /// How many tokens to generate at most.
     pub max_tokens: u32,
     /// How long it may take in all, from its arrival at the worker.
     pub deadline: Option<Duration>,
-    /// Equal seeds pick equal tokens.
     pub seed: u64,
     /// The sampler chain (sampling parameters included); empty for greedy decoding.
     pub stages: Vec<StageSpec>,
@@ -38,16 +35,13 @@ pub struct Job {
     pub stops: Vec<Vec<u8>>,
     /// Report the log-probability of every token, and of this many of the most likely alternatives.
     pub logprobs: Option<u8>,
-    /// What the text must be, and from where on.
     pub grammar: Option<Spec>,
-    /// The adapter to run under.
     pub adapter: Option<AdapterUse>,
 }
 
 /// One stage of a sampling chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageSpec {
-    /// The name of a sampler of some plugin.
     pub sampler: String,
     /// Its parameters, a JSON object; empty for none.
     pub parameters: String,
@@ -55,7 +49,6 @@ pub struct StageSpec {
     pub field: String,
 }
 
-/// An adapter and its strength.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdapterUse {
     /// The name that it was attached by.
@@ -78,23 +71,17 @@ pub enum Event {
     Prompt {
         /// Tokens that are computed or reused.
         computed: u32,
-        /// Tokens of the prompt.
         total: u32,
     },
-    /// New tokens were generated.
     Tokens(Tokens),
-    /// The generation is complete.
     Finished {
-        /// Why it ended.
         reason: Finish,
-        /// What it took.
         usage: Usage,
     },
     /// The job failed; no usage is known.
     Failed(Failure),
 }
 
-/// New tokens of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tokens {
     /// All new tokens, those that end the generation included.
@@ -109,39 +96,29 @@ pub struct Tokens {
 /// How likely a token was before any sampler or grammar had a say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// The token's own log-probability.
     pub logprob: f32,
     /// The most likely tokens in its place, the most likely first.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why a job is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Finish {
-    /// The model ended its turn.
     EndOfTurn,
-    /// It has as many tokens as were asked for.
     Length,
     /// The stop string at this place of the job is complete.
     StopString(u32),
-    /// One of the job's stop tokens came.
     StopToken(u32),
-    /// The job's deadline passed.
     Deadline,
-    /// The client cancelled the job.
     Cancelled,
     /// The model's context, or the memory for it, is full.
     ContextFull,
-    /// The grammar allows nothing more.
     GrammarDone,
-    /// The model repeats itself.
     Repetition,
 }
 
 /// Token counts of a job, as clients are told them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens of the prompt.
     pub prompt: u32,
     /// Of those, how many were taken over from earlier jobs.
     pub reused: u32,
@@ -152,9 +129,7 @@ pub struct Usage {
 /// What went wrong, to what, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Which party can act on it.
     pub code: FailureCode,
-    /// What happened, to what.
     pub message: String,
     /// What to do about it; may be empty.
     pub help: String,
@@ -169,31 +144,23 @@ pub struct Failure {
 /// Which party can act on a failure: the client, the operator, or a plugin's author.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FailureCode {
-    /// The request asks for what cannot be.
     Invalid,
     /// The prompt is longer than the model's context or memory.
     TooLong,
-    /// Something that the request names is not there.
     NotFound,
-    /// The request asks for what this model or host cannot do.
     Unsupported,
     /// Too many others are waiting.
     Busy,
     /// The worker takes no new jobs, because it is about to end.
     Draining,
-    /// A plugin failed.
     Plugin,
-    /// The model computed what is not a number.
     NotANumber,
     /// A plugin did not come back in time.
     Stalled,
     /// The worker's process ended without a report.
     WorkerLost,
-    /// This host has a defect.
     Internal,
-    /// The client may not have it.
     Forbidden,
-    /// It exists already.
     Conflict,
     /// Another server, which the request needs, does not answer as it should.
     Unreachable,
@@ -202,7 +169,6 @@ pub enum FailureCode {
 }
 
 impl Failure {
-    /// A failure without help.
     pub fn new(code: FailureCode, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -227,7 +193,6 @@ impl Failure {
         Self { is_private: true, ..self }
     }
 
-    /// Adds what the reader can do about it.
     #[must_use]
     pub fn with_help(mut self, help: impl Into<String>) -> Self {
         self.help = help.into();
@@ -251,7 +216,6 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl Event {
-    /// Whether nothing follows.
     pub fn is_last(&self) -> bool {
         matches!(self, Self::Finished { .. } | Self::Failed(_))
     }

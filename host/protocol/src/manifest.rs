@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 pub struct Manifest {
     /// Short and unique among installed plugins: `llama`.
     pub id: String,
-    /// The plugin's own version.
     pub version: String,
     /// One line for a person.
     pub description: String,
@@ -20,16 +19,13 @@ pub struct Manifest {
     pub sdk: String,
     /// The architectures that it provides, each with the checkpoints that it claims.
     pub architectures: Vec<Claim>,
-    /// The names of its samplers.
     pub samplers: Vec<String>,
-    /// The names of its adapter formats.
     pub adapter_formats: Vec<String>,
 }
 
 /// The checkpoints that an architecture claims.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The architecture's name.
     pub architecture: String,
     /// Values of a GGUF file's `general.architecture`.
     pub gguf: Vec<String>,

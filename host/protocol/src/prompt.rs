@@ -14,7 +14,6 @@ pub const PANICKED: i32 = 101;
 /// The stack of each thread of a prompt process that reads or runs a model: address space, most of which is never touched.
 pub const STACK_BYTES: usize = 256 << 20;
 
-/// What the server asks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Question {
     /// Read this tokenizer. The first question of all.
@@ -27,27 +26,21 @@ pub enum Question {
         /// Tools as words of the system text, for a template that does not know of tools.
         tools_in_words: Option<String>,
     },
-    /// Make tokens of a plain text.
     Text(String),
     /// Find out whether a grammar can be compiled within a process's memory.
     Grammar(Spec),
 }
 
-/// What a prompt process answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
     /// The tokenizer is read; these are its tokens.
     Vocabulary(Box<Vocabulary>),
-    /// The template is read.
     Template {
         /// Whether it tells the model of tools by itself.
         takes_tools: bool,
     },
-    /// The tokens of a prompt.
     Tokens(Vec<u32>),
-    /// The grammar compiles.
     Compiles,
-    /// It cannot be done.
     Failed(Failure),
 }
 
@@ -56,18 +49,13 @@ pub enum Answer {
 pub struct Tokenizer {
     /// The text of a `tokenizer.json`.
     pub json: String,
-    /// Tokens in the model's vocabulary.
     pub vocabulary: u32,
-    /// The token that opens a text.
     pub bos: Option<u32>,
-    /// Whether a text must be opened with it.
     pub add_bos: bool,
-    /// The tokens that end a turn.
     pub eos: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// The tokenizer of a card.
     pub fn of(card: &Card) -> Self {
         Self {
             json: card.tokenizer.clone(),

@@ -11,7 +11,6 @@ use crate::{card::Card, checkpoint::CheckpointName, manifest::Manifest, refusal:
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Checked {
-    /// The file is a plugin.
     Manifest(Manifest),
     /// The file is none; a sentence about it ends with the reason.
     Refusal(Refusal),

@@ -9,19 +9,16 @@ use std::fmt;
 
 const TEXT_LEN_MAX: usize = 1000;
 
-/// What was refused, why, and what to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
     /// One word: `truncated`, `timed-out`.
     pub kind: String,
-    /// What happened, to what.
     pub reason: String,
     /// What to do about it; may be empty.
     pub help: String,
 }
 
 impl Refusal {
-    /// A refusal with help.
     pub fn new(kind: &str, reason: impl Into<String>, help: impl Into<String>) -> Self {
         Self { kind: kind.to_owned(), reason: reason.into(), help: help.into() }
     }

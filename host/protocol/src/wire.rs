@@ -28,21 +28,16 @@ pub const REPORT_BYTES_MAX: usize = 2 << 20;
 /// The length before each frame.
 pub const HEADER_BYTES: usize = 4;
 
-/// Why a frame was not read or written.
 #[derive(Debug)]
 pub enum WireError {
     /// The connection failed, or ended within a frame.
     Io(io::Error),
-    /// The frame is longer than [`FRAME_BYTES_MAX`].
     TooLong {
-        /// Its length.
         bytes: usize,
-        /// The length that it may have.
         bytes_max: usize,
     },
     /// Its bytes are not a message, or not only one.
     Malformed(postcard::Error),
-    /// The message cannot be written down.
     Inexpressible(postcard::Error),
 }
 
@@ -86,7 +81,6 @@ pub fn encode_report_into(report: &Report, frames: &mut Vec<u8>) -> Result<(), W
     }
 }
 
-/// How many bytes follow a header.
 pub fn frame_len(header: [u8; HEADER_BYTES]) -> Result<usize, WireError> {
     bounded_len(header, FRAME_BYTES_MAX)
 }

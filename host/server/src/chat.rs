@@ -9,7 +9,6 @@ use pensieve_protocol::{
     job::{AdapterUse, Failure, FailureCode, Finish, StageSpec, Usage},
 };
 
-/// Who asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Client {
     /// Equal for requests with the same key.
@@ -28,13 +27,10 @@ pub struct Client {
 pub struct Request {
     /// The model, as the client calls it; an adapter may stand behind a colon.
     pub model: String,
-    /// Who asks.
     pub client: Client,
-    /// What the model continues.
     pub input: Input,
     /// How many tokens to generate at most; none for as many as fit. More than fit is as many as fit.
     pub max_tokens: Option<u32>,
-    /// How tokens are picked.
     pub sampling: SamplingParams,
     /// Strings that end the generation and are not shown.
     pub stops: Vec<String>,
@@ -70,13 +66,10 @@ impl AdapterSelection {
     }
 }
 
-/// What the model continues.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
-    /// A conversation, rendered by the model's template.
     Chat(Conversation),
     Text(String),
-    /// Tokens, as they are.
     Tokens(Vec<u32>),
 }
 
@@ -87,17 +80,12 @@ pub struct SamplingParams {
     pub temperature: Option<f32>,
     /// Among so many of the most likely ones; 0 for all.
     pub top_k: Option<u32>,
-    /// Among the most likely ones that together have this probability.
     pub top_p: Option<f32>,
     /// Among those at least so likely as this part of the most likely one.
     pub min_p: Option<f32>,
-    /// Factor against tokens that were there.
     pub repetition_penalty: Option<f32>,
-    /// Subtracted from tokens that were there.
     pub presence_penalty: Option<f32>,
-    /// Subtracted for each time that a token was there.
     pub frequency_penalty: Option<f32>,
-    /// Added to the logits of single tokens.
     pub logit_bias: Vec<(u32, f32)>,
     /// Equal seeds give equal texts; none for a new one each time.
     pub seed: Option<u64>,
@@ -105,10 +93,8 @@ pub struct SamplingParams {
     pub stages: Option<Vec<StageSpec>>,
 }
 
-/// What an answer must look like.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ResponseFormat {
-    /// Anything.
     #[default]
     Free,
     /// A text of this grammar, from its first byte to its last.
@@ -123,7 +109,6 @@ pub enum ResponseFormat {
 /// belongs to the one that was begun last. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delta {
-    /// The model is being loaded.
     Loading {
         /// Bytes or steps done.
         done: u64,
@@ -136,13 +121,10 @@ pub enum Delta {
         /// Tokens of it that need not be computed.
         reused_tokens: u32,
     },
-    /// How far the prompt is.
     Prompt {
-        /// Tokens computed or reused.
         computed: u32,
         total: u32,
     },
-    /// More of what the model thinks.
     Thinking(String),
     /// More of the answer. Whole characters only; may be empty where there are only log-probabilities.
     Text {
@@ -150,34 +132,25 @@ pub enum Delta {
         /// One per token, if the request asked for them.
         logprobs: Vec<TokenLogprob>,
     },
-    /// The model calls a tool.
     ToolCall {
         /// Names the call; unique in the conversation: 24 letters and digits, before which dialects put what they like.
         id: String,
-        /// The tool.
         name: String,
     },
     /// More of the JSON text of the call's arguments.
     ToolArguments(String),
-    /// The answer is complete.
     Finished {
-        /// Why it ended.
         reason: Finish,
-        /// What it took.
         usage: Usage,
     },
-    /// The answer broke off.
     Failed(Failure),
 }
 
-/// How likely a token was.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprob {
-    /// The token.
     pub id: u32,
     /// Its bytes; half a character is possible.
     pub bytes: Vec<u8>,
-    /// Its log-probability.
     pub logprob: f32,
     /// The most likely tokens in its place, the most likely first; their own lists are empty.
     pub top: Vec<TokenLogprob>,

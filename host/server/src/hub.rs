@@ -25,22 +25,18 @@ use remote::Remote;
 use storage::Storage;
 use transfer::HubClient;
 
-/// Where the hub is, who asks, and where files are kept.
 #[derive(Clone)]
 pub struct Hub {
     /// The hub's address, without a slash at its end.
     pub endpoint: String,
-    /// Who asks.
     pub token: Option<String>,
     /// The cache, which holds a folder per repository.
     pub cache: PathBuf,
     /// Bytes of memory that a checkpoint has to fit if no file is named; none for any size.
     pub memory: Option<u64>,
-    /// How long and how often.
     pub retry: RetryPolicy,
 }
 
-/// How long and how often.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     /// How long a connection or an answer may take to begin.
@@ -80,7 +76,6 @@ pub trait Progress {
     }
 }
 
-/// What is on this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pulled {
     /// The `.gguf` file or the folder.
@@ -94,7 +89,6 @@ pub struct Pulled {
 pub struct Offer {
     /// What to put behind the repository's name; empty for the repository itself.
     pub file: String,
-    /// Bytes in all of its files.
     pub bytes: u64,
     /// Whether it is what is taken when nothing is named.
     pub preferred: bool,
@@ -233,7 +227,6 @@ impl Hub {
         Ok(Pulled { path: storage.snapshot(&listing.commit).join(&choice.head), files: choice.files })
     }
 
-    /// What a repository offers.
     pub fn list(&self, name: &HubName) -> Result<Vec<Offer>, HubError> {
         let listing = Listing::fetch(self, &HubClient::open(self)?, name)?;
         let names: Vec<String> = listing.files.iter().map(|file| file.name.clone()).collect();
@@ -291,7 +284,6 @@ impl std::fmt::Debug for Hub {
     }
 }
 
-/// A path as part of an address.
 fn quoted(path: &str) -> String {
     let mut text = String::with_capacity(path.len());
     for byte in path.bytes() {

@@ -11,10 +11,8 @@ use super::{Config, ConfigError};
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const OTHERS_READ: u32 = 0o044;
 
-/// A configuration and where it came from.
 #[derive(Clone, Debug)]
 pub struct LoadedFile {
-    /// What the file sets.
     pub config: Config,
     /// The file; none if there is none.
     pub file: Option<PathBuf>,

@@ -25,24 +25,18 @@ const SCALE_MAX: f64 = 16.0;
 /// A checkpoint under a name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// What clients call it.
     pub id: String,
-    /// Where it comes from.
     pub source: Source,
     /// What else clients may call it; `*` stands for anything.
     pub aliases: Vec<String>,
     /// How its tokens are picked where clients say nothing else.
     pub samplers: Option<Vec<StageSpec>>,
-    /// Adapters by name.
     pub adapters: BTreeMap<String, Adapter>,
-    /// How it runs.
     pub spec: ModelSpec,
 }
 
-/// An adapter of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
-    /// Where it comes from.
     pub source: Source,
     /// The strength at which it becomes part of the model's weights; none for one that requests choose.
     pub merged: Option<f32>,
@@ -51,19 +45,15 @@ pub struct Adapter {
 /// What a source has to hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Artifact<'a> {
-    /// A model.
     Checkpoint,
     /// The adapter of this name; `bytes_max` bounds what is downloaded.
     Adapter {
-        /// What clients will call it.
         name: &'a str,
-        /// The most that it may have.
         bytes_max: u64,
     },
 }
 
 impl Model {
-    /// A model with nothing set.
     pub fn new(id: impl Into<String>, source: Source) -> Self {
         let (aliases, adapters) = (Vec::new(), BTreeMap::new());
         Self { id: id.into(), source, aliases, samplers: None, adapters, spec: ModelSpec::default() }
@@ -93,7 +83,6 @@ impl Model {
     }
 }
 
-/// Reads every `[[models]]`.
 pub(super) fn read(root: &Section<'_, '_>, folder: &Path) -> (Vec<Model>, Vec<Variant>) {
     let (mut models, mut variants) = (Vec::new(), Vec::new());
     for section in root.sections("models") {

@@ -77,7 +77,6 @@ pub(super) struct Section<'d, 't> {
 }
 
 impl<'d, 't> Section<'d, 't> {
-    /// The document itself.
     pub(super) fn root(document: &'d Document<'t>, table: &'d Spanned<DeTable<'t>>) -> Self {
         Self::of(document, String::new(), Some(table.get_ref()), table.span())
     }
@@ -86,7 +85,6 @@ impl<'d, 't> Section<'d, 't> {
         Self { document, name, table, span, asked: RefCell::default() }
     }
 
-    /// The place of the table in the document.
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -121,13 +119,11 @@ impl<'d, 't> Section<'d, 't> {
         self.read(key, "a text", target, |value| short(value.as_str()?).map(Some));
     }
 
-    /// One of these words.
     pub(super) fn word(&self, key: &'static str, words: &[&'static str], target: &mut &'static str) {
         let artifact = format!("one of '{}'", words.join("', '"));
         self.read(key, &artifact, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
     }
 
-    /// A list of texts.
     pub(super) fn texts(&self, key: &'static str, target: &mut Vec<String>) {
         self.read(key, "a list of texts", target, |value| {
             let list = value.as_array().filter(|list| list.len() <= LIST_LEN_MAX)?;
@@ -135,7 +131,6 @@ impl<'d, 't> Section<'d, 't> {
         });
     }
 
-    /// One text or a list of them.
     pub(super) fn text_or_texts(&self, key: &'static str, target: &mut Vec<String>) {
         self.read(key, "a text or a list of texts", target, |value| match value.as_array() {
             Some(list) if list.len() <= LIST_LEN_MAX => {
@@ -145,7 +140,6 @@ impl<'d, 't> Section<'d, 't> {
         });
     }
 
-    /// An integer within a range.
     pub(super) fn integer<T: TryFrom<i64> + Copy>(
         &self,
         key: &'static str,
@@ -158,12 +152,10 @@ impl<'d, 't> Section<'d, 't> {
         });
     }
 
-    /// True or false.
     pub(super) fn flag(&self, key: &'static str, target: &mut bool) {
         self.read(key, "true or false", target, DeValue::as_bool);
     }
 
-    /// A number within a range.
     pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>, target: &mut f64) {
         let artifact = format!("a number from {} to {}", range.start(), range.end());
         self.read(key, &artifact, target, |value| number(value).filter(|number| range.contains(number)));
@@ -175,7 +167,6 @@ impl<'d, 't> Section<'d, 't> {
         self.read(key, &artifact, target, |value| bytes(value).filter(|amount| range.contains(amount)));
     }
 
-    /// Bytes that may be absent.
     pub(super) fn some_bytes(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut Option<u64>) {
         let artifact = units::wanted_bytes(&range);
         self.read(key, &artifact, target, |value| bytes(value).filter(|amount| range.contains(amount)).map(Some));
@@ -246,12 +237,10 @@ impl<'d, 't> Section<'d, 't> {
         self.table.and_then(|table| table.get(key)).map_or(self.span(), Spanned::span)
     }
 
-    /// Whether a key is set.
     pub(super) fn has(&self, key: &str) -> bool {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// Notes what is wrong at a place.
     pub(super) fn note_at(&self, place: &Range<usize>, what: impl Display, help: impl Display) {
         self.document.note(place, what, help);
     }

@@ -37,23 +37,16 @@ pub struct ServerSettings {
     pub claude_prefix: String,
     /// Bytes of responses that are stored for `previous_response_id`.
     pub response_store: u64,
-    /// What is logged.
     pub log: String,
     /// `text` or `json`.
     pub log_format: &'static str,
-    /// Connections at once.
     pub connections_max: usize,
-    /// Requests at once.
     pub requests_max: usize,
-    /// Streamed answers at once.
     pub streams_max: usize,
-    /// Bytes of a request's body.
     pub body_max: u64,
     /// Bytes of all bodies at hand.
     pub bodies_max: u64,
-    /// How long a request's headers may take.
     pub header_timeout: Duration,
-    /// How long its body may take.
     pub body_timeout: Duration,
     /// How long a client may leave its answer unread.
     pub stall_timeout: Duration,
@@ -62,7 +55,6 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    /// The server that this describes.
     pub fn http(&self) -> http::Settings {
         // The server knows the name of its first address; the others are names like those that are configured.
         let other_hosts = self.listen.iter().skip(1).filter_map(|listen| Some(listen.rsplit_once(':')?.0.to_owned()));

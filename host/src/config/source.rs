@@ -8,12 +8,10 @@ use std::{
 use super::{file, reader};
 use pensieve_server::hub::HubName;
 
-/// Where a checkpoint comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
     /// A `.gguf` file or a folder with safetensors.
     Path(PathBuf),
-    /// Something on the Hugging Face hub.
     Hub(HubName),
     /// The model that comes with this program.
     Starter,

@@ -13,12 +13,10 @@ use super::{
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     pub name: &'static str,
-    /// What it sets.
     pub meaning: &'static str,
     set: fn(&mut Config, &str) -> Result<(), String>,
 }
 
-/// All of them.
 pub const VARIABLES: [Variable; 9] = [
     Variable { name: "PENSIEVE_CONFIG", meaning: "the configuration's file, as --config", set: |_, _| Ok(()) },
     Variable {

@@ -66,7 +66,6 @@ impl Patterns {
         self.states[at as usize].depth
     }
 
-    /// How long a pattern is.
     pub(crate) fn length(&self, pattern: usize) -> usize {
         self.lengths[pattern]
     }

@@ -52,12 +52,10 @@ pub const EXIT_PANICKED: i32 = 88;
 /// A sampler's stage may take this part of the time that a step may take.
 const SAMPLER_SHARE: u32 = 12;
 
-/// What the engine's thread waits for.
 enum LoopInput {
     Command(Command),
     /// An adapter that was being read is there, or is not.
     AdapterRead {
-        /// What the engine knows it by.
         serial: u64,
         read: Result<ReadAdapter, Failure>,
     },
@@ -131,7 +129,6 @@ fn read(mut socket: UnixStream, commands: &mpsc::Sender<LoopInput>, clock: &Step
     }
 }
 
-/// Loads the model and all that is used with it.
 fn open(load: &Load, reports: &Arc<ReportWriter>) -> Result<(Engine, Formats), Failure> {
     let samplers = Samplers::open(&load.samplers, load.spec.limits.step_timeout / SAMPLER_SHARE)?;
     let formats = Formats::open(&load.adapter_formats)?;

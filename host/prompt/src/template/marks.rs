@@ -162,7 +162,6 @@ impl Controls {
     }
 }
 
-/// Whether two ranges share a byte.
 fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }

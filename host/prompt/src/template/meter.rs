@@ -60,7 +60,6 @@ pub(super) fn metered<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Pays for so many bytes.
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     METER.with_borrow_mut(|meter| {
         let Some(meter) = meter else { return Ok(()) };

@@ -32,7 +32,6 @@ pub(super) trait Trial: Fn(&[Value], &Value) -> Option<String> {}
 impl<T: Fn(&[Value], &Value) -> Option<String>> Trial for T {}
 
 impl TemplateTraits {
-    /// Finds out.
     pub fn of(render: impl Trial) -> Self {
         let none = Value::Null;
         let mut traits = Self {

@@ -55,7 +55,6 @@ pub(crate) struct Specials {
 }
 
 impl Tokens {
-    /// Reads a tokenizer.
     pub fn of(document: &Document) -> Result<Self, Failure> {
         let tokenizer = Tokenizer::from_bytes(document.json.as_bytes()).map_err(|error| unusable(&error))?;
         let all = tokenizer.get_added_tokens_decoder();

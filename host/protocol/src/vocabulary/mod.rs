@@ -19,9 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use document::{Decoding, Document};
 
-/// How many tokens a vocabulary may have.
 pub const TOKENS_MAX: u32 = 1 << 22;
-/// How long the text of a `tokenizer.json` may be.
 pub const DOCUMENT_BYTES_MAX: usize = 256 << 20;
 /// A text of so many bytes is never held to be too long by its bytes alone: some tokenizers make one token of a whole run
 /// of characters that they do not know.
@@ -101,7 +99,6 @@ impl Vocabulary {
         Self::from_tokens(&tokens, special, end_of_turn.to_vec(), token_bytes_max)
     }
 
-    /// How many tokens the model has.
     pub fn size(&self) -> u32 {
         self.ends.len() as u32
     }
@@ -122,7 +119,6 @@ impl Vocabulary {
         self.end_of_turn.contains(&token)
     }
 
-    /// The tokens that end a turn.
     pub fn end_of_turn(&self) -> &[u32] {
         &self.end_of_turn
     }

@@ -16,28 +16,22 @@ pub const PROTOCOL: u32 = 3;
 pub enum Command {
     /// Load this model; the first command, and the only one of its kind.
     Load(Box<Load>),
-    /// Run a job.
     Submit(Job),
     /// Give a job up. It ends with [`crate::job::Finish::Cancelled`] unless it has ended already.
     Cancel {
-        /// The job's id.
         id: u64,
     },
     /// Read an adapter and keep it with the model.
     Attach {
         /// What the answer calls this attempt. A name may be tried anew while an earlier attempt is still being read.
         attempt: u64,
-        /// What jobs will call it.
         name: String,
-        /// Where it lies.
         location: Location,
     },
     /// Forget an adapter once its last job has ended.
     Detach {
-        /// What jobs call it.
         name: String,
     },
-    /// Answer with [`Report::Stats`].
     Stats,
     /// Take no more jobs, finish those at hand, put the cache on disk, and end.
     Drain,
@@ -46,7 +40,6 @@ pub enum Command {
 /// A model and all that its worker needs to know.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// The architecture that loads it.
     pub architecture: Provider,
     /// Plugins whose samplers jobs may name.
     pub samplers: Vec<PathBuf>,
@@ -56,7 +49,6 @@ pub struct Load {
     pub merged: Vec<MergedAdapter>,
     /// How long jobs wait for an adapter to be read again: beyond that its format hangs.
     pub adapter_deadline: Duration,
-    /// The checkpoint.
     pub source: PathBuf,
     /// How it runs; its `kv_budget` is always set.
     pub spec: ModelSpec,
@@ -77,7 +69,6 @@ pub struct ModelSpec {
     pub threads: u32,
     /// Where cold blocks go; none to forget them.
     pub disk: Option<DiskTier>,
-    /// What the worker keeps to.
     pub limits: Limits,
     /// Bytes that the adapters which requests choose may take together; those that no job needs make room for others.
     pub adapter_memory: u64,
@@ -104,14 +95,11 @@ impl Default for ModelSpec {
 pub struct Provider {
     /// The library: a private copy that is never modified.
     pub plugin: PathBuf,
-    /// The provider's name in the plugin's manifest.
     pub name: String,
 }
 
-/// Where an adapter lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Location {
-    /// Its file or folder.
     pub path: PathBuf,
     /// Folders that it must not lead out of by any link, whenever it is read; none for one that the operator configured.
     pub folders: Vec<PathBuf>,
@@ -127,15 +115,12 @@ impl Location {
 /// An adapter that becomes part of the weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MergedAdapter {
-    /// What people call it.
     pub name: String,
-    /// Where it lies.
     pub path: PathBuf,
     /// Its strength; 1 is as trained.
     pub scale: f32,
 }
 
-/// A place for cold blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskTier {
     /// The folder, which many models may share.
@@ -144,10 +129,8 @@ pub struct DiskTier {
     pub bytes: u64,
 }
 
-/// What a worker keeps to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Sequences that run at once.
     pub sequences_max: u32,
     /// Jobs that wait; more are refused.
     pub waiting_max: u32,
@@ -178,7 +161,6 @@ pub enum Report {
         /// The worker's [`PROTOCOL`].
         protocol: u32,
     },
-    /// How far the load is.
     Progress {
         /// Bytes or steps done.
         done: u64,
@@ -186,14 +168,10 @@ pub enum Report {
         total: u64,
         what: String,
     },
-    /// A line for the log.
     Log {
-        /// How much it matters.
         level: Level,
-        /// The line.
         message: String,
     },
-    /// The model takes jobs.
     Loaded(Box<Loaded>),
     /// The model did not load; the worker ends.
     LoadFailed(Failure),
@@ -202,12 +180,10 @@ pub enum Report {
     /// An adapter is there, or is not.
     Attached {
         attempt: u64,
-        /// What came of it.
         result: Attachment,
     },
     /// An adapter is gone, or was never there.
     Detached {
-        /// The adapter's name.
         name: String,
     },
     /// The answer to [`Command::Stats`].
@@ -225,16 +201,11 @@ pub enum Report {
     Dying(Failure),
 }
 
-/// How much a line of the log matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Level {
-    /// Something failed.
     Error,
-    /// Something is not as it should be.
     Warn,
-    /// What a user may want to know.
     Info,
-    /// What an author wants to know.
     Debug,
 }
 
@@ -242,7 +213,6 @@ pub enum Level {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
     pub architecture: String,
-    /// The device that was taken.
     pub device: String,
     /// Why, and which kernels run, for a person.
     pub note: String,
@@ -261,7 +231,6 @@ pub struct Loaded {
     pub sequences: u32,
     /// Blocks that an earlier run left on disk.
     pub disk_blocks: u64,
-    /// The names of all samplers.
     pub samplers: Vec<String>,
     /// Why stop strings and grammars cannot be used, if they cannot.
     pub no_text: Option<String>,
@@ -270,7 +239,6 @@ pub struct Loaded {
 /// What came of [`Command::Attach`].
 pub type Attachment = Result<AttachedAdapter, Failure>;
 
-/// An adapter that jobs may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedAdapter {
     pub format: String,
@@ -280,14 +248,10 @@ pub struct AttachedAdapter {
     pub bytes: u64,
 }
 
-/// What a worker is doing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stats {
-    /// Sequences that run.
     pub running: u64,
-    /// Jobs that wait.
     pub waiting: u64,
-    /// Steps so far.
     pub steps: u64,
     /// Tokens computed, prompts and answers.
     pub computed_tokens: u64,
@@ -300,14 +264,11 @@ pub struct Stats {
     pub forward_us: u64,
     /// Time in steps besides the model, in microseconds.
     pub overhead_us: u64,
-    /// Blocks that hold nothing.
     pub blocks_free: u64,
     /// Prefix-cache blocks: unused now, kept for requests that continue their text.
     pub blocks_cached: u64,
-    /// Blocks in use.
     pub blocks_active: u64,
     pub blocks_disk: u64,
-    /// Adapters that jobs may name.
     pub adapters: Vec<AdapterStats>,
     /// How often an adapter was taken into the model.
     pub adapter_loads: u64,
@@ -315,10 +276,8 @@ pub struct Stats {
     pub adapter_unloads: u64,
 }
 
-/// An adapter at a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterStats {
-    /// What jobs call it.
     pub name: String,
     pub format: String,
     /// How many weights it changes.

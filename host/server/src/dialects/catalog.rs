@@ -24,14 +24,12 @@ const CARD_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much of a tool's output Codex may show to a model.
 const TOOL_OUTPUT_BYTES_MAX: usize = 10_000;
 
-/// A name, and what is known of its model.
 pub(super) struct Entry {
     pub(super) id: String,
     pub(super) modified: Option<SystemTime>,
     pub(super) target: Option<Target>,
 }
 
-/// Every name that stands for a model.
 pub(super) async fn entries(chats: &Chats) -> Vec<Entry> {
     join_all(chats.fleet().listed().into_iter().map(|listed| entry(chats, listed))).await
 }

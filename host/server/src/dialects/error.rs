@@ -4,19 +4,16 @@ use std::{fmt, time::Duration};
 
 use pensieve_protocol::job::{Failure, FailureCode};
 
-/// How much of a reason is logged.
 const REASON_CHARS_MAX: usize = 300;
 
 /// Why a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
-    /// The class of the error, which decides the status.
     pub code: ErrorCode,
     /// What happened, to what. Names the field, if one is at fault.
     pub message: String,
     /// What to do about it; may be empty.
     pub help: String,
-    /// The field at fault.
     pub field: Option<String>,
     /// After how long it makes sense to try again, where that is known.
     pub retry_after: Option<Duration>,
@@ -24,24 +21,18 @@ pub struct ApiError {
     pub is_private: bool,
 }
 
-/// The class of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// The request makes no sense.
     InvalidRequest,
-    /// No key, or a wrong one.
     Authentication,
     /// The host, the origin or the source is not allowed.
     Permission,
-    /// No such route or model.
     NotFound,
     /// The route has no such method.
     Method,
-    /// What is to be created exists already.
     Conflict,
     /// The body is not JSON by its content type.
     MediaType,
-    /// The body is too large.
     TooLarge,
     /// The prompt does not fit the model.
     TooLong,
@@ -51,7 +42,6 @@ pub enum ErrorCode {
     Unavailable,
     /// The body or the answer took too long.
     Timeout,
-    /// A defect or a failure of this server.
     Internal,
     /// A failure of another server that this one asked.
     Upstream,

@@ -20,7 +20,6 @@ const PROMPT_BYTES_MAX: usize = 16 << 20;
 /// A comment, by the rules of server-sent events.
 const COMMENT: &[u8] = b": alive\n\n";
 
-/// Runs a generation.
 pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let permit = call.stream_permit()?;
     let prompt =

@@ -52,17 +52,14 @@ impl Document {
         Self { value, notes }
     }
 
-    /// The whole body.
     pub(crate) fn root(&self) -> Field<'_> {
         Field { path: String::new(), value: Some(&self.value), notes: Some(&self.notes) }
     }
 
-    /// What it was parsed into.
     pub(crate) fn value(&self) -> &Value {
         &self.value
     }
 
-    /// The notes so far.
     pub(crate) fn warnings(&self) -> Vec<String> {
         self.notes.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -109,7 +106,6 @@ fn count_values(body: &[u8]) -> usize {
 }
 
 impl<'a> Field<'a> {
-    /// A whole body without notes.
     #[cfg(test)]
     pub(crate) fn root(value: &'a Value) -> Self {
         Self { path: String::new(), value: Some(value), notes: None }
@@ -131,7 +127,6 @@ impl<'a> Field<'a> {
         self.value.is_none()
     }
 
-    /// The field, if it is there.
     pub(crate) fn present(&self) -> Option<&Self> {
         self.value.map(|_| self)
     }
@@ -141,7 +136,6 @@ impl<'a> Field<'a> {
         self.value.is_some_and(Value::is_string)
     }
 
-    /// A complaint about it.
     pub(crate) fn invalid(&self, why: impl fmt::Display) -> ApiError {
         if self.path.is_empty() {
             return ApiError::new(ErrorCode::InvalidRequest, format!("the body {why}"));
@@ -169,12 +163,10 @@ impl<'a> Field<'a> {
         Ok(format!("[{article} {kind} was attached; this model reads text only]"))
     }
 
-    /// Whatever it is.
     pub(crate) fn json(&self) -> Result<&'a Value, ApiError> {
         self.value.ok_or_else(|| self.invalid("this field is required"))
     }
 
-    /// A string.
     pub(crate) fn string(&self) -> Result<&'a str, ApiError> {
         self.json()?.as_str().ok_or_else(|| self.should_be("a string"))
     }
@@ -200,7 +192,6 @@ impl<'a> Field<'a> {
         })
     }
 
-    /// True or false.
     pub(crate) fn boolean(&self) -> Result<bool, ApiError> {
         self.json()?.as_bool().ok_or_else(|| self.should_be("true or false"))
     }
@@ -227,7 +218,6 @@ impl<'a> Field<'a> {
         number.map(|number| number as u32).ok_or_else(|| self.should_be(format_args!("an integer of at least {min}")))
     }
 
-    /// A number within a range.
     pub(crate) fn number(&self, range: RangeInclusive<f32>) -> Result<f32, ApiError> {
         let (min, max) = (*range.start(), *range.end());
         // A number so large that f32 knows no such is infinite then, and in no range.

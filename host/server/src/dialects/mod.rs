@@ -44,14 +44,12 @@ use usage::UsageBoard;
 /// Whose API a client speaks. It decides the form of an error, and is known from the path and the headers alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Dialect {
-    /// Anthropic's messages.
     Anthropic,
     /// OpenAI's chat completions and completions, and every path that no other API has.
     #[default]
     OpenAi,
     /// OpenAI's responses: the form of errors is the same, some codes differ.
     Responses,
-    /// Ollama's.
     Ollama,
 }
 
@@ -86,7 +84,6 @@ impl Dialect {
         }
     }
 
-    /// The status and the JSON of an error.
     pub(crate) fn error(self, error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
         match self {
             Self::Anthropic => anthropic::envelope(error, request_id),
@@ -110,7 +107,6 @@ pub struct StreamPermit {
 }
 
 impl StreamLimit {
-    /// At most this many streams.
     pub fn new(count: usize) -> Self {
         Self { permits: Some((Shares::new(count), count)) }
     }
@@ -140,7 +136,6 @@ pub struct DialectSettings {
     pub max_tokens: Option<u32>,
     /// What stands before a model's id where Claude Code's discovery would hide it; empty for nothing.
     pub claude_prefix: String,
-    /// Whether models may be downloaded while the server runs.
     pub model_downloads: bool,
     /// Bytes of responses that are stored for `previous_response_id`; 0 stores none.
     pub response_store_bytes: usize,
@@ -158,7 +153,6 @@ impl Default for DialectSettings {
     }
 }
 
-/// What all requests share.
 #[derive(Debug)]
 pub struct Shared {
     pub(crate) settings: DialectSettings,
@@ -176,7 +170,6 @@ impl Default for Shared {
 }
 
 impl Shared {
-    /// The state of a server that has just started.
     pub fn new(settings: DialectSettings, streams: StreamLimit) -> Self {
         let responses = ResponseStore::new(settings.response_store_bytes);
         Self { settings, streams, responses, usage: UsageBoard::default(), download: Arc::new(Semaphore::new(1)) }
@@ -200,12 +193,10 @@ pub struct ApiRequest {
     pub client: Option<Client>,
     /// The id of the request in headers, errors and the log.
     pub request_id: String,
-    /// What all requests share.
     pub shared: Arc<Shared>,
 }
 
 impl ApiRequest {
-    /// Parses the body, which is to be a JSON object.
     fn document(&self) -> Result<Document, ApiError> {
         let notes = Notes::new(self.shared.settings.reject_attachments);
         let document = Document::parse(&self.body, notes)?;
@@ -223,51 +214,39 @@ impl ApiRequest {
     }
 }
 
-/// What goes back.
 pub struct ApiResponse {
-    /// The status.
     pub status: u16,
-    /// The media type of the body.
     pub media_type: &'static str,
     /// What was left out or changed in the request; each becomes a `warning` header.
     pub warnings: Vec<String>,
-    /// The body.
     pub body: ApiBody,
 }
 
-/// The body of an answer.
 pub enum ApiBody {
-    /// All of it.
     Full(Vec<u8>),
     /// Frames as they come, each written at once. Dropping the stream cancels the work behind it.
     Stream(FrameStream, StreamPermit),
 }
 
-/// The frames of a streamed answer.
 pub type FrameStream = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
 
 impl ApiResponse {
-    /// A JSON document.
     pub(crate) fn json(body: &serde_json::Value) -> Self {
         Self::text("application/json", body.to_string())
     }
 
-    /// A whole body of another media type.
     pub(crate) fn text(media_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self { status: 200, media_type, warnings: Vec::new(), body: ApiBody::Full(body.into()) }
     }
 
-    /// A stream of server-sent events.
     pub(crate) fn events(frames: FrameStream, permit: StreamPermit) -> Self {
         Self::stream("text/event-stream", frames, permit)
     }
 
-    /// A stream of another media type.
     pub(crate) fn stream(media_type: &'static str, frames: FrameStream, permit: StreamPermit) -> Self {
         Self { status: 200, media_type, warnings: Vec::new(), body: ApiBody::Stream(frames, permit) }
     }
 
-    /// The same with warnings.
     pub(crate) fn with_warnings(self, warnings: Vec<String>) -> Self {
         Self { warnings, ..self }
     }

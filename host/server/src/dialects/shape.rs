@@ -27,7 +27,6 @@ impl fmt::Display for Shape<'_> {
     }
 }
 
-/// A value's kind and size.
 struct Size<'a>(&'a Value);
 
 impl fmt::Display for Size<'_> {

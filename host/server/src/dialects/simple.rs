@@ -19,7 +19,6 @@ const MODEL_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 
-/// A generation at work.
 pub(super) struct Running {
     pub(super) model: String,
     pub(super) input_tokens: u32,
@@ -69,7 +68,6 @@ fn options(body: &Field<'_>) -> Result<Request, ApiError> {
     })
 }
 
-/// A text, or a list of texts.
 fn stops(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
     if field.is_absent() {
         return Ok(Vec::new());

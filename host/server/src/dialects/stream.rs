@@ -40,7 +40,6 @@ pub(super) trait EventEncoder: Send {
 /// The deltas of one generation, each with the place of its generation.
 type ChoiceDeltas = Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>;
 
-/// The generations of one request side by side.
 pub(super) struct Generations {
     deltas: SelectAll<ChoiceDeltas>,
     meter: Option<(Meter, Arc<Shared>)>,
@@ -84,13 +83,11 @@ impl Generations {
         Self { deltas: SelectAll::new(), meter: None }
     }
 
-    /// Adds the deltas of a generation.
     pub(super) fn push(&mut self, choice: usize, deltas: impl Stream<Item = Delta> + Send + 'static) {
         self.deltas.push(Box::pin(deltas.map(move |delta| (choice, delta))));
     }
 }
 
-/// The frames of an answer.
 pub(super) fn frames(encoder: impl EventEncoder + 'static, generations: Generations) -> FrameStream {
     frames_with(encoder, generations, KEEP_ALIVE)
 }
@@ -151,7 +148,6 @@ impl<E: EventEncoder> Writer<E> {
     }
 }
 
-/// A server-sent event.
 pub(super) fn event(name: &str, data: &serde_json::Value) -> Vec<u8> {
     format!("event: {name}\ndata: {data}\n\n").into_bytes()
 }

@@ -16,7 +16,6 @@ use crate::{
 
 const QUERY_BYTES_MAX: usize = 16 << 20;
 
-/// Answers a query.
 pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let permit = call.stream_permit()?;
     let running = simple::start(&chats, &call, |body| {
@@ -37,7 +36,6 @@ pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
     Ok(ApiResponse::stream("text/plain; charset=utf-8", stream::frames(TextEncoder { first }, generations), permit))
 }
 
-/// Writes the text and nothing else.
 struct TextEncoder {
     first: Vec<u8>,
 }

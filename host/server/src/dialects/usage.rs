@@ -27,7 +27,6 @@ struct Entry {
     tokens_per_second: f64,
 }
 
-/// Measures one answer.
 #[derive(Debug)]
 pub(super) struct Meter {
     client: u64,
@@ -37,19 +36,16 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// Begins before the first delta.
     pub(super) fn new(client: u64, prepared: &Prepared) -> Self {
         Self { client, model: prepared.model().to_owned(), context: prepared.context(), first_delta: None }
     }
 
-    /// A delta of the answer has come.
     pub(super) fn delta(&mut self) {
         self.first_delta.get_or_insert_with(Instant::now);
     }
 }
 
 impl UsageBoard {
-    /// An answer is complete.
     pub(super) fn finish(&self, meter: &Meter, usage: Usage) {
         let seconds = meter.first_delta.map_or(0.0, |first| first.elapsed().as_secs_f64());
         let tokens_per_second = if seconds > 0.0 { f64::from(usage.generated) / seconds } else { 0.0 };
@@ -81,7 +77,6 @@ impl UsageBoard {
     }
 }
 
-/// Answers `GET /v1/usage`.
 pub(crate) fn answer(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let data = call.shared.usage.of(call.client().id);
     Ok(ApiResponse::json(&json!({ "object": "list", "data": data })))

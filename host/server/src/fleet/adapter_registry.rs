@@ -14,13 +14,10 @@ use pensieve_protocol::{
 };
 
 const NAME_LEN_MAX: usize = 128;
-/// Adapters of one model.
 pub(super) const ADAPTERS_MAX: usize = 1024;
 
-/// An adapter of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adapter {
-    /// Where it lies.
     pub location: Location,
     /// Where it came from, as people wrote it.
     pub source: String,
@@ -28,7 +25,6 @@ pub struct Adapter {
     pub merged: Option<f32>,
 }
 
-/// Every model's adapters by name.
 pub(super) type AdaptersByName = BTreeMap<String, Adapter>;
 
 /// The adapters of all models, in the order of the configuration.
@@ -37,24 +33,18 @@ pub(super) struct AdapterRegistry {
     models: RwLock<Vec<AdaptersByName>>,
 }
 
-/// Why an adapter was not taken in, or not taken away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterFailure {
-    /// What of the request it is about.
     pub culprit: Culprit,
-    /// What happened.
     pub failure: Failure,
 }
 
-/// What of a request about an adapter is to blame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Culprit {
-    /// The model that it belongs to.
     Model,
     Name,
     /// Where it was to come from, or what lies there.
     Source,
-    /// None of them.
     Other,
 }
 
@@ -65,7 +55,6 @@ impl Culprit {
 }
 
 impl Adapter {
-    /// One that lies here.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let location = Location::trusted(path);
         Self { source: location.path.display().to_string(), location, merged: None }
@@ -88,17 +77,14 @@ impl AdapterRegistry {
         Self { models: RwLock::new(models) }
     }
 
-    /// All of them, as they stand now.
     pub(super) fn all(&self) -> RwLockReadGuard<'_, Vec<AdaptersByName>> {
         self.models.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those of a model.
     pub(super) fn of(&self, model: usize) -> AdaptersByName {
         self.all().get(model).cloned().unwrap_or_default()
     }
 
-    /// Those that become part of a model's weights.
     pub(super) fn merged(&self, model: usize) -> Vec<MergedAdapter> {
         let merged = |(name, adapter): (String, Adapter)| {
             Some(MergedAdapter { name, path: adapter.location.path, scale: adapter.merged? })

@@ -56,23 +56,17 @@ pub(super) fn environment(policy: Option<&Policy>) -> impl Iterator<Item = (&'st
     known.chain(policy.map(|policy| (VARIABLE, policy.to_variable().into())))
 }
 
-/// Why there is no answer.
 #[derive(Debug)]
 pub enum ChildError {
-    /// The child did not start.
     Spawn(std::io::Error),
-    /// It took longer than this.
     TimedOut(Duration),
-    /// A signal ended it.
     Crashed {
         signal: i32,
-        /// Its last stderr.
         stderr: String,
     },
     /// It ended by itself without an answer.
     Ended {
         status: ExitStatus,
-        /// Its last stderr.
         stderr: String,
     },
     /// It answered something that is not an answer.
@@ -80,7 +74,6 @@ pub enum ChildError {
 }
 
 impl ChildError {
-    /// One word for it.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Spawn(_) => "not-inspected",
@@ -155,7 +148,6 @@ pub async fn ask_for_lines<T: DeserializeOwned>(
     heard
 }
 
-/// A child that is being listened to.
 struct RunningChild {
     child: Child,
     group: ProcessGroup,
@@ -177,7 +169,6 @@ impl RunningChild {
         Ok(Self { child, group, stdout: BufReader::new(stdout.take(ANSWER_BYTES_MAX)), stderr })
     }
 
-    /// Its next line.
     async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, ChildError> {
         let mut line = Vec::new();
         let answered = async {

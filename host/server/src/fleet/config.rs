@@ -17,10 +17,8 @@ use pensieve_protocol::{
 /// Longer than any debugging session stays in one step.
 const FOR_EVER: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// A whole fleet.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where plugins come from.
     pub plugins: plugins::Settings,
     /// This program, which workers run.
     pub program: PathBuf,
@@ -41,38 +39,31 @@ pub struct Config {
     pub memory_bytes: u64,
     /// After how long without a stream a worker ends; none for never.
     pub idle_timeout: Option<Duration>,
-    /// What happens after deaths.
     pub restart: Restart,
-    /// How long things may take.
     pub deadlines: Deadlines,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
-    /// What clients call it.
     pub id: String,
     /// A `.gguf` file or a folder.
     pub source: PathBuf,
     /// What else clients may call it; `*` stands for anything.
     pub aliases: Vec<String>,
-    /// Adapters by name.
     pub adapters: BTreeMap<String, Adapter>,
     /// How its tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
-    /// How it runs.
     pub spec: ModelSpec,
 }
 
 /// Another name for a model, with an adapter or samplers. It shares the model's worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Variant {
-    /// What clients call it.
     pub id: String,
     /// The model's id.
     pub base: String,
     /// What else clients may call it; `*` stands for anything.
     pub aliases: Vec<String>,
-    /// The adapter that it runs under.
     pub adapter: Option<AdapterUse>,
     /// How its tokens are picked where a client's fields say nothing else; none for the model's way.
     pub samplers: Option<Vec<StageSpec>>,
@@ -83,7 +74,6 @@ pub struct Variant {
 pub struct Restart {
     /// The pause before the first restart; every death within the window doubles it.
     pub pause: Duration,
-    /// The longest pause.
     pub pause_max: Duration,
     /// So many deaths within the window put the model into quarantine.
     pub deaths_max: usize,
@@ -93,7 +83,6 @@ pub struct Restart {
     pub quarantine: Duration,
 }
 
-/// How long things may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
     /// A child that answers a question about a checkpoint.

@@ -35,7 +35,6 @@ use pensieve_protocol::{
     wire::{Command, Load},
 };
 
-/// A message to the control loop.
 #[derive(Debug)]
 pub(super) enum Message {
     Submit { model: usize, job: Job, updates: UpdateSender },

@@ -138,7 +138,6 @@ pub(super) fn absolute(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }
 
-/// Bytes of a file, or of all files in a folder.
 fn file_bytes(path: &Path) -> u64 {
     let Ok(metadata) = path.metadata() else { return 0 };
     if !metadata.is_dir() {

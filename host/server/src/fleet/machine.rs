@@ -18,7 +18,6 @@ pub fn installed_bytes() -> Option<u64> {
     kilobytes.checked_mul(1024)
 }
 
-/// The machine's memory, where the system tells.
 #[cfg(not(target_os = "linux"))]
 pub fn installed_bytes() -> Option<u64> {
     let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", "hw.memsize"]).output().ok()?;

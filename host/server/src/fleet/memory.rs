@@ -21,12 +21,9 @@ const STATES: u64 = 16;
 /// grow says by itself that this is too little.
 const STATE_BYTES_MIN: u64 = 64 << 20;
 
-/// A worker that occupies memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Resident {
-    /// The worker's serial number.
     pub(super) serial: u64,
-    /// What it takes.
     pub(super) bytes: u64,
     /// Whether it could go at once: it has no stream, and is not about to go already.
     pub(super) idle: bool,
@@ -37,7 +34,6 @@ pub(super) struct Resident {
 /// Whether a new worker fits into the budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MemoryVerdict {
-    /// It fits now.
     Fits,
     /// It fits once these idle workers have exited.
     AfterEvicting(Vec<u64>),
@@ -74,7 +70,6 @@ pub(super) fn admit(budget: u64, residents: &[Resident], bytes: u64) -> MemoryVe
 /// What a model will take, before it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryPlan {
-    /// For the states of sequences.
     pub(super) state_bytes: u64,
     pub(super) adapter_bytes: u64,
     pub(super) bytes: u64,

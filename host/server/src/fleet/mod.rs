@@ -94,7 +94,6 @@ pub struct Target {
     pub context: u32,
     /// How tokens are picked where a client's fields say nothing else; none for the usual way.
     pub samplers: Option<Vec<StageSpec>>,
-    /// The adapter that the name stands for.
     pub adapter: Option<AdapterUse>,
 }
 
@@ -104,22 +103,16 @@ pub struct Claimed {
     /// The plugin's library, which is there as long as the fleet.
     pub plugin: PathBuf,
     pub architecture: String,
-    /// The model's weights.
     pub source: PathBuf,
-    /// How it is configured to run.
     pub spec: wire::ModelSpec,
-    /// What the child may do.
     pub policy: Policy,
     /// What all models together may take.
     pub memory_bytes: u64,
 }
 
-/// A name that a client may call a model by.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// The name.
     pub id: String,
-    /// The model's weights.
     pub source: PathBuf,
 }
 
@@ -258,7 +251,6 @@ impl Fleet {
         Some(Listed { id: name.to_owned(), source: self.config.models[route.model].source.clone() })
     }
 
-    /// The place of the model with this id.
     fn index(&self, id: &str) -> Result<usize, Failure> {
         self.config.models.iter().position(|model| model.id == id).ok_or_else(|| {
             if let Some(variant) = self.config.variants.iter().find(|variant| variant.id == id) {
@@ -273,12 +265,10 @@ impl Fleet {
         })
     }
 
-    /// The models as they were configured.
     pub fn models(&self) -> &[ModelConfig] {
         &self.config.models
     }
 
-    /// Other names for them, as they were configured.
     pub fn variants(&self) -> &[Variant] {
         &self.config.variants
     }
@@ -306,7 +296,6 @@ impl Fleet {
         answer.await.unwrap_or_default()
     }
 
-    /// Ends a model's quarantine.
     pub fn release(&self, name: &str) -> Result<(), Failure> {
         let model = self.route(name)?.model;
         let _ = self.messages.send(Message::Release { model });

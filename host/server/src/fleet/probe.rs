@@ -39,12 +39,10 @@ const LATEST_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 /// How long requests take it that a checkpoint is as it was. A model that is about to be loaded is looked at all the same.
 const LATEST_AGE_MAX: Duration = Duration::from_secs(2);
 
-/// Asks children about checkpoints.
 #[derive(Clone, Debug)]
 pub(super) struct Prober {
     /// This program.
     program: PathBuf,
-    /// Where answers are kept.
     cache: PathBuf,
     /// How long one child may take.
     deadline: Duration,

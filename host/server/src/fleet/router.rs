@@ -13,12 +13,10 @@ pub(super) struct Route {
     pub(super) adapter: Option<AdapterUse>,
 }
 
-/// Every name that there is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Names<'a> {
     pub(super) models: &'a [ModelConfig],
     pub(super) variants: &'a [Variant],
-    /// The adapters of each model.
     pub(super) adapters: &'a [adapter_registry::AdaptersByName],
     pub(super) default: Option<&'a str>,
 }

@@ -16,7 +16,6 @@ use pensieve_protocol::{
 const SOURCE_LEN_MAX: usize = 1024;
 const SHOWN_LEN_MAX: usize = 200;
 
-/// Where adapters may come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources {
     /// Folders in which they may lie.

@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use pensieve_protocol::wire;
 
-/// All models at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FleetStats {
     /// What all workers together may take, in bytes.
@@ -15,16 +14,12 @@ pub struct FleetStats {
     pub models: Vec<ModelStats>,
 }
 
-/// One model at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ModelStats {
-    /// What clients call it.
     pub id: String,
-    /// Whether it answers.
     pub state: ModelState,
     /// Why it does not, or what last went wrong.
     pub reason: Option<String>,
-    /// Streams that run.
     pub streams: u64,
     /// Requests that wait for the load.
     pub waiting: u64,
@@ -34,20 +29,15 @@ pub struct ModelStats {
     pub pid: Option<u32>,
     /// What they take, by the card.
     pub bytes: u64,
-    /// Loads so far.
     pub loads: u64,
     /// Unexpected ends of workers so far.
     pub deaths: u64,
-    /// How far its load is, while it is being loaded.
     pub progress: Option<Progress>,
     pub loaded: Option<wire::Loaded>,
-    /// What the worker does.
     pub worker: Option<wire::Stats>,
-    /// Its adapters, by name.
     pub adapters: Vec<AdapterState>,
 }
 
-/// An adapter at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AdapterState {
     /// What clients call it, behind the model's id and a colon.
@@ -68,19 +58,15 @@ pub struct Progress {
     pub done: u64,
     /// What there is to do; 0 for unknown.
     pub total: u64,
-    /// What is being done.
     pub what: String,
 }
 
-/// Whether a model answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelState {
     /// It is loaded by the next request.
     Idle,
-    /// It is being loaded.
     Loading,
-    /// It answers at once.
     Ready,
     /// Its worker died; it is about to be loaded again.
     Pausing,

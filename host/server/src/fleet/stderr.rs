@@ -24,7 +24,6 @@ const LINE_BYTES_MAX: u64 = 4096;
 
 type Lines = Arc<Mutex<VecDeque<(Instant, String)>>>;
 
-/// The last lines of a worker's stderr.
 pub(super) struct StderrTail {
     kept: Lines,
     listening: Option<JoinHandle<()>>,

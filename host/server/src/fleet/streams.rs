@@ -28,7 +28,6 @@ const HELD_BACK_BYTES_MAX: u64 = 64 << 10;
 /// The longest message of a failure that is passed on.
 const FAILURE_CHARS_MAX: usize = 4096;
 
-/// News of a job.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Update {
     /// The job waits for its model to be loaded; how far that is.
@@ -37,15 +36,12 @@ pub enum Update {
         done: u64,
         /// Bytes or steps in all; 0 for unknown.
         total: u64,
-        /// What is being done.
         what: String,
     },
-    /// The job itself.
     Event(Event),
 }
 
 impl Update {
-    /// Whether nothing follows.
     pub fn is_last(&self) -> bool {
         matches!(self, Self::Event(event) if event.is_last())
     }
@@ -105,7 +101,6 @@ impl UpdateSender {
         fits
     }
 
-    /// Ends the stream with a failure.
     pub(super) fn fail(&self, failure: Failure) {
         self.send(Update::Event(Event::Failed(failure)));
     }
@@ -175,7 +170,6 @@ struct JobStream {
 /// What came of the events of one frame.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Delivered {
-    /// Jobs that have ended.
     pub(super) ended: Vec<u64>,
     /// Jobs that are to be cancelled, since their clients do not read.
     pub(super) unread: Vec<u64>,
@@ -219,7 +213,6 @@ impl JobStreams {
         delivered
     }
 
-    /// Ends every stream with this failure.
     pub(super) fn fail(&self, failure: &Failure) {
         for (_, stream) in self.lock().drain() {
             stream.updates.fail(failure.clone());
@@ -277,7 +270,6 @@ fn is_superseded(earlier: &Update, later: &Update) -> bool {
     )
 }
 
-/// What an update takes in memory.
 fn update_bytes(update: &Update) -> usize {
     let content = match update {
         Update::Loading { what, .. } => what.len(),

@@ -83,7 +83,6 @@ impl Signals {
     }
 }
 
-/// What a worker may not exceed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerDeadlines {
     pub(super) silence: Duration,
@@ -138,7 +137,6 @@ impl Worker {
         let _ = self.commands.send(command);
     }
 
-    /// Kills it for this reason.
     pub(super) fn end(&mut self, reason: Failure) {
         if let Some(kill_request) = self.kill_request.take() {
             // Otherwise it has ended already.

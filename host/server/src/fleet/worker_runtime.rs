@@ -32,16 +32,13 @@ const KILL_WAIT: Duration = Duration::from_secs(2);
 /// A worker's whole runtime: serves the server at the other end of a socket, and returns its exit status.
 pub(crate) type WorkerMain = fn(OwnedFd) -> i32;
 
-/// Where a worker is to run.
 #[derive(Clone, Copy)]
 pub(super) enum Placement<'a> {
     /// In a process of its own, which runs this program behind a fence.
     Process(&'a Path, &'a Policy),
-    /// In a thread of this process.
     Thread(WorkerMain),
 }
 
-/// A worker that runs.
 pub(super) enum WorkerRuntime {
     Process {
         child: Child,

@@ -109,7 +109,6 @@ impl Auth {
 const KEY_HELP: &str = "set the server's key as ANTHROPIC_API_KEY for Claude Code, as OPENAI_API_KEY or api_key for OpenAI's \
     clients, and as OLLAMA_API_KEY or the header 'Authorization: Bearer KEY' for Ollama's";
 
-/// The token of an `Authorization` header.
 fn bearer(value: &str) -> Option<&str> {
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())

@@ -142,7 +142,6 @@ pub(super) fn write(answer: ApiResponse, permit: Option<Share>) -> Response {
     response
 }
 
-/// An answer in one piece.
 pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Response {
     let mut response = body.into_response();
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -150,7 +149,6 @@ pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Resp
     response
 }
 
-/// Frames on their way to the client.
 struct FrameBody {
     /// warp wants bodies that threads may share; the lock is never waited for.
     frames: Mutex<FrameStream>,

@@ -159,7 +159,6 @@ impl StallTimeout {
     }
 }
 
-/// What is left of the time for waiting.
 fn left_after(left: Duration, waited: Duration, bytes: usize, limit: Duration) -> Duration {
     let earned = Duration::from_secs_f64(bytes as f64 / BYTES_PER_SECOND_MIN);
     (left.saturating_sub(waited) + earned).min(limit)

@@ -18,11 +18,9 @@ use pensieve_protocol::share;
 /// A body counts as heard of whenever this much more of it has come. Single bytes do not keep a connection.
 const HEARD_BYTES: usize = 16 << 10;
 
-/// All connections of a server.
 #[derive(Debug)]
 pub(super) struct Connections {
     table: Mutex<Table>,
-    /// A connection has ended.
     ended: Notify,
 }
 
@@ -53,7 +51,6 @@ enum Admission {
     Refused,
 }
 
-/// A connection's place, as long as this is kept.
 #[derive(Debug)]
 pub(super) struct Place {
     handle: ConnectionHandle,
@@ -111,7 +108,6 @@ impl Connections {
         }
     }
 
-    /// Waits until there is no connection.
     pub(super) async fn all_ended(&self) {
         loop {
             let mut ended = pin!(self.ended.notified());
@@ -184,7 +180,6 @@ impl Place {
         &self.handle
     }
 
-    /// Waits until the connection has to make room for another one.
     pub(super) async fn has_to_go(&self) {
         self.close.notified().await;
     }
@@ -216,7 +211,6 @@ impl ConnectionHandle {
 }
 
 impl Reading {
-    /// So much more of the body has come.
     pub(super) fn received(&mut self, bytes: usize) {
         self.unheard += bytes;
         if self.unheard >= HEARD_BYTES {

@@ -20,7 +20,6 @@ const SECONDS: [f64; 18] =
 /// What is measured waits in memory until it is sorted into buckets.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// What this process has counted.
 #[derive(Clone)]
 pub(super) struct Recorder(PrometheusHandle);
 
@@ -74,7 +73,6 @@ fn describe() {
     crate::prompt::measures::describe();
 }
 
-/// The page.
 pub(super) async fn answer(recorder: &Recorder, fleet: &Fleet) -> ApiResponse {
     let stats = fleet.stats(true).await;
     let mut page = Page(recorder.0.render());
@@ -83,7 +81,6 @@ pub(super) async fn answer(recorder: &Recorder, fleet: &Fleet) -> ApiResponse {
     ApiResponse::text("text/plain; version=0.0.4; charset=utf-8", page.0)
 }
 
-/// The text format.
 struct Page(String);
 
 impl Page {
@@ -128,7 +125,6 @@ impl Page {
     }
 }
 
-/// A figure of every model.
 struct Column {
     name: &'static str,
     kind: &'static str,
@@ -199,7 +195,6 @@ fn blocks(model: &ModelStats) -> Vec<(String, u64)> {
     counts.map(|(state, count)| (labels(&[("model", &model.id), ("state", state)]), count)).to_vec()
 }
 
-/// What each adapter of a model takes.
 fn adapters(model: &ModelStats) -> impl Iterator<Item = (String, u64)> {
     let chosen = model.adapters.iter().filter(|adapter| !adapter.merged);
     chosen.map(|adapter| {
@@ -208,7 +203,6 @@ fn adapters(model: &ModelStats) -> impl Iterator<Item = (String, u64)> {
     })
 }
 
-/// Labels as they stand behind a name.
 fn labels(pairs: &[(&str, &str)]) -> String {
     let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();

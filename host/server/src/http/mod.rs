@@ -47,32 +47,23 @@ pub struct Settings {
     pub hosts: Vec<String>,
     /// Origins of web pages that may use the server, as `https://example.org`.
     pub origins: Vec<String>,
-    /// How much and how long.
     pub limits: Limits,
-    /// What all dialects keep to.
     pub dialects: DialectSettings,
 }
 
-/// How much and how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once.
     pub connections_max: usize,
     /// Requests that have come with their bodies, and wait or are answered.
     pub requests_max: usize,
-    /// Answers that are streamed at once.
     pub streams_max: usize,
-    /// Headers of a request.
     pub headers_max: usize,
-    /// Bytes of the headers of a request.
     pub header_bytes_max: usize,
-    /// Bytes of a request's body.
     pub body_bytes_max: usize,
     /// Bytes of all bodies that are being read or answered.
     pub bodies_bytes_max: usize,
     /// How long the headers of a request may take, and how long a connection stays open that has none.
     pub header_timeout: Duration,
-    /// How long the body of a request may take.
     pub body_timeout: Duration,
     /// How long a client may leave its answer unread, or read it at less than a kilobyte a second.
     pub write_stall: Duration,
@@ -116,7 +107,6 @@ impl Default for Limits {
 }
 
 impl Key {
-    /// The key with this text.
     pub fn new(text: &str) -> Self {
         Self(Sha256::digest(text.as_bytes()).into())
     }

@@ -4,7 +4,6 @@ use crate::dialects::ApiResponse;
 
 const DOCUMENT: &str = include_str!("openapi.json");
 
-/// The document, with this program's version.
 pub(super) fn answer() -> ApiResponse {
     let body = DOCUMENT.replace("{{version}}", env!("CARGO_PKG_VERSION"));
     ApiResponse::text("application/json", body)

@@ -24,7 +24,6 @@ const CLIENT_GONE: u16 = 499;
 /// A request that is being served. Dropping it ends it.
 #[derive(Debug)]
 pub(super) struct RequestLog {
-    /// What the client and the log call it.
     pub(super) id: String,
     /// What happens on its behalf happens in here.
     pub(super) span: Span,
@@ -36,7 +35,6 @@ pub(super) struct RequestLog {
     _answering: Answering,
 }
 
-/// The body of an answer and whose it is.
 #[derive(Debug)]
 pub(super) struct LoggedBody {
     body: Response,
@@ -78,7 +76,6 @@ impl RequestLog {
         Self { id, span, method, route, status: None, is_complete: false, began: Instant::now(), _answering: answering }
     }
 
-    /// The answer's head is there.
     pub(super) fn answer(mut self, response: Response) -> hyper::Response<LoggedBody> {
         self.status = Some(response.status().as_u16());
         // An answer to HEAD ends with its head.

@@ -10,10 +10,8 @@ use warp::reply::Response;
 
 use crate::dialects::{ApiError, ErrorCode};
 
-/// What answers the requests of a route.
 pub(super) type Handler = Box<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Response> + Send + Sync>;
 
-/// Something that is served.
 pub(super) struct Route {
     pub(super) method: Method,
     /// `{id}` stands for a model's id, which may have slashes, and `{name}` for a name without any.
@@ -24,22 +22,17 @@ pub(super) struct Route {
 /// All routes. The first one whose pattern fits a path takes it.
 pub(super) struct Router(Vec<Route>);
 
-/// What became of a path.
 pub(super) enum RouteMatch<'a> {
-    /// A route takes it.
     Found(&'a Route, PathParams),
     /// The path is served under these methods only.
     MethodNotAllowed(String),
-    /// There is no such path.
     NotFound,
 }
 
 /// The parts of a path that its pattern leaves open; empty where the pattern has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathParams {
-    /// A model's id.
     pub(super) id: String,
-    /// A name.
     pub(super) name: String,
 }
 
@@ -63,7 +56,6 @@ pub(super) fn match_path(pattern: &str, path: &str) -> Option<PathParams> {
 }
 
 impl Router {
-    /// A router of these routes.
     pub(super) fn new(routes: Vec<Route>) -> Self {
         Self(routes)
     }

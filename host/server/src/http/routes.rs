@@ -17,7 +17,6 @@ use crate::dialects::{
     responses, token_stream, usage,
 };
 
-/// What a server of this state serves.
 pub(super) fn router(app: &Arc<AppState>) -> Router {
     let mut routes = anthropic_and_openai(app);
     routes.extend(own(app));
@@ -76,7 +75,6 @@ fn ollama(app: &Arc<AppState>) -> Vec<Route> {
     ]
 }
 
-/// Paths that need no key.
 pub(super) const PUBLIC_PATHS: [&str; 3] = ["/", "/health", "/openapi.json"];
 
 /// Why there is no answer: an extension of an empty response, which the service replaces by the error in the form of the

@@ -64,17 +64,14 @@ impl Server {
         Ok(Self { listeners, settings })
     }
 
-    /// The first of the addresses that it listens at.
     pub fn address(&self) -> SocketAddr {
         self.listeners[0].1
     }
 
-    /// All addresses that it listens at.
     pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.listeners.iter().map(|(_, address)| *address)
     }
 
-    /// The next connection at any of the addresses.
     async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         poll_fn(|context| {
             let accepted = self.listeners.iter().find_map(|(listener, _)| match listener.poll_accept(context) {

@@ -35,7 +35,6 @@ const NO_ROUTE: &str = "none";
 /// After how long a client should try again, where nothing else is known.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The addresses of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     /// What the client has reached.
@@ -44,7 +43,6 @@ pub(super) struct Ends {
     pub(super) peer: IpAddr,
 }
 
-/// Authentication and the routes behind it.
 pub(super) struct Service {
     app: Arc<AppState>,
     auth: Auth,
@@ -67,7 +65,6 @@ impl Service {
         self.app.recorder.clone().upkeep()
     }
 
-    /// Answers a request of this connection.
     pub(super) async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,

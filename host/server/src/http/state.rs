@@ -11,7 +11,6 @@ use crate::{
 };
 use pensieve_protocol::share::ONLY_CLIENT;
 
-/// What routes share.
 pub(super) struct AppState {
     pub(super) chats: Arc<Chats>,
     pub(super) recorder: Recorder,
@@ -40,7 +39,6 @@ impl RequestContext {
         self.client.as_ref().map_or(ONLY_CLIENT, |client| client.share)
     }
 
-    /// The request as dialects see it.
     pub(super) fn into_request(self, body: Vec<u8>, app: &AppState) -> ApiRequest {
         let Self { client, request_id, dialect, params: PathParams { id, name }, query, connection: _ } = self;
         ApiRequest { id, name, query, dialect, body, client, request_id, shared: app.shared.clone() }
@@ -59,7 +57,6 @@ impl AppState {
         &self.limits
     }
 
-    /// A place among the requests at hand.
     pub(super) fn admit(&self, client: u64) -> Result<Share, ApiError> {
         self.requests.take(client, 1).ok_or_else(|| {
             let max = self.limits.requests_max;

@@ -33,7 +33,6 @@ const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 1000;
 const LISTED_MAX: usize = 12;
 
-/// Files to bring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     /// What is opened: a file, or the folder itself if this is empty.
@@ -76,7 +75,6 @@ impl Choice {
         }
     }
 
-    /// Adds the shards that an index names.
     pub(super) fn add_shards(&mut self, index: &[u8], names: &[String]) -> Result<(), HubError> {
         let damaged = |what: String| HubError::new(HubErrorKind::Damaged, format!("'{INDEX}' {what}"));
         let index: Value = serde_json::from_slice(index).map_err(|error| damaged(format!("is not JSON: {error}")))?;
@@ -105,7 +103,6 @@ pub(super) fn checkpoints(names: &[String]) -> Vec<Vec<String>> {
     found
 }
 
-/// Whether a file of a folder holds weights.
 pub(super) fn is_weights(name: &str) -> bool {
     let numbered = name.starts_with("model-") && name.ends_with(".safetensors");
     numbered || name == "model.safetensors"

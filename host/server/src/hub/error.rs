@@ -3,35 +3,25 @@
 use pensieve_protocol::job::{Failure, FailureCode};
 use std::{fmt, io, path::Path};
 
-/// The class of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HubErrorKind {
     /// The name or a setting is wrong.
     Usage,
-    /// There is no such thing on the hub.
     Absent,
-    /// The hub does not give it to this user.
     Denied,
-    /// The hub cannot be reached, or breaks off.
     Network,
-    /// It is more than may be.
     TooLarge,
-    /// The disk is full.
     Space,
     /// What came is not what was promised.
     Damaged,
-    /// The one who asked for it wants it no more.
     Cancelled,
-    /// Something else.
     Other,
 }
 
 /// What went wrong, to what, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubError {
-    /// The class of the failure.
     pub kind: HubErrorKind,
-    /// What happened, to what.
     pub message: String,
     /// What to do about it; may be empty.
     pub help: String,
@@ -47,7 +37,6 @@ impl HubError {
         self
     }
 
-    /// Something about a file on this machine.
     pub(super) fn file(path: &Path, error: &io::Error) -> Self {
         let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         if full.contains(&error.kind()) {

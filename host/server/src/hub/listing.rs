@@ -76,7 +76,6 @@ impl Listing {
         Ok(Self { commit: repository.sha, files })
     }
 
-    /// Bytes in these files.
     pub(super) fn bytes(&self, names: &[String]) -> u64 {
         let sizes = self.files.iter().filter(|file| names.contains(&file.name)).map(|file| file.bytes);
         sizes.fold(0, u64::saturating_add)

@@ -10,9 +10,7 @@ const PATH_LEN_MAX: usize = 512;
 /// `hf:OWNER/REPO[@REVISION][/FILE]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HubName {
-    /// The owner of the repository.
     pub owner: String,
-    /// The name of the repository.
     pub repo: String,
     /// A branch, a tag or a commit; none for `main`.
     pub revision: Option<String>,
@@ -26,7 +24,6 @@ impl HubName {
         format!("{}/{}", self.owner, self.repo)
     }
 
-    /// The branch, tag or commit.
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
     }

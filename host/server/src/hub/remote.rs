@@ -1,6 +1,5 @@
 //! A file on the hub, and the digest that its bytes must come to.
 
-/// A file on the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Remote {
     pub(super) name: String,

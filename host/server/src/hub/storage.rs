@@ -16,7 +16,6 @@ use super::{
     transfer::HubClient,
 };
 
-/// The folder of one repository.
 #[derive(Debug)]
 pub(super) struct Storage {
     cached: hf_hub::CacheRepo,

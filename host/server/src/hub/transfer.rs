@@ -32,7 +32,6 @@ const CHUNK_BYTES: usize = 256 << 10;
 const REDIRECTS_MAX: u32 = 10;
 const PAUSE_MAX: Duration = Duration::from_secs(20);
 
-/// A way to the hub.
 pub(super) struct HubClient {
     agent: Agent,
     endpoint: String,
@@ -40,11 +39,8 @@ pub(super) struct HubClient {
     retry: RetryPolicy,
 }
 
-/// Why a request gave no or not all bytes.
 enum Broken {
-    /// Asking again may help.
     Retry { why: String, after: Option<Duration> },
-    /// It will not.
     Final(HubError),
 }
 
@@ -269,7 +265,6 @@ fn certificates() -> Result<Option<RootCerts>, HubError> {
     Ok(Some(RootCerts::from(roots)))
 }
 
-/// A digest as it grows.
 enum Sum {
     Sha256(Sha256),
     Git(Sha1),

@@ -57,13 +57,11 @@ struct Prompt {
 }
 
 impl Chats {
-    /// Serves this fleet.
     pub fn new(fleet: Arc<Fleet>) -> Self {
         let pool = Pool::new(fleet.program().to_path_buf());
         Self { fleet, conventions: Conventions::new(pool) }
     }
 
-    /// The fleet behind it.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }
@@ -137,7 +135,6 @@ impl Prepared {
         self.target.context
     }
 
-    /// Tokens of the prompt, exactly.
     pub fn input_tokens(&self) -> u32 {
         self.input_tokens
     }
@@ -160,7 +157,6 @@ impl Prepared {
         choice
     }
 
-    /// Queues it.
     pub fn start(self) -> Result<Generation, Failure> {
         let Reading { is_taught, tools, thoughts } = self.reading;
         let ToolDialect { format, markers } = if is_taught { &self.convention.taught } else { &self.convention.own };

@@ -49,7 +49,6 @@ const END_OF_TURN: [&str; 17] = [
 /// what was trained on nothing but text goes on with the user's next words, as it knows no token that ends a turn.
 const PLAIN_STOPS: [&str; 2] = ["\n\nUser:", "\nUser:"];
 
-/// A model's convention.
 #[derive(Debug)]
 pub(super) struct Convention {
     pub prompter: Arc<Prompter>,
@@ -66,7 +65,6 @@ pub(super) struct Convention {
     pub stops: &'static [&'static str],
 }
 
-/// A format, and the special tokens in it.
 #[derive(Debug)]
 pub(super) struct ToolDialect {
     pub format: OutputFormat,
@@ -94,7 +92,6 @@ impl Conventions {
         Self { pool, kept: Mutex::new(LruCache::new(KEPT_MAX)) }
     }
 
-    /// The convention of a model.
     pub async fn of(&self, target: &Target) -> Result<Arc<Convention>, Failure> {
         let entry = self.entry(target);
         let make = || async {

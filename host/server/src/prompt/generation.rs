@@ -28,7 +28,6 @@ pub struct Generation {
     ready: VecDeque<Delta>,
 }
 
-/// What it takes to read an answer.
 #[derive(Debug)]
 pub(super) struct AnswerReader {
     pub parser: ToolParser,

@@ -41,7 +41,6 @@ pub(super) struct Measures {
 }
 
 impl Measures {
-    /// Begins with the queue.
     pub fn begin(model: &str) -> Self {
         gauge!("pensieve_requests_active", "model" => model.to_owned()).increment(1.0);
         Self { model: model.to_owned(), began: Instant::now(), latest: None, started: false, ended: false }
@@ -55,7 +54,6 @@ impl Measures {
         }
     }
 
-    /// So many tokens came.
     pub fn tokens(&mut self, count: usize) {
         if count == 0 {
             return;
@@ -72,7 +70,6 @@ impl Measures {
         self.latest = Some(now);
     }
 
-    /// It is complete.
     pub fn finished(&mut self, reason: Finish, usage: Usage) {
         let count = |name: &'static str, tokens: u32| {
             counter!(name, "model" => self.model.clone()).increment(u64::from(tokens));
@@ -97,7 +94,6 @@ impl Measures {
         span.record("reused_tokens", usage.reused).record("generated_tokens", usage.generated);
     }
 
-    /// It broke off.
     pub fn failed(&mut self, failure: &Failure) {
         self.end(match failure.code {
             FailureCode::Invalid => "invalid",

@@ -25,7 +25,6 @@ use crate::grammar::{is_allowed, keep_allowed};
 use crate::plugin::LoadedPlugin;
 use pensieve_protocol::job::{Failure, FailureCode, StageSpec};
 
-/// How many stages a chain may have.
 const STAGES_MAX: usize = 32;
 
 /// Threads on which tokens are picked; more would wait for the same memory.
@@ -52,9 +51,7 @@ pub struct Chain {
     stages: Vec<(Arc<SamplerName>, StageBox)>,
 }
 
-/// What came of picking a token.
 pub struct Picked {
-    /// The token.
     pub token: Result<u32, Failure>,
     /// The chain that picked it, for the next token; without stages where it was left behind.
     pub chain: Chain,
@@ -95,12 +92,10 @@ impl Samplers {
         Ok(Self { samplers, threads, spread: 0, picks, picked, rooms: Vec::new(), troubles: Vec::new() })
     }
 
-    /// Their names.
     pub fn names(&self) -> Vec<String> {
         self.samplers.keys().cloned().collect()
     }
 
-    /// Makes a chain for one sequence.
     pub fn chain(&mut self, specs: &[StageSpec], vocabulary: u32, seed: u64) -> Result<Chain, Failure> {
         if specs.len() > STAGES_MAX {
             let message =

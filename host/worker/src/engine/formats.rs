@@ -17,7 +17,6 @@ use pensieve_protocol::{
     wire::Location,
 };
 
-/// All adapter formats of the plugins that this worker was given.
 #[derive(Clone, Default)]
 pub struct Formats {
     formats: Arc<Vec<(String, AdapterBox)>>,
@@ -25,14 +24,11 @@ pub struct Formats {
 
 /// What a format has read.
 pub struct ReadAdapter {
-    /// The format's name.
     pub format: String,
-    /// What the adapter is.
     pub data: AdapterData,
 }
 
 impl Formats {
-    /// Opens the plugins.
     pub fn open(plugins: &[PathBuf]) -> Result<Self, Failure> {
         let mut formats = Vec::new();
         for path in plugins {

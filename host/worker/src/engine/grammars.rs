@@ -13,7 +13,6 @@ use crate::grammar::{Compiler, Compiling, Constraint, Masks};
 use pensieve_protocol::grammar::Spec;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
-/// How long a grammar may take to be compiled.
 const COMPILE_TIME: Duration = Duration::from_secs(5);
 const MASK_THREADS_MAX: usize = 4;
 
@@ -33,9 +32,7 @@ struct Waiting {
 
 /// A job whose grammar is decided upon.
 pub struct Ready {
-    /// The job.
     pub job: Job,
-    /// How long it has waited.
     pub waited: Duration,
     /// Its grammar, or why there is none. Nothing if its deadline came first: the engine finds it overdue then.
     pub constraint: Result<Option<Constraint>, Failure>,
@@ -67,7 +64,6 @@ impl Grammars {
         ready
     }
 
-    /// Gives a waiting job up.
     pub fn cancel(&mut self, id: u64) -> Option<Job> {
         let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
         Some(self.waiting.remove(place).job)
@@ -78,7 +74,6 @@ impl Grammars {
         self.waiting.len()
     }
 
-    /// Whether no job waits for its grammar.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

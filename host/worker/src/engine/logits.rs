@@ -8,7 +8,6 @@ use pensieve_protocol::job::TokenLogprobs;
 /// What a model answers for a token that is to be picked.
 #[derive(Clone, Copy, Debug)]
 pub enum Row<'a> {
-    /// All logits.
     Logits(LogitsRow<'a>),
     /// The first token with the highest logit, which the model's device has found; none where a logit is not a number.
     Best(Option<u32>),

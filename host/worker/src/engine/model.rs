@@ -37,12 +37,10 @@ const BLOCK_BYTES_MAX: u64 = 1 << 32;
 /// The table keeps a bit for each group, and one for a spine of its own.
 const GROUPS_MAX: usize = 30;
 
-/// A loaded model.
 pub struct Model {
     model: ModelBox,
     /// What its architecture says of the checkpoint.
     pub card: Card,
-    /// What it occupies.
     pub resident: Resident,
     /// Everything that an exported block depends on besides its text.
     pub identity: String,
@@ -225,7 +223,6 @@ impl Model {
             .collect())
     }
 
-    /// Forgets a sequence.
     pub fn release(&mut self, sequence: u64) {
         self.model.release(sequence);
     }
@@ -274,7 +271,6 @@ impl AdapterHost for Model {
     }
 }
 
-/// Reads the adapters that become part of the weights.
 fn read_merged(merged: &[MergedAdapter], formats: &Formats) -> Result<Vec<Merged>, Failure> {
     let read = |one: &MergedAdapter| {
         let read = formats.read(&Location::trusted(&one.path), u64::MAX).map_err(|mut failure| {
@@ -286,7 +282,6 @@ fn read_merged(merged: &[MergedAdapter], formats: &Formats) -> Result<Vec<Merged
     merged.iter().map(read).collect()
 }
 
-/// How long a duration is in whole microseconds.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

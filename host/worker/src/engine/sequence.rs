@@ -17,7 +17,6 @@ use pensieve_protocol::vocabulary::Vocabulary;
 
 /// How many alternatives to a token may be asked for.
 const LOGPROBS_MAX: u8 = 64;
-/// How many tokens a job may name as stops.
 const STOP_TOKENS_MAX: usize = 1024;
 
 /// One job on its way.
@@ -42,16 +41,12 @@ pub struct Sequence {
 pub struct Text {
     /// The bytes of each token, or why they are not known.
     pub vocabulary: Result<Arc<Vocabulary>, String>,
-    /// The tokens that end a turn.
     pub end_of_turn: Vec<u32>,
-    /// How many tokens there are.
     pub size: u32,
 }
 
-/// A token that was picked.
 #[derive(Debug)]
 pub struct Pick {
-    /// Which.
     pub token: u32,
     /// How likely it was, if the job asked.
     pub logprobs: Option<TokenLogprobs>,
@@ -134,7 +129,6 @@ impl Sequence {
         self.generated >= self.max_tokens
     }
 
-    /// What it has used so far.
     pub fn usage(&self) -> Usage {
         Usage { prompt: self.prompt, reused: self.reused, generated: self.generated }
     }
@@ -149,7 +143,6 @@ impl Sequence {
         self.chain.is_empty() && self.constraint.is_none() && self.logprobs.is_none()
     }
 
-    /// Its grammar.
     pub fn constraint_mut(&mut self) -> Option<&mut Constraint> {
         self.constraint.as_mut()
     }
@@ -201,7 +194,6 @@ impl Sequence {
         Pick { token, logprobs: self.logprobs.and_then(of) }
     }
 
-    /// Takes in a token that was picked.
     pub fn push(&mut self, token: u32, text: &Text) -> Result<Step, Failure> {
         self.generated += 1;
         let mut bytes = Vec::new();

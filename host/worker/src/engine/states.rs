@@ -9,7 +9,6 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// The states of one model.
 #[derive(Debug)]
 pub struct StateTable {
     states_max: usize,
@@ -17,7 +16,6 @@ pub struct StateTable {
     live: HashMap<u64, u64>,
     /// Coldest first.
     parked: VecDeque<Parked>,
-    /// Whether the model copies states.
     copies: bool,
     changes: Vec<Change>,
 }
@@ -25,11 +23,8 @@ pub struct StateTable {
 /// What the model is to do before it computes anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Forget a state.
     Drop(u64),
-    /// Make a new state equal to another.
     Copy {
-        /// The one that is copied.
         from: u64,
         /// The new one: the sequence that it is for.
         to: u64,
@@ -50,7 +45,6 @@ impl StateTable {
         Self { states_max, live: HashMap::new(), parked: VecDeque::new(), copies: false, changes }
     }
 
-    /// The model copies states.
     pub fn allow_copies(&mut self) {
         self.copies = true;
     }

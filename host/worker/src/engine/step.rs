@@ -50,13 +50,11 @@ pub struct Engine {
     /// Tokens of a loop that ends an answer; 0 for none.
     loop_tokens: u32,
     stats: Stats,
-    /// Time in the model in the last step.
     last_forward: Duration,
     born: Instant,
 }
 
 impl Engine {
-    /// An engine without jobs.
     pub fn new(model: Model, mut tier: Tier, samplers: Samplers, load: &Load) -> Self {
         let limits = &load.spec.limits;
         let at_once = match model.sequences() {
@@ -146,7 +144,6 @@ impl Engine {
         std::mem::take(&mut self.events)
     }
 
-    /// Whether it has no job.
     pub fn is_idle(&self) -> bool {
         self.sequences.is_empty() && self.grammars.is_empty() && self.adapters.waiting() == 0
     }
@@ -166,7 +163,6 @@ impl Engine {
         [self.tier.take_troubles(), self.samplers.take_troubles()].concat()
     }
 
-    /// What the model is and takes.
     pub fn loaded(&mut self) -> Loaded {
         let (card, resident) = (&self.model.card, &self.model.resident);
         let of_tokens = |group: &&(Kind, u32)| group.0 == Kind::Tokens;
@@ -188,7 +184,6 @@ impl Engine {
         }
     }
 
-    /// What it is doing.
     pub fn stats(&mut self) -> Stats {
         let usage = self.scheduler.blocks().map(|blocks| blocks.usage()).unwrap_or_default();
         let (adapter_loads, adapter_unloads) = self.adapters.counts();
@@ -232,7 +227,6 @@ impl Engine {
         }
     }
 
-    /// The model has failed at a batch.
     fn fail_all(&mut self, plan: &Plan, failure: &Failure) {
         for span in &plan.spans {
             self.fail(span.sequence, failure.clone());

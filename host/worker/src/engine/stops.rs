@@ -11,7 +11,6 @@ use pensieve_protocol::job::STOP_BYTES_MAX;
 
 use crate::patterns::{At, Patterns, ROOT};
 
-/// How many stop strings a request may have.
 pub const STOPS_MAX: usize = 64;
 
 /// What one sequence stops at, and how much of a stop string its last bytes may be.
@@ -33,24 +32,18 @@ pub struct Emit {
     pub stopped: Option<usize>,
 }
 
-/// Stop strings that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopsError {
-    /// There are more than [`STOPS_MAX`].
     TooMany {
-        /// How many there are.
         count: usize,
     },
-    /// One has no bytes.
     Empty {
         /// Its place in the request.
         index: usize,
     },
-    /// One has more than [`STOP_BYTES_MAX`] bytes.
     TooLong {
         /// Its place in the request.
         index: usize,
-        /// How many bytes it has.
         bytes: usize,
     },
 }

@@ -82,7 +82,6 @@ impl Store {
         &self.secret
     }
 
-    /// Bytes that all copies together may take.
     pub fn budget(&self) -> u64 {
         self.budget
     }
@@ -92,7 +91,6 @@ impl Store {
         (file::header_bytes(self.block_tokens) + self.group_bytes.get(group).copied().unwrap_or(0)) as u64
     }
 
-    /// Bytes of a block or slot of a group.
     pub fn group_bytes(&self, group: usize) -> usize {
         self.group_bytes.get(group).copied().unwrap_or(0)
     }
@@ -117,7 +115,6 @@ impl Store {
         Ok(found.into_iter().map(|(_, record)| record).collect())
     }
 
-    /// Keeps a block.
     pub fn write(&mut self, record: &Record, block: &[u8]) -> io::Result<()> {
         self.buffer.clear();
         file::header(&self.checksums, record, block, &mut self.buffer);
@@ -144,7 +141,6 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets a block.
     pub fn remove(&self, key: Key, group: usize) {
         // A file that is gone already is what was wanted; one that stays is found again by the next run.
         let _ = fs::remove_file(self.path(key, group));

@@ -36,7 +36,6 @@ pub struct Tier {
 }
 
 impl Tier {
-    /// A tier that keeps blocks in a store.
     pub fn new(store: Option<Store>) -> Self {
         Self { store, ..Self::default() }
     }

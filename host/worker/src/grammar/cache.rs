@@ -34,7 +34,6 @@ struct Warm {
     uses: usize,
 }
 
-/// The place of a result.
 #[derive(Default)]
 pub(super) struct Slot {
     result: Mutex<Option<Result<Arc<Template>, GrammarError>>>,

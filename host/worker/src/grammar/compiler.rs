@@ -25,14 +25,11 @@ use pensieve_protocol::grammar::{Marker, Spec};
 use pensieve_protocol::job::Failure;
 use pensieve_protocol::vocabulary::Vocabulary;
 
-/// How many threads compile at a time.
 const HELPERS_MAX: usize = 2;
-/// How many grammars may wait for one.
 const QUEUE_MAX: usize = 256;
 /// How much longer the first grammar may take, for which the vocabulary is prepared.
 const PREPARATION: Duration = Duration::from_secs(20);
 
-/// Makes constraints for one model's vocabulary.
 pub struct Compiler {
     shared: Arc<Shared>,
 }

@@ -86,7 +86,6 @@ impl Constraint {
         matches!(self.mask, Mask::Unknown) && !matches!(self.phase, Phase::Complete)
     }
 
-    /// Takes in the token that was picked.
     pub fn accept(&mut self, token: u32) -> Result<(), ConstraintError> {
         self.mask = Mask::Unknown;
         let result = self.take(token).map_err(|error| self.about(error));
@@ -108,7 +107,6 @@ impl Constraint {
         ConstraintError { field, ..error }
     }
 
-    /// Whether the generation ends here.
     pub fn is_complete(&self) -> bool {
         matches!(self.phase, Phase::Complete)
     }

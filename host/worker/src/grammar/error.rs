@@ -7,7 +7,6 @@ use pensieve_protocol::job::{Failure, FailureCode};
 /// Why there is no constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrammarError {
-    /// The grammar or its trigger makes no sense.
     Invalid(String),
     /// It makes sense, but it cannot be enforced.
     Unsupported(String),
@@ -15,7 +14,6 @@ pub enum GrammarError {
     TooLarge(String),
     /// It was not compiled in time.
     Deadline {
-        /// How long it was tried.
         limit_ms: u64,
     },
     /// Others are being compiled, none of which ends.
@@ -30,7 +28,6 @@ impl GrammarError {
         !matches!(self, Self::Busy)
     }
 
-    /// What the client is told.
     pub fn failure(&self) -> Failure {
         let code = match self {
             Self::At(field, error) => return error.failure().at(field),

@@ -6,13 +6,11 @@ use super::constraint::Constraint;
 /// Lexers recurse, if only a little.
 const STACK_BYTES: usize = 16 << 20;
 
-/// Threads that make masks.
 pub struct Masks {
     pool: rayon::ThreadPool,
 }
 
 impl Masks {
-    /// Starts the threads.
     pub fn new(threads: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
         let name = |index| format!("mask {index}");
         let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES).thread_name(name);
@@ -34,7 +32,6 @@ impl Masks {
     }
 }
 
-/// Whether a mask allows a token.
 pub fn is_allowed(mask: &[u32], token: u32) -> bool {
     mask.get((token / u32::BITS) as usize).is_some_and(|word| word >> (token % u32::BITS) & 1 == 1)
 }

@@ -26,7 +26,6 @@ impl Source {
         Self { open: rule.open.clone(), grammar: rule.grammar.clone(), close: rule.close.clone() }
     }
 
-    /// How many bytes it keeps.
     pub(super) fn bytes(&self) -> usize {
         self.grammar.bytes()
     }

@@ -10,16 +10,12 @@ use std::{
 /// A library that did not become a plugin.
 #[derive(Debug)]
 pub struct LoadError {
-    /// The library.
     pub path: PathBuf,
-    /// What is wrong with it.
     pub reason: Reason,
 }
 
-/// What is wrong with a library.
 #[derive(Debug)]
 pub enum Reason {
-    /// There is no such file.
     NotFound,
     /// The operating system would not read it.
     Unreadable(io::Error),
@@ -27,18 +23,13 @@ pub enum Reason {
     Truncated {
         /// The bytes that its headers speak of.
         needed: u64,
-        /// The bytes that are there.
         length: u64,
     },
     /// Its headers contradict themselves.
     Damaged(String),
-    /// It is no shared library.
     NotALibrary(String),
-    /// It was built for another operating system or processor.
     OtherPlatform {
-        /// What it was built for.
         found: String,
-        /// What this host runs on.
         host: String,
     },
     /// A shared library that is not a plugin: it lacks the symbol that every plugin exports.
@@ -47,9 +38,7 @@ pub enum Reason {
     Refused(String),
     /// Its abi_stable is not this host's.
     OtherAbi {
-        /// What it was built with.
         found: String,
-        /// What this host was built with.
         host: String,
     },
     /// It speaks another major version of the contract.
@@ -69,14 +58,12 @@ impl LoadError {
         Self { path: path.to_path_buf(), reason }
     }
 
-    /// What to do about it.
     pub fn help(&self) -> String {
         self.reason.help()
     }
 }
 
 impl Reason {
-    /// One word for it, for programs.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::NotFound => "not-found",
@@ -95,7 +82,6 @@ impl Reason {
         }
     }
 
-    /// What to do about it.
     pub fn help(&self) -> String {
         let major = CONTRACT.major;
         match self {

@@ -40,30 +40,25 @@ impl LoadedPlugin {
         Ok(Self { path: path.to_path_buf(), module, manifest })
     }
 
-    /// Where it came from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Who it says it is and what it provides.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// A new object of the architecture of that name.
     pub fn architecture(&self, name: &str) -> Result<api::ArchitectureBox, PluginError> {
         let names = self.manifest.architectures.iter().map(|claim| &claim.architecture);
         let index = self.index("architecture", name, names)?;
         self.module.architecture()(index).into_result()
     }
 
-    /// A new object of the sampler of that name.
     pub fn sampler(&self, name: &str) -> Result<api::SamplerBox, PluginError> {
         let index = self.index("sampler", name, self.manifest.samplers.iter())?;
         self.module.sampler()(index).into_result()
     }
 
-    /// A new object of the adapter format of that name.
     pub fn adapter_format(&self, name: &str) -> Result<api::AdapterBox, PluginError> {
         let index = self.index("adapter format", name, self.manifest.adapter_formats.iter())?;
         self.module.adapter_format()(index).into_result()

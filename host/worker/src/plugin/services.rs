@@ -29,17 +29,14 @@ pub struct HostServices {
     cancel: Cancel,
 }
 
-/// Stops a load from another thread.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Asks the plugin to give up its current load.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether cancellation was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -70,7 +67,6 @@ impl HostServices {
         self.cancel.clone()
     }
 
-    /// The services as they cross.
     pub fn into_abi(self) -> api::ServicesArc {
         api::Services_TO::from_ptr(RArc::new(self), TD_Opaque)
     }

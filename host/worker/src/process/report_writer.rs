@@ -36,7 +36,6 @@ struct Queue {
 }
 
 impl ReportWriter {
-    /// Starts to write to the socket.
     pub(super) fn start(socket: UnixStream, clock: Arc<StepClock>) -> Arc<Self> {
         let reports = Arc::new(Self::default());
         let writer = reports.clone();

@@ -39,7 +39,6 @@ impl StepClock {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// How long the current step has been running.
     pub(super) fn step_ms(&self) -> Option<u64> {
         let began = self.began.load(Ordering::Acquire).checked_sub(1)?;
         Some(self.now().saturating_sub(began))

@@ -20,7 +20,6 @@ use crate::{
 
 const MESSAGES_MAX: usize = 100_000;
 
-/// Reads the system text and the turns.
 pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     let field = body.get("system");
     let system = if field.is_absent() { String::new() } else { system(&field)? };
@@ -157,7 +156,6 @@ impl Reader {
         }
     }
 
-    /// That no call is left without a result.
     fn all_answered(&self) -> Result<(), ApiError> {
         match self.open.first() {
             None => Ok(()),

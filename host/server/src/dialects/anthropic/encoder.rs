@@ -17,19 +17,15 @@ use pensieve_protocol::job::{Finish, Usage};
 /// What is known before the model is asked.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Head {
-    /// Names the message.
     pub(super) id: String,
     /// The model, as the client calls it.
     pub(super) model: String,
-    /// Tokens of the prompt.
     pub(super) input_tokens: u32,
 }
 
-/// The events of one message while they come.
 #[derive(Debug)]
 pub(super) struct MessageEncoder {
     head: Head,
-    /// The client's stop sequences.
     stops: Vec<String>,
     open: Option<Open>,
     /// The place of the block that is open, or of the next one.
@@ -38,7 +34,6 @@ pub(super) struct MessageEncoder {
     is_over: bool,
 }
 
-/// The block that is open.
 #[derive(Debug)]
 enum Open {
     Text,
@@ -47,7 +42,6 @@ enum Open {
 }
 
 impl MessageEncoder {
-    /// A message that has not begun.
     pub(super) fn new(head: Head, stops: Vec<String>) -> Self {
         Self { head, stops, open: None, index: 0, has_called: false, is_over: false }
     }
@@ -58,12 +52,10 @@ impl MessageEncoder {
         vec![Event::MessageStart { id, model, input_tokens }, Event::Ping]
     }
 
-    /// Whether the last word is said.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// The events of a delta.
     pub(super) fn take(&mut self, delta: Delta) -> Result<Vec<Event>, ApiError> {
         let mut out = Vec::new();
         match delta {
@@ -184,7 +176,6 @@ impl MessageBuilder {
         }
     }
 
-    /// The message as the client gets it.
     pub(super) fn json(&self) -> Value {
         let content: Vec<Value> = self.blocks.iter().map(block_json).collect();
         json!({

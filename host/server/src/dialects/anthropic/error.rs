@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use crate::dialects::{ApiError, ErrorCode};
 
-/// The status and the body for a problem.
 pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
     let (status, _) = kind(problem.code);
     (status, body(problem, request_id).to_string().into_bytes())

@@ -34,44 +34,33 @@ pub(super) enum Event {
         usage: Usage,
     },
     MessageStop,
-    /// The message broke off.
     Error(ApiError),
 }
 
-/// The kind of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Block {
     Text,
     Thinking,
-    /// A call of the tool with this name; the id is the call's.
-    ToolUse {
-        id: String,
-        name: String,
-    },
+    ToolUse { id: String, name: String },
 }
 
-/// What is added to a block.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Piece {
     Text(String),
     Thinking(String),
-    /// The signature under what the model thought.
     Signature(String),
     /// A part of the JSON text of a call's arguments.
     Json(String),
 }
 
-/// Why a message ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stop {
     /// The API's word for it.
     pub(super) reason: &'static str,
-    /// The stop sequence that came.
     pub(super) sequence: Option<String>,
 }
 
 impl Event {
-    /// The event as it goes over the wire.
     pub(super) fn frame(&self, request_id: &str) -> Vec<u8> {
         let data = self.data(request_id);
         format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default()).into_bytes()

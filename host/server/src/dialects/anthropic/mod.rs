@@ -90,7 +90,6 @@ pub(crate) async fn count_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<
     Ok(ApiResponse::json(&json!({ "input_tokens": tokens })).with_warnings(warnings))
 }
 
-/// The frames of a message.
 struct MessageEvents {
     encoder: MessageEncoder,
     request_id: String,

@@ -18,16 +18,13 @@ const TEMPERATURE_MAX: f32 = 1.0;
 const STOPS_MAX: usize = 32;
 const STOP_LEN_MAX: usize = 1024;
 
-/// A message that is asked for.
 #[derive(Debug)]
 pub(super) struct MessageRequest {
     /// What the model is to do; whose request it is, the body does not know.
     pub(super) request: Request,
-    /// Whether the answer comes as events.
     pub(super) stream: bool,
 }
 
-/// Reads the body of `messages`.
 pub(super) fn message(document: &Document) -> Result<MessageRequest, ApiError> {
     let body = document.root();
     let max_tokens = body.get("max_tokens").count(1)?;

@@ -17,7 +17,6 @@ use super::known_tools;
 const TOOLS_MAX: usize = 512;
 const NAME_LEN_MAX: usize = 128;
 
-/// Reads `tools`.
 pub(super) fn list(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
     let field = body.get("tools");
     if field.is_absent() {
@@ -103,7 +102,6 @@ fn tool(item: &Field<'_>) -> Result<Option<Tool>, ApiError> {
     Ok(Some(Tool { strict, field: field.path().to_owned(), ..tool }))
 }
 
-/// A tool under the name that the client gives it.
 fn named(item: &Field<'_>, description: &str, schema: Value) -> Result<Tool, ApiError> {
     let name = item.get("name");
     let text = name.text(NAME_LEN_MAX)?;

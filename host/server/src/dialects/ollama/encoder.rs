@@ -24,7 +24,6 @@ pub(super) enum Shape {
 }
 
 impl Shape {
-    /// A line with this text and this reasoning.
     pub(super) fn entry(self, model: &str, text: &str, thinking: &str) -> Value {
         let mut entry = json!({ "model": model, "created_at": catalog::rfc3339(jiff::Timestamp::now()) });
         let mut fields = match self {
@@ -44,7 +43,6 @@ impl Shape {
     }
 }
 
-/// Writes one answer.
 #[derive(Debug)]
 pub(super) struct LineEncoder {
     model: String,
@@ -63,7 +61,6 @@ pub(super) struct LineEncoder {
 }
 
 impl LineEncoder {
-    /// An answer that has not begun.
     pub(super) fn new(model: String, shape: Shape, with_thinking: bool) -> Self {
         Self {
             model,

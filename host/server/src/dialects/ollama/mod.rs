@@ -32,7 +32,6 @@ use crate::{chat::Request, prompt::Chats};
 use encoder::{LineEncoder, Shape};
 use request::OllamaRequest;
 
-/// The media type of a stream of lines.
 const LINES: &str = "application/x-ndjson";
 
 /// `POST /api/chat`.

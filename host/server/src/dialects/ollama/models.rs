@@ -66,7 +66,6 @@ pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     })))
 }
 
-/// The model that a body names.
 pub(super) async fn named(chats: &Chats, call: &ApiRequest, body: &Field<'_>) -> Result<Entry, ApiError> {
     let field = if body.get("model").is_absent() { body.get("name") } else { body.get("model") };
     if field.is_absent() {

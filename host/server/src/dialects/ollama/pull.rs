@@ -19,7 +19,6 @@ use crate::{
 };
 use pensieve_protocol::job::Failure;
 
-/// How often a download says how far it is.
 const PAUSE: Duration = Duration::from_millis(250);
 /// Lines that a client may leave unread before the download waits for it.
 const LINES_WAITING_MAX: usize = 16;

@@ -17,20 +17,17 @@ const NAME_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 16;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 
-/// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OllamaRequest {
     /// What the model is to do; none where the client only wants it loaded.
     pub(super) request: Option<Request>,
     /// The model, as the client calls it.
     pub(super) name: String,
-    /// Whether the answer is streamed.
     pub(super) stream: bool,
     /// Whether the answer shows what the model thinks.
     pub(super) with_thinking: bool,
 }
 
-/// Reads the body of `/api/chat`.
 pub(super) fn chat(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
     let name = name(body)?;
     let field = body.get("messages");

@@ -15,20 +15,15 @@ use super::{
 const TOP_LOGPROBS_MAX: i64 = 20;
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ParsedRequest {
     /// One generation.
     pub(super) request: Request,
-    /// How many of them.
     pub(super) choices: usize,
-    /// Whether the answer is streamed.
     pub(super) stream: bool,
-    /// Whether the stream tells the usage.
     pub(super) include_usage: bool,
 }
 
-/// Reads the body.
 pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let model = options::model(body)?;
     let (stream, include_usage) = options::streaming(body)?;

@@ -16,34 +16,26 @@ use super::error::of_failure;
 pub(super) enum ChoiceDelta {
     /// More of the answer; may be empty where there are only log-probabilities.
     Text {
-        /// The text.
         text: String,
         /// One per token, if the request asked for them.
         logprobs: Vec<TokenLogprob>,
     },
-    /// More of what the model thinks.
     Reasoning(String),
-    /// A tool is called.
     Call {
         /// The call's place among those of the answer.
         place: usize,
-        /// Names the call.
         id: String,
-        /// The tool.
         name: String,
     },
     /// More of the JSON text of a call's arguments.
     Arguments {
-        /// The call's place.
         place: usize,
-        /// The text.
         text: String,
     },
     /// The answer is complete, and why.
     End(&'static str),
 }
 
-/// How far one answer is.
 #[derive(Debug, Default)]
 pub(super) struct ChoiceState {
     calls: usize,
@@ -84,12 +76,10 @@ impl ChoiceState {
         })
     }
 
-    /// What it took, once it is complete.
     pub(super) fn usage(&self) -> Option<Usage> {
         self.usage
     }
 
-    /// Whether the model has thought.
     pub(super) fn has_thought(&self) -> bool {
         self.has_thought
     }

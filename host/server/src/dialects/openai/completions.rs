@@ -16,7 +16,6 @@ const TOKENS_MAX: usize = 1 << 20;
 /// How many tokens this API generates where a request does not say.
 const MAX_TOKENS: u32 = 16;
 
-/// What is asked for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ParsedRequest {
     /// One generation for each prompt.
@@ -27,15 +26,11 @@ pub(super) struct ParsedRequest {
     pub(super) choices: usize,
     /// Log-probabilities of so many alternatives are shown.
     pub(super) logprobs: Option<u8>,
-    /// Whether the text begins with the prompt.
     pub(super) echo: bool,
-    /// Whether the answer is streamed.
     pub(super) stream: bool,
-    /// Whether the stream tells the usage.
     pub(super) include_usage: bool,
 }
 
-/// Reads the body.
 pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let model = options::model(body)?;
     let (stream, include_usage) = options::streaming(body)?;

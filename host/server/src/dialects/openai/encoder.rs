@@ -8,7 +8,6 @@ use super::choice::ChoiceDelta;
 pub(super) trait ChoiceEncoder: Send {
     /// The entries of `choices` that say this piece, each for a chunk of its own.
     fn chunks(&mut self, index: usize, piece: ChoiceDelta) -> Vec<Value>;
-    /// Keeps a piece.
     fn keep(&mut self, piece: ChoiceDelta);
     /// The entry of `choices` that says all that was kept.
     fn whole(self: Box<Self>, index: usize) -> Value;
@@ -17,7 +16,6 @@ pub(super) trait ChoiceEncoder: Send {
 /// What all chunks of an answer, or the whole of it, have in common.
 #[derive(Clone, Debug)]
 pub(super) struct ResponseHead {
-    /// Names the answer.
     pub(super) id: String,
     /// `chat.completion` or `chat.completion.chunk` or `text_completion`.
     pub(super) object: &'static str,
@@ -30,7 +28,6 @@ pub(super) struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// A body around these choices.
     pub(super) fn body(&self, choices: &[Value]) -> Value {
         json!({
             "id": self.id,
@@ -43,7 +40,6 @@ impl ResponseHead {
     }
 }
 
-/// An event of a stream.
 pub(super) fn event(data: &Value) -> Vec<u8> {
     format!("data: {data}\n\n").into_bytes()
 }

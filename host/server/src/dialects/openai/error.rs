@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use crate::dialects::{ApiError, ErrorCode};
 use pensieve_protocol::job::Failure;
 
-/// The status and the body for a problem.
 pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
     let mut body = json!({ "error": body(problem) });
     if !request_id.is_empty() {

@@ -39,7 +39,6 @@ impl Lists {
         self.offset += text.chars().count();
     }
 
-    /// More tokens.
     pub(super) fn add(&mut self, tokens: &[TokenLogprob]) {
         for token in tokens {
             self.tokens.push(legacy_text(&token.bytes).into());

@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 use super::{choice::ChoiceDelta, encoder::ChoiceEncoder, logprobs};
 use crate::chat::TokenLogprob;
 
-/// An assistant's message.
 #[derive(Debug, Default)]
 pub(super) struct MessageEncoder {
     has_logprobs: bool,
@@ -28,7 +27,6 @@ struct Call {
 }
 
 impl MessageEncoder {
-    /// An empty one, with or without log-probabilities.
     pub(super) fn new(has_logprobs: bool) -> Self {
         Self { has_logprobs, ..Self::default() }
     }

@@ -9,19 +9,16 @@ use crate::{
     },
 };
 
-/// How many choices may be made of a prompt.
 pub(crate) const CHOICES_MAX: i64 = 8;
 const MODEL_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 4;
 const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 const BIASES_MAX: usize = 1024;
 
-/// The model's name.
 pub(crate) fn model(body: &Field<'_>) -> Result<String, ApiError> {
     Ok(body.get("model").text(MODEL_BYTES_MAX)?.to_owned())
 }
 
-/// How many choices are made of a prompt.
 pub(crate) fn choices(body: &Field<'_>) -> Result<usize, ApiError> {
     let n = body.get("n");
     // The range makes the cast exact.
@@ -48,7 +45,6 @@ pub(crate) fn flag(field: &Field<'_>) -> Result<bool, ApiError> {
     Ok(field.present().map(Field::boolean).transpose()?.unwrap_or(false))
 }
 
-/// How tokens are picked.
 pub(crate) fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
     let number = |name: &str, range| body.get(name).present().map(|field| field.number(range)).transpose();
     Ok(SamplingParams {
@@ -77,7 +73,6 @@ fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
     field.entries()?.map(bias).collect()
 }
 
-/// Strings that end an answer: one or a list.
 pub(crate) fn stops(body: &Field<'_>) -> Result<Vec<String>, ApiError> {
     let field = body.get("stop");
     let text = |field: &Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);

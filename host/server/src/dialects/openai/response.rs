@@ -21,9 +21,7 @@ use crate::{
 const COMMENT: &[u8] = b": keep-alive\n";
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// How the answer is to be written.
 pub(super) struct Style {
-    /// What stands around the choices.
     pub(super) head: ResponseHead,
     /// One per generation.
     pub(super) encoders: Vec<Box<dyn ChoiceEncoder>>,
@@ -33,24 +31,20 @@ pub(super) struct Style {
     pub(super) shown: usize,
     /// Tokens of each prompt.
     pub(super) input_tokens: Vec<u32>,
-    /// Whether a stream tells the usage.
     pub(super) include_usage: bool,
 }
 
-/// Builds the answer from the deltas of its generations.
 pub(super) struct ResponseBuilder {
     style: Style,
     choices: Vec<ChoiceState>,
 }
 
 impl ResponseBuilder {
-    /// An answer of which nothing is there yet.
     pub(super) fn new(style: Style) -> Self {
         let choices = style.encoders.iter().map(|_| ChoiceState::default()).collect();
         Self { style, choices }
     }
 
-    /// Answers with one body.
     pub(super) async fn full(mut self, mut generations: Generations) -> Result<ApiResponse, ApiError> {
         while let Some((place, delta)) = generations.next().await {
             if let Some(piece) = self.choices[place].take(delta)? {

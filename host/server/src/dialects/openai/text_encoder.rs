@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::{choice::ChoiceDelta, encoder::ChoiceEncoder, logprobs::Lists};
 use crate::chat::TokenLogprob;
 
-/// A text that a model continued.
 #[derive(Debug, Default)]
 pub(super) struct TextEncoder {
     /// What is repeated before the answer, until it is written.

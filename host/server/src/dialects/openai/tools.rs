@@ -15,7 +15,6 @@ use super::options::flag;
 const TOOLS_MAX: usize = 128;
 const NAME_BYTES_MAX: usize = 64;
 
-/// The tools of a request, and which of them may or must be called.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Tools {
     pub(super) tools: Vec<Tool>,
@@ -24,7 +23,6 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    /// Reads `tools`, `tool_choice` and `parallel_tool_calls`.
     pub(super) fn read(body: &Field<'_>) -> Result<Self, ApiError> {
         for (old, new) in [("functions", "tools"), ("function_call", "tool_choice")] {
             if let Some(field) = body.get(old).present() {

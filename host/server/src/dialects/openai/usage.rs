@@ -4,7 +4,6 @@ use serde_json::{Value, json};
 
 use pensieve_protocol::job::Usage;
 
-/// The sums.
 #[derive(Debug)]
 pub(super) struct UsageTotal {
     prompts: Vec<Prompt>,
@@ -20,13 +19,11 @@ struct Prompt {
 }
 
 impl UsageTotal {
-    /// Prompts of so many tokens each.
     pub(super) fn new(input_tokens: &[u32]) -> Self {
         let prompt = |tokens: &u32| Prompt { tokens: *tokens, cached: None };
         Self { prompts: input_tokens.iter().map(prompt).collect(), generated: 0, has_thought: false }
     }
 
-    /// Adds a choice that was made of a prompt.
     pub(super) fn add(&mut self, prompt: usize, usage: Usage, has_thought: bool) {
         let prompt = &mut self.prompts[prompt];
         prompt.cached = Some(prompt.cached.map_or(usage.reused, |cached| cached.min(usage.reused)));
@@ -34,7 +31,6 @@ impl UsageTotal {
         self.has_thought |= has_thought;
     }
 
-    /// The `usage` of an answer.
     pub(super) fn json(&self) -> Value {
         let prompt: u64 = self.prompts.iter().map(|prompt| u64::from(prompt.tokens)).sum();
         let cached: u64 = self.prompts.iter().map(|prompt| u64::from(prompt.cached.unwrap_or(0))).sum();

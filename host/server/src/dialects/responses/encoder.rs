@@ -22,13 +22,11 @@ use pensieve_protocol::job::{Finish, Usage};
 /// What is known before the model is asked.
 #[derive(Debug)]
 pub(super) struct Head {
-    /// The response's id.
     pub(super) id: String,
     /// When it was begun, in seconds since 1970.
     pub(super) created: u64,
     /// The fields of the request that it repeats.
     pub(super) echo: Map<String, Value>,
-    /// What was left out of the request.
     pub(super) warnings: Vec<String>,
     /// Whether the client has limited the answer itself.
     pub(super) is_limited: bool,
@@ -39,7 +37,6 @@ pub(super) struct Head {
 /// Where a finished response is stored: the client's number, and the items that the model was given.
 pub(super) type StoreTarget = (Arc<Shared>, u64, Vec<Value>);
 
-/// Writes one response.
 pub(super) struct ResponseEncoder {
     head: Head,
     tools: Tools,
@@ -50,7 +47,6 @@ pub(super) struct ResponseEncoder {
     response: Option<Value>,
 }
 
-/// The item that is being written.
 struct Open {
     id: String,
     text: String,
@@ -64,13 +60,11 @@ enum Kind {
 }
 
 impl ResponseEncoder {
-    /// A response that has not begun.
     pub(super) fn new(head: Head, tools: Tools, store: Option<StoreTarget>) -> Self {
         let output = Vec::new();
         Self { head, tools, store, output, open: None, sequence: 0, response: None }
     }
 
-    /// The whole response, once it is complete.
     pub(super) fn into_response(self) -> Option<Value> {
         self.response
     }
@@ -86,7 +80,6 @@ impl ResponseEncoder {
         event(kind, &Value::Object(fields))
     }
 
-    /// An event of the open item.
     fn item_event(&mut self, kind: &str, data: Value) -> Vec<u8> {
         let mut fields = json!({ "output_index": self.output.len() });
         if let (Some(open), Value::Object(fields), Value::Object(data)) = (&self.open, &mut fields, data) {
@@ -156,7 +149,6 @@ impl ResponseEncoder {
         }
     }
 
-    /// An item as it stands in the output.
     fn item(&self, open: &Open, status: &str) -> Value {
         let Open { id, text, kind } = open;
         match kind {
@@ -189,7 +181,6 @@ impl ResponseEncoder {
         }
     }
 
-    /// Ends the item that is open.
     fn close(&mut self, status: &str) -> Vec<u8> {
         let Some(open) = &mut self.open else { return Vec::new() };
         let is_call = matches!(open.kind, Kind::Call { .. });
@@ -346,7 +337,6 @@ impl EventEncoder for ResponseEncoder {
     }
 }
 
-/// The text that a custom tool is called with.
 fn custom_input(arguments: &str) -> String {
     let parsed: Option<Value> = serde_json::from_str(arguments).ok();
     let text = parsed.as_ref().and_then(|arguments| arguments[CUSTOM_ARGUMENT].as_str());

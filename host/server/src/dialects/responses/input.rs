@@ -45,7 +45,6 @@ pub(super) fn items(field: &Field<'_>) -> Result<Vec<Value>, ApiError> {
     field.items(ITEMS_MAX)?.map(item).collect()
 }
 
-/// The system text and the turns of the items.
 pub(super) fn read(instructions: &Field<'_>, field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     let mut reader = Reader::default();
     if let Some(instructions) = instructions.present() {

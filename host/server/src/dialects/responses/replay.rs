@@ -81,7 +81,6 @@ impl Replay {
         self.event("response.output_item.done", json!({ "output_index": place, "item": item }));
     }
 
-    /// A part of a message or of reasoning.
     fn part(&mut self, target: &Value, part: &Value) {
         let mut begun = part.clone();
         begun["text"] = "".into();

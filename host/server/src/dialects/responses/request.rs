@@ -14,14 +14,10 @@ const METADATA_MAX: usize = 16;
 const INCLUDES_MAX: usize = 32;
 const NAME_BYTES_MAX: usize = 64;
 
-/// A response that is asked for.
 #[derive(Debug)]
 pub(super) struct ResponseRequest {
-    /// What the model is to do.
     pub(super) request: Request,
-    /// Whether the answer comes as events.
     pub(super) stream: bool,
-    /// Whether the response is stored.
     pub(super) store: bool,
     /// Whether the oldest turns may go if the conversation is too long.
     pub(super) truncate: bool,
@@ -31,7 +27,6 @@ pub(super) struct ResponseRequest {
     pub(super) with_encrypted: bool,
     /// The tools, to name them as the client does.
     pub(super) tools: Tools,
-    /// The items of the input.
     pub(super) items: Vec<Value>,
     /// The fields that the response repeats.
     pub(super) echo: Map<String, Value>,

@@ -12,10 +12,8 @@ use serde_json::Value;
 
 const RESPONSES_MAX: usize = 4096;
 
-/// A response and the conversation that it ends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Stored {
-    /// The response object.
     pub(super) response: Value,
     /// The items of the conversation: what the model was given, then what it answered.
     pub(super) items: Vec<Value>,
@@ -23,7 +21,6 @@ pub(super) struct Stored {
     pub(super) inputs: usize,
 }
 
-/// All stored responses of a server.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseStore {
     bytes_max: usize,
@@ -74,7 +71,6 @@ impl ResponseStore {
         entries.list.push_back(entry);
     }
 
-    /// A client's response.
     pub(super) fn get(&self, client: u64, id: &str) -> Option<Stored> {
         let text = {
             let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +79,6 @@ impl ResponseStore {
         serde_json::from_str(&text).ok()
     }
 
-    /// Removes a client's response.
     pub(super) fn remove(&self, client: u64, id: &str) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let place = entries.list.iter().position(|entry| entry.client == client && entry.id == id);

@@ -54,7 +54,6 @@ pub(crate) fn delete(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     Ok(ApiResponse::json(&json!({ "id": call.id, "object": "response", "deleted": true })))
 }
 
-/// A response of this client's.
 pub(super) fn find(call: &ApiRequest, id: &str) -> Result<Stored, ApiError> {
     call.shared.responses.get(call.client().id, id).ok_or_else(|| {
         let message = format!("there is no response '{}'", Quote(id));

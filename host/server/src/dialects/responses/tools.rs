@@ -25,15 +25,12 @@ pub(super) const CUSTOM_ARGUMENT: &str = "input";
 /// How the client calls a tool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
-    /// The namespace that it belongs to.
     pub(super) namespace: Option<String>,
-    /// Its name there.
     pub(super) name: String,
     /// Whether it takes a text instead of arguments.
     pub(super) is_custom: bool,
 }
 
-/// The tools of a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tools {
     pub(super) list: Vec<Tool>,
@@ -50,7 +47,6 @@ pub(super) fn flat(namespace: Option<&str>, name: &str) -> String {
 }
 
 impl Tools {
-    /// Reads `tools`, `tool_choice` and `parallel_tool_calls`.
     pub(super) fn read(body: &Field<'_>) -> Result<Self, ApiError> {
         let mut tools = Self::default();
         if let Some(list) = body.get("tools").present() {
@@ -133,7 +129,6 @@ impl Tools {
         Ok(wanted)
     }
 
-    /// Keeps the allowed tools only.
     fn allow(&mut self, choice: &Field<'_>) -> Result<ToolChoice, ApiError> {
         let required = choice.get("mode").choice(&["auto", "required"])? == 1;
         let mut names = Vec::new();

@@ -18,7 +18,6 @@ use pensieve_protocol::{
 pub struct Plugin {
     /// The file that the user put into a folder.
     pub file: PathBuf,
-    /// Who it says it is and what it provides.
     pub manifest: Manifest,
     /// What is mapped.
     pub copy: PrivateCopy,
@@ -32,25 +31,19 @@ pub struct PluginState {
     /// The SHA-256 of the content that was looked at.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// What became of it.
     #[serde(flatten)]
     pub status: Status,
 }
 
-/// What became of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Status {
     /// It is being written or looked at.
     Pending,
     /// New loads use it.
-    Ready {
-        /// What it provides.
-        plugin: Manifest,
-    },
+    Ready { plugin: Manifest },
     /// It is as good as any, but a plugin of the same id comes first.
     Shadowed {
-        /// What it would provide.
         plugin: Manifest,
         /// The file that comes first.
         by: PathBuf,
@@ -58,12 +51,7 @@ pub enum Status {
     /// It is no plugin, or not one that may be used.
     Rejected(Refusal),
     /// It was removed or replaced; streams that run on it go on.
-    Retired {
-        /// What it provided.
-        plugin: Manifest,
-        /// Whether a worker still runs on it.
-        in_use: bool,
-    },
+    Retired { plugin: Manifest, in_use: bool },
 }
 
 /// A file and what is known of it, the catalogue's input.
@@ -73,7 +61,6 @@ pub(super) struct Entry {
     pub(super) known: Knowledge,
 }
 
-/// What is known of a file.
 #[derive(Clone, Debug)]
 pub(super) enum Knowledge {
     /// Nothing yet; until something is, what the file held before goes on serving.
@@ -81,7 +68,6 @@ pub(super) enum Knowledge {
         before: Option<Arc<Plugin>>,
     },
     Plugin(Arc<Plugin>),
-    /// A refusal, and the content that was refused.
     Refused {
         sha256: Option<String>,
         refusal: Refusal,
@@ -189,12 +175,10 @@ impl Catalogue {
         claims.map(|claim| claim.architecture.as_str()).collect()
     }
 
-    /// Every sampler by name and the plugin that has it.
     pub fn samplers(&self) -> Vec<(String, Arc<Plugin>)> {
         self.providers(|manifest| &manifest.samplers)
     }
 
-    /// Every adapter format by name and the plugin that has it.
     pub fn adapter_formats(&self) -> Vec<(String, Arc<Plugin>)> {
         self.providers(|manifest| &manifest.adapter_formats)
     }

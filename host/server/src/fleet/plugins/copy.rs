@@ -23,7 +23,6 @@ const UNLOCKED_AGE_MAX: Duration = Duration::from_secs(60);
 /// How often a name is tried that other servers give and remove at the same time, before the copy gets a name of its own.
 const LINK_ATTEMPTS_MAX: usize = 64;
 
-/// The folder of private copies.
 #[derive(Debug)]
 pub(super) struct Cache {
     folder: PathBuf,
@@ -39,27 +38,22 @@ pub struct PrivateCopy {
     lock: File,
 }
 
-/// Why there is no copy.
 #[derive(Debug)]
 pub(super) enum CopyError {
     /// The file changed meanwhile; look again later.
     Changed,
-    /// It is not taken.
     Refused(Refusal),
 }
 
 impl PrivateCopy {
-    /// Where it lies.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The SHA-256 of its bytes, in hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
 
-    /// Its length.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -22,7 +22,6 @@ use pensieve_protocol::{manifest::Manifest, refusal::Refusal};
 /// How many unused retired plugins are listed.
 const RETIRED_MAX: usize = 32;
 
-/// Every file and what is known of it.
 pub(super) struct Files {
     limits: Limits,
     scan: Scan,
@@ -31,7 +30,6 @@ pub(super) struct Files {
     published: Option<Arc<Catalogue>>,
 }
 
-/// A file that is to be looked at now.
 #[derive(Clone, Debug)]
 pub(super) struct Task {
     pub(super) found: Found,

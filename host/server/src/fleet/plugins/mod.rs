@@ -26,7 +26,6 @@ pub use copy::PrivateCopy;
 use pensieve_protocol::checkpoint::CheckpointName;
 use pensieve_protocol::refusal::Refusal;
 
-/// Where plugins come from and how they are looked at.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The folders, the first of which wins where two have a plugin of one id.
@@ -37,11 +36,9 @@ pub struct Settings {
     pub program: PathBuf,
     /// The SHA-256 of the files that may be plugins; none for any file.
     pub allow: Option<Vec<String>>,
-    /// How long and how much.
     pub limits: Limits,
 }
 
-/// How long and how much.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// How long a file must have stayed as it is before it is looked at.
@@ -52,9 +49,7 @@ pub struct Limits {
     pub rescan: Duration,
     /// How long a child may take to look at a file.
     pub inspection: Duration,
-    /// How long a plugin's file may be.
     pub file_bytes_max: u64,
-    /// How many files of a folder are looked at.
     pub files_max: usize,
 }
 
@@ -123,17 +118,14 @@ impl PluginFolder {
         Ok(folder)
     }
 
-    /// Every file and what became of it.
     pub fn snapshot(&self) -> Vec<PluginState> {
         self.published.borrow().states().to_vec()
     }
 
-    /// The plugins of this moment.
     pub fn catalogue(&self) -> Arc<Catalogue> {
         self.published.borrow().clone()
     }
 
-    /// Tells of every change.
     pub fn subscribe(&self) -> sync::watch::Receiver<Arc<Catalogue>> {
         self.published.clone()
     }
@@ -143,12 +135,10 @@ impl PluginFolder {
         self.catalogue().claimants(name)
     }
 
-    /// Every sampler by name and the plugin that has it.
     pub fn samplers(&self) -> Vec<(String, Arc<Plugin>)> {
         self.catalogue().samplers()
     }
 
-    /// Every adapter format by name and the plugin that has it.
     pub fn adapter_formats(&self) -> Vec<(String, Arc<Plugin>)> {
         self.catalogue().adapter_formats()
     }

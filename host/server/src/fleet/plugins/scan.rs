@@ -54,14 +54,12 @@ pub(super) struct Folder {
     identity: (u64, u64),
 }
 
-/// A file that may be a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     /// Where the user put it, which is how it is called.
     pub(super) path: PathBuf,
     /// What that leads to, symlinks resolved.
     pub(super) target: PathBuf,
-    /// The state of it.
     pub(super) stamp: Stamp,
 }
 
@@ -70,7 +68,6 @@ pub(super) struct Found {
 pub(super) struct Scan {
     /// The folders that are there and trusted.
     pub(super) folders: Vec<Folder>,
-    /// The files in them.
     pub(super) files: Vec<Found>,
     /// Folders and files that cannot be looked at, and why.
     pub(super) refused: Vec<(PathBuf, Refusal)>,

@@ -17,7 +17,6 @@ use pensieve_protocol::refusal::Refusal;
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_WRITES: u32 = 0o020;
 const ANYBODY_WRITES: u32 = OTHERS_WRITE | GROUP_WRITES;
-/// The longest list of users or groups that is read.
 const ACCOUNTS_BYTES_MAX: u64 = 16 << 20;
 const STICKY: u32 = 0o1000;
 

@@ -105,7 +105,6 @@ impl Supervisor {
         }
     }
 
-    /// A worker has taken an adapter in, or has not.
     pub(super) fn on_attached(&mut self, serial: u64, attempt: u64, result: Attachment) {
         let Some(worker) = self.workers.get_mut(&serial) else { return };
         // An attempt that was cancelled while the adapter was read has no entry: the worker was told to drop the adapter.
@@ -166,7 +165,6 @@ impl Supervisor {
         attempts.find_map(|attempt| attempt.pending.take())
     }
 
-    /// What is known of a model's adapters.
     pub(super) fn adapter_states(&self, index: usize, worker: Option<&WorkerState>) -> Vec<AdapterState> {
         let stats = worker.and_then(|worker| worker.stats.as_ref());
         let state = |(name, adapter): (String, Adapter)| AdapterState {

@@ -12,17 +12,13 @@ use crate::fleet::Restart;
 #[derive(Debug, Default)]
 pub(super) struct CrashHistory(VecDeque<Instant>);
 
-/// What follows a death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RestartDecision {
-    /// It is loaded again after a pause.
     RestartAfter(Duration),
-    /// It is not loaded again until then.
     Quarantine(Duration),
 }
 
 impl CrashHistory {
-    /// Counts a death.
     pub(super) fn count(&mut self, now: Instant, restart: &Restart) -> RestartDecision {
         while self.0.front().is_some_and(|death| now.duration_since(*death) >= restart.window) {
             self.0.pop_front();
@@ -37,7 +33,6 @@ impl CrashHistory {
         RestartDecision::RestartAfter(pause.unwrap_or(restart.pause_max).min(restart.pause_max))
     }
 
-    /// How many count now.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -109,7 +109,6 @@ pub(super) enum Effect {
 /// The answer to a request about an adapter: what was attached, if it asked for that.
 pub(super) type Answer = Result<Option<AttachedAdapter>, AdapterFailure>;
 
-/// The fleet's state.
 pub(super) struct Supervisor {
     config: Arc<Config>,
     catalogue: Arc<Catalogue>,
@@ -121,17 +120,14 @@ pub(super) struct Supervisor {
     uses: u64,
     stats_request: Option<StatsRequest>,
     closing: Option<ShutdownState>,
-    /// What is to be done about the event at hand.
     effects: Vec<Effect>,
 }
 
-/// Statistics that are being gathered.
 struct StatsRequest {
     missing: HashSet<u64>,
     until: Instant,
 }
 
-/// How far the shutdown is.
 struct ShutdownState {
     until: Instant,
     killed: bool,
@@ -438,7 +434,6 @@ impl Supervisor {
         next.unwrap_or(far).min(far).max(now + Duration::from_millis(1))
     }
 
-    /// What is known of all models.
     pub(super) fn stats(&self) -> FleetStats {
         let models = (0..self.models.len()).map(|model| self.model_stats(model)).collect();
         let memory_used = self.workers.values().map(|worker| worker.bytes).sum();

@@ -28,7 +28,6 @@ use pensieve_protocol::{
 pub(super) struct Model {
     pub(super) state: LoadState,
     pub(super) waiting: VecDeque<WaitingJob>,
-    /// Adapters that wait for the model.
     pub(super) pending_adapters: Vec<PendingAdapter>,
     pub(super) deaths: CrashHistory,
     pub(super) deaths_total: u64,

@@ -19,7 +19,6 @@ use pensieve_protocol::{
     wire::{self, Command, Location},
 };
 
-/// A worker and its jobs.
 #[derive(Debug)]
 pub(super) struct WorkerState {
     pub(super) serial: u64,
@@ -35,11 +34,9 @@ pub(super) struct WorkerState {
     pub(super) jobs_max: usize,
     /// Adapters that it is still reading, by the numbers of the attempts. An answer to any other is of no interest any more.
     pub(super) attaching: BTreeMap<u64, AttachAttempt>,
-    /// The number of the last attempt.
     attempts: u64,
     /// Adapters that it does not take, and why.
     pub(super) refused: HashMap<String, Failure>,
-    /// How far its load is.
     pub(super) progress: Option<Progress>,
     pub(super) loaded: Option<wire::Loaded>,
     pub(super) stats: Option<wire::Stats>,
@@ -52,12 +49,10 @@ pub(super) struct WorkerState {
     pub(super) progressed_at: Instant,
 }
 
-/// A job that waits for its model.
 #[derive(Debug)]
 pub(super) struct WaitingJob {
     pub(super) job: u64,
     pub(super) client: u64,
-    /// The adapter that it runs under.
     pub(super) adapter: Option<String>,
 }
 
@@ -69,7 +64,6 @@ pub(in crate::fleet) struct PendingAdapter {
     pub(in crate::fleet) ticket: u64,
 }
 
-/// An adapter that a worker is reading.
 #[derive(Debug)]
 pub(super) struct AttachAttempt {
     pub(super) name: String,
@@ -96,7 +90,6 @@ impl PendingAdapter {
 }
 
 impl WorkerState {
-    /// A worker that is about to be started.
     pub(super) fn new(serial: u64, model: usize, plugins: Vec<Arc<Plugin>>, jobs_max: usize, now: Instant) -> Self {
         Self {
             serial,
@@ -142,13 +135,11 @@ impl WorkerState {
         Effect::Submit { serial: self.serial, job }
     }
 
-    /// Ends every pending adapter with this failure.
     pub(super) fn refuse_attachments(&mut self, failure: &Failure, effects: &mut Vec<Effect>) {
         let pending = mem::take(&mut self.attaching).into_values().filter_map(|attempt| attempt.pending);
         effects.extend(pending.map(|pending| pending.refuse(Culprit::Other, failure.clone())));
     }
 
-    /// Has it read an adapter.
     pub(super) fn attach(
         &mut self,
         name: String,

@@ -47,12 +47,10 @@ impl Body {
         Self { reader: Reader::Named(Box::new(NamedReader::arguments_of(tool))), call: Call::new(tools) }
     }
 
-    /// How many calls have counted so far.
     pub fn calls(&self) -> usize {
         self.call.count()
     }
 
-    /// Takes in a byte.
     pub fn feed(&mut self, byte: u8, out: &mut Vec<Delta>) -> Fed {
         let fed = match &mut self.reader {
             Reader::Named(named) => named.feed(byte, &mut self.call, out),

@@ -46,7 +46,6 @@ impl Call {
         self.is_open
     }
 
-    /// A tool that is on offer.
     pub fn tool(&self, name: &str) -> Option<&Signature> {
         self.tools.iter().find(|tool| tool.name == name)
     }

@@ -84,7 +84,6 @@ impl Channels {
     }
 }
 
-/// Reads one answer.
 #[derive(Debug)]
 pub(super) struct ChannelReader {
     channels: Channels,
@@ -127,7 +126,6 @@ impl ChannelReader {
         Self { channels: channels.clone(), tools, state, pending: Vec::new(), has_text: false, gap: false }
     }
 
-    /// Takes in bytes.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<Delta> {
         self.pending.extend_from_slice(bytes);
         let mut out = Vec::new();

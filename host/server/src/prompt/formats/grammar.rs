@@ -28,19 +28,15 @@ const SPACE: &str = r"[ \t\r\n]{0,16}";
 /// What an answer may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
-    /// The convention.
     pub format: &'a OutputFormat,
-    /// The special tokens in it.
     pub markers: &'a Markers,
     /// The tools that the prompt tells of.
     pub tools: &'a [Tool],
-    /// Which of them may or must be called.
     pub choice: &'a ToolChoice,
     /// Whether one call is the most.
     pub single: bool,
     /// What the answer must look like if it is no call.
     pub answer: Option<&'a Part>,
-    /// Where the thoughts are.
     pub thoughts: Thoughts,
 }
 
@@ -89,7 +85,6 @@ impl Rules<'_> {
         }
     }
 
-    /// The tools that may be called.
     fn callable(&self) -> Vec<&Tool> {
         let may = |tool: &&Tool| match self.choice {
             ToolChoice::Named(name) => tool.name == *name,
@@ -104,7 +99,6 @@ fn from_start(calls: Grammar) -> Rule {
     Rule::from_start(Part::new(TOOLS, calls), Then::Stop)
 }
 
-/// Grammars of calls.
 struct Frame<'a> {
     calls: &'a Calls,
     markers: &'a Markers,
@@ -276,7 +270,6 @@ impl Frame<'_> {
     }
 }
 
-/// A call as an object.
 fn object(writer: &mut Writer<'_>, index: usize, tool: &Tool) -> String {
     let arguments = writer.json(tool);
     writer.line(&format!("HEAD{index}: OPENING /{}/ MIDDLE", escaped(&json(&tool.name))));

@@ -36,7 +36,6 @@ impl Held {
         if text > 0 { white + text } else { 0 }
     }
 
-    /// Takes the first ones out.
     pub fn take(&mut self, count: usize) -> Vec<u8> {
         self.white = self.white.saturating_sub(count);
         self.bytes.drain(..count).collect()

@@ -64,9 +64,7 @@ pub(super) enum Nested {
 enum Step {
     More,
     Broken,
-    /// An object is complete.
     Object,
-    /// The list is complete.
     List,
 }
 
@@ -87,7 +85,6 @@ impl Json {
         }
     }
 
-    /// Takes in a byte.
     pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         match self.at {
             At::Arguments if self.early.is_none() => {

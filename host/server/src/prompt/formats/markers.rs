@@ -22,7 +22,6 @@ pub struct MarkerWeaver {
 }
 
 impl Markers {
-    /// Finds them.
     pub fn of(format: &OutputFormat, vocabulary: &Vocabulary) -> Self {
         let texts: Vec<&str> = format.markers().into_iter().map(|(text, _)| text).collect();
         let named = |token: u32| {

@@ -101,7 +101,6 @@ pub struct Named {
     pub arguments: String,
     /// What may stand before that, followed by an id of the call, which is passed over; empty for nothing.
     pub id: String,
-    /// How the arguments are written.
     pub form: Arguments,
     /// What stands behind the arguments; empty for nothing.
     pub after: String,

@@ -12,7 +12,6 @@ use crate::chat::Delta;
 
 const NAME_BYTES_MAX: usize = 1024;
 
-/// Reads calls of one opener.
 #[derive(Debug)]
 pub(super) struct NamedReader {
     named: Named,
@@ -77,7 +76,6 @@ impl NamedReader {
         Self { at: At::Arguments, name: tool.to_owned(), ..Self::new(&Named::default()) }
     }
 
-    /// Takes in a byte.
     pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         match self.at {
             At::Before => self.before(byte, call, out),

@@ -24,7 +24,6 @@ use crate::chat::Delta;
 /// How much may be held back while it is open whether it is a call.
 const UNDECIDED_BYTES_MAX: usize = 256 << 10;
 
-/// Reads one answer.
 #[derive(Debug)]
 pub struct ToolParser {
     calls: Option<Calls>,
@@ -59,7 +58,6 @@ enum Step {
 }
 
 impl ToolParser {
-    /// A parser for an answer in which these tools may be called.
     pub fn new(format: &OutputFormat, tools: Arc<[Signature]>, thoughts: Thoughts) -> Self {
         let channels = format.channels.as_ref();
         let channels = channels.map(|channels| ChannelReader::new(channels, tools.clone(), thoughts));
@@ -73,7 +71,6 @@ impl ToolParser {
         Self { calls, reasoning, channels, tools, state, pending: Held::default() }
     }
 
-    /// Takes in bytes.
     pub fn push(&mut self, bytes: &[u8]) -> Vec<Delta> {
         if let Some(channels) = &mut self.channels {
             return channels.push(bytes);

@@ -14,7 +14,6 @@ const DEPTH_MAX: usize = 16;
 /// A tool as its calls are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
-    /// Its name.
     pub name: String,
     parameters: Vec<(String, Types)>,
 }
@@ -24,7 +23,6 @@ pub struct Signature {
 pub(super) struct Types(u8);
 
 impl Signature {
-    /// That of a tool.
     pub fn of(tool: &Tool) -> Self {
         let properties = tool.schema.get("properties").and_then(Value::as_object);
         let of = |(key, schema): (&String, &Value)| (key.clone(), Types::of(schema, &tool.schema));

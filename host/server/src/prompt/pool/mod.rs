@@ -45,24 +45,19 @@ const CLIENT_GRAMMARS_MAX: usize = 2;
 const MEMORY_BYTES: u64 = 1 << 30;
 /// What a tokenizer takes for each byte of its `tokenizer.json`, with much to spare.
 const MEMORY_PER_TOKENIZER_BYTE: u64 = 24;
-/// How long a request waits for a process.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long it waits for one that has the model already, before another one reads the model.
 const REUSE_TIME: Duration = Duration::from_millis(100);
-/// How long reading a tokenizer may take.
 const TOKENIZER_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long reading a template may take, which renders it some two dozen times.
 const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long making the tokens of a prompt may take.
 const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
-/// How long trying a grammar may take.
 const GRAMMAR_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a checkpoint that cannot be read is not read again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
 /// How many grammars are remembered that have compiled once.
 const GRAMMARS_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
-/// All prompt processes of a server.
 #[derive(Debug)]
 pub struct Pool {
     program: PathBuf,
@@ -92,9 +87,7 @@ pub struct Prompter {
 /// What the server knows of a model's tokenizer and template.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// The bytes of its tokens.
     pub vocabulary: Arc<Vocabulary>,
-    /// Whether its template tells the model of tools by itself.
     pub takes_tools: bool,
 }
 
@@ -123,7 +116,6 @@ impl Pool {
         Arc::new(Self { program, places: Arc::new(Semaphore::new(PROCESSES_MAX)), models: Mutex::default() })
     }
 
-    /// What makes tokens of prompts for the model of this name.
     pub fn prompter(self: &Arc<Self>, name: &str, card: &Arc<Card>) -> Arc<Prompter> {
         let prompter = Arc::new(Prompter {
             pool: self.clone(),
@@ -180,7 +172,6 @@ impl Prompter {
             .ok_or_else(|| self.failure(FailureCode::Internal, "reading the model", "has told nothing of it"))
     }
 
-    /// The tokens of a conversation up to where the model goes on.
     pub async fn conversation(
         self: &Arc<Self>,
         conversation: Conversation,
@@ -189,7 +180,6 @@ impl Prompter {
         self.tokens(Question::Conversation { conversation: Box::new(conversation), tools_in_words }).await
     }
 
-    /// The tokens of a plain text.
     pub async fn text(self: &Arc<Self>, text: String) -> Result<Vec<u32>, Failure> {
         self.tokens(Question::Text(text)).await
     }
@@ -301,7 +291,6 @@ impl Prompter {
         read.map_err(|_| self.failure(FailureCode::Internal, "reading the model", "was broken off"))?
     }
 
-    /// Starts a process and has it read the model.
     async fn read(&self, place: OwnedSemaphorePermit, alive: Arc<()>) -> Result<LoadedProcess, Failure> {
         let memory = MEMORY_BYTES + self.card.tokenizer.len() as u64 * MEMORY_PER_TOKENIZER_BYTE;
         let started = Process::start(&self.pool.program, memory);

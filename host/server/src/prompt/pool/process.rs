@@ -37,11 +37,9 @@ pub(super) struct Process {
 /// Why there is no answer. The process is not asked again.
 #[derive(Debug)]
 pub(super) enum Death {
-    /// It cannot be started.
     Spawn(io::Error),
     /// The question cannot be put into a frame.
     TooLong(wire::WireError),
-    /// It took longer than this.
     Overdue(Duration),
     /// It ended; none if that is not known.
     Ended(Option<ExitStatus>),
@@ -50,7 +48,6 @@ pub(super) enum Death {
 }
 
 impl Process {
-    /// Starts one that may take so much memory.
     pub fn start(program: &Path, memory_bytes: u64) -> Result<Self, Death> {
         let mut command = Command::new(program);
         command.arg("prompt");
@@ -70,7 +67,6 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Asks, and waits for the answer until the deadline.
     pub async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
         let frame = wire::encode(question).map_err(Death::TooLong)?;
         match timeout(deadline, self.exchange(&frame)).await {

@@ -35,7 +35,6 @@ pub trait AdapterHost {
     fn detach(&mut self, adapter: u32);
 }
 
-/// The adapters of one model.
 pub struct Adapters {
     /// Bytes that those which the model holds may take.
     limit: u64,
@@ -75,7 +74,6 @@ struct Adapter {
     leaving: bool,
 }
 
-/// Where an adapter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// It is being read for the first time, and jobs do not know of it yet.
@@ -86,7 +84,6 @@ enum Place {
     Reading(Instant),
     /// Its reading hangs and no job waits for it any more. It is not read again until its format returns.
     Hung,
-    /// In the model, under this id.
     Model(u32),
 }
 
@@ -214,7 +211,6 @@ impl Adapters {
         }
     }
 
-    /// A sequence has ended.
     pub fn end(&mut self, sequence: u64, holder: &mut impl AdapterHost) {
         self.spans.remove(&sequence);
         let Some(serial) = self.users.remove(&sequence) else { return };

@@ -6,13 +6,10 @@ use super::{AdapterHost, Adapters, Place};
 use crate::grammar::Constraint;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
-/// A job that waits.
 pub struct Waiting {
-    /// The job.
     pub job: Job,
     /// Its adapter.
     pub serial: u64,
-    /// What its text must be.
     pub constraint: Option<Constraint>,
     /// How long it has waited for other things.
     pub waited: Duration,
@@ -24,7 +21,6 @@ pub struct Waiting {
 
 /// What has become of a job that waited.
 pub enum Ready {
-    /// Its adapter is there; it can begin.
     Begin(Box<Waiting>),
     /// Its deadline came first.
     Overdue(Job),
@@ -52,7 +48,6 @@ impl Adapters {
         holds(serial) && !self.waiting.iter().any(waits_for_room)
     }
 
-    /// Has a job wait until its adapter is there.
     pub fn wait(&mut self, waiting: Waiting) {
         if let Some(adapter) = self.known.get_mut(&waiting.serial) {
             adapter.claims += 1;
@@ -60,7 +55,6 @@ impl Adapters {
         self.waiting.push_back(waiting);
     }
 
-    /// Gives a waiting job up.
     pub fn cancel(&mut self, id: u64, holder: &mut impl AdapterHost) -> Option<Job> {
         let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
         let waiting = self.waiting.remove(place)?;
@@ -69,7 +63,6 @@ impl Adapters {
         Some(waiting.job)
     }
 
-    /// How many jobs wait.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -18,35 +18,25 @@ use super::{
 pub struct Record {
     /// Names the block and all text before it.
     pub key: Key,
-    /// Which group's it is.
     pub group: usize,
     /// The block before it, or the root of its chain.
     pub parent: Key,
-    /// How many blocks come before it.
     pub depth: u32,
-    /// Its tokens.
     pub tokens: Box<[u32]>,
 }
 
-/// A block or slot to copy to disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spill {
-    /// Where it lies in memory.
     pub place: u32,
     /// What to write beside its bytes.
     pub record: Record,
 }
 
-/// A block or slot to copy from disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Import {
-    /// The sequence that waits for it.
     pub sequence: u64,
-    /// Which one to read.
     pub key: Key,
-    /// Which group's it is.
     pub group: usize,
-    /// Where to put it.
     pub place: u32,
 }
 
@@ -108,7 +98,6 @@ impl Index {
         plan.chosen
     }
 
-    /// A block's bytes were copied out.
     pub(super) fn spilled(&mut self, key: Key, group: usize) {
         let spine = self.spine;
         let entry = self.entries.get(&key);

@@ -37,7 +37,6 @@ impl Entry {
         Some(self.places[group]).filter(|place| *place != VACANT)
     }
 
-    /// Whether a group has it on disk.
     pub(super) fn is_on_disk(&self, group: usize) -> bool {
         self.on_disk >> group & 1 == 1
     }

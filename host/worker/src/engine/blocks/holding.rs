@@ -15,7 +15,6 @@ use super::{
 pub enum Places<'a> {
     /// In these blocks, vacant where a window has passed.
     Blocks(&'a [u32]),
-    /// In slots.
     Slots {
         /// The slot with the state so far; vacant where there is none.
         read: u32,
@@ -26,7 +25,6 @@ pub enum Places<'a> {
     },
 }
 
-/// What one sequence has.
 #[derive(Debug)]
 pub(super) struct Holding {
     pub(super) root: Key,
@@ -53,11 +51,9 @@ pub(super) struct Table {
     pub(super) blocks: Vec<u32>,
     /// How many of the first blocks were given back.
     pub(super) freed: usize,
-    /// Of states.
     pub(super) state: Option<State>,
 }
 
-/// A sequence's state.
 #[derive(Debug)]
 pub(super) struct State {
     /// The slot that it alone writes to; vacant before its first step.
@@ -68,11 +64,9 @@ pub(super) struct State {
     pub(super) at: At,
     /// Copies to leave in this step, and whether they are worth to be kept.
     pub(super) planned: Vec<(Checkpoint, bool)>,
-    /// As the model is told.
     pub(super) checkpoints: Vec<Checkpoint>,
 }
 
-/// Where a sequence's state lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// There is none before its first token.

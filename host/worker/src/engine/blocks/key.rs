@@ -20,7 +20,6 @@ pub(super) struct Link<'a> {
     pub(super) tokens: &'a [u32],
 }
 
-/// Makes keys.
 #[derive(Debug)]
 pub(super) struct Chain {
     hasher: SipHasher13,

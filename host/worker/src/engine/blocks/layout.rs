@@ -5,16 +5,13 @@
 pub struct Layout {
     /// Tokens in a block, at least 1.
     pub block_tokens: usize,
-    /// The groups of caches that the model has.
     pub groups: Vec<Group>,
     /// Bytes that copies on disk may take.
     pub disk_bytes: u64,
 }
 
-/// A group of caches.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
-    /// How it remembers.
     pub kind: Kind,
     /// Blocks or slots in memory; their ids run from 0.
     pub places: u32,
@@ -22,7 +19,6 @@ pub struct Group {
     pub disk_bytes: u64,
 }
 
-/// How a group remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// In blocks of tokens, all of which are read.

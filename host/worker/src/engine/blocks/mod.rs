@@ -40,7 +40,6 @@ use index::Index;
 use key::Chain;
 use pool::Pool;
 
-/// The block table.
 #[derive(Debug)]
 pub struct BlockTable {
     layout: Layout,
@@ -189,12 +188,10 @@ impl BlockTable {
         self.pools[self.index.spine].limit() * self.layout.block_tokens
     }
 
-    /// The sizes that it was made with.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// What the blocks and slots of all groups are doing.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for pool in &self.pools[..self.groups] {

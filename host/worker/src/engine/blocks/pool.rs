@@ -41,7 +41,6 @@ impl Pool {
         Self { blocks: Vec::new(), limit: count as usize, free: Vec::new(), cached: BTreeMap::new() }
     }
 
-    /// How many blocks there are.
     pub(super) fn limit(&self) -> usize {
         self.limit
     }

@@ -25,7 +25,6 @@ use pace::Pace;
 use pensieve_protocol::share;
 use waiting::Waiting;
 
-/// The scheduler of one model.
 #[derive(Debug)]
 pub struct Scheduler {
     config: Config,
@@ -201,7 +200,6 @@ impl Scheduler {
         }
     }
 
-    /// A sequence's tokens, prompt and generated.
     pub fn tokens(&self, sequence: u64) -> &[u32] {
         self.sequences.get(&sequence).map_or(&[], |sequence| &sequence.tokens)
     }
@@ -231,12 +229,10 @@ impl Scheduler {
         self.blocks.as_mut()
     }
 
-    /// How many sequences have been let in.
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// How many sequences wait to be let in.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -3,7 +3,6 @@
 
 use std::{fmt, ops::Range, time::Duration};
 
-/// The limits that a scheduler keeps to.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The most sequences that run at once. For a per-sequence model, no more than its states.
@@ -15,7 +14,6 @@ pub struct Config {
     /// The fewest prompt tokens in a step that has any, however slow the machine: prompts must get done. Above 1 it may
     /// break `stretch`: on two CPU cores a prompt token takes about a third of a single stream's step.
     pub chunk_min: usize,
-    /// The most prompt tokens in a step.
     pub chunk_max: usize,
     /// How many times longer than without it a prompt may make a step beside streams.
     pub stretch: f64,
@@ -52,21 +50,16 @@ pub struct Request {
     pub deadline: Option<Duration>,
 }
 
-/// Why a request was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// There is no token to start from.
     Empty,
-    /// Its id is in use.
     Duplicate,
-    /// Too many others wait.
     Busy {
-        /// How many.
         waiting: usize,
     },
     /// It would not fit even alone.
     TooLong {
-        /// Tokens of the prompt.
         prompt: usize,
         /// Tokens that all blocks together hold.
         room: usize,
@@ -94,7 +87,6 @@ impl std::error::Error for Refused {}
 /// Why the scheduler ended a sequence on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Its deadline came.
     Deadline,
     /// It has grown beyond what all blocks together hold.
     NoRoom,
@@ -103,7 +95,6 @@ pub enum Ended {
 /// Some tokens of one sequence to compute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Which sequence.
     pub sequence: u64,
     /// Which of its tokens; those before are computed.
     pub tokens: Range<usize>,
@@ -118,15 +109,12 @@ pub struct Plan {
     pub spans: Vec<Span>,
     /// Who gave its blocks up; it goes on later without anyone's help.
     pub preempted: Vec<u64>,
-    /// Who is over, and why.
     pub ended: Vec<(u64, Ended)>,
 }
 
 /// How many prompt tokens a sequence did not have to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reused {
-    /// They were in memory.
     pub memory: usize,
-    /// They came from disk.
     pub disk: usize,
 }

@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Sequences that wait to run.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     /// Those that ran before, by age.

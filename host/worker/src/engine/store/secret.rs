@@ -14,7 +14,6 @@ use std::{
 const FILE: &str = "secret";
 const LOCK: &str = "secret.lock";
 
-/// The folder's secret.
 pub(super) fn read_or_make(folder: &Path) -> io::Result<[u8; 16]> {
     if let Some(secret) = read(folder)? {
         return Ok(secret);

@@ -32,7 +32,6 @@ pub(super) struct Writer<'a> {
     markers: &'a Markers,
     lines: String,
     parts: Vec<Part>,
-    /// Parts by their schemas.
     known: HashMap<String, usize>,
     schemas_room: usize,
     has_tags: bool,
@@ -47,13 +46,11 @@ impl<'a> Writer<'a> {
         Self { markers, lines, parts, known, schemas_room, has_tags: false, has_literals: false }
     }
 
-    /// Adds to the frame.
     pub fn line(&mut self, line: &str) {
         self.lines.push_str(line);
         self.lines.push('\n');
     }
 
-    /// The frame with its parts.
     pub fn finish(mut self) -> Grammar {
         self.line(&format!("SPACE: /{SPACE}/\nCOMMA: /{SPACE},{SPACE}/"));
         Grammar::Framed { frame: self.lines, parts: self.parts }
