@@ -50,7 +50,7 @@ pub enum Part {
         arguments: Value,
     },
     ToolResult {
-        /// The call.
+        /// The id of the call.
         id: String,
         text: String,
         is_error: bool,

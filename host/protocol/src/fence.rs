@@ -22,7 +22,7 @@ pub struct Policy {
     pub data_bytes: Option<u64>,
     /// Bytes of address space. None where drivers reserve more than they use.
     pub address_bytes: Option<u64>,
-    /// Open files.
+    /// How many files it may have open at once.
     pub files: u64,
     /// Whether a GPU's driver has to work in it: device files, sockets on this machine, processes of its own.
     pub drivers: bool,

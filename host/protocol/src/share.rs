@@ -16,7 +16,7 @@ pub fn may_take(client: u64, held: usize, free: usize, amount: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// How many each of so many clients gets that ask for one more in turn until none gets any.
+    /// How many each of `clients` clients gets, if they ask for one more in turn until none gets any.
     fn shares(clients: u64, total: usize) -> Vec<usize> {
         let mut held = vec![0; clients as usize];
         loop {

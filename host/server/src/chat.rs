@@ -34,7 +34,7 @@ pub struct Request {
     pub sampling: SamplingParams,
     /// Strings that end the generation and are not shown.
     pub stops: Vec<String>,
-    /// Report log-probabilities, and of so many of the most likely tokens in each place.
+    /// Report log-probabilities, and those of this many of the most likely tokens in each place.
     pub logprobs: Option<u8>,
     /// What the answer must look like. Tool calls have rules of their own.
     pub format: ResponseFormat,
@@ -78,7 +78,7 @@ pub enum Input {
 pub struct SamplingParams {
     /// 0 takes the most likely token.
     pub temperature: Option<f32>,
-    /// Among so many of the most likely ones; 0 for all.
+    /// 0 for all tokens.
     pub top_k: Option<u32>,
     pub top_p: Option<f32>,
     /// Among those at least so likely as this part of the most likely one.

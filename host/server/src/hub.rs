@@ -43,7 +43,7 @@ pub struct RetryPolicy {
     pub answer: Duration,
     /// How long one request may send; after that the rest is asked for anew, so that a connection which hangs is noticed.
     pub body: Duration,
-    /// So many failures in a row without a byte in between end a download.
+    /// How many failures in a row, without a byte in between, end a download.
     pub failures_max: u32,
     /// The pause after the first failure; it doubles with every further one.
     pub pause: Duration,
@@ -66,7 +66,7 @@ pub trait Progress {
     fn say(&mut self, line: &str);
     /// A file is about to come; `done` bytes of it were there already.
     fn begin(&mut self, name: &str, done: u64, total: u64);
-    /// So many bytes of it are there now.
+    /// `done` bytes of the file are there now.
     fn reach(&mut self, done: u64);
     /// It is whole.
     fn end(&mut self);

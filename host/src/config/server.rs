@@ -44,7 +44,7 @@ pub struct ServerSettings {
     pub requests_max: usize,
     pub streams_max: usize,
     pub body_max: u64,
-    /// Bytes of all bodies at hand.
+    /// Bytes of all bodies that are being read or answered.
     pub bodies_max: u64,
     pub header_timeout: Duration,
     pub body_timeout: Duration,

@@ -21,7 +21,7 @@ use document::{Decoding, Document};
 
 pub const TOKENS_MAX: u32 = 1 << 22;
 pub const DOCUMENT_BYTES_MAX: usize = 256 << 20;
-/// A text of so many bytes is never held to be too long by its bytes alone: some tokenizers make one token of a whole run
+/// No text up to this length is taken for too long by its bytes alone: some tokenizers make one token of a whole run
 /// of characters that they do not know.
 const TEXT_BYTES_MIN: usize = 256 << 10;
 /// How much shorter a normalizer may make a text.
@@ -145,7 +145,7 @@ impl Vocabulary {
         thin
     }
 
-    /// At least how many tokens a text of so many bytes has.
+    /// The fewest tokens that a text of `text_bytes` bytes can have.
     pub fn tokens_min(&self, text_bytes: usize) -> usize {
         if text_bytes <= TEXT_BYTES_MIN { 0 } else { text_bytes.div_ceil(self.token_bytes_max) }
     }

@@ -137,7 +137,7 @@ pub struct Limits {
     pub step_tokens_max: u32,
     /// The worker ends itself when a step takes longer: the plugin hangs.
     pub step_timeout: Duration,
-    /// An answer ends when its last so many tokens are one sequence over and over; 0 for never.
+    /// An answer ends when its last `loop_tokens` tokens repeat one sequence over and over; 0 for never.
     pub loop_tokens: u32,
 }
 

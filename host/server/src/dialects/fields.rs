@@ -28,7 +28,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// No notes yet. `reject_attachments` makes an image an error.
+    /// `reject_attachments` makes an image an error.
     pub(crate) fn new(reject_attachments: bool) -> Self {
         Self { list: Mutex::default(), reject_attachments }
     }
@@ -171,7 +171,7 @@ impl<'a> Field<'a> {
         self.json()?.as_str().ok_or_else(|| self.should_be("a string"))
     }
 
-    /// A string with something in it, and no more bytes than so many.
+    /// A string that is not empty and has at most `len_max` bytes.
     pub(crate) fn text(&self, len_max: usize) -> Result<&'a str, ApiError> {
         let text = self.string()?;
         if text.is_empty() {
@@ -210,8 +210,7 @@ impl<'a> Field<'a> {
             .ok_or_else(|| self.should_be(format_args!("an integer from {min} to {max}")))
     }
 
-    /// A number of things, at least so many. More than can be counted are as many as can be: whatever asks for them gets
-    /// what there is.
+    /// A count of at least `min`. One beyond `u32` becomes the largest `u32`: nothing here has that many.
     pub(crate) fn count(&self, min: u32) -> Result<u32, ApiError> {
         let number = self.json()?.as_f64().filter(|number| number.fract() == 0.0 && *number >= f64::from(min));
         // The cast saturates.
@@ -241,7 +240,7 @@ impl<'a> Field<'a> {
         Ok(self.object()?.iter().map(entry))
     }
 
-    /// The items of a list that has no more than so many.
+    /// The items of a list that has at most `count_max` of them.
     pub(crate) fn items(&self, count_max: usize) -> Result<impl ExactSizeIterator<Item = Self> + use<'a>, ApiError> {
         let items = self.json()?.as_array().ok_or_else(|| self.should_be("a list"))?;
         if items.len() > count_max {

@@ -75,7 +75,7 @@ pub struct Restart {
     /// The pause before the first restart; every death within the window doubles it.
     pub pause: Duration,
     pub pause_max: Duration,
-    /// So many deaths within the window put the model into quarantine.
+    /// How many deaths within the window put the model into quarantine.
     pub deaths_max: usize,
     /// How long a death counts.
     pub window: Duration,

@@ -1,7 +1,7 @@
 //! Where adapters may come from while the server runs: folders that the configuration names, and the hub.
 //!
 //! A source is what a client wrote, so it may try to lead anywhere. Links are followed to their end before anything is
-//! compared, and nothing is opened here: workers read what was found, and look again where it leads by then.
+//! compared, and nothing is opened here: workers read what was found, and follow its links again before they do.
 
 use std::path::{Component, Path, PathBuf};
 

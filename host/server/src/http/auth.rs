@@ -18,7 +18,7 @@ use crate::{
 };
 use pensieve_protocol::share::ONLY_CLIENT;
 
-/// What the auth looks at.
+/// Whom this server serves: its keys, its own names, and the origins of pages that may use it.
 #[derive(Debug)]
 pub(super) struct Auth {
     keys: Vec<Key>,
@@ -30,7 +30,7 @@ pub(super) struct Auth {
 }
 
 impl Auth {
-    /// The auth of a server at this address, which may have more than one client or not.
+    /// `has_clients` tells whether there may be more than one client.
     pub(super) fn new(settings: &Settings, address: SocketAddr, has_clients: bool) -> Self {
         let is_local = settings.keys.is_empty();
         let keys = if is_local { vec![Key::new(LOCAL_KEY)] } else { settings.keys.clone() };

@@ -1,7 +1,7 @@
 //! The connections of a server: how many there may be in all and from one address, and which one goes when there is no room for
 //! the next.
 //!
-//! Anybody may open a connection and send nothing, so that one must not keep others out. A connection that waits for its
+//! Any client may open a connection and send nothing, and that must not keep others out. A connection that waits for its
 //! client (for a request, or for the rest of a body) can be closed at any time, and the one from which nothing was heard for
 //! longest makes room. A connection whose request is being answered is never closed for another.
 

@@ -28,7 +28,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Connections that are being told that there are too many.
 const REFUSALS_MAX: usize = 32;
 
-/// A socket that listens, before anybody is served.
+/// A socket that listens, before any client is served.
 #[derive(Debug)]
 pub struct Server {
     /// Each with the address that it has; the first one is the server's own.
@@ -134,7 +134,7 @@ impl Server {
     }
 }
 
-/// Beyond this machine, only who has a key that not everybody knows may come in.
+/// A server that other machines can reach needs a key that is not publicly known.
 fn check_keys(settings: &Settings, address: IpAddr) -> Result<(), Refusal> {
     let known = [Key::new(LOCAL_KEY), Key::new("")];
     let is_known = |key: &Key| known.iter().any(|known| bool::from(key.matches(known)));

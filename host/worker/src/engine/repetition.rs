@@ -18,7 +18,7 @@ pub struct RepetitionDetector {
 }
 
 impl RepetitionDetector {
-    /// One that calls it a loop when the last so many tokens are one sequence, at least four times over; none for fewer tokens
+    /// One that calls it a loop when the last `tokens` tokens are one sequence, at least four times over; none for fewer tokens
     /// than that takes.
     pub fn new(tokens: u32) -> Option<Self> {
         let tokens = tokens as usize;

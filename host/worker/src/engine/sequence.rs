@@ -118,7 +118,7 @@ impl Sequence {
         })
     }
 
-    /// The same, ending when its last so many tokens are a loop.
+    /// The same, ending when its last `tokens` tokens are a loop.
     #[must_use]
     pub fn ending_in_loops_of(self, tokens: u32) -> Self {
         Self { repetition: RepetitionDetector::new(tokens), ..self }
@@ -138,7 +138,7 @@ impl Sequence {
         self.prompt
     }
 
-    /// Whether it takes the most likely token, whatever the others are, and nobody asks how likely it was.
+    /// Whether it takes the most likely token, whatever the others are, and the job does not ask how likely it was.
     pub fn takes_best(&self) -> bool {
         self.chain.is_empty() && self.constraint.is_none() && self.logprobs.is_none()
     }

@@ -39,7 +39,7 @@ struct Parked {
 }
 
 impl StateTable {
-    /// A table without states, for a model that has room for so many.
+    /// A table without states, for a model that has room for `states_max`.
     pub fn new(states_max: usize) -> Self {
         let (states_max, changes) = (states_max.max(1), Vec::new());
         Self { states_max, live: HashMap::new(), parked: VecDeque::new(), copies: false, changes }
@@ -96,7 +96,7 @@ impl StateTable {
         std::mem::take(&mut self.changes)
     }
 
-    /// How many states are kept for whoever continues their text.
+    /// How many states are kept for sequences that may continue their text.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }

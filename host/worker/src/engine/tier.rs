@@ -12,7 +12,7 @@ use super::{
     store::Store,
 };
 
-/// Below one free block in so many, cached ones are put on disk before they are needed.
+/// When fewer than one block in this many is free, cached ones are put on disk before they are needed.
 const FREE_SHARE: usize = 8;
 /// How many of the coldest blocks are looked at before a step.
 const WINDOW: usize = 32;

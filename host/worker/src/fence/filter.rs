@@ -132,7 +132,7 @@ fn load(place: u32) -> sock_filter {
     sock_filter { code: (BPF_LD | BPF_W | BPF_ABS) as u16, jt: 0, jf: 0, k: place }
 }
 
-/// Skips so many instructions if the test holds, and so many if not.
+/// Skips `holds` instructions if the test holds, and `fails` if not.
 fn jump(test: u32, value: u32, holds: u8, fails: u8) -> sock_filter {
     sock_filter { code: (BPF_JMP | test | BPF_K) as u16, jt: holds, jf: fails, k: value }
 }

@@ -91,7 +91,7 @@ impl Search<'_> {
             .collect()
     }
 
-    /// The tokens that complete a marker which began before them, below a node that so many of their bytes lead to.
+    /// The tokens that complete a marker which began before them, below a node that their first `length` bytes lead to.
     fn across_tokens(&mut self, trie: &TokTrie, node: &TrieNode, at: At, length: usize) {
         for child in trie.node_children(node) {
             let next = self.patterns.step(at, child.byte());

@@ -24,7 +24,7 @@ pub(super) struct ParsedRequest {
     pub(super) copies: usize,
     /// How many of them are shown: the likeliest.
     pub(super) choices: usize,
-    /// Log-probabilities of so many alternatives are shown.
+    /// How many alternatives are shown with their log-probabilities.
     pub(super) logprobs: Option<u8>,
     pub(super) echo: bool,
     pub(super) stream: bool,

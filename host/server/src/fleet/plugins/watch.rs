@@ -23,7 +23,7 @@ use super::{
     scan::{Folder, Scan},
 };
 
-/// How many files are looked at at once.
+/// How many files are inspected at the same time.
 const CHILDREN_MAX: usize = 4;
 /// A copy in progress makes thousands of events; they are answered by one scan.
 const EVENTS_GATHERED: Duration = Duration::from_millis(30);

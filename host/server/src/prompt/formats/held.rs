@@ -8,7 +8,7 @@ use super::pieces::{find, leading};
 #[derive(Debug, Default)]
 pub(super) struct Held {
     bytes: Vec<u8>,
-    /// So many of the first ones are known to be white space.
+    /// How many of the first bytes are known to be white space.
     white: usize,
 }
 
@@ -29,7 +29,7 @@ impl Held {
         find(&self.bytes[from..], marker).map(|place| from + place)
     }
 
-    /// How long the first so many bytes are without white space at their end.
+    /// How long the first `upto` bytes are without white space at their end.
     pub fn trimmed(&mut self, upto: usize) -> usize {
         let white = self.white().min(upto);
         let text = self.bytes[white..upto].trim_ascii_end().len();

@@ -55,7 +55,7 @@ enum At {
 enum Escape {
     None,
     Begun,
-    /// So many digits are missing of a character's number.
+    /// How many digits of a character's number are missing.
     Digits(u8),
 }
 

@@ -237,7 +237,7 @@ impl ToolParser {
         }
     }
 
-    /// Shows so many of the pending bytes, of which some other than white space end the margin.
+    /// Shows the first `count` pending bytes. Any of them that is not white space ends the margin.
     fn release(&mut self, count: usize, margin: bool, out: &mut Vec<Delta>) {
         let bytes = self.pending.take(count);
         let text = if margin { bytes.trim_ascii_start() } else { &bytes };

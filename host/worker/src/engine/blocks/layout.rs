@@ -72,7 +72,7 @@ impl Layout {
         self.groups.iter().position(|group| group.kind == Kind::Tokens).unwrap_or(0)
     }
 
-    /// How many of a sequence's first blocks in a group a step after so many tokens does not read.
+    /// How many of a sequence's first blocks in a group a step after `past` tokens does not read.
     pub(super) fn behind(&self, group: usize, past: usize) -> usize {
         match self.groups[group].kind {
             Kind::Window(tokens) => (past + 1).saturating_sub(tokens) / self.block_tokens,
@@ -82,7 +82,7 @@ impl Layout {
 }
 
 impl Group {
-    /// How many blocks or slots a sequence of so many tokens wants while it runs.
+    /// How many blocks or slots a sequence of `tokens` tokens wants while it runs.
     pub(super) fn wants(&self, tokens: usize, block_tokens: usize) -> usize {
         match self.kind {
             Kind::Tokens => tokens.div_ceil(block_tokens),

@@ -168,7 +168,7 @@ impl BlockTable {
         self.holdings.get(&sequence)?.next(&self.chain, without_last(text)).map(|link| link.key)
     }
 
-    /// How many blocks and slots of each group a sequence lacks for so many tokens and one block more.
+    /// How many blocks and slots of each group a sequence lacks for `tokens` tokens and one block more.
     pub fn lacks(&self, sequence: u64, tokens: usize) -> Vec<usize> {
         let holding = self.holdings.get(&sequence);
         let lacks = |(place, group): (usize, &Group)| {
@@ -178,7 +178,7 @@ impl BlockTable {
         self.layout.groups.iter().enumerate().map(lacks).collect()
     }
 
-    /// Whether so many of each group can be had without taking any from a sequence.
+    /// Whether the wanted number of each group can be had without taking any from a sequence.
     pub fn has_room_for(&self, wanted: &[usize]) -> bool {
         wanted.iter().zip(&self.pools).all(|(wanted, pool)| *wanted <= pool.available())
     }
@@ -203,7 +203,7 @@ impl BlockTable {
         Usage { disk: self.index.disk.len, ..usage }
     }
 
-    /// Whether fewer than one in so many blocks or slots of a group is free.
+    /// Whether fewer than one in `share` blocks or slots of a group is free.
     pub fn is_scarce(&self, share: usize) -> bool {
         self.pools[..self.groups].iter().any(|pool| pool.unused() * share < pool.limit())
     }

@@ -233,7 +233,7 @@ impl BlockTable {
         }
     }
 
-    /// The state after so many tokens lies in the sequence's own slot.
+    /// The state after `computed` tokens lies in the sequence's own slot.
     pub(super) fn arrive(&mut self, sequence: u64, computed: usize) {
         self.drop_planned(sequence);
         let Some(holding) = self.holdings.get_mut(&sequence) else { return };

@@ -15,7 +15,7 @@ const ODD: f64 = 2.0;
 /// What a chunk may always take: a pause that no reader notices. Where steps take a millisecond, a chunk of no
 /// more than that would cost much more for each of its tokens.
 const PAUSE_SECONDS: f64 = 0.005;
-/// After so many mixed steps one is left without a chunk.
+/// One step in this many mixed ones is left without a chunk.
 const PROBE_INTERVAL: u32 = 32;
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Pace {
         }
     }
 
-    /// How many prompt tokens the next step may compute beside so many decodes; none when it is to be measured without.
+    /// How many prompt tokens the next step may compute beside `decodes` decodes; 0 when a step without a prompt is to be measured.
     pub(super) fn chunk(&self, decodes: usize) -> usize {
         let seconds = match decodes {
             0 => self.prefill_seconds,
@@ -58,7 +58,7 @@ impl Pace {
         (tokens as usize).clamp(self.chunk_min, self.chunk_max)
     }
 
-    /// A step of so many decodes and prompt tokens took that long.
+    /// Takes in how long a step of these sizes took.
     pub(super) fn record(&mut self, decodes: usize, prompt_tokens: usize, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64().max(1e-6);
         if prompt_tokens == 0 {
@@ -92,7 +92,7 @@ impl Pace {
         });
     }
 
-    /// What a step of so many decodes takes alone. Where that number was not measured, a lower bound: more streams
+    /// What a step of `decodes` decodes takes alone. Where that number was not measured, a lower bound: more streams
     /// never take less time in all, nor more time each.
     fn decode_step(&self, decodes: usize) -> Option<f64> {
         if let Some(&Some(known)) = self.decode.get(decodes) {

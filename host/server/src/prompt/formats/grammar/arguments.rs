@@ -18,10 +18,10 @@ use super::{
 use crate::chat::Tool;
 use pensieve_protocol::grammar::{Grammar, Part};
 
-/// A schema that is longer is not enforced, nor are those behind so many bytes of them; the engine takes no more.
+/// The longest schema that is enforced, and how long all of them together may be; the engine takes no more.
 const SCHEMA_BYTES_MAX: usize = 256 << 10;
 const SCHEMAS_BYTES_MAX: usize = 2 << 20;
-/// Tools behind so many bytes of a frame may have any arguments, and parts beyond so many are any value.
+/// Once a frame has this many bytes, further tools may have any arguments, and further parts are any value.
 const FRAME_BYTES_MAX: usize = 24 << 10;
 const PARTS_MAX: usize = 768;
 /// Literals within literals that are held to their schema.
