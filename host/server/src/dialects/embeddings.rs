@@ -39,8 +39,8 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
             return Err(input.invalid(format_args!("has {texts} items, more than {INPUTS_MAX}")));
         }
     }
-    body.get("encoding_format").present().map(|format| format.choice(&["float", "base64"])).transpose()?;
-    body.get("dimensions").present().map(|count| count.integer(1..=DIMENSIONS_MAX)).transpose()?;
+    body.get("encoding_format").optional(|format| format.choice(&["float", "base64"]))?;
+    body.get("dimensions").optional(|count| count.integer(1..=DIMENSIONS_MAX))?;
     refuse(&chats, &call, model, "embeddings").await
 }
 
@@ -55,7 +55,7 @@ pub(crate) async fn rerank(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
             document.get("text").string()?;
         }
     }
-    body.get("top_n").present().map(|count| count.count(1)).transpose()?;
+    body.get("top_n").optional(|count| count.count(1))?;
     refuse(&chats, &call, model, "scores").await
 }
 

@@ -111,8 +111,8 @@ fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, ApiError> {
 /// A strength may stand alone, for the adapter in the model's id.
 fn adapter(field: &Field<'_>) -> Result<AdapterSelection, ApiError> {
     let (name, scale) = (field.get("adapter"), field.get("adapter_scale"));
-    let scale = scale.present().map(|scale| scale.number(-SCALE_MAX..=SCALE_MAX)).transpose()?;
-    let name = name.present().map(|name| name.text(NAME_LEN_MAX)).transpose()?;
+    let scale = scale.optional(|scale| scale.number(-SCALE_MAX..=SCALE_MAX))?;
+    let name = name.optional(|name| name.text(NAME_LEN_MAX))?;
     Ok(AdapterSelection { name: name.map(str::to_owned), scale })
 }
 

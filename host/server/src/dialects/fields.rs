@@ -131,6 +131,11 @@ impl<'a> Field<'a> {
         self.value.map(|_| self)
     }
 
+    /// What `read` makes of the field, if it is there.
+    pub(crate) fn optional<T>(&self, read: impl FnOnce(&Self) -> Result<T, ApiError>) -> Result<Option<T>, ApiError> {
+        self.present().map(read).transpose()
+    }
+
     /// Whether it is a string, which some fields may be instead of a list.
     pub(crate) fn is_string(&self) -> bool {
         self.value.is_some_and(Value::is_string)
@@ -194,6 +199,25 @@ impl<'a> Field<'a> {
 
     pub(crate) fn boolean(&self) -> Result<bool, ApiError> {
         self.json()?.as_bool().ok_or_else(|| self.should_be("true or false"))
+    }
+
+    /// A boolean that is `default` where it is absent.
+    pub(crate) fn flag(&self, default: bool) -> Result<bool, ApiError> {
+        Ok(self.optional(Self::boolean)?.unwrap_or(default))
+    }
+
+    pub(crate) fn string_or_empty(&self) -> Result<&'a str, ApiError> {
+        Ok(self.optional(Self::string)?.unwrap_or_default())
+    }
+
+    /// One text or a list of them, each as [`Field::text`] has it; none where the field is absent.
+    pub(crate) fn texts(&self, count_max: usize, len_max: usize) -> Result<Vec<String>, ApiError> {
+        let text = |field: &Self| field.text(len_max).map(str::to_owned);
+        match self.value {
+            None => Ok(Vec::new()),
+            Some(Value::String(_)) => Ok(vec![text(self)?]),
+            Some(_) => self.items(count_max)?.map(|item| text(&item)).collect(),
+        }
     }
 
     /// A whole number within a range. `5.0` is one.

@@ -48,30 +48,22 @@ pub(super) async fn start(
 }
 
 fn options(body: &Field<'_>) -> Result<Request, ApiError> {
-    let model = body.get("model").present().map(|field| field.text(MODEL_BYTES_MAX)).transpose()?;
-    let max_tokens = body.get("max_tokens").present().map(|field| field.count(1)).transpose()?;
-    let number = |name: &str, range| body.get(name).present().map(|field| field.number(range)).transpose();
+    let model = body.get("model").optional(|field| field.text(MODEL_BYTES_MAX))?;
+    let max_tokens = body.get("max_tokens").optional(|field| field.count(1))?;
+    let number = |name: &str, range| body.get(name).optional(|field| field.number(range));
     let sampling = SamplingParams {
         temperature: number("temperature", 0.0..=2.0)?,
         top_p: number("top_p", 0.0..=1.0)?,
-        top_k: body.get("top_k").present().map(|field| field.count(0)).transpose()?,
+        top_k: body.get("top_k").optional(|field| field.count(0))?,
         repetition_penalty: number("repetition_penalty", 0.01..=100.0)?,
-        seed: body.get("seed").present().map(extensions::seed).transpose()?,
+        seed: body.get("seed").optional(extensions::seed)?,
         ..SamplingParams::default()
     };
     Ok(Request {
         model: model.unwrap_or_default().to_owned(),
         max_tokens: Some(max_tokens.unwrap_or(TOKENS_USUAL)),
         sampling,
-        stops: stops(&body.get("stop"))?,
+        stops: body.get("stop").texts(STOPS_MAX, STOP_BYTES_MAX)?,
         ..Request::default()
     })
-}
-
-fn stops(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
-    if field.is_absent() {
-        return Ok(Vec::new());
-    }
-    let text = |field: Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);
-    if field.is_string() { Ok(vec![text(field.clone())?]) } else { field.items(STOPS_MAX)?.map(text).collect() }
 }

@@ -42,7 +42,7 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiErr
     match (kind, role) {
         ("text", _) => Ok(Some(Part::Text(text(block)?.to_owned()))),
         ("thinking", Role::Assistant) => {
-            block.get("signature").present().map(Field::string).transpose()?;
+            block.get("signature").optional(Field::string)?;
             Ok(Some(block.get("thinking").string()?)
                 .filter(|text| !text.is_empty())
                 .map(|text| Part::Thinking(text.into())))
@@ -59,7 +59,7 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiErr
             Ok(Some(Part::ToolCall { id, name, arguments }))
         }
         ("tool_result", Role::User) => {
-            let is_error = block.get("is_error").present().map(Field::boolean).transpose()?.unwrap_or(false);
+            let is_error = block.get("is_error").flag(false)?;
             let id = id(&block.get("tool_use_id"))?;
             Ok(Some(Part::ToolResult { id, text: result(&block.get("content"))?, is_error }))
         }
@@ -111,7 +111,7 @@ fn replaced(block: &Field<'_>, kind: &str) -> Result<Option<String>, ApiError> {
         "image" | "document" => block.attachment(kind).map(Some),
         "container_upload" => block.attachment("file").map(Some),
         "search_result" => {
-            let title = block.get("title").present().map(Field::string).transpose()?.unwrap_or_default();
+            let title = block.get("title").string_or_empty()?;
             let content = block.get("content");
             let texts = blocks(&content)?.map(|block| only_text(&block).map(Cow::into_owned));
             Ok(Some(format!("{title}\n{}", texts.collect::<Result<Vec<_>, _>>()?.join("\n"))))

@@ -28,7 +28,7 @@ pub(super) struct MessageRequest {
 pub(super) fn message(document: &Document) -> Result<MessageRequest, ApiError> {
     let body = document.root();
     let max_tokens = body.get("max_tokens").count(1)?;
-    let stream = body.get("stream").present().map(Field::boolean).transpose()?.unwrap_or(false);
+    let stream = body.get("stream").flag(false)?;
     Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request(&body)? }, stream })
 }
 
@@ -40,7 +40,7 @@ pub(super) fn count(document: &Document) -> Result<Request, ApiError> {
 fn request(body: &Field<'_>) -> Result<Request, ApiError> {
     if let Some(metadata) = body.get("metadata").present() {
         metadata.object()?;
-        metadata.get("user_id").present().map(|user| user.text(USER_LEN_MAX)).transpose()?;
+        metadata.get("user_id").optional(|user| user.text(USER_LEN_MAX))?;
     }
     if body.get(THREAD).present().is_some() {
         return Err(ApiError::field(
@@ -51,7 +51,7 @@ fn request(body: &Field<'_>) -> Result<Request, ApiError> {
     let mut request = Request {
         model: body.get("model").text(MODEL_LEN_MAX)?.to_owned(),
         sampling: sampling(body)?,
-        stops: body.get("stop_sequences").present().map(stops).transpose()?.unwrap_or_default(),
+        stops: body.get("stop_sequences").optional(stops)?.unwrap_or_default(),
         format: format(body)?,
         input: Input::Chat(conversation(body)?),
         ..Request::default()
@@ -62,9 +62,9 @@ fn request(body: &Field<'_>) -> Result<Request, ApiError> {
 
 fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
     Ok(SamplingParams {
-        temperature: body.get("temperature").present().map(|field| field.number(0.0..=TEMPERATURE_MAX)).transpose()?,
-        top_k: body.get("top_k").present().map(|field| field.count(0)).transpose()?,
-        top_p: body.get("top_p").present().map(|field| field.number(0.0..=1.0)).transpose()?,
+        temperature: body.get("temperature").optional(|field| field.number(0.0..=TEMPERATURE_MAX))?,
+        top_k: body.get("top_k").optional(|field| field.count(0))?,
+        top_p: body.get("top_p").optional(|field| field.number(0.0..=1.0))?,
         ..SamplingParams::default()
     })
 }

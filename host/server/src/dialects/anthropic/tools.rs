@@ -42,7 +42,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     }
     field.object()?;
     let kind = field.get("type").choice(&["auto", "any", "tool", "none"])?;
-    let single = field.get("disable_parallel_tool_use").present().map(Field::boolean).transpose()?.unwrap_or(false);
+    let single = field.get("disable_parallel_tool_use").flag(false)?;
     // Tools that are not served here have been left out, so that a choice may have lost its tool.
     let listed = body.get("tools");
     let is_listed = |name: &str| {
@@ -87,7 +87,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
 fn tool(item: &Field<'_>) -> Result<Option<Tool>, ApiError> {
     item.object()?;
     let kind = item.get("type");
-    let kind = kind.present().map(Field::string).transpose()?.unwrap_or("custom");
+    let kind = kind.optional(Field::string)?.unwrap_or("custom");
     if kind != "custom" {
         let known = known_tools::find(kind);
         if known.is_none() {
@@ -95,8 +95,8 @@ fn tool(item: &Field<'_>) -> Result<Option<Tool>, ApiError> {
         }
         return known.map(|(description, schema)| named(item, description, schema)).transpose();
     }
-    let description = item.get("description").present().map(Field::string).transpose()?.unwrap_or_default();
-    let strict = item.get("strict").present().map(Field::boolean).transpose()?.unwrap_or(false);
+    let description = item.get("description").string_or_empty()?;
+    let strict = item.get("strict").flag(false)?;
     let field = item.get("input_schema");
     let tool = named(item, description, schema(&field)?)?;
     Ok(Some(Tool { strict, field: field.path().to_owned(), ..tool }))

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::{LINES, error_line, model_name, models::named};
 use crate::{
-    dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field},
+    dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode},
     fleet::default_budget,
     hub::{Hub, HubName, Progress, Pulled},
     prompt::Chats,
@@ -27,7 +27,7 @@ const LINES_WAITING_MAX: usize = 16;
 pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let document = call.document()?;
     let body = document.root();
-    let is_stream = body.get("stream").present().map(Field::boolean).transpose()?.unwrap_or(true);
+    let is_stream = body.get("stream").flag(true)?;
     let (name, absent) = match named(&chats, &call, &body).await {
         Ok(_) => return Ok(ApiResponse::text(LINES, line(&success()))),
         Err(error) if error.code != ErrorCode::NotFound => return Err(error),

@@ -52,13 +52,13 @@ pub(super) fn generate(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
     {
         return Err(suffix.invalid("is not served; put what comes after the gap into the prompt"));
     }
-    let prompt = body.get("prompt").present().map(Field::string).transpose()?.unwrap_or_default();
-    let system = body.get("system").present().map(Field::string).transpose()?.unwrap_or_default();
+    let prompt = body.get("prompt").string_or_empty()?;
+    let system = body.get("system").string_or_empty()?;
     if let Some(template) = body.get("template").present() {
         template.string()?;
         template.note("the model's own template is used");
     }
-    let input = if flag(body, "raw", false)? {
+    let input = if body.get("raw").flag(false)? {
         Input::Text(prompt.to_owned())
     } else {
         let mut parts = images(body)?;
@@ -78,13 +78,13 @@ fn finish(body: &Field<'_>, name: String, mut input: Input, is_empty: bool) -> R
     let mut request = Request {
         max_tokens: limit(&options)?,
         sampling: sampling(&options)?,
-        stops: stops(&options.get("stop"))?,
+        stops: options.get("stop").texts(STOPS_MAX, STOP_BYTES_MAX)?,
         format: format(&body.get("format"))?,
         input,
         ..Request::default()
     };
     extensions::read(body, &mut request)?;
-    let stream = flag(body, "stream", true)?;
+    let stream = body.get("stream").flag(true)?;
     Ok(OllamaRequest { request: (!is_empty).then_some(request), name, stream, with_thinking })
 }
 
@@ -95,10 +95,6 @@ fn name(body: &Field<'_>) -> Result<String, ApiError> {
         return Err(body.get("model").invalid("this field is required"));
     }
     Ok(field.text(MODEL_BYTES_MAX)?.to_owned())
-}
-
-fn flag(body: &Field<'_>, name: &str, default: bool) -> Result<bool, ApiError> {
-    Ok(body.get(name).present().map(Field::boolean).transpose()?.unwrap_or(default))
 }
 
 /// `think` is a boolean or a degree. Without it, the template's own way holds and thoughts are shown.
@@ -126,30 +122,19 @@ fn limit(options: &Field<'_>) -> Result<Option<u32>, ApiError> {
 }
 
 fn sampling(options: &Field<'_>) -> Result<SamplingParams, ApiError> {
-    let number = |name: &str, range| options.get(name).present().map(|field| field.number(range)).transpose();
+    let number = |name: &str, range| options.get(name).optional(|field| field.number(range));
     let positive = number("repeat_penalty", 0.0..=100.0)?.filter(|penalty| *penalty > 0.0);
     Ok(SamplingParams {
         temperature: number("temperature", 0.0..=10.0)?,
         top_p: number("top_p", 0.0..=1.0)?,
         min_p: number("min_p", 0.0..=1.0)?,
-        top_k: options.get("top_k").present().map(|field| field.count(0)).transpose()?,
+        top_k: options.get("top_k").optional(|field| field.count(0))?,
         repetition_penalty: positive,
         presence_penalty: number("presence_penalty", -2.0..=2.0)?,
         frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
-        seed: options.get("seed").present().map(extensions::seed).transpose()?,
+        seed: options.get("seed").optional(extensions::seed)?,
         ..SamplingParams::default()
     })
-}
-
-fn stops(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
-    let text = |field: &Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);
-    if field.is_absent() {
-        Ok(Vec::new())
-    } else if field.is_string() {
-        Ok(vec![text(field)?])
-    } else {
-        field.items(STOPS_MAX)?.map(|item| text(&item)).collect()
-    }
 }
 
 /// `"json"`, or a schema. Some clients send an empty text for none.
@@ -183,7 +168,7 @@ fn tools(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
             }
             None => json!({ "type": "object", "properties": {} }),
         };
-        let description = function.get("description").present().map(Field::string).transpose()?.unwrap_or_default();
+        let description = function.get("description").string_or_empty()?;
         let tool = Tool {
             name: name.text(NAME_BYTES_MAX)?.to_owned(),
             description: description.to_owned(),
@@ -220,7 +205,7 @@ impl Reader {
         message.object()?;
         let role = message.get("role").choice(&["system", "user", "assistant", "tool", "developer"])?;
         let content = message.get("content");
-        let text = content.present().map(Field::string).transpose()?.unwrap_or_default().to_owned();
+        let text = content.string_or_empty()?.to_owned();
         match role {
             0 | 4 if self.turns.is_empty() => self.system.push(text),
             0 | 4 => self.turns.push(Turn { role: Role::System, parts: vec![Part::Text(text)] }),
@@ -252,7 +237,7 @@ impl Reader {
                 let function = call.get("function");
                 function.object()?;
                 let name = function.get("name").text(NAME_BYTES_MAX)?.to_owned();
-                let arguments = function.get("arguments").present().map(Field::json).transpose()?;
+                let arguments = function.get("arguments").optional(Field::json)?;
                 let arguments = match arguments {
                     None => Value::Object(Map::new()),
                     Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
@@ -272,7 +257,7 @@ impl Reader {
     fn result(&mut self, message: &Field<'_>, text: String) -> Result<(), ApiError> {
         let name = message.get("tool_name");
         let name = if name.is_absent() { message.get("name") } else { name };
-        let name = name.present().map(Field::string).transpose()?;
+        let name = name.optional(Field::string)?;
         let place = self.open.iter().position(|(_, called)| name.is_none_or(|name| name == called));
         let Some(place) = place.or_else(|| (!self.open.is_empty()).then_some(0)) else {
             message.note("it belongs to no call; it is shown as a text");

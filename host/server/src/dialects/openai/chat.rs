@@ -7,8 +7,7 @@ use crate::{
 use pensieve_protocol::grammar::Grammar;
 
 use super::{
-    messages,
-    options::{self, flag},
+    messages, options,
     tools::{self, Tools},
 };
 
@@ -60,15 +59,15 @@ fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
 /// Both names are read, and the newer one holds.
 fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, ApiError> {
     let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| body.get(name));
-    let old = old.present().map(|field| field.count(1)).transpose()?;
-    let new = new.present().map(|field| field.count(1)).transpose()?;
+    let old = old.optional(|field| field.count(1))?;
+    let new = new.optional(|field| field.count(1))?;
     Ok(new.or(old))
 }
 
 fn logprobs(body: &Field<'_>) -> Result<Option<u8>, ApiError> {
-    let wanted = flag(&body.get("logprobs"))?;
+    let wanted = body.get("logprobs").flag(false)?;
     let top = body.get("top_logprobs");
-    let count = top.present().map(|top| top.integer(0..=TOP_LOGPROBS_MAX)).transpose()?;
+    let count = top.optional(|top| top.integer(0..=TOP_LOGPROBS_MAX))?;
     match count {
         // The range makes the cast exact.
         Some(count) if wanted => Ok(Some(count as u8)),
@@ -96,8 +95,8 @@ fn format(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
 fn json_schema(field: &Field<'_>) -> Result<Grammar, ApiError> {
     field.object()?;
     tools::name(&field.get("name"))?;
-    field.get("description").present().map(Field::string).transpose()?;
-    let strict = flag(&field.get("strict"))?;
+    field.get("description").optional(Field::string)?;
+    let strict = field.get("strict").flag(false)?;
     let schema = field.get("schema");
     if schema.is_absent() {
         return Ok(Grammar::any_json_object());

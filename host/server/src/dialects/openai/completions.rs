@@ -5,7 +5,7 @@ use crate::{
     dialects::{ApiError, fields::Field},
 };
 
-use super::options::{self, CHOICES_MAX, flag};
+use super::options::{self, CHOICES_MAX};
 
 const LOGPROBS_MAX: i64 = 5;
 const PROMPTS_MAX: usize = 64;
@@ -37,10 +37,10 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     if let Some(suffix) = body.get("suffix").present() {
         return Err(suffix.invalid("is not served; put what comes after the gap into the prompt"));
     }
-    let echo = flag(&body.get("echo"))?;
+    let echo = body.get("echo").flag(false)?;
     let logprobs = body.get("logprobs");
     // The range makes the cast exact.
-    let shown = logprobs.present().map(|count| count.integer(0..=LOGPROBS_MAX)).transpose()?.map(|count| count as u8);
+    let shown = logprobs.optional(|count| count.integer(0..=LOGPROBS_MAX))?.map(|count| count as u8);
     if echo && shown.is_some() {
         return Err(logprobs.invalid("is not served together with 'echo', as prompts have no log-probabilities here"));
     }
@@ -51,7 +51,7 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
         let message = format!("{} prompts times {copies} choices are more than {GENERATIONS_MAX}", inputs.len());
         return Err(body.get("prompt").invalid(message));
     }
-    let max_tokens = body.get("max_tokens").present().map(|field| field.count(1)).transpose()?;
+    let max_tokens = body.get("max_tokens").optional(|field| field.count(1))?;
     let request = Request {
         model,
         max_tokens: Some(max_tokens.unwrap_or(MAX_TOKENS)),

@@ -32,7 +32,7 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     }
     for message in messages {
         message.object()?;
-        message.get("name").present().map(Field::string).transpose()?;
+        message.get("name").optional(Field::string)?;
         let (role, parts) = match message.get("role").choice(&ROLES)? {
             0 | 1 => (Role::System, content(&message, true)?),
             2 => (Role::User, content(&message, true)?),

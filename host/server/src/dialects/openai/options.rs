@@ -22,38 +22,33 @@ pub(crate) fn model(body: &Field<'_>) -> Result<String, ApiError> {
 pub(crate) fn choices(body: &Field<'_>) -> Result<usize, ApiError> {
     let n = body.get("n");
     // The range makes the cast exact.
-    Ok(n.present().map(|n| n.integer(1..=CHOICES_MAX)).transpose()?.unwrap_or(1) as usize)
+    Ok(n.optional(|n| n.integer(1..=CHOICES_MAX))?.unwrap_or(1) as usize)
 }
 
 /// Whether the answer is streamed, and whether the stream tells the usage.
 pub(crate) fn streaming(body: &Field<'_>) -> Result<(bool, bool), ApiError> {
-    let stream = flag(&body.get("stream"))?;
+    let stream = body.get("stream").flag(false)?;
     let options = body.get("stream_options");
     if options.is_absent() {
         return Ok((stream, false));
     }
     options.object()?;
-    let include_usage = flag(&options.get("include_usage"))?;
+    let include_usage = options.get("include_usage").flag(false)?;
     if !stream {
         return Err(options.invalid("is only allowed where 'stream' is true"));
     }
     Ok((stream, include_usage))
 }
 
-/// A boolean that is false where it is absent.
-pub(crate) fn flag(field: &Field<'_>) -> Result<bool, ApiError> {
-    Ok(field.present().map(Field::boolean).transpose()?.unwrap_or(false))
-}
-
 pub(crate) fn sampling(body: &Field<'_>) -> Result<SamplingParams, ApiError> {
-    let number = |name: &str, range| body.get(name).present().map(|field| field.number(range)).transpose();
+    let number = |name: &str, range| body.get(name).optional(|field| field.number(range));
     Ok(SamplingParams {
         temperature: number("temperature", 0.0..=2.0)?,
         top_p: number("top_p", 0.0..=1.0)?,
         presence_penalty: number("presence_penalty", -2.0..=2.0)?,
         frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
         logit_bias: logit_bias(&body.get("logit_bias"))?,
-        seed: body.get("seed").present().map(extensions::seed).transpose()?,
+        seed: body.get("seed").optional(extensions::seed)?,
         ..SamplingParams::default()
     })
 }
@@ -74,15 +69,7 @@ fn logit_bias(field: &Field<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
 }
 
 pub(crate) fn stops(body: &Field<'_>) -> Result<Vec<String>, ApiError> {
-    let field = body.get("stop");
-    let text = |field: &Field<'_>| field.text(STOP_BYTES_MAX).map(str::to_owned);
-    if field.is_absent() {
-        Ok(Vec::new())
-    } else if field.is_string() {
-        Ok(vec![text(&field)?])
-    } else {
-        field.items(STOPS_MAX)?.map(|item| text(&item)).collect()
-    }
+    body.get("stop").texts(STOPS_MAX, STOP_BYTES_MAX)
 }
 
 #[cfg(test)]

@@ -10,8 +10,6 @@ use crate::{
     },
 };
 
-use super::options::flag;
-
 const TOOLS_MAX: usize = 128;
 const NAME_BYTES_MAX: usize = 64;
 
@@ -30,9 +28,9 @@ impl Tools {
             }
         }
         let field = body.get("tools");
-        let tools = field.present().map(list).transpose()?.unwrap_or_default();
+        let tools = field.optional(list)?.unwrap_or_default();
         let parallel = body.get("parallel_tool_calls");
-        let parallel = parallel.present().map(Field::boolean).transpose()?.unwrap_or(true);
+        let parallel = parallel.flag(true)?;
         let mut read = Self { tools, choice: ToolChoice::Auto, single_call: !parallel };
         if let Some(choice) = body.get("tool_choice").present() {
             read.choose(choice)?;
@@ -121,9 +119,9 @@ fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
     };
     Ok(Tool {
         name: name(&function.get("name"))?.to_owned(),
-        description: description.present().map(Field::string).transpose()?.unwrap_or_default().to_owned(),
+        description: description.string_or_empty()?.to_owned(),
         schema,
-        strict: flag(&function.get("strict"))?,
+        strict: function.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
     })
 }

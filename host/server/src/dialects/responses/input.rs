@@ -124,7 +124,7 @@ impl Reader {
 
     fn call(&mut self, item: &Field<'_>, arguments: Value) -> Result<(), ApiError> {
         let id = call_id(item)?;
-        let namespace = item.get("namespace").present().map(|name| name.text(NAME_BYTES_MAX)).transpose()?;
+        let namespace = item.get("namespace").optional(|name| name.text(NAME_BYTES_MAX))?;
         let name = flat(namespace, item.get("name").text(NAME_BYTES_MAX)?);
         self.open.push(id.clone());
         self.append(Role::Assistant, Part::ToolCall { id, name, arguments });

@@ -42,7 +42,7 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>, items: Vec<Value>) -> Re
             return Err(field.invalid(why));
         }
     }
-    if options::flag(&body.get("background"))? {
+    if body.get("background").flag(false)? {
         return Err(body.get("background").invalid("is not served; send \"stream\": true"));
     }
     let tools = Tools::read(body)?;
@@ -57,7 +57,7 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>, items: Vec<Value>) -> Re
     };
     think(body, &mut conversation)?;
     let limit = body.get("max_output_tokens");
-    let max_tokens = limit.present().map(|limit| limit.count(1)).transpose()?;
+    let max_tokens = limit.optional(|limit| limit.count(1))?;
     let request = Request {
         model: options::model(body)?,
         max_tokens,
@@ -67,12 +67,12 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>, items: Vec<Value>) -> Re
         ..Request::default()
     };
     let truncation = body.get("truncation");
-    let truncate = truncation.present().map(|word| word.choice(&["disabled", "auto"])).transpose()? == Some(1);
+    let truncate = truncation.optional(|word| word.choice(&["disabled", "auto"]))? == Some(1);
     let store = body.get("store");
     Ok(ResponseRequest {
         request,
-        stream: options::flag(&body.get("stream"))?,
-        store: store.present().map(Field::boolean).transpose()?.unwrap_or(true),
+        stream: body.get("stream").flag(false)?,
+        store: store.flag(true)?,
         truncate,
         is_limited: max_tokens.is_some(),
         with_encrypted: includes(body, "reasoning.encrypted_content")?,
@@ -109,7 +109,7 @@ fn format(body: &Field<'_>) -> Result<ResponseFormat, ApiError> {
         1 => (Grammar::any_json_object(), format.clone()),
         _ => {
             format.get("name").text(NAME_BYTES_MAX)?;
-            let strict = options::flag(&format.get("strict"))?;
+            let strict = format.get("strict").flag(false)?;
             let schema = format.get("schema");
             (Grammar::json_schema(extensions::schema(&schema)?, !strict), schema)
         }
@@ -152,7 +152,7 @@ fn echo(body: &Field<'_>, truncate: bool) -> Result<Map<String, Value>, ApiError
         ("user", Value::Null),
     ];
     for (name, default) in defaults {
-        let value = body.get(name).present().map(Field::json).transpose()?;
+        let value = body.get(name).optional(Field::json)?;
         echo.insert(name.to_owned(), value.cloned().unwrap_or(default));
     }
     echo.insert("truncation".to_owned(), if truncate { "auto" } else { "disabled" }.into());

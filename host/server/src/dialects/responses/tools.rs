@@ -55,7 +55,7 @@ impl Tools {
             }
         }
         let parallel = body.get("parallel_tool_calls");
-        tools.single_call = !parallel.present().map(Field::boolean).transpose()?.unwrap_or(true);
+        tools.single_call = !parallel.flag(true)?;
         if let Some(choice) = body.get("tool_choice").present() {
             tools.choice = tools.choice(choice)?;
         }
@@ -143,7 +143,7 @@ impl Tools {
     }
 
     fn named(&self, field: &Field<'_>) -> Result<String, ApiError> {
-        let namespace = field.get("namespace").present().map(Field::string).transpose()?;
+        let namespace = field.get("namespace").optional(Field::string)?;
         let name = field.get("name");
         let flat = flat(namespace, name.text(NAME_BYTES_MAX)?);
         if self.origins.contains_key(&flat) {
@@ -167,7 +167,7 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
         description: description(item)?,
         schema,
         // Without it, a schema beyond the grammar engine degrades to any JSON: a 400 would end a session of Codex.
-        strict: item.get("strict").present().map(Field::boolean).transpose()?.unwrap_or(false),
+        strict: item.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
     })
 }
@@ -207,7 +207,7 @@ fn custom(item: &Field<'_>) -> Result<Tool, ApiError> {
 }
 
 fn description(item: &Field<'_>) -> Result<String, ApiError> {
-    let description = item.get("description").present().map(Field::string).transpose()?;
+    let description = item.get("description").optional(Field::string)?;
     Ok(description.unwrap_or_default().to_owned())
 }
 
