@@ -8,22 +8,20 @@ mod computed;
 mod providers;
 
 use pensieve_plugin_api::{
-    AdapterData, ArchitectureBox, CacheGroup, Card as AbiCard, ErrorCode, LoadRequest, LogLevel, ModelBox, PluginError,
-    Source,
+    AdapterData, ArchitectureBox, CacheGroup, Card as AbiCard, ErrorCode, LoadRequest, ModelBox, PluginError, Source,
     laws::{self, Options, Progress},
 };
 use serde::{Deserialize, Serialize};
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
 };
 
 use clap::Args;
 
 use super::{
     error::{CliError, Exit},
-    reply::Reply,
+    reply::{self, Reply, SharedReply},
 };
 use crate::config;
 use pensieve_prompt::Model;
@@ -171,25 +169,17 @@ pub(super) enum LawOutcome {
 
 impl RunLaws {
     pub(super) fn run(self) -> ExitCode {
-        let tried = Reply::attended().and_then(|answer| {
-            let answer = Arc::new(Mutex::new(answer));
-            let say = |event: &LawEvent| answer.lock().unwrap_or_else(PoisonError::into_inner).line(event);
-            let stopped =
-                |error: CliError| say(&LawEvent::Stopped { exit: error.exit, reason: error.lines.join("; ") });
-            let tried = self.try_all(&answer, &mut |event| drop(say(&event)));
-            tried.map_or_else(stopped, |()| say(&LawEvent::Done))
-        });
-        match tried {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("cannot answer: {error}");
-                ExitCode::FAILURE
-            }
-        }
+        reply::status(Reply::attended().and_then(|reply| {
+            let tried = self.try_all(&reply, &mut |event| drop(reply.line(&event)));
+            reply.line(&match tried {
+                Ok(()) => LawEvent::Done,
+                Err(error) => LawEvent::Stopped { exit: error.exit, reason: error.lines.join("; ") },
+            })
+        }))
     }
 
     /// The providers that need no checkpoint come first.
-    fn try_all(&self, answer: &Arc<Mutex<Reply>>, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
+    fn try_all(&self, reply: &SharedReply, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
         let plugin = open(&self.plugin)?;
         let LawOptions { samplers, adapter, formats, .. } = &self.setting;
         if let Some(parameters) = samplers {
@@ -202,7 +192,7 @@ impl RunLaws {
         let others = formats.iter().map(|file| open(file)).collect::<Result<Vec<_>, _>>()?;
         let readers: Vec<&LoadedPlugin> = others.iter().chain([&plugin]).collect();
         let adapter = adapter.as_deref().map(|adapter| providers::read_adapter(&readers, adapter)).transpose()?;
-        try_laws(self.load(&plugin, source, adapter, answer)?, say)
+        try_laws(self.load(&plugin, source, adapter, reply)?, say)
     }
 
     fn load(
@@ -210,20 +200,14 @@ impl RunLaws {
         plugin: &LoadedPlugin,
         checkpoint: &Path,
         adapter: Option<AdapterData>,
-        answer: &Arc<Mutex<Reply>>,
+        reply: &SharedReply,
     ) -> Result<Loaded, CliError> {
         let name = CheckpointName::read(checkpoint);
         let name = name.map_err(|what| CliError::new(Exit::Failed, format!("the checkpoint {what}")))?;
         let LawOptions { device, context, options, longest, reference, tolerance, .. } = &self.setting;
-        let path = checkpoint.to_str().ok_or_else(|| {
-            CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", checkpoint.display()))
-        })?;
-        let source = Source { path: path.into(), options: options.as_str().into() };
+        let source = source(checkpoint, options)?;
         let (architecture, abi_card) = claimant(plugin, &name, &source)?;
-        let card = plugin::card::read(&abi_card).map_err(|what| {
-            let line = format!("architecture '{}' describes the checkpoint wrongly: {what}", abi_card.architecture);
-            CliError::new(Exit::Failed, line)
-        })?;
+        let card = read_card(&abi_card.architecture, &abi_card)?;
         let reference = reference.as_deref().map(|file| computed::read(file, *tolerance, &card)).transpose()?;
         let shape = laws::Shape::from(&abi_card);
         let references = reference.into_iter().collect();
@@ -242,7 +226,7 @@ impl RunLaws {
         let state_bytes = state_bytes.max(STATE_BYTES_MIN);
         let (device, context) = (device.as_str().into(), *context);
         let request = LoadRequest { source, device, context, state_bytes, threads: 0 };
-        let model = architecture.load(&request, services(answer).into_abi()).into_result();
+        let model = architecture.load(&request, services(reply).into_abi()).into_result();
         let model = model.map_err(|error| refused(&abi_card.architecture, "does not load the checkpoint", &error))?;
         Ok(Loaded { model, shape, card, options })
     }
@@ -276,8 +260,24 @@ fn tell(progress: Progress<'_>, subject: Option<&str>, say: &mut dyn FnMut(LawEv
     }
 }
 
-fn open(file: &Path) -> Result<LoadedPlugin, CliError> {
+pub(super) fn open(file: &Path) -> Result<LoadedPlugin, CliError> {
     LoadedPlugin::open(file).map_err(|error| CliError::new(Exit::Failed, error.to_string()))
+}
+
+/// A checkpoint as it crosses to a plugin.
+pub(super) fn source<'a>(checkpoint: &'a Path, options: &'a str) -> Result<Source<'a>, CliError> {
+    let path = checkpoint.to_str().ok_or_else(|| {
+        CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", checkpoint.display()))
+    })?;
+    Ok(Source { path: path.into(), options: options.into() })
+}
+
+/// A plugin's card as this host reads it.
+pub(super) fn read_card(architecture: &str, card: &AbiCard) -> Result<Card, CliError> {
+    plugin::card::read(card).map_err(|what| {
+        let line = format!("architecture '{architecture}' describes the checkpoint wrongly: {what}");
+        CliError::new(Exit::Failed, line)
+    })
 }
 
 /// The one demand on a card that only a host can try: that it can read what texts are written with.
@@ -343,24 +343,12 @@ fn unclaimed(manifest: &Manifest, name: &CheckpointName) -> String {
     )
 }
 
-fn refused(architecture: &str, what: &str, error: &PluginError) -> CliError {
+pub(super) fn refused(architecture: &str, what: &str, error: &PluginError) -> CliError {
     CliError::new(Exit::Failed, format!("architecture '{architecture}' {what}: {error}"))
 }
 
-/// Sends a plugin's progress and warnings to the parent.
-fn services(answer: &Arc<Mutex<Reply>>) -> HostServices {
-    let tell = |answer: &Mutex<Reply>, event: &LawEvent| {
-        // Without a parent this process is about to end.
-        let _ = answer.lock().unwrap_or_else(PoisonError::into_inner).line(event);
-    };
-    let (logs, loads) = (answer.clone(), answer.clone());
-    HostServices::new()
-        .on_log(move |level, message| {
-            if level == LogLevel::ERROR || level == LogLevel::WARN {
-                tell(&logs, &LawEvent::Warns { message: message.into() });
-            }
-        })
-        .on_progress(move |done, total, what| tell(&loads, &LawEvent::Loads { done, total, what: what.into() }))
+fn services(reply: &SharedReply) -> HostServices {
+    reply.services(|message| LawEvent::Warns { message }, |done, total, what| LawEvent::Loads { done, total, what })
 }
 
 impl From<&laws::Verdict> for Verdict {

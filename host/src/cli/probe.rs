@@ -13,7 +13,11 @@ use clap::Subcommand;
 use pensieve_plugin_api::{ErrorCode, Source};
 use serde::Serialize;
 
-use super::{laws::RunLaws, quality::RunQuality, reply::Reply};
+use super::{
+    laws::RunLaws,
+    quality::RunQuality,
+    reply::{self, Reply},
+};
 use pensieve_protocol::{
     checkpoint::CheckpointName,
     questions::{Described, Named},
@@ -94,12 +98,5 @@ fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Desc
 }
 
 fn answer<T: Serialize>(question: impl FnOnce() -> T) -> ExitCode {
-    let answered = Reply::begin().and_then(|answer| answer.send(&question()));
-    match answered {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("cannot answer: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    reply::status(Reply::begin().and_then(|answer| answer.send(&question())))
 }

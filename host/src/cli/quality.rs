@@ -7,23 +7,17 @@
 mod divergence;
 mod reader;
 
-use pensieve_plugin_api::{ArchitectureBox, LogLevel, PluginError, Source};
+use pensieve_plugin_api::{ArchitectureBox, LoadRequest, PluginError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::{
-    fs::File,
-    io::Read,
-    path::PathBuf,
-    process::ExitCode,
-    sync::{Arc, Mutex, PoisonError},
-    thread,
-};
+use std::{fs::File, io::Read, path::PathBuf, process::ExitCode, thread};
 
 use clap::Args;
 
 use super::{
     error::{CliError, Exit},
-    reply::Reply,
+    laws,
+    reply::{self, Reply, SharedReply},
 };
 use crate::config::units;
 use divergence::Divergence;
@@ -33,7 +27,7 @@ use pensieve_protocol::{
     job::Failure,
     prompt::{STACK_BYTES, Tokenizer},
 };
-use pensieve_worker::plugin::{self, HostServices, LoadedPlugin};
+use pensieve_worker::plugin::HostServices;
 use reader::Reader;
 
 /// What the reference is told besides the model's own options.
@@ -113,26 +107,16 @@ pub(super) struct Quality {
 
 impl RunQuality {
     pub(super) fn run(self) -> ExitCode {
-        let told = Reply::attended().and_then(|answer| {
-            let answer = Arc::new(Mutex::new(answer));
-            let last = match self.measure(&answer) {
+        reply::status(Reply::attended().and_then(|reply| {
+            reply.line(&match self.measure(&reply) {
                 Ok(found) => QualityEvent::Found(found),
                 Err(error) => QualityEvent::Stopped { exit: error.exit, reason: error.lines.join("; ") },
-            };
-            answer.lock().unwrap_or_else(PoisonError::into_inner).line(&last)
-        });
-        match told {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("cannot answer: {error}");
-                ExitCode::FAILURE
-            }
-        }
+            })
+        }))
     }
 
-    fn measure(&self, answer: &Arc<Mutex<Reply>>) -> Result<Quality, CliError> {
-        let plugin = LoadedPlugin::open(&self.plugin);
-        let plugin = plugin.map_err(|error| CliError::new(Exit::Failed, error.to_string()))?;
+    fn measure(&self, reply: &SharedReply) -> Result<Quality, CliError> {
+        let plugin = laws::open(&self.plugin)?;
         let architecture = plugin.architecture(&self.architecture);
         let architecture = architecture.map_err(|error| self.refused("cannot be made", &error))?;
         let options = with_reference(&self.options)?;
@@ -145,7 +129,7 @@ impl RunQuality {
         self.check_memory(&found, &exact)?;
         let load = |options: &str, card: Described| {
             let request = self.request(options, reader::state_bytes(&card.abi, sequences.longest, context))?;
-            let model = architecture.load(&request, services(answer).into_abi()).into_result();
+            let model = architecture.load(&request, services(reply).into_abi()).into_result();
             model.map(|model| Reader::new(model, &card.abi)).map_err(|error| self.refused("does not load", &error))
         };
         let mut found = load(&self.options, found)?;
@@ -159,7 +143,8 @@ impl RunQuality {
             return Err(CliError::new(Exit::Failed, line));
         }
         let divergence = sequences.compare(&mut found, &mut exact, |done, total| {
-            tell(answer, &QualityEvent::Reaches { done, total, what: "reading the text".into() });
+            // Without a parent this process is about to end.
+            let _ = reply.line(&QualityEvent::Reaches { done, total, what: "reading the text".into() });
         })?;
         Ok(Quality {
             architecture: self.architecture.clone(),
@@ -187,36 +172,16 @@ impl RunQuality {
         CliError::new(Exit::Failed, line)
     }
 
-    fn source<'a>(&'a self, options: &'a str) -> Result<Source<'a>, CliError> {
-        let path = self.source.to_str().ok_or_else(|| {
-            CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", self.source.display()))
-        })?;
-        Ok(Source { path: path.into(), options: options.into() })
-    }
-
     fn describe(&self, architecture: &ArchitectureBox, options: &str) -> Result<Described, CliError> {
-        let described = architecture.describe(&self.source(options)?).into_result();
+        let described = architecture.describe(&laws::source(&self.source, options)?).into_result();
         let abi = described.map_err(|error| self.refused("does not describe the checkpoint", &error))?;
-        let read = plugin::card::read(&abi).map_err(|what| {
-            let line = format!("architecture '{}' describes the checkpoint wrongly: {what}", self.architecture);
-            CliError::new(Exit::Failed, line)
-        })?;
+        let read = laws::read_card(&self.architecture, &abi)?;
         Ok(Described { abi, read })
     }
 
-    fn request<'a>(
-        &'a self,
-        options: &'a str,
-        state_bytes: u64,
-    ) -> Result<pensieve_plugin_api::LoadRequest<'a>, CliError> {
-        let (source, device) = (self.source(options)?, self.device.as_str().into());
-        Ok(pensieve_plugin_api::LoadRequest {
-            source,
-            device,
-            context: self.context,
-            state_bytes,
-            threads: self.threads,
-        })
+    fn request<'a>(&'a self, options: &'a str, state_bytes: u64) -> Result<LoadRequest<'a>, CliError> {
+        let (source, device) = (laws::source(&self.source, options)?, self.device.as_str().into());
+        Ok(LoadRequest { source, device, context: self.context, state_bytes, threads: self.threads })
     }
 
     /// As many bytes of the text as the tokens that are wanted can have.
@@ -252,7 +217,7 @@ impl RunQuality {
     }
 
     fn refused(&self, what: &str, error: &PluginError) -> CliError {
-        CliError::new(Exit::Failed, format!("architecture '{}' {what}: {error}", self.architecture))
+        laws::refused(&self.architecture, what, error)
     }
 }
 
@@ -336,19 +301,9 @@ fn tokens(card: Card, text: String, positions: usize) -> Result<Vec<u32>, CliErr
     Ok(tokens)
 }
 
-fn tell(answer: &Mutex<Reply>, event: &QualityEvent) {
-    // Without a parent this process is about to end.
-    let _ = answer.lock().unwrap_or_else(PoisonError::into_inner).line(event);
-}
-
-/// Sends a plugin's progress and warnings to the parent.
-fn services(answer: &Arc<Mutex<Reply>>) -> HostServices {
-    let (logs, loads) = (answer.clone(), answer.clone());
-    HostServices::new()
-        .on_log(move |level, message| {
-            if level == LogLevel::ERROR || level == LogLevel::WARN {
-                tell(&logs, &QualityEvent::Warns { message: message.into() });
-            }
-        })
-        .on_progress(move |done, total, what| tell(&loads, &QualityEvent::Reaches { done, total, what: what.into() }))
+fn services(reply: &SharedReply) -> HostServices {
+    reply.services(
+        |message| QualityEvent::Warns { message },
+        |done, total, what| QualityEvent::Reaches { done, total, what },
+    )
 }

@@ -4,9 +4,19 @@
 //! not spoil the answer. The process makes no core file when it crashes, as crashing is one of the expected answers, and it
 //! ends by itself should the one that would have ended it be gone.
 
+use pensieve_plugin_api::LogLevel;
 use rustix::process::{Resource, Rlimit};
 use serde::Serialize;
-use std::{fs::File, io, io::Write, thread, time::Duration};
+use std::{
+    fs::File,
+    io::{self, Write},
+    process::ExitCode,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use pensieve_worker::plugin::HostServices;
 
 /// Longer than any deadline of a server.
 const LIFE_MAX: Duration = Duration::from_secs(120);
@@ -15,6 +25,10 @@ const LIFE_MAX: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub(super) struct Reply(File);
 
+/// A reply of many lines, which the plugin's threads may add to.
+#[derive(Clone, Debug)]
+pub(super) struct SharedReply(Arc<Mutex<Reply>>);
+
 impl Reply {
     /// To be called before any foreign code runs.
     pub(super) fn begin() -> io::Result<Self> {
@@ -22,8 +36,9 @@ impl Reply {
     }
 
     /// The same for work without a deadline: the parent holds standard input open, and this process ends when it closes.
-    pub(super) fn attended() -> io::Result<Self> {
-        Self::until(|| drop(io::copy(&mut io::stdin().lock(), &mut io::sink())))
+    pub(super) fn attended() -> io::Result<SharedReply> {
+        let reply = Self::until(|| drop(io::copy(&mut io::stdin().lock(), &mut io::sink())))?;
+        Ok(SharedReply(Arc::new(Mutex::new(reply))))
     }
 
     fn until(end: impl FnOnce() + Send + 'static) -> io::Result<Self> {
@@ -43,10 +58,43 @@ impl Reply {
         self.line(answer)
     }
 
-    /// Sends one line of a reply that has several.
-    pub(super) fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
+    fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(line)?;
         line.push(b'\n');
         self.0.write_all(&line)
+    }
+}
+
+impl SharedReply {
+    pub(super) fn line(&self, line: &impl Serialize) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).line(line)
+    }
+
+    /// Passes a plugin's warnings and progress on to the parent, as the events that these functions make of them.
+    pub(super) fn services<E: Serialize + 'static>(
+        &self,
+        warns: fn(String) -> E,
+        reaches: fn(u64, u64, String) -> E,
+    ) -> HostServices {
+        let (logs, loads) = (self.clone(), self.clone());
+        // Without a parent this process is about to end, so that a line which is not written is not missed.
+        HostServices::new()
+            .on_log(move |level, message| {
+                if level == LogLevel::ERROR || level == LogLevel::WARN {
+                    let _ = logs.line(&warns(message.into()));
+                }
+            })
+            .on_progress(move |done, total, what| drop(loads.line(&reaches(done, total, what.into()))))
+    }
+}
+
+/// The status of a process whose reply was written, or could not be.
+pub(super) fn status(replied: io::Result<()>) -> ExitCode {
+    match replied {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cannot answer: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
