@@ -219,10 +219,10 @@ fn model(argument: &str) -> Result<(String, String), String> {
 }
 
 /// As many connections as the system has descriptors for, which it is asked to have more of.
-fn connections(artifact: usize) -> usize {
+fn connections(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    let target = limit.maximum.unwrap_or(u64::MAX).min(artifact as u64 * 2 + FILES_RESERVED);
+    let target = limit.maximum.unwrap_or(u64::MAX).min(wanted as u64 * 2 + FILES_RESERVED);
     let current = limit.current.unwrap_or(u64::MAX);
     if current < target {
         // What the system refuses is done without.
@@ -230,7 +230,7 @@ fn connections(artifact: usize) -> usize {
     }
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let room = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX);
-    artifact.min(room.max(CONNECTIONS_MIN))
+    wanted.min(room.max(CONNECTIONS_MIN))
 }
 
 /// Ends with the first signal to end. The second one ends the program.

@@ -46,8 +46,8 @@ impl Auth {
     /// Refuses requests that were not meant for this server. `local` is the address that the client has reached.
     pub(super) fn check_host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), ApiError> {
         let refused = |message: String| Err(ApiError::new(ErrorCode::Permission, message));
-        let mut match_path = headers.get_all(HOST).iter();
-        let (Some(host), None) = (match_path.next(), match_path.next()) else {
+        let mut hosts = headers.get_all(HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else {
             return refused("there has to be one Host header".into());
         };
         let host = host.to_str().unwrap_or_default();

@@ -163,7 +163,7 @@ mod tests {
     fn paths_name_models_and_adapters() {
         let check = |pattern: &str, path: &str, expect: Option<(&str, &str)>| {
             let found = match_path(pattern, path);
-            let found = found.as_ref().map(|match_path| (match_path.id.as_str(), match_path.name.as_str()));
+            let found = found.as_ref().map(|params| (params.id.as_str(), params.name.as_str()));
             assert_eq!(found, expect, "{path} as {pattern}");
         };
         check("/v1/models", "/v1/models", Some(("", "")));

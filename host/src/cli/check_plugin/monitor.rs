@@ -47,7 +47,7 @@ pub(super) fn provides(manifest: &Manifest) -> String {
     text
 }
 
-/// What is heard of a trial: render at once to people, and kept for the end.
+/// What is heard of a trial: shown at once to people, and kept for the end.
 pub(super) struct LawMonitor {
     silent: bool,
     manifest: Option<Manifest>,
