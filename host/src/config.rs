@@ -167,7 +167,7 @@ impl Config {
             config.models.push(model.fleet(disk.clone(), &mut locate)?);
         }
         config.variants.clone_from(&self.variants);
-        let (folders, downloads) = (self.server.adapter_folders.clone(), self.server.adapter_downloads == "allow");
+        let (folders, downloads) = (self.server.adapter_folders.clone(), self.server.adapter_downloads);
         config.sources = fleet::Sources { folders, downloads };
         let first = self.models.first().map(|model| model.id.clone());
         let default = self.fleet.default_model.clone().or(first);

@@ -150,7 +150,7 @@ impl Launch {
     fn serve(&self) -> Result<(Endpoint, OwnServer), CliError> {
         let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
         let server = &mut resolved.config.server;
-        (server.listen, server.drain) = (vec!["127.0.0.1:0".into()], DRAIN);
+        (server.listen, server.limits.drain) = (vec!["127.0.0.1:0".into()], DRAIN);
         let home = &resolved.config.home;
         let path = home.join("launch.log");
         let file = fs::create_dir_all(home).and_then(|()| File::create(&path));

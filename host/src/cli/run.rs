@@ -31,7 +31,7 @@ const PROMPT_BYTES_MAX: u64 = 32 << 20;
   pensieve run                                    (a chat; /exit ends it)
   pensieve run \"list all files, the newest first\"
   pensieve run --model ./model.gguf --max-tokens 200 \"Why is the sky blue?\"
-  pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Completion in French.\" Hello
+  pensieve run --model hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF --system \"Answer in French.\" Hello
   git diff | pensieve run --system \"Write a commit message.\" -
   pensieve run --model ./model.gguf --adapter poet=./poet \"A poem about rain.\"
   pensieve run --json \"list files\" | jq -r .text")]
@@ -86,7 +86,7 @@ impl Run {
         self.adapters.add_to(&mut resolved.config, Some(&model))?;
         // One answer is not worth the disk.
         resolved.config.cache.budget = 0;
-        self.max_tokens = self.max_tokens.or(resolved.config.server.http().dialects.max_tokens);
+        self.max_tokens = self.max_tokens.or(resolved.config.server.dialects.max_tokens);
         let config = resolved.fleet()?;
         let runtime = super::runtime()?;
         let outcome = runtime.block_on(async {

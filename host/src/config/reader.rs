@@ -120,8 +120,15 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     pub(super) fn word(&self, key: &'static str, words: &[&'static str], target: &mut &'static str) {
-        let artifact = format!("one of '{}'", words.join("', '"));
-        self.read(key, &artifact, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
+        let wanted = format!("one of '{}'", words.join("', '"));
+        self.read(key, &wanted, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
+    }
+
+    /// One of two words, with what each means.
+    pub(super) fn choice(&self, key: &'static str, words: [(&str, bool); 2], target: &mut bool) {
+        let wanted = format!("one of '{}'", words.map(|(word, _)| word).join("', '"));
+        let meant = |text: &str| words.into_iter().find(|(word, _)| *word == text).map(|(_, meaning)| meaning);
+        self.read(key, &wanted, target, |value| meant(value.as_str()?));
     }
 
     pub(super) fn texts(&self, key: &'static str, target: &mut Vec<String>) {
@@ -146,8 +153,8 @@ impl<'d, 't> Section<'d, 't> {
         range: RangeInclusive<i64>,
         target: &mut T,
     ) {
-        let artifact = format!("an integer from {} to {}", range.start(), range.end());
-        self.read(key, &artifact, target, |value| {
+        let wanted = format!("an integer from {} to {}", range.start(), range.end());
+        self.read(key, &wanted, target, |value| {
             integer(value).filter(|number| range.contains(number)).and_then(|number| T::try_from(number).ok())
         });
     }
@@ -157,33 +164,35 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     pub(super) fn number(&self, key: &'static str, range: RangeInclusive<f64>, target: &mut f64) {
-        let artifact = format!("a number from {} to {}", range.start(), range.end());
-        self.read(key, &artifact, target, |value| number(value).filter(|number| range.contains(number)));
+        let wanted = format!("a number from {} to {}", range.start(), range.end());
+        self.read(key, &wanted, target, |value| number(value).filter(|number| range.contains(number)));
     }
 
     /// Bytes, as `"4GiB"` or an integer.
-    pub(super) fn bytes(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut u64) {
-        let artifact = units::wanted_bytes(&range);
-        self.read(key, &artifact, target, |value| bytes(value).filter(|amount| range.contains(amount)));
+    pub(super) fn bytes<T: TryFrom<u64>>(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut T) {
+        let wanted = units::wanted_bytes(&range);
+        self.read(key, &wanted, target, |value| {
+            bytes(value).filter(|amount| range.contains(amount)).and_then(|amount| T::try_from(amount).ok())
+        });
     }
 
     pub(super) fn some_bytes(&self, key: &'static str, range: RangeInclusive<u64>, target: &mut Option<u64>) {
-        let artifact = units::wanted_bytes(&range);
-        self.read(key, &artifact, target, |value| bytes(value).filter(|amount| range.contains(amount)).map(Some));
+        let wanted = units::wanted_bytes(&range);
+        self.read(key, &wanted, target, |value| bytes(value).filter(|amount| range.contains(amount)).map(Some));
     }
 
     /// A duration, as `"10s"`.
     pub(super) fn duration(&self, key: &'static str, range: RangeInclusive<Duration>, target: &mut Duration) {
-        let artifact = units::wanted_duration(&range);
-        self.read(key, &artifact, target, |value| {
+        let wanted = units::wanted_duration(&range);
+        self.read(key, &wanted, target, |value| {
             Duration::parse(value.as_str()?).filter(|duration| range.contains(duration))
         });
     }
 
     /// A duration, or `"never"`.
     pub(super) fn limit(&self, key: &'static str, range: RangeInclusive<Duration>, target: &mut Option<Duration>) {
-        let artifact = format!("{}, or \"never\"", units::wanted_duration(&range));
-        self.read(key, &artifact, target, |value| match value.as_str()? {
+        let wanted = format!("{}, or \"never\"", units::wanted_duration(&range));
+        self.read(key, &wanted, target, |value| match value.as_str()? {
             "never" => Some(None),
             text => Duration::parse(text).filter(|duration| range.contains(duration)).map(Some),
         });
@@ -279,11 +288,11 @@ impl<'d, 't> Section<'d, 't> {
         self.table?.get(key)
     }
 
-    fn read<T>(&self, key: &'static str, artifact: &str, target: &mut T, read: impl FnOnce(&DeValue<'t>) -> Option<T>) {
+    fn read<T>(&self, key: &'static str, wanted: &str, target: &mut T, read: impl FnOnce(&DeValue<'t>) -> Option<T>) {
         let Some(value) = self.take(key) else { return };
         match read(value.get_ref()) {
             Some(found) => *target = found,
-            None => self.wrong(key, value, &format!("it takes {artifact}")),
+            None => self.wrong(key, value, &format!("it takes {wanted}")),
         }
     }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use pensieve_server::http;
 
-/// The server: where it listens, and to whom.
+/// The server: where it listens, to whom, and what it keeps to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
     /// Addresses and ports; the first one is the one that is shown.
@@ -25,64 +25,27 @@ pub struct ServerSettings {
     pub origins: Vec<String>,
     /// Folders from which adapters may be loaded while the server runs.
     pub adapter_folders: Vec<PathBuf>,
-    /// Whether adapters may be downloaded while the server runs: `allow` or `refuse`.
-    pub adapter_downloads: &'static str,
-    /// Whether models may be downloaded while the server runs: `allow` or `refuse`.
-    pub model_downloads: &'static str,
-    /// Whether an image becomes a note in the prompt or an error: `note` or `reject`.
-    pub attachments: &'static str,
-    /// Tokens of an answer whose request does not limit it; 0 for as many as fit.
-    pub max_tokens: usize,
-    /// What stands before a model's id in the list that Claude Code's discovery reads.
-    pub claude_prefix: String,
-    /// Bytes of responses that are stored for `previous_response_id`.
-    pub response_store: u64,
+    /// Whether adapters may be downloaded while the server runs.
+    pub adapter_downloads: bool,
     pub log: String,
     /// `text` or `json`.
     pub log_format: &'static str,
-    pub connections_max: usize,
-    pub requests_max: usize,
-    pub streams_max: usize,
-    pub body_max: u64,
-    /// Bytes of all bodies that are being read or answered.
-    pub bodies_max: u64,
-    pub header_timeout: Duration,
-    pub body_timeout: Duration,
-    /// How long a client may leave its answer unread.
-    pub stall_timeout: Duration,
-    /// How long running answers have when the server ends.
-    pub drain: Duration,
+    pub limits: http::Limits,
+    pub dialects: http::DialectSettings,
 }
 
 impl ServerSettings {
     pub fn http(&self) -> http::Settings {
         // The server knows the name of its first address; the others are names like those that are configured.
         let other_hosts = self.listen.iter().skip(1).filter_map(|listen| Some(listen.rsplit_once(':')?.0.to_owned()));
-        let mut settings = http::Settings {
+        http::Settings {
             listen: self.listen.clone(),
             keys: self.keys.iter().map(|key| http::Key::new(key)).collect(),
             hosts: self.hosts.iter().cloned().chain(other_hosts).collect(),
             origins: self.origins.clone(),
-            limits: http::Limits::default(),
-            dialects: http::DialectSettings {
-                reject_attachments: self.attachments == "reject",
-                max_tokens: u32::try_from(self.max_tokens).ok().filter(|tokens| *tokens > 0),
-                claude_prefix: self.claude_prefix.clone(),
-                model_downloads: self.model_downloads == "allow",
-                response_store_bytes: usize::try_from(self.response_store).unwrap_or(usize::MAX),
-            },
-        };
-        let limits = &mut settings.limits;
-        limits.connections_max = self.connections_max;
-        limits.requests_max = self.requests_max;
-        limits.streams_max = self.streams_max;
-        limits.body_bytes_max = usize::try_from(self.body_max).unwrap_or(usize::MAX);
-        limits.bodies_bytes_max = usize::try_from(self.bodies_max).unwrap_or(usize::MAX);
-        limits.header_timeout = self.header_timeout;
-        limits.body_timeout = self.body_timeout;
-        limits.write_stall = self.stall_timeout;
-        limits.drain = self.drain;
-        settings
+            limits: self.limits,
+            dialects: self.dialects.clone(),
+        }
     }
 
     pub(super) fn read(&mut self, section: Section<'_, '_>, folder: &Path) {
@@ -92,30 +55,13 @@ impl ServerSettings {
         section.texts("hosts", &mut self.hosts);
         section.texts("origins", &mut self.origins);
         section.texts("adapter_folders", &mut folders);
-        section.word("adapter_downloads", &["allow", "refuse"], &mut self.adapter_downloads);
-        section.word("model_downloads", &["allow", "refuse"], &mut self.model_downloads);
-        section.word("attachments", &["note", "reject"], &mut self.attachments);
-        section.integer("max_tokens", 0..=1 << 24, &mut self.max_tokens);
-        section.text("claude_prefix", &mut self.claude_prefix);
-        section.bytes("response_store", 0..=1 << 40, &mut self.response_store);
+        section.choice("adapter_downloads", ALLOW_OR_REFUSE, &mut self.adapter_downloads);
         section.text("log", &mut self.log);
         section.word("log_format", &["text", "json"], &mut self.log_format);
-        section.integer("connections_max", 1..=100_000, &mut self.connections_max);
-        section.integer("requests_max", 1..=100_000, &mut self.requests_max);
-        section.integer("streams_max", 1..=100_000, &mut self.streams_max);
-        section.bytes("body_max", 1024..=1 << 30, &mut self.body_max);
-        section.bytes("bodies_max", 1024..=1 << 40, &mut self.bodies_max);
-        section.duration("header_timeout", 100 * MS..=HOUR, &mut self.header_timeout);
-        section.duration("body_timeout", 100 * MS..=HOUR, &mut self.body_timeout);
-        section.duration("stall_timeout", 100 * MS..=HOUR, &mut self.stall_timeout);
-        section.duration("drain", Duration::ZERO..=HOUR, &mut self.drain);
+        self.read_limits(&section);
+        self.read_dialects(&section);
         let home = file::user_home();
         self.adapter_folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
-        if self.bodies_max < self.body_max {
-            let (all, one) = (self.bodies_max, self.body_max);
-            let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
-            section.note("bodies_max", what, "raise it, or lower 'body_max'");
-        }
         let is_name =
             |host: &&String| !host.is_empty() && !host.contains(['/', ':', ' ', '*']) || host.starts_with('[');
         if let Some(host) = self.hosts.iter().find(|host| !is_name(host)) {
@@ -145,6 +91,36 @@ impl ServerSettings {
         }
         section.finish();
     }
+
+    fn read_limits(&mut self, section: &Section<'_, '_>) {
+        let limits = &mut self.limits;
+        section.integer("connections_max", 1..=100_000, &mut limits.connections_max);
+        section.integer("requests_max", 1..=100_000, &mut limits.requests_max);
+        section.integer("streams_max", 1..=100_000, &mut limits.streams_max);
+        section.bytes("body_max", 1024..=1 << 30, &mut limits.body_bytes_max);
+        section.bytes("bodies_max", 1024..=1 << 40, &mut limits.bodies_bytes_max);
+        section.duration("header_timeout", 100 * MS..=HOUR, &mut limits.header_timeout);
+        section.duration("body_timeout", 100 * MS..=HOUR, &mut limits.body_timeout);
+        section.duration("stall_timeout", 100 * MS..=HOUR, &mut limits.write_stall);
+        section.duration("drain", Duration::ZERO..=HOUR, &mut limits.drain);
+        let (all, one) = (limits.bodies_bytes_max, limits.body_bytes_max);
+        if all < one {
+            let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
+            section.note("bodies_max", what, "raise it, or lower 'body_max'");
+        }
+    }
+
+    fn read_dialects(&mut self, section: &Section<'_, '_>) {
+        let dialects = &mut self.dialects;
+        section.choice("model_downloads", ALLOW_OR_REFUSE, &mut dialects.model_downloads);
+        section.choice("attachments", [("note", false), ("reject", true)], &mut dialects.reject_attachments);
+        // 0 is for as many tokens as fit.
+        let mut max_tokens = dialects.max_tokens.unwrap_or(0);
+        section.integer("max_tokens", 0..=1 << 24, &mut max_tokens);
+        dialects.max_tokens = Some(max_tokens).filter(|tokens| *tokens > 0);
+        section.text("claude_prefix", &mut dialects.claude_prefix);
+        section.bytes("response_store", 0..=1 << 40, &mut dialects.response_store_bytes);
+    }
 }
 
 impl Default for ServerSettings {
@@ -156,26 +132,16 @@ impl Default for ServerSettings {
             hosts: Vec::new(),
             origins: Vec::new(),
             adapter_folders: Vec::new(),
-            adapter_downloads: "allow",
-            model_downloads: "allow",
-            attachments: "note",
-            max_tokens: dialects.max_tokens.map_or(0, |tokens| tokens as usize),
-            claude_prefix: dialects.claude_prefix,
-            response_store: dialects.response_store_bytes as u64,
+            adapter_downloads: true,
             log: "info".into(),
             log_format: "text",
-            connections_max: limits.connections_max,
-            requests_max: limits.requests_max,
-            streams_max: limits.streams_max,
-            body_max: limits.body_bytes_max as u64,
-            bodies_max: limits.bodies_bytes_max as u64,
-            header_timeout: limits.header_timeout,
-            body_timeout: limits.body_timeout,
-            stall_timeout: limits.write_stall,
-            drain: limits.drain,
+            limits,
+            dialects,
         }
     }
 }
+
+const ALLOW_OR_REFUSE: [(&str, bool); 2] = [("allow", true), ("refuse", false)];
 
 pub(super) const LISTEN_HELP: &str = "it takes an address and a port, such as \"127.0.0.1:8000\", or a port";
 pub(super) const LOG_HELP: &str =

@@ -128,7 +128,7 @@ impl StreamLimit {
 const MAX_TOKENS_USUAL: u32 = 32_768;
 
 /// What an operator decides about all dialects.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DialectSettings {
     /// Whether an image or a document is an error. Otherwise a note in the prompt says that it was there.
     pub reject_attachments: bool,

@@ -51,7 +51,7 @@ pub struct Settings {
     pub dialects: DialectSettings,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub connections_max: usize,
     /// Requests that have come with their bodies, and wait or are answered.
