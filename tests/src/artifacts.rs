@@ -14,8 +14,10 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
-/// Builds outside the workspace compile all dependencies again, candle among them, and run them on tiny models only.
-const QUICK: [&str; 2] = ["--config", "profile.dev.package.\"*\".opt-level=1"];
+/// Builds outside the workspace compile all dependencies again, candle among them, and run them on tiny models only. So does
+/// the SDK, whose kernels take longest to optimise.
+const QUICK: [&str; 4] =
+    ["--config", "profile.dev.package.\"*\".opt-level=1", "--config", "profile.dev.package.pensieve-sdk.opt-level=1"];
 
 /// The plugin that a package of this workspace builds.
 pub fn plugin(package: &str) -> PathBuf {
