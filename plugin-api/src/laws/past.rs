@@ -173,12 +173,15 @@ fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut
     Ok(largest(rig, &long.rows, &rows, place + 1))
 }
 
-/// How far the rows of half the long text move at most when it stands at other positions.
+/// How far the rows of half the long text move at most when it stands at other positions. It is compared with itself, not with the
+/// beginning of the whole: what more rows at once cost in rounding is no answer to where they stand.
 fn moved(rig: &mut Rig<'_>, what: &str, pace: fn(u32) -> Pace) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let half = long.tokens.len() / 2;
-    let rows = rig.whole(what, long.tokens[..half].to_vec(), pace(half as u32), Want::ALL)?;
-    Ok(largest(rig, &long.rows, &rows, 0))
+    let text = long.tokens[..half].to_vec();
+    let plain = rig.whole("half of a prompt", text.clone(), Pace::PLAIN, Want::ALL)?;
+    let rows = rig.whole(what, text, pace(half as u32), Want::ALL)?;
+    Ok(largest(rig, &plain, &rows, 0))
 }
 
 fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
