@@ -23,7 +23,8 @@ pub struct Source<'a> {
 pub struct LoadRequest<'a> {
     /// The checkpoint.
     pub source: Source<'a>,
-    /// `auto`, `cpu`, `cuda:0`, `metal:0`, or several as `cuda:0+cuda:1`. By name, a device that is missing is an error; `auto` takes the best that works.
+    /// `auto`, `cpu`, `cuda:0`, `metal:0`, or several as `cuda:0+cuda:1` or `cuda:all`. By name, a device that is missing is an
+    /// error; `auto` takes the best that works.
     pub device: RStr<'a>,
     /// The longest sequence, in tokens; 0 for the card's.
     pub context: u32,

@@ -12,6 +12,7 @@
 //! - `[any thread]`: at any time, concurrently with anything.
 //! - `[control thread]`: one call at a time for this object, no model of it need exist.
 //! - `[engine thread, loaded]`: on the one thread that drives this model, between its `load` and its drop.
+//! - `[one thread at a time, loaded]`: the same, but not always on the same thread.
 //!
 //! A [`Model`] and a [`Stage`] may move between threads but are never called from two at once (`Send`); the host's
 //! [`Services`] may be called from anywhere (`Send + Sync`).

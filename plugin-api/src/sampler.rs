@@ -46,10 +46,10 @@ pub trait Sampler: Send + Sync {
 /// One stage of one sequence's chain.
 #[sabi_trait]
 pub trait Stage: Send {
-    /// `[engine thread, loaded]` Narrows or reweighs the candidates, or picks one of them, which ends the chain. A chain that ends
-    /// without a pick takes the candidate with the highest logit. A host gives a stage a deadline: one that does not return in
-    /// time ends its sequence with its name, is never called again, and is not dropped. Stages of samplers that offer
-    /// `concurrent-stages/1` are called on several threads at once, each by one of them at a time.
+    /// `[one thread at a time, loaded]` Narrows or reweighs the candidates, or picks one of them, which ends the chain. A chain that
+    /// ends without a pick takes the candidate with the highest logit. A host gives a stage a deadline: one that does not return in
+    /// time ends its sequence with its name, is never called again, and is not dropped. Different stages of a sampler that offers
+    /// `concurrent-stages/1` may run at once; all others run on one thread.
     #[sabi(last_prefix_field)]
     fn sample(&mut self, candidates: &mut Candidates<'_>, history: History<'_>) -> RResult<ROption<u32>, PluginError>;
 }

@@ -182,14 +182,14 @@ async fn a_model_without_a_chat_template_ends_where_it_goes_on_for_the_user() {
     })
     .await;
     let answer = home.ask(request(asked("What is three and three?"))).await.unwrap();
-    assert_eq!((answer.text.as_str(), answer.reason), ("It is six.", Some(Finish::StopString(0))));
+    assert_eq!((answer.text.as_str(), answer.reason), ("It is six.", Some(Finish::EndOfTurn)));
     // Places that clients know stay theirs.
     let stops = vec!["six".into(), "STOP".into()];
     let stopped = home.ask(Request { stops, ..request(asked("Go on.")) }).await.unwrap();
     assert_eq!((stopped.text.as_str(), stopped.reason), ("Well, ", Some(Finish::StopString(1))));
     let stopped = Request { stops: vec!["eight".into()], ..request(asked("three and three?")) };
     let stopped = home.ask(stopped).await.unwrap();
-    assert_eq!((stopped.text.as_str(), stopped.reason), ("It is six.", Some(Finish::StopString(1))));
+    assert_eq!((stopped.text.as_str(), stopped.reason), ("It is six.", Some(Finish::EndOfTurn)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

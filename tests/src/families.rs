@@ -237,7 +237,7 @@ fn a_checkpoint_that_lacks_a_layer_is_refused_by_its_name() {
             panic!("{name} was loaded without a layer");
         };
         let message = format!("{error:?}");
-        assert!(message.contains("layer 1 of 4") || message.contains("layers.1."), "{name}: {message}");
+        assert!(message.contains("`layers.1`, of 4 layers") || message.contains("layers.1."), "{name}: {message}");
     }
 }
 
@@ -259,24 +259,41 @@ fn experts_that_are_stacked_and_multiply_from_the_other_side() {
     let bytes = std::fs::read(fixture(&case.fixture()).join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let (experts, width, inner) = (6, 32, 32);
-    // A row for each input, with the gates' values before those of what is gated.
-    let stack = |layer: &str| -> Stored {
+    // A row for each input, with the gates' values before those of what is gated. The second stack is square.
+    let stack = |layer: &str, parts: &[&str]| -> Stored {
         let mut data = Vec::new();
         for (expert, input) in (0..experts).flat_map(|expert| (0..width).map(move |input| (expert, input))) {
-            for part in ["gate_proj", "up_proj"] {
+            for part in parts {
                 let tensor = file.tensor(&format!("{layer}.mlp.experts.{expert}.{part}.weight")).unwrap();
                 assert_eq!(tensor.shape(), [inner, width]);
                 data.extend((0..inner).flat_map(|row| &tensor.data()[4 * (row * width + input)..][..4]));
             }
         }
-        (vec![experts, width, 2 * inner], data)
+        (vec![experts, width, parts.len() * inner], data)
     };
     let folder = rewritten(&case.fixture(), |name, tensor| match name.split_once(".mlp.experts.") {
-        Some((layer, "0.gate_proj.weight")) => vec![(format!("{layer}.mlp.experts.gate_up_proj"), stack(layer))],
-        Some((_, part)) if !part.ends_with("down_proj.weight") => vec![],
-        _ => vec![(name.to_owned(), tensor)],
+        Some((layer, "0.gate_proj.weight")) => {
+            vec![(format!("{layer}.mlp.experts.gate_up_proj"), stack(layer, &["gate_proj", "up_proj"]))]
+        }
+        Some((layer, "0.down_proj.weight")) => {
+            vec![(format!("{layer}.mlp.experts.down_proj"), stack(layer, &["down_proj"]))]
+        }
+        Some(_) => vec![],
+        None => vec![(name.to_owned(), tensor)],
     });
     check_folder(case, folder.path());
+}
+
+#[test]
+fn a_correction_of_another_length_than_the_experts_is_refused_by_its_name() {
+    let folder = rewritten("families/deepseek_v3", |name, (shape, data)| {
+        let is_correction = name.ends_with("e_score_correction_bias");
+        let tensor = if is_correction { (vec![1], data[..4].to_vec()) } else { (shape, data) };
+        vec![(name.to_owned(), tensor)]
+    });
+    let error = Driver::load(&plugin("pensieve-deepseek"), folder.path(), &Options::default()).err().unwrap();
+    let message = error.to_string();
+    assert!(message.contains("gate.e_score_correction_bias' has 1 values for"), "{message}");
 }
 
 #[test]

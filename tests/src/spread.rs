@@ -50,15 +50,18 @@ fn a_model_says_which_layers_lie_where_and_refuses_devices_that_it_cannot_be_spr
         let error = Driver::load(&plugin("pensieve-llama"), &fixture("llama/gqa"), &options(device, "auto")).err();
         error.unwrap_or_else(|| panic!("{device} is taken")).to_string()
     };
+    let without_cuda = [("cuda:0+cuda:93", "no 'cuda:"), ("cuda:all", "no 'cuda:0'")];
+    let has_cuda = Driver::load(&plugin("pensieve-llama"), &fixture("llama/gqa"), &options("cuda:0", "auto")).is_ok();
     for (device, words) in [
         ("cpu:0+cpu:0", "cpu:0 is named twice"),
         ("cpu:0+cuda:0", "'cuda:0' is of another kind than 'cpu:0'"),
         ("cpu:0+cpu:1+cpu:2", "a model of 2 layers cannot be spread over 3 devices"),
-        ("cuda:0+cuda:93", "no 'cuda:"),
-        ("cuda:all", "no 'cuda:0'"),
-        ("cpu:0+", "'' is of another kind"),
+        ("cpu:0+", "a device's name is missing"),
         ("auto+auto", "'auto' names no device by its number"),
-    ] {
+    ]
+    .into_iter()
+    .chain(without_cuda.into_iter().filter(|_| !has_cuda))
+    {
         let said = refused(device);
         assert!(said.contains(words), "{device}: {said}");
     }

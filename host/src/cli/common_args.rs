@@ -28,7 +28,7 @@ pub(super) struct CommonArgs {
     /// A folder with plugins, before the usual ones; may be given again.
     #[arg(long = "plugins", value_name = "DIR")]
     plugins: Vec<PathBuf>,
-    /// Where models run: auto, cpu, cuda:N or metal:N, or several GPUs as cuda:0+cuda:1.
+    /// Where models run: auto, cpu, cuda:N or metal:N, or several GPUs as cuda:0+cuda:1 or cuda:all.
     #[arg(long)]
     device: Option<String>,
 }

@@ -40,7 +40,7 @@ const STATE_BYTES_MIN: u64 = 64 << 20;
 /// How a model is tried; `plugins check` has these flags, too.
 #[derive(Args, Clone, Debug)]
 pub(super) struct LawOptions {
-    /// Where the model runs: auto, cpu, cuda:N or metal:N, or several as cuda:0+cuda:1.
+    /// Where the model runs: auto, cpu, cuda:N or metal:N, or several as cuda:0+cuda:1 or cuda:all.
     #[arg(long, default_value = "auto", requires = "model")]
     pub(super) device: String,
     /// The longest sequence that the model is loaded for; 0 is the checkpoint's own.

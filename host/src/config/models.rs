@@ -305,7 +305,7 @@ pub fn check_device(device: &str) -> Result<(), String> {
     if known(device) {
         Ok(())
     } else {
-        Err("a device is auto, cpu, cuda:N or metal:N, and several are cuda:N+cuda:N".into())
+        Err("a device is auto, cpu, cuda:N or metal:N, and several are cuda:0+cuda:1 or cuda:all".into())
     }
 }
 
@@ -317,7 +317,7 @@ fn check_devices(devices: &[&str]) -> Result<(), String> {
     for device in devices {
         let number = device.split_once(':').and_then(|(_, number)| number.parse::<u16>().ok());
         let Some(number) = number.filter(|_| ["cuda", "cpu"].contains(&kind_of(device).as_str())) else {
-            return Err(format!("'{device}' is none of several devices, which are named like cuda:0+cuda:1"));
+            return Err(format!("'{device}' cannot be one of several devices; name them like cuda:0+cuda:1"));
         };
         if kind_of(device) != first {
             return Err(format!("{device} is of another kind than {}", devices[0]));
@@ -347,11 +347,11 @@ mod device_tests {
             ("metal:all", "a device is auto"),
             ("cuda:0+cuda:0", "cuda:0 is named twice"),
             ("cuda:0+cuda:00", "cuda:00 is named twice"),
-            ("cuda:0+metal:0", "'metal:0' is none of several devices"),
+            ("cuda:0+metal:0", "'metal:0' cannot be one of several devices"),
             ("cuda:0+cpu:1", "cpu:1 is of another kind than cuda:0"),
-            ("cuda:0+", "'' is none of several devices"),
-            ("auto+cuda:1", "'auto' is none of several devices"),
-            ("cuda:0+cuda:all", "'cuda:all' is none of several devices"),
+            ("cuda:0+", "'' cannot be one of several devices"),
+            ("auto+cuda:1", "'auto' cannot be one of several devices"),
+            ("cuda:0+cuda:all", "'cuda:all' cannot be one of several devices"),
         ] {
             assert!(check_device(device).unwrap_err().starts_with(words), "{device}: {:?}", check_device(device));
         }

@@ -12,7 +12,7 @@ pub const ID: &str = "concurrent-stages/1";
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy, Debug)]
 pub struct ConcurrentStages {
-    /// How many threads may be in its stages at once; 0 for any number.
+    /// How many threads may be in its stages at once; 0 for any number. A host may take every other number for 1.
     pub threads: u32,
 }
 

@@ -349,7 +349,7 @@ fn concurrent(bench: &Bench<'_>) -> Finding {
     let offered = ConcurrentStages::of(bench.sampler).transpose();
     let offered = offered.map_err(|error| broken(format!("it offers what cannot be read: {error}")))?;
     let Some(ConcurrentStages { threads: 0 }) = offered else {
-        return Err(skipped("its stages are to be called on one thread"));
+        return Err(skipped("it does not let any number of threads call its stages"));
     };
     let alone = (0..THREADS).map(|seed| Ok(walk(bench, &mut [&mut bench.stage(seed)?])?.remove(0)));
     let alone = alone.collect::<Finding<Vec<_>>>()?;

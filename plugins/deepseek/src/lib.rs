@@ -6,7 +6,7 @@
 //! absorbed into queries and outputs (2405.04434, section 2.1.2), so adapters on `kv_b_proj` are refused.
 
 use pensieve_sdk::{
-    Plugin, Result, export,
+    Error, Plugin, Result, export,
     nn::{
         Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Groups, KvShape,
         LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, Sizes, Step, Tensor,
@@ -31,6 +31,13 @@ struct Config {
     scale: f64,
     /// Layers that are dense.
     dense: Vec<bool>,
+    /// None where all layers are dense.
+    moe: Option<Moe>,
+    rope: RopeConfig,
+}
+
+/// What it says about experts.
+struct Moe {
     n_routed_experts: usize,
     n_shared_experts: usize,
     num_experts_per_tok: usize,
@@ -39,7 +46,6 @@ struct Config {
     norm_topk_prob: bool,
     scoring: Scoring,
     groups: Option<Groups>,
-    rope: RopeConfig,
 }
 
 /// Where queries come from.
@@ -144,21 +150,20 @@ enum Mlp {
 impl Mlp {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
-        if config.dense[layer] {
+        let Some(moe) = config.moe.as_ref().filter(|_| !config.dense[layer]) else {
             return Ok(Self::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
-        }
-        let (count, inner) = (config.n_routed_experts, config.moe_intermediate_size);
-        let router = Router::load(loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
-        let (sizes, shared) = ((count, hidden_size, inner), inner * config.n_shared_experts);
+        };
+        let (count, inner) = (moe.n_routed_experts, moe.moe_intermediate_size);
         let names = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
-        let correction = names.into_iter().find(|name| loader.has(name)).map(|name| loader.values(name));
+        let router = Router::load(loader, "gate", hidden_size, count, moe.num_experts_per_tok)?;
+        let router = router.with_correction(loader, &names, count)?;
+        let (sizes, shared) = ((count, hidden_size, inner), inner * moe.n_shared_experts);
         Ok(Self::Sparse(SparseMlp {
             gate: Router {
-                scoring: config.scoring,
-                renormalize: config.norm_topk_prob,
-                scale: config.routed_scaling_factor as f32,
-                correction: correction.transpose()?.flatten(),
-                groups: config.groups,
+                scoring: moe.scoring,
+                renormalize: moe.norm_topk_prob,
+                scale: moe.routed_scaling_factor as f32,
+                groups: moe.groups,
                 ..router
             },
             experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?,
@@ -250,7 +255,12 @@ impl Decoder for DeepSeek {
             ("rms_norm_eps", eps.into()),
             ("first_k_dense_replace", first_dense.into()),
         ])?;
+        if rope_number(&config, "llama_4_scaling_beta").is_some_and(|beta| beta != 0.0) {
+            return Err(Error::declined("'llama_4_scaling_beta' other than 0 (Mistral Large 3) is not computed"));
+        }
         let sizes = Sizes::read(&config)?;
+        let dense = dense(checkpoint, &config, sizes.num_hidden_layers)?;
+        let has_experts = dense.contains(&false);
         let (nope, rotated) = (config.usize("qk_nope_head_dim")?, config.usize("qk_rope_head_dim")?);
         let is_interleaved = config.bool_or("rope_interleave", true)?;
         let style = if is_interleaved { RopeStyle::Interleaved } else { RopeStyle::NeoX };
@@ -261,15 +271,8 @@ impl Decoder for DeepSeek {
             qk_rope_head_dim: rotated,
             v_head_dim: config.usize("v_head_dim")?,
             scale: stretch(&config) / ((nope + rotated) as f64).sqrt(),
-            dense: dense(checkpoint, &config, sizes.num_hidden_layers)?,
-            n_routed_experts: config.experts()?.unwrap_or(64),
-            n_shared_experts: config.usize_or("n_shared_experts", 1)?,
-            num_experts_per_tok: config.usize("num_experts_per_tok")?,
-            moe_intermediate_size: config.usize("moe_intermediate_size")?,
-            routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
-            norm_topk_prob: (is_gguf || !is_v2) && config.bool_or("norm_topk_prob", true)?,
-            scoring: if is_v2 { Scoring::Softmax } else { Scoring::Sigmoid },
-            groups: groups(&config, is_gguf, is_v2)?,
+            dense,
+            moe: if has_experts { Some(moe(&config, is_gguf, is_v2)?) } else { None },
             rope: RopeConfig { style, ..config.rope()? },
             sizes,
         })
@@ -316,14 +319,16 @@ impl Decoder for DeepSeek {
 
 /// What YaRN multiplies scores by.
 fn stretch(config: &Settings) -> f64 {
-    let at = |key: &str| {
-        let places = ["/rope_parameters/", "/rope_scaling/"];
-        places.iter().find_map(|place| config.value().pointer(&format!("{place}{key}"))?.as_f64())
-    };
-    match (at("mscale_all_dim"), at("factor")) {
+    match (rope_number(config, "mscale_all_dim"), rope_number(config, "factor")) {
         (Some(mscale), Some(factor)) if factor > 1.0 => (0.1 * mscale * factor.ln() + 1.0).powi(2),
         _ => 1.0,
     }
+}
+
+/// A number among the parameters of RoPE.
+fn rope_number(config: &Settings, key: &str) -> Option<f64> {
+    let places = ["/rope_parameters/", "/rope_scaling/"];
+    places.iter().find_map(|place| config.value().pointer(&format!("{place}{key}"))?.as_f64())
 }
 
 /// Which layers are dense: by name, or the first ones; of files in GGUF those without a router.
@@ -337,6 +342,20 @@ fn dense(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Ve
     }
     let first = config.usize("first_k_dense_replace")?;
     Ok((0..layers).map(|layer| layer < first).collect())
+}
+
+/// What the configuration of a model with experts says about them.
+fn moe(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Moe> {
+    Ok(Moe {
+        n_routed_experts: config.experts()?.unwrap_or(64),
+        n_shared_experts: config.usize_or("n_shared_experts", 1)?,
+        num_experts_per_tok: config.usize("num_experts_per_tok")?,
+        moe_intermediate_size: config.usize("moe_intermediate_size")?,
+        routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
+        norm_topk_prob: (is_gguf || !is_v2) && config.bool_or("norm_topk_prob", true)?,
+        scoring: if is_v2 { Scoring::Softmax } else { Scoring::Sigmoid },
+        groups: groups(config, is_gguf, is_v2)?,
+    })
 }
 
 /// The groups that experts are chosen by.

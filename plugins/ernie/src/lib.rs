@@ -72,15 +72,14 @@ impl SparseMlp {
     fn load(loader: &Loader<'_>, sizes: &Sizes, moe: &Moe) -> Result<Self> {
         let Sizes { hidden_size, hidden_act, .. } = *sizes;
         let router = Router::load(loader, "gate", hidden_size, moe.num_experts, moe.top_k)?;
-        let correction = ["moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"];
-        let correction = correction.into_iter().find(|name| loader.has(name));
-        let correction = correction.map(|name| loader.values(name)).transpose()?.flatten();
+        let names = ["moe_statics.e_score_correction_bias", "moe_statics.e_score_correction.bias"];
+        let router = router.with_correction(loader, &names, moe.num_experts)?;
         let shared = moe.num_shared_experts * moe.intermediate_size;
         let shared_experts = loader.at("shared_experts");
         let has_shared = moe.num_shared_experts > 0;
         let sizes = (moe.num_experts, hidden_size, moe.intermediate_size);
         Ok(Self {
-            gate: Router { renormalize: true, correction, ..router },
+            gate: Router { renormalize: true, ..router },
             experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?,
             shared_experts: if has_shared {
                 Some(GatedMlp::load(&shared_experts, hidden_size, shared, hidden_act)?)

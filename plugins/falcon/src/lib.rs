@@ -258,7 +258,7 @@ fn multipliers(config: &Settings) -> Result<Multipliers> {
     })
 }
 
-/// So many multipliers, or ones.
+/// The `N` multipliers of this key; ones where it is absent.
 fn list<const N: usize>(config: &Settings, key: &str) -> Result<[f64; N]> {
     let Some(given) = config.value().get(key).filter(|value| !value.is_null()) else { return Ok([1.0; N]) };
     let wrong = || Error::corrupt(format!("the configuration's '{key}' is no list of {N} numbers"));

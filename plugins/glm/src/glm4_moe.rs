@@ -93,15 +93,12 @@ impl Mlp {
         let (count, inner) = (config.n_routed_experts, config.moe_intermediate_size);
         let router = Router::load(loader, "gate", hidden_size, count, config.num_experts_per_tok)?;
         // GGUF files have it as a bias.
-        let correction = match loader.values("gate.e_score_correction_bias")? {
-            Some(correction) => Some(correction),
-            None => loader.values("gate.e_score_correction.bias")?,
-        };
+        let correction = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
+        let router = router.with_correction(loader, &correction, count)?;
         let gate = Router {
             scoring: Scoring::Sigmoid,
             renormalize: config.norm_topk_prob,
             scale: config.routed_scaling_factor as f32,
-            correction,
             groups: Some(config.groups),
             ..router
         };

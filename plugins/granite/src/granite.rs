@@ -156,7 +156,8 @@ impl Decoder for Granite {
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         if checkpoint.weights().names().any(|name| name.contains(".mlp.shared_expert.")) {
-            return Err(Error::declined("its shared experts are not computed"));
+            let message = "granitemoe files with shared experts are not supported";
+            return Err(Error::declined(message).help("use one without them, or a granitehybrid file"));
         }
         Config::read(checkpoint.config())
     }

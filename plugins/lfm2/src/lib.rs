@@ -127,14 +127,13 @@ impl FeedForward {
             return Ok(Self::Dense(GatedMlp::load_named(loader, NAMES, width, inner, Activation::Silu)?));
         };
         let router = Router::load(loader, "gate", width, moe.num_experts, moe.num_experts_per_tok)?;
-        let bias = ["expert_bias", "expert_bias.bias"].into_iter().find(|name| loader.has(name));
+        let router = router.with_correction(loader, &["expert_bias", "expert_bias.bias"], moe.num_experts)?;
         let sizes = (moe.num_experts, width, moe.moe_intermediate_size);
         Ok(Self::Sparse {
             gate: Router {
                 scoring: Scoring::Sigmoid,
                 renormalize: moe.norm_topk_prob,
                 scale: moe.routed_scaling_factor as f32,
-                correction: bias.map(|name| loader.values(name)).transpose()?.flatten(),
                 ..router
             },
             experts: Experts::load(&loader.at("experts"), NAMES, sizes, Glu::Plain(Activation::Silu))?,

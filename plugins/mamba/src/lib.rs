@@ -123,8 +123,6 @@ fn mamba(format: Format, config: &Settings) -> Result<Mamba2Sizes> {
     if format == Format::Gguf {
         return Mamba2Sizes::read(config, config.f64_or("rms_norm_eps", 1e-5)?);
     }
-    let limits = config.value()["time_step_limit"].as_array();
-    let limit = |place: usize| limits?.get(place)?.as_f64();
     Ok(Mamba2Sizes {
         hidden_size: config.usize("hidden_size")?,
         heads: config.usize_or("num_heads", 128)?,
@@ -133,7 +131,7 @@ fn mamba(format: Format, config: &Settings) -> Result<Mamba2Sizes> {
         state: config.usize_or("state_size", 128)?,
         taps: config.usize_or("conv_kernel", 4)?,
         eps: config.f64_or("layer_norm_epsilon", 1e-5)?,
-        time_step_limit: (limit(0).unwrap_or(0.0), limit(1).unwrap_or(f64::INFINITY)),
+        time_step_limit: Mamba2Sizes::time_step_limit(config)?,
         norm: GatedNorm::AfterGate,
     })
 }

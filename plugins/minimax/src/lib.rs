@@ -70,13 +70,12 @@ impl SparseMlp {
         let Sizes { hidden_size, hidden_act, .. } = config.sizes;
         let (count, chosen) = (config.num_experts, config.num_experts_per_tok);
         let router = Router::load(loader, "gate", hidden_size, count, chosen)?;
-        let correction =
-            ["e_score_correction_bias", "e_score_correction.bias"].into_iter().find(|name| loader.has(name));
-        let correction = correction.map(|name| loader.values(name)).transpose()?.flatten();
+        let correction = ["e_score_correction_bias", "e_score_correction.bias"];
+        let router = router.with_correction(loader, &correction, count)?;
         let names = ExpertNames { gate: "w1", up: "w3", down: "w2", ..ExpertNames::default() };
         let sizes = (count, hidden_size, config.expert_size);
         Ok(Self {
-            gate: Router { scoring: Scoring::Sigmoid, renormalize: true, correction, ..router },
+            gate: Router { scoring: Scoring::Sigmoid, renormalize: true, ..router },
             experts: Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?,
         })
     }

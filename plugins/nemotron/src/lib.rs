@@ -102,14 +102,13 @@ impl SparseMlp {
     fn load(loader: &Loader<'_>, width: usize, moe: &Moe) -> Result<Self> {
         let router = Router::load(loader, "gate", width, moe.n_routed_experts, moe.num_experts_per_tok)?;
         let names = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
-        let correction = names.into_iter().find(|name| loader.has(name)).map(|name| loader.values(name));
+        let router = router.with_correction(loader, &names, moe.n_routed_experts)?;
         let sizes = (moe.n_routed_experts, width, moe.moe_intermediate_size);
         Ok(Self {
             gate: Router {
                 scoring: Scoring::Sigmoid,
                 renormalize: moe.norm_topk_prob,
                 scale: moe.routed_scaling_factor as f32,
-                correction: correction.transpose()?.flatten(),
                 groups: (moe.groups.count > 1).then_some(moe.groups),
                 ..router
             },
@@ -300,7 +299,7 @@ fn kinds(checkpoint: &Checkpoint) -> Result<Vec<Kind>> {
             () if has("gate") => Ok(Kind::Moe),
             () if has("up_proj") => Ok(Kind::Mlp),
             () => Err(Error::corrupt(format!(
-                "layer {layer} of {layers} has none of the weights that layers of Nemotron-H have"
+                "`layers.{layer}`, of {layers} layers, has none of the weights that layers of Nemotron-H have"
             ))
             .help("the checkpoint is incomplete: download it again")),
         }

@@ -3,7 +3,7 @@
 //!
 //! Reference: `modeling_qwen3_next.py` and `modeling_qwen3_5.py` in Hugging Face transformers; layers carry the names that they have
 //! in its checkpoints. Of vision-language checkpoints the text model is loaded; its rotations in three sections are plain ones for
-//! text. Heads that predict several tokens are left out.
+//! text. Multi-token prediction (`mtp`) layers are left out.
 
 use pensieve_sdk::{
     Error, Result,

@@ -57,19 +57,13 @@ impl Chosen {
 
 /// All CUDA devices that there are.
 fn all() -> Result<Chosen> {
-    let mut found: Vec<(String, Device)> = Vec::new();
-    let none = loop {
-        let name = format!("cuda:{}", found.len());
-        match open(&name) {
-            Ok(device) if found.len() < DEVICES_MAX => found.push((name, device)),
-            Ok(_) => break None,
-            Err(error) => break Some(error),
-        }
-    };
-    match (found.is_empty(), none) {
-        (true, Some(error)) => Err(error),
-        _ => together(found),
-    }
+    #[cfg(feature = "cuda")]
+    let count = super::backend::cuda_count();
+    #[cfg(not(feature = "cuda"))]
+    let count = 0;
+    // The first is opened in any case, as its error says what is missing.
+    let names = (0..count.clamp(1, DEVICES_MAX)).map(|number| format!("cuda:{number}"));
+    together(names.map(|name| open(&name).map(|device| (name, device))).collect::<Result<_>>()?)
 }
 
 /// The devices of these names, over which a model is spread.
@@ -84,6 +78,9 @@ fn several(names: &[&str]) -> Result<Chosen> {
     }
     let mut found: Vec<(String, Device)> = Vec::with_capacity(names.len());
     for name in names {
+        if name.is_empty() {
+            return Err(wrong("a device's name is missing".into()));
+        }
         let numbered = name.split_once(':').and_then(|(_, number)| number.parse::<u16>().ok());
         if kind(name) != kind(names[0]) {
             return Err(wrong(format!("'{name}' is of another kind than '{}'", names[0])));

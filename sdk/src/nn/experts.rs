@@ -100,6 +100,18 @@ impl Router {
         Ok(Self { gate, top_k, scoring, renormalize, scale, expert_scale: None, correction: None, groups: None })
     }
 
+    /// The same with the correction of its `count` experts, which has the first of these names that the checkpoint knows.
+    pub fn with_correction(self, loader: &Loader<'_>, names: &[&str], count: usize) -> Result<Self> {
+        let Some(name) = names.iter().find(|name| loader.has(name)) else { return Ok(self) };
+        let correction = loader.values(name)?;
+        let values = correction.as_ref().map_or(0, Vec::len);
+        if values != count {
+            let message = format!("tensor '{}.{name}' has {values} values for {count} experts", loader.path());
+            return Err(Error::corrupt(message));
+        }
+        Ok(Self { correction, ..self })
+    }
+
     /// Chooses for each row of `x`.
     pub fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Routes> {
         let logits = self.gate.forward(x, step)?;
@@ -256,10 +268,38 @@ struct Stack {
     is_turned: bool,
 }
 
+/// A layer that all experts have: its name, rows and columns.
+type ExpertLayer = (&'static str, usize, usize);
+
 impl Stack {
-    fn load(loader: &Loader<'_>, name: &str, [count, rows, columns]: [usize; 3]) -> Result<Self> {
-        let of = |shape: [usize; 3], is_turned: bool| Ok(Self { raw: loader.raw(name, &shape)?, is_turned });
-        of([count, rows, columns], false).or_else(|error: Error| of([count, columns, rows], true).map_err(|_| error))
+    /// The stacks of these layers, where the checkpoint has them: all are turned, or none is. The shape of one that is not square
+    /// tells which, so the square ones come last. Where all are square, none is turned.
+    fn load_all<const N: usize>(
+        loader: &Loader<'_>,
+        count: usize,
+        layers: [ExpertLayer; N],
+    ) -> Result<[Option<Self>; N]> {
+        let mut stacks: [Option<Self>; N] = std::array::from_fn(|_| None);
+        let mut known = None;
+        for is_square in [false, true] {
+            for (stack, (name, rows, columns)) in stacks.iter_mut().zip(layers) {
+                let weight = format!("{name}.weight");
+                let found = [weight.as_str(), name].into_iter().find(|name| loader.has(name));
+                let Some(found) = found.filter(|_| (rows == columns) == is_square) else { continue };
+                let of = |is_turned: bool| -> Result<Self> {
+                    let shape = if is_turned { [count, columns, rows] } else { [count, rows, columns] };
+                    Ok(Self { raw: loader.raw(found, &shape)?, is_turned })
+                };
+                let loaded = match known {
+                    Some(is_turned) => of(is_turned)?,
+                    None if is_square => of(false)?,
+                    None => of(false).or_else(|error| of(true).map_err(|_| error))?,
+                };
+                known = Some(loaded.is_turned);
+                *stack = Some(loaded);
+            }
+        }
+        Ok(stacks)
     }
 
     fn part(&self, index: usize) -> Result<RawTensor> {
@@ -288,7 +328,7 @@ struct Means {
 impl Experts {
     /// Loads `count` experts of inner width `inner`: `0.gate_proj.weight` and so on, or stacked as `gate_proj.weight` or
     /// `gate_up_proj`, whose first dimension is the expert. Stacks of weights that multiply from the other side, as in
-    /// Qwen3-VL's checkpoints, are told by their shape.
+    /// Qwen3-VL's checkpoints, are told by the shape of those that are not square.
     pub fn load(
         loader: &Loader<'_>,
         names: ExpertNames,
@@ -296,19 +336,16 @@ impl Experts {
         glu: Glu,
     ) -> Result<Self> {
         let (loader, host) = loader.for_experts();
-        let stack = |name: &str, rows: usize, columns: usize| -> Result<Option<Stack>> {
-            let weight = format!("{name}.weight");
-            let found = [weight.as_str(), name].into_iter().find(|name| loader.has(name));
-            found.map(|name| Stack::load(&loader, name, [count, rows, columns])).transpose()
-        };
         let biases = |name: &str, rows: usize| -> Result<Option<RawTensor>> {
             let name = format!("{name}.bias");
             if loader.has(&name) { loader.raw(&name, &[count, rows]).map(Some) } else { Ok(None) }
         };
-        let fused = stack(names.gate_up, 2 * inner, width)?;
         let layers = [(names.gate, inner, width), (names.up, inner, width), (names.down, width, inner)];
-        let of = |(name, rows, columns)| -> Result<_> { Ok((stack(name, rows, columns)?, biases(name, rows)?)) };
-        let stacks = [of(layers[0])?, of(layers[1])?, of(layers[2])?];
+        let [gate, up, down] = layers;
+        let [fused, of_gate, of_up, of_down] =
+            Stack::load_all(&loader, count, [(names.gate_up, 2 * inner, width), gate, up, down])?;
+        let of = |stack: Option<Stack>, (name, rows, _): ExpertLayer| -> Result<_> { Ok((stack, biases(name, rows)?)) };
+        let stacks = [of(of_gate, gate)?, of(of_up, up)?, of(of_down, down)?];
         let expert = |index: usize| -> Result<Expert> {
             let here = loader.at(index);
             let fused = fused.as_ref().map(|fused| fused.part(index)).transpose()?;

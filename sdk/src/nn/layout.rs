@@ -150,13 +150,23 @@ pub(super) fn is_on_host(path: &str, layers: usize) -> bool {
     matches!(Part::of(path), Part::Layer(layer) if layer < layers) && path.split('.').any(|part| part == "experts")
 }
 
+/// Whether a weight is of what a checkpoint sees or hears with, which is not loaded.
+pub(super) fn is_beside_text(path: &str) -> bool {
+    path.split('.').any(|part| BESIDE_TEXT.iter().any(|name| part.starts_with(name)))
+}
+
+/// How parts that see or hear begin their names.
+const BESIDE_TEXT: [&str; 7] =
+    ["vision", "visual", "audio", "multi_modal_projector", "embed_vision", "embed_audio", "mm_projector"];
+
 /// Layers beyond this are taken for a mistake in the file.
 const LAYERS_MAX: usize = 4096;
 
 /// Gives each device a run of layers that takes as much of its memory as of the others'. Each gets one at least.
 fn deal(layers: &[u64], shares: &[Share]) -> Vec<usize> {
-    // Devices that do not say what they have count alike.
-    let room: Vec<f64> = shares.iter().map(|share| share.free_bytes.map_or(1.0, |free| free.max(1) as f64)).collect();
+    // Where one does not say what it has, all count alike.
+    let free: Option<Vec<u64>> = shares.iter().map(|share| share.free_bytes).collect();
+    let room = free.map_or(vec![1.0; shares.len()], |free| free.into_iter().map(|free| free.max(1) as f64).collect());
     let (all, total): (f64, f64) = (room.iter().sum(), layers.iter().map(|bytes| *bytes as f64).sum());
     let ends: Vec<f64> = room
         .iter()

@@ -81,6 +81,11 @@ impl Linear {
         Self { bias, ..self }
     }
 
+    /// On which of the model's devices its weight lies.
+    pub(super) fn place(&self) -> usize {
+        self.weight.place
+    }
+
     fn plain(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         step.ops().linear(x, self.parts())
     }

@@ -182,8 +182,11 @@ impl Loader<'_> {
         let name = if self.at(nested).has("weight") { nested } else { "lm_head" };
         let here = self.at(name);
         if tied && !here.has("weight") {
-            let bias = if here.has("bias") { Some(here.vector("bias", embedding.rows())?) } else { None };
-            return Ok(embedding.tied(self, name).with_bias(bias));
+            let head = embedding.tied(self, name);
+            // The bias goes where the table is, whose device is not that of a head of its own.
+            let beside = Self { ops: self.shared.parts.get(head.place()).unwrap_or(self.ops), ..here.clone() };
+            let bias = if here.has("bias") { Some(beside.vector("bias", embedding.rows())?) } else { None };
+            return Ok(head.with_bias(bias));
         }
         self.linear(name, embedding.width(), embedding.rows())
     }
@@ -340,7 +343,7 @@ impl Loader<'_> {
         let from = merged.as_ref().unwrap_or(raw);
         let matrix = self.ops.matrix(from);
         let matrix = matrix.map_err(|error| error.context(format!("tensor '{}'", raw.name)))?;
-        self.shared.resident.borrow_mut().add_matrix(&matrix, part, from, self.on_host);
+        self.shared.resident.borrow_mut().add_matrix(&matrix, part, self.on_host);
         let id = self.register(Registered { is_f32: matrix.is_f32(), ..layer });
         Ok((Arc::new(matrix), id))
     }

@@ -50,7 +50,6 @@ impl Mamba2Sizes {
         let expanded = hidden_size.saturating_mul(config.usize_or("mamba_expand", 2)?);
         let inner = config.usize_or("mamba_d_ssm", expanded)?;
         let is_given = config.value()["mamba_d_head"].is_number();
-        let limit = |place: usize| config.value()["time_step_limit"].get(place).and_then(serde_json::Value::as_f64);
         Ok(Self {
             hidden_size,
             heads,
@@ -59,9 +58,21 @@ impl Mamba2Sizes {
             state: config.usize_or("mamba_d_state", 256)?,
             taps: config.usize_or("mamba_d_conv", 4)?,
             eps,
-            time_step_limit: (limit(0).unwrap_or(0.0), limit(1).unwrap_or(f64::INFINITY)),
+            time_step_limit: Self::time_step_limit(config)?,
             norm: GatedNorm::AfterGate,
         })
+    }
+
+    /// The configuration's shortest and longest step of time; no limits where it has none.
+    pub fn time_step_limit(config: &Config) -> Result<(f64, f64)> {
+        let Some(value) = config.value().get("time_step_limit").filter(|value| !value.is_null()) else {
+            return Ok((0.0, f64::INFINITY));
+        };
+        let limits = match value.as_array().map(Vec::as_slice) {
+            Some([shortest, longest]) => shortest.as_f64().zip(longest.as_f64()),
+            _ => None,
+        };
+        limits.ok_or_else(|| Error::corrupt("the configuration's 'time_step_limit' is not a list of two numbers"))
     }
 
     /// All values of all heads.

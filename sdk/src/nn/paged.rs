@@ -1,7 +1,7 @@
 //! Makes an [`Architecture`] out of a [`Decoder`]: the one place that turns a checkpoint into a card, a budget into blocks
 //! and a batch into rows of logits.
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 use std::marker::PhantomData;
 
@@ -165,16 +165,32 @@ impl<D: Decoder> Opened<D> {
         let devices = std::iter::once(&chosen.device).chain(&chosen.beside);
         let share = |(name, device): (&str, _)| Share { name: name.to_owned(), free_bytes: device::free_bytes(device) };
         let shares: Vec<Share> = chosen.names().into_iter().zip(devices).map(share).collect();
-        let bytes = |tensor: &RawTensor| match self.kernels {
-            Kernels::Exact => tensor.shape.iter().map(|&n| n as u64).product::<u64>().saturating_mul(4),
-            Kernels::Auto | Kernels::Generic => {
-                tensor.dtype.tensor_bytes(&tensor.shape).unwrap_or(tensor.data.len()) as u64
-            }
+        let is_read = |tensor: &&RawTensor| {
+            !layout::is_on_host(&tensor.name, self.n_cpu_moe) && !layout::is_beside_text(&tensor.name)
         };
-        let weights =
-            self.checkpoint.weights().iter().filter(|tensor| !layout::is_on_host(&tensor.name, self.n_cpu_moe));
-        let weights = weights.map(|tensor| (tensor.name.as_str(), bytes(tensor)));
+        let weights = self.checkpoint.weights().iter().filter(is_read);
+        let weights = weights.map(|tensor| (tensor.name.as_str(), self.loaded_bytes(tensor, &chosen.device)));
         Layout::plan(&shares, weights, &self.shape.kv.layer_bytes(self.kv, counts)?)
+    }
+
+    /// Bytes of a weight on a device.
+    fn loaded_bytes(&self, tensor: &RawTensor, device: &Device) -> u64 {
+        let values = tensor.shape.iter().fold(1_u64, |product, &n| product.saturating_mul(n as u64));
+        let in_file = tensor.dtype.tensor_bytes(&tensor.shape).unwrap_or(tensor.data.len()) as u64;
+        match self.kernels {
+            Kernels::Exact => values.saturating_mul(4),
+            // candle's kernels for CUDA read its own blocks; what else is quantized is unpacked to 16 bits.
+            Kernels::Generic if tensor.dtype.is_quantized() && device.is_cuda() => {
+                in_file.max(values.saturating_mul(2))
+            }
+            #[cfg(feature = "cuda")]
+            Kernels::Auto if device.is_cuda() && tensor.shape.len() > 1 => {
+                let inputs = tensor.shape.last().copied().unwrap_or(1);
+                let rows = usize::try_from(values / inputs.max(1) as u64).unwrap_or(usize::MAX);
+                super::backend::cuda_loaded_bytes(tensor.dtype, rows, inputs)
+            }
+            Kernels::Auto | Kernels::Generic => in_file,
+        }
     }
 
     /// Bytes of the weights once loaded.

@@ -9,7 +9,6 @@ use super::{
     kv_shape::KvType,
     registry::Part,
 };
-use crate::weights::RawTensor;
 
 /// What memory is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,11 +38,9 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Adds a weight that was made from `from`; `on_host` if it stays in the host's memory while the model is on a device.
-    pub(super) fn add_matrix(&mut self, matrix: &Matrix, part: Part, from: &RawTensor, on_host: bool) {
+    /// Adds a weight; `on_host` if it stays in the host's memory while the model is on a device.
+    pub(super) fn add_matrix(&mut self, matrix: &Matrix, part: Part, on_host: bool) {
         let class = if part == Part::Table { Class::Embedding } else { Class::Linear };
-        // Only CUDA's form does not tell.
-        let _ = from;
         let device = Place::Device(matrix.place);
         let (place, bytes) = match &matrix.form {
             // What an adapter was merged into, and what was put together from parts, are in no file.
@@ -51,9 +48,8 @@ impl Resident {
             Form::InPlace(raw) => (device, raw.data.len()),
             Form::Dense(tensor) => (device, tensor.elem_count() * tensor.dtype().size_in_bytes()),
             Form::Quantized(tensor, _) => (device, tensor.storage_size_in_bytes()),
-            // The blocks of the checkpoint in another order.
             #[cfg(feature = "cuda")]
-            Form::Cuda(_) => (device, from.data.len()),
+            Form::Cuda(weight) => (device, weight.bytes()),
         };
         let place = if on_host && place == device { Place::Host } else { place };
         self.add(place, class, bytes as u64);

@@ -114,7 +114,8 @@ impl<'a> Step<'a> {
 
     /// The columns `start..start + len` of `x`, such as the queries of a fused projection, as a tensor of their own.
     pub fn columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
-        Ok(x.narrow(1, start, len)?.force_contiguous()?)
+        // candle makes the copy on the device that a tensor says it lies on, so one that has moved has to say the truth.
+        Ok(self.ops().beside(x, x)?.narrow(1, start, len)?.force_contiguous()?)
     }
 
     /// Rows that are those of these indices among the step's, from the first to the last. An index may come more than once.

@@ -358,8 +358,9 @@ fn lift_text_config(object: &mut Map<String, Value>) {
     }
     if let Some(Value::Object(text)) = object.get("text_config").cloned() {
         for (key, value) in text {
-            // The output layer is the outer model's, and so is what is said of it there.
-            let is_outer = ["architectures", "tie_word_embeddings"].contains(&key.as_str());
+            // The output layer is the embedding where either says so; one that the checkpoint has comes before that.
+            let says_tied = key == "tie_word_embeddings" && value.as_bool() == Some(true);
+            let is_outer = ["architectures", "tie_word_embeddings"].contains(&key.as_str()) && !says_tied;
             if !is_outer || object.get(&key).is_none_or(Value::is_null) {
                 object.insert(key, value);
             }

@@ -37,6 +37,8 @@ pub struct Prepared {
     job: Job,
     /// Whether less is generated than was asked for, for want of room.
     clamped: bool,
+    /// How many of the job's stop strings are the client's.
+    client_stops: usize,
     convention: Arc<Convention>,
     reading: Reading,
 }
@@ -78,8 +80,11 @@ impl Chats {
             ResponseFormat::Free => None,
             ResponseFormat::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
-        // Behind those of the client, whose places it knows.
-        let own_stops = if matches!(request.input, Input::Chat(_)) { convention.stops } else { &[] };
+        // What a grammar allows may hold the words that end a turn.
+        let is_open_chat = answer.is_none() && matches!(request.input, Input::Chat(_));
+        let own_stops = if is_open_chat { convention.stops } else { &[] };
+        let client_stops = request.stops.len();
+        // After the client's own, so that their indices stay valid.
         let stops = request.stops.into_iter().chain(own_stops.iter().map(|stop| (*stop).to_owned()));
         let stops = stops.map(String::into_bytes).collect();
         let prompt = write(&convention, request.input, answer).await?;
@@ -113,6 +118,7 @@ impl Chats {
             input_tokens,
             job,
             clamped: request.max_tokens.is_none_or(|tokens| tokens > room),
+            client_stops,
             convention,
             reading: prompt.reading,
         })
@@ -172,6 +178,7 @@ impl Prepared {
             logprobs: self.job.logprobs.is_some(),
             clamped: self.clamped,
             end_of_turn: self.convention.end_of_turn.clone(),
+            client_stops: self.client_stops,
         };
         let stream = self.fleet.submit(&self.target, self.job)?;
         Ok(Generation::new(stream, &self.target.id, reader))

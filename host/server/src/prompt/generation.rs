@@ -36,6 +36,8 @@ pub(super) struct AnswerReader {
     pub logprobs: bool,
     pub clamped: bool,
     pub end_of_turn: Vec<u32>,
+    /// How many of the job's stop strings are the client's. Those after them end the turns of a model without a template.
+    pub client_stops: usize,
 }
 
 impl Generation {
@@ -158,10 +160,11 @@ impl Generation {
         TokenLogprob { top, ..of(id, logprobs.logprob) }
     }
 
-    /// The reason in the client's terms, which does not know of tokens and room.
+    /// The reason in the client's terms. A client knows its own stop strings, and neither tokens nor room.
     fn reason(&self, reason: Finish) -> Finish {
         match reason {
             Finish::StopToken(token) if self.reader.end_of_turn.contains(&token) => Finish::EndOfTurn,
+            Finish::StopString(place) if place as usize >= self.reader.client_stops => Finish::EndOfTurn,
             Finish::Length if self.reader.clamped => Finish::ContextFull,
             other => other,
         }

@@ -2,7 +2,7 @@
 //! ones before left over. A stage is foreign code, so what it leaves is checked before the next one sees it: a chain that grows, that
 //! leaves nothing or picks what does not exist fails its own sequence and no other. So does one that does not end: stages run
 //! on threads beside the engine's, with a deadline. Chains of samplers that allow it share all of these threads; the others
-//! have the first to themselves.
+//! always run on the first, one after the other.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,7 +36,7 @@ pub struct Samplers {
     /// At least one.
     threads: Vec<SamplerThread>,
     /// Picks of this step so far that any thread may make.
-    spread: usize,
+    shared_picks: usize,
     /// What comes of the picks of this step.
     picks: Sender<(u64, Picked)>,
     picked: Receiver<(u64, Picked)>,
@@ -89,7 +89,7 @@ impl Samplers {
         let (picks, picked) = channel();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let threads = (0..threads).map(|_| SamplerThread::new(deadline)).collect();
-        Ok(Self { samplers, threads, spread: 0, picks, picked, rooms: Vec::new(), troubles: Vec::new() })
+        Ok(Self { samplers, threads, shared_picks: 0, picks, picked, rooms: Vec::new(), troubles: Vec::new() })
     }
 
     pub fn names(&self) -> Vec<String> {
@@ -128,14 +128,14 @@ impl Samplers {
             // A step that has left this behind does not wait for it.
             let _ = picks.send((id, Picked { token, chain, room }));
         };
-        let thread = if is_concurrent { self.spread % self.threads.len() } else { 0 };
-        self.spread += usize::from(is_concurrent);
+        let thread = if is_concurrent { self.shared_picks % self.threads.len() } else { 0 };
+        self.shared_picks += usize::from(is_concurrent);
         self.threads[thread].call(id, Box::new(call));
     }
 
     /// Waits for the tokens of all chains that were to pick one.
     pub fn wait(&mut self) -> HashMap<u64, Picked> {
-        self.spread = 0;
+        self.shared_picks = 0;
         let overdue: Vec<Overdue> = self.threads.iter_mut().flat_map(SamplerThread::wait).collect();
         let mut picked: HashMap<u64, Picked> = self.picked.try_iter().collect();
         for picked in picked.values_mut() {

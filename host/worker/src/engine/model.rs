@@ -191,7 +191,7 @@ impl Model {
         *ids = vec![VACANT; bests];
         *scores = vec![f32::NAN; bests];
         *totals = vec![f32::NAN; 2 * bests];
-        // A sampler that was left behind may still hold those of an earlier step.
+        // No sampler's thread holds a row of the step before any more, so nothing is copied.
         let values = Arc::make_mut(logits);
         values.resize(rows * width, 0.0);
         for row in values.chunks_exact_mut(width) {

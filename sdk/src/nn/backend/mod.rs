@@ -29,7 +29,10 @@ use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
 #[cfg(feature = "cuda")]
-pub(super) use cuda::{CudaInterconnect, CudaKernels, free_bytes as cuda_free_bytes, open as cuda_device};
+pub(super) use cuda::{
+    CudaInterconnect, CudaKernels, count as cuda_count, free_bytes as cuda_free_bytes,
+    loaded_bytes as cuda_loaded_bytes, open as cuda_device,
+};
 pub(super) use formulas::Formulas;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(super) use metal::MetalKernels;

@@ -1,7 +1,7 @@
 //! Block formats without kernels of their own on a device, in the layout of one that has them and holds the same integers.
 //!
-//! The integers stay what they are. Scales become f16: most are in the file already, the others lose less than bf16 would
-//! of each value, or the weight is declined.
+//! The integers stay what they are. Scales and minimums become f16, which most are in the file already. The others move by no
+//! larger a part of themselves than values do in bf16, or the weight is declined.
 
 use half::f16;
 
@@ -12,7 +12,7 @@ use crate::{
 
 /// What kernels read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
+pub(super) enum Packing {
     /// Groups of 32 signed bytes.
     Bytes,
     /// Blocks of `Q6_K` without their scales.
@@ -23,9 +23,9 @@ pub(super) enum Layout {
     LoweredNibbles,
 }
 
-/// A weight in a layout, its scales apart.
+/// A weight so packed, its scales apart.
 pub(super) struct Repacked {
-    pub(super) layout: Layout,
+    pub(super) packing: Packing,
     pub(super) data: Vec<u8>,
     pub(super) scales: Vec<f16>,
 }
@@ -48,25 +48,53 @@ const BLOCK: usize = 256;
 /// Values from which on the work is worth sharing.
 const SHARED: usize = 1 << 18;
 
+/// In what a format is packed; `None` where nothing holds its integers.
+fn packing_of(dtype: Dtype) -> Option<Packing> {
+    match dtype {
+        Dtype::Q3K => Some(Packing::SixBits),
+        Dtype::Q4_1 | Dtype::Int4 => Some(Packing::LoweredNibbles),
+        Dtype::Q8_0 | Dtype::Q5_0 | Dtype::IQ3XXS | Dtype::IQ3S | Dtype::IQ2XXS | Dtype::Int8 => Some(Packing::Bytes),
+        dtype => cpu::levels(dtype).map(|_| Packing::Nibbles),
+    }
+}
+
+/// Bytes of a row on the device, where its format is not read as it lies in the file: packed, or else as bf16. A weight whose
+/// scales are declined takes more, which no one knows before they are read.
+pub(super) fn row_bytes(dtype: Dtype, inputs: usize) -> usize {
+    let padded = inputs.next_multiple_of(PART);
+    match packing_of(dtype) {
+        Some(Packing::Bytes) => padded + padded / 16,
+        Some(Packing::SixBits) => inputs / BLOCK * (SIX_BITS + 2),
+        Some(Packing::Nibbles) => padded / 2 + padded / 16,
+        Some(Packing::LoweredNibbles) => padded / 2 + padded / 8,
+        None => 2 * inputs,
+    }
+}
+
 /// The weight in another format; `None` where none holds it.
 pub(super) fn repack(raw: &RawTensor, inputs: usize) -> Option<Repacked> {
     let row_bytes = raw.dtype.row_bytes(inputs).filter(|bytes| *bytes > 0)?;
-    let (layout, levels) = match raw.dtype {
-        Dtype::Q3K => (Layout::SixBits, None),
-        Dtype::Q4_1 | Dtype::Int4 => (Layout::LoweredNibbles, cpu::levels(raw.dtype)),
-        Dtype::Q8_0 | Dtype::Q5_0 | Dtype::IQ3XXS | Dtype::IQ3S | Dtype::IQ2XXS | Dtype::Int8 => (Layout::Bytes, None),
-        dtype => (Layout::Nibbles, Some(cpu::levels(dtype)?)),
+    let packing = packing_of(raw.dtype)?;
+    let levels = match packing {
+        Packing::Nibbles | Packing::LoweredNibbles => Some(cpu::levels(raw.dtype)?),
+        Packing::Bytes | Packing::SixBits => None,
     };
     let rows = raw.data.len() / row_bytes;
     let threads = if rows * inputs < SHARED { 1 } else { std::thread::available_parallelism().map_or(1, usize::from) };
     let share = rows.div_ceil(threads).max(1) * row_bytes;
     let part = |bytes: &[u8]| match levels {
-        None if layout == Layout::SixBits => six_bits(bytes),
+        None if packing == Packing::SixBits => six_bits(bytes),
         levels => groups(raw.dtype, bytes, inputs, levels.as_ref()),
     };
+    // Where the system has no thread to give, this one does the work.
     let parts: Option<Vec<_>> = std::thread::scope(|scope| {
-        let tasks: Vec<_> = raw.data.chunks(share).map(|bytes| scope.spawn(move || part(bytes))).collect();
-        tasks.into_iter().map(|task| task.join().ok().flatten()).collect()
+        let start = |bytes| (bytes, std::thread::Builder::new().spawn_scoped(scope, move || part(bytes)));
+        let tasks: Vec<_> = raw.data.chunks(share).map(start).collect();
+        let end = |(bytes, task): (_, std::io::Result<std::thread::ScopedJoinHandle<'_, _>>)| match task {
+            Ok(task) => task.join().ok().flatten(),
+            Err(_) => part(bytes),
+        };
+        tasks.into_iter().map(end).collect()
     });
     let mut data: Vec<u8> = levels.map_or_else(Vec::new, |levels| levels.map(i8::cast_unsigned).to_vec());
     let mut scales = Vec::new();
@@ -74,7 +102,7 @@ pub(super) fn repack(raw: &RawTensor, inputs: usize) -> Option<Repacked> {
         data.extend(part);
         scales.extend(of_part);
     }
-    Some(Repacked { layout, data, scales })
+    Some(Repacked { packing, data, scales })
 }
 
 /// A scale as f16, where that costs no more than bf16 costs a value.
@@ -140,7 +168,7 @@ fn six_bits(bytes: &[u8]) -> Option<(Vec<u8>, Vec<f16>)> {
                 to[64 * half + 32 * (quarter % 2) + lane] |= (six & 15) << (quarter / 2 * 4);
                 to[128 + 32 * half + lane] |= (six >> 4) << (2 * quarter);
             }
-            // A float becomes the nearest byte, and what is none becomes 0: where the block's scale is 0.
+            // `as` takes a number to the nearest byte that there is, and 0/0, where the block's scale is 0, to 0.
             to[192 + group] = ((scale / of_block.to_f32()).round() as i8).cast_unsigned();
             group += 1;
         });
@@ -188,7 +216,7 @@ mod tests {
 
     /// Values as `quants.cuh` reads them.
     fn values(weight: &Repacked, inputs: usize) -> Vec<f32> {
-        let Repacked { layout, data, scales } = weight;
+        let Repacked { packing, data, scales } = weight;
         let six_bits = |index: usize| {
             let (block, at) = (&data[index / 256 * 208..], index % 256);
             let (half, quarter, lane) = (at / 128, at % 128 / 32, at % 32);
@@ -203,16 +231,16 @@ mod tests {
             let (part, group) = (block / 4, block % 4);
             let byte = data[16 + part * 64 + at / 8 * 16 + group * 4 + at % 8 / 2];
             let level = f32::from(data[usize::from(byte >> (at % 2 * 4) & 15)].cast_signed());
-            match layout {
-                Layout::Bytes => {
+            match packing {
+                Packing::Bytes => {
                     let byte = data[part * 128 + group / 2 * 64 + at / 8 * 16 + group % 2 * 8 + at % 8];
                     scales[block].to_f32() * f32::from(byte.cast_signed())
                 }
-                Layout::LoweredNibbles => scales[2 * block].to_f32() * level - scales[2 * block + 1].to_f32(),
+                Packing::LoweredNibbles => scales[2 * block].to_f32() * level - scales[2 * block + 1].to_f32(),
                 _ => scales[block].to_f32() * level,
             }
         };
-        let is_six = *layout == Layout::SixBits;
+        let is_six = *packing == Packing::SixBits;
         (0..ROWS * inputs).map(|index| if is_six { six_bits(index) } else { grouped(index) }).collect()
     }
 
@@ -225,6 +253,9 @@ mod tests {
             for inputs in [512, if dtype.block_len() == 32 { 480 } else { 256 }] {
                 let raw = weight(dtype, inputs);
                 let repacked = repack(&raw, inputs).unwrap_or_else(|| panic!("{dtype} was declined"));
+                let head = if matches!(repacked.packing, Packing::Nibbles | Packing::LoweredNibbles) { 16 } else { 0 };
+                let bytes = repacked.data.len() + 2 * repacked.scales.len() - head;
+                assert_eq!(bytes, ROWS * row_bytes(dtype, inputs), "{dtype}");
                 for (ours, exact) in values(&repacked, inputs).iter().zip(cpu::dequantize(&raw).unwrap()) {
                     assert!((ours - exact).abs() <= exact.abs() / 300.0 + 1e-4, "{dtype}: {ours} for {exact}");
                 }

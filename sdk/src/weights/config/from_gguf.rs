@@ -110,7 +110,7 @@ pub(super) fn translate(architecture: &str, metadata: &Metadata, weights: &Weigh
             config.insert((*name).to_owned(), json!(number));
         }
     }
-    leave_out_prediction_heads(&source, &mut config)?;
+    leave_out_prediction_layers(&source, &mut config)?;
     if let Some(heads) = config.get("num_attention_heads").cloned() {
         config.entry("num_key_value_heads").or_insert(heads);
     }
@@ -135,8 +135,8 @@ pub(super) fn translate(architecture: &str, metadata: &Metadata, weights: &Weigh
     Ok(config)
 }
 
-/// Files count heads that predict several tokens among the layers, and these are left out.
-fn leave_out_prediction_heads(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
+/// Files count multi-token prediction (`nextn`) layers among the layers, and these are left out.
+fn leave_out_prediction_layers(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
     let heads = source.integers("nextn_predict_layers")?.and_then(|heads| heads.as_u64()).unwrap_or_default();
     let Some(blocks) = config.get("num_hidden_layers").and_then(Value::as_u64).filter(|_| heads > 0) else {
         return Ok(());

@@ -120,15 +120,17 @@ fn lifts_the_text_model_out_of_a_larger_one() {
 }
 
 #[test]
-fn the_outer_model_says_whether_its_output_layer_is_the_embedding() {
+fn the_output_layer_is_the_embedding_where_the_outer_or_the_text_model_says_so() {
     let tied = |outer: Value, text: bool| {
         let text = json!({ "hidden_size": 8, "tie_word_embeddings": text });
         let config = config(json!({ "tie_word_embeddings": outer, "text_config": text })).unwrap();
         config.bool_or("tie_word_embeddings", false).unwrap()
     };
     assert!(tied(json!(true), false));
-    assert!(!tied(json!(false), true));
+    assert!(tied(json!(false), true));
+    assert!(!tied(json!(false), false));
     assert!(tied(Value::Null, true));
+    assert!(!tied(Value::Null, false));
 }
 
 #[test]
@@ -419,7 +421,7 @@ fn gguf_lists_are_one_number_where_all_layers_agree() {
 }
 
 #[test]
-fn gguf_heads_that_predict_several_tokens_are_no_layers() {
+fn gguf_multi_token_prediction_layers_are_left_out() {
     let file = model("exaone4")
         .u32("exaone4.nextn_predict_layers", 1)
         .i32s("exaone4.attention.head_count_kv", &[2, 0])

@@ -201,8 +201,11 @@ pub(super) fn decode(
     if graphs.refused.is_some() {
         return Ok(false);
     }
-    if !kernels.set(batch, rows)? {
+    // Where a buffer has moved, or may have before an error, no graph may read it again.
+    let stays = kernels.set(batch, rows);
+    if !matches!(stays, Ok(true)) {
         graphs.clear();
+        stays?;
     }
     let Some(key) = graph_for(kernels, &mut graphs, batch, rows, run)? else { return Ok(false) };
     let (Some(graph), Some(from)) = (graphs.captured.get(&key), &graphs.logits) else { return Ok(false) };
@@ -316,10 +319,9 @@ fn capture(
     let gathered = kernels.gather();
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let captured = stream.end_capture(flags);
-    let mut kept = Kept::new();
-    for kernels in kernels.all() {
-        kept.extend(kernels.module.memory.take_kept()?);
-    }
+    // All are asked, as each keeps memory until it is.
+    let taken: Vec<_> = kernels.all().map(|kernels| kernels.module.memory.take_kept()).collect();
+    let kept = taken.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     computed.and(gathered)?;
     let graph = captured.map_err(failed)?.ok_or_else(|| not_capturable("nothing was launched"))?;
     graph.upload().map_err(failed)?;

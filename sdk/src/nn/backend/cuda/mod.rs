@@ -16,7 +16,10 @@ mod products;
 mod proofs;
 mod weights;
 
-use candle_core::{CudaDevice, DType, Device, Tensor, cuda_backend::cudarc::driver::CudaSlice};
+use candle_core::{
+    CudaDevice, DType, Device, Tensor,
+    cuda_backend::cudarc::driver::{CudaContext, CudaSlice},
+};
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{
@@ -27,7 +30,7 @@ use std::{
 
 pub(super) use experts::ExpertTable;
 pub(in crate::nn) use interconnect::CudaInterconnect;
-pub(in crate::nn) use weights::Weight;
+pub(in crate::nn) use weights::{Weight, loaded_bytes};
 
 use self::{
     attention::COUNTERS,
@@ -82,6 +85,11 @@ pub(in crate::nn) fn open(ordinal: usize) -> candle_core::Result<Device> {
     // tensor would cost as much as a launch, and a stream that waits for one from before cannot be captured.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
     Ok(device)
+}
+
+/// How many devices the driver knows.
+pub(in crate::nn) fn count() -> usize {
+    CudaContext::device_count().ok().and_then(|count| usize::try_from(count).ok()).unwrap_or_default()
 }
 
 /// What a device has left.

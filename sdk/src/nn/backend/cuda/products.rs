@@ -323,7 +323,7 @@ impl OneRow {
         }
         // As `one_row` lays it out: the rows of W, and of the activation its bytes, scales and sums.
         let (row_bytes, row_scales) = format.row_of(inputs);
-        let stride = row_bytes + (128 + format.spread() - row_bytes % 128) % 128;
+        let stride = row_bytes + (128 + format.bank_offset() - row_bytes % 128) % 128;
         let tile = matrices * OUTPUTS * (stride + 2 * row_scales);
         let activation = rows * (inputs / 32 * 8 + inputs / 16 * 4 + 2 * inputs) + PART;
         let most = if blocks > WIDE_BLOCKS && tile <= WIDE_BYTES_MAX { WARPS_MAX / 2 } else { WARPS_MAX };

@@ -8,7 +8,7 @@ use super::{memory::failed, module::Module};
 use crate::{
     Result,
     nn::{
-        backend::repack::{Layout, PART, Repacked, repack},
+        backend::repack::{PART, Packing, Repacked, repack, row_bytes},
         cpu,
     },
     weights::{Dtype, RawTensor},
@@ -56,7 +56,7 @@ impl Format {
     }
 
     /// The remainder by 128 of how far rows lie apart in shared memory, for loads that go to different banks.
-    pub(super) fn spread(self) -> usize {
+    pub(super) fn bank_offset(self) -> usize {
         match self {
             Self::Q80 | Self::Nibbles | Self::LoweredNibbles => 64,
             Self::Q4K | Self::Q5K | Self::Q6K | Self::Bf16 => 32,
@@ -82,13 +82,13 @@ impl Format {
     }
 }
 
-impl From<Layout> for Format {
-    fn from(layout: Layout) -> Self {
-        match layout {
-            Layout::Bytes => Self::Q80,
-            Layout::SixBits => Self::Q6K,
-            Layout::Nibbles => Self::Nibbles,
-            Layout::LoweredNibbles => Self::LoweredNibbles,
+impl From<Packing> for Format {
+    fn from(packing: Packing) -> Self {
+        match packing {
+            Packing::Bytes => Self::Q80,
+            Packing::SixBits => Self::Q6K,
+            Packing::Nibbles => Self::Nibbles,
+            Packing::LoweredNibbles => Self::LoweredNibbles,
         }
     }
 }
@@ -102,7 +102,19 @@ pub(in crate::nn) struct Weight {
     pub(super) scales: CudaSlice<f16>,
 }
 
+/// Bytes that a matrix of so many rows takes on a device.
+pub(in crate::nn) fn loaded_bytes(dtype: Dtype, rows: usize, inputs: usize) -> u64 {
+    let in_place = Format::of(dtype, inputs).is_some() || matches!(dtype, Dtype::F32 | Dtype::F16);
+    let row = if in_place { dtype.row_bytes(inputs).unwrap_or_default() } else { row_bytes(dtype, inputs) };
+    (rows as u64).saturating_mul(row as u64)
+}
+
 impl Weight {
+    /// Bytes on the device.
+    pub(in crate::nn) fn bytes(&self) -> usize {
+        self.data.len() + 2 * self.scales.len()
+    }
+
     /// Copies a matrix to the device: as it is where there is a kernel for it, else in the form of another format that holds its
     /// numbers, else as bf16.
     pub(super) fn upload(module: &Module, raw: &RawTensor, inputs: usize) -> Result<Self> {
@@ -119,8 +131,8 @@ impl Weight {
             let (data, scales) = apart::<210>(&raw.data, 208);
             return send(format, &data, &scales);
         }
-        if let Some(Repacked { layout, data, scales }) = repack(raw, inputs) {
-            return send(layout.into(), &data, &scales);
+        if let Some(Repacked { packing, data, scales }) = repack(raw, inputs) {
+            return send(packing.into(), &data, &scales);
         }
         let values = cpu::dequantize(raw)?;
         let data: Vec<u8> = values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();

@@ -129,7 +129,7 @@ impl MetalKernels {
         self.begin(&batch)?;
         let compute = |backend: &dyn Backend| -> Result<Tensor> {
             let shape = KvShape::uniform(1, kv_heads, head_dim);
-            let mut cache = KvCache::new(&shape, kind, &[4], |shape, _| formulas.store(shape))?;
+            let mut cache = KvCache::new(&shape, kind, &[4], |_| 0, |_, shape, _| formulas.store(shape))?;
             let mut pass = Pass::new(&batch, &mut cache);
             backend.rotated_attention(&spec, [&q, &k, &v], &rotation, &mut pass)
         };

@@ -199,7 +199,7 @@ fn latents(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
     if let Some(Value::Object(rope)) = config.get_mut("rope_parameters") {
         // All of what is rotated is one part of a head, which has its own layer.
         rope.remove("partial_rotary_factor");
-        // Of this architecture files give a tenth of the number, and the other is the same in every model.
+        // Files give a tenth of `mscale_all_dim`; `mscale`, which GGUF omits, equals it in every published model.
         if let Some(all) = source.number("rope.scaling.yarn_log_multiplier")?.filter(|all| *all != 0.0) {
             let all = 10.0 * all;
             rope.extend([("mscale".to_owned(), json!(all)), ("mscale_all_dim".to_owned(), json!(all))]);
@@ -246,7 +246,7 @@ fn windows(source: &Source<'_>, config: &mut Map<String, Value>, period: u64) ->
     let is_list = source.metadata.get(&key).is_some_and(|value| value.len().is_some());
     let is_windowed: Vec<bool> = if is_list {
         let mut list = source.metadata.bools(&key)?.unwrap_or_default();
-        // Heads that predict several tokens are in the list, too.
+        // Multi-token prediction (`nextn`) layers are in the list, too.
         let heads = source.integers("nextn_predict_layers")?.and_then(|heads| heads.as_u64()).unwrap_or_default();
         if list.len() as u64 == layers.saturating_add(heads) {
             list.truncate(usize::try_from(layers).unwrap_or(usize::MAX));

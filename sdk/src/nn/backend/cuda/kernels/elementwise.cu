@@ -180,12 +180,12 @@ extern "C" __global__ void prepare(const float *x, int width, int halves, uint16
     prepare_one(x + (size_t)row * width, row, width, halves, high, low, sums, row_scales, scratch);
 }
 
-// Values in 16 bits, for products of many rows: as bf16, or an eighth of them as f16, which then reaches to ±524,000 as no
-// activation does, and is as fine as single values of 16 bits can be. What is yet larger becomes the largest.
+// Values in 16 bits, for products of many rows: as bf16, or an eighth of them as f16, which then reaches to ±524,000. What is
+// larger and finite becomes the largest; values below 0.0005 are rounded to multiples of 5e-7.
 __device__ __forceinline__ __nv_bfloat162 pair_of(float a, float b, __nv_bfloat16) { return __floats2bfloat162_rn(a, b); }
 __device__ __forceinline__ float eighth(float value) {
     const float scaled = 0.125f * value;
-    return fabsf(scaled) > 65504.0f ? copysignf(65504.0f, scaled) : scaled;
+    return fabsf(scaled) > 65504.0f && fabsf(scaled) < INFINITY ? copysignf(65504.0f, scaled) : scaled;
 }
 __device__ __forceinline__ __half2 pair_of(float a, float b, __half) { return __floats2half2_rn(eighth(a), eighth(b)); }
 

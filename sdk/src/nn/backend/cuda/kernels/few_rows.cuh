@@ -100,11 +100,11 @@ __device__ __forceinline__ void scaled(float (&total)[T][4], const float (&d)[T]
 
 __device__ __forceinline__ float byte_of(uint32_t word, int at) { return (float)((word >> (8 * at)) & 0xFFu); }
 
-// Each format: where two rows of W lie (HEAD: how many bytes stand ahead of the first; SPREAD: how far rows should lie apart in
+// Each format: where two rows of W lie (HEAD: how many bytes stand ahead of the first; BANK_OFFSET: how far rows should lie apart in
 // shared memory, as a remainder by 128, for those of a warp's loads to be in different banks), loading a thread's share of 128 of their columns, and adding their product.
 template <bool FIVE> struct KBlocks {
     static constexpr bool HALVES = false;
-    static constexpr int HEAD = 0, SPREAD = 32, BYTES = FIVE ? 176 : 144, QUANTS = FIVE ? 48 : 16;
+    static constexpr int HEAD = 0, BANK_OFFSET = 32, BYTES = FIVE ? 176 : 144, QUANTS = FIVE ? 48 : 16;
     struct Part {
         uint4 head0, head1;
         uint2 q0[2], q1[2], h0, h1;
@@ -171,7 +171,7 @@ template <bool FIVE> struct KBlocks {
 
 struct SixBits {
     static constexpr bool HALVES = false;
-    static constexpr int HEAD = 0, SPREAD = 32;
+    static constexpr int HEAD = 0, BANK_OFFSET = 32;
     struct Part {
         uint32_t low0[4], low1[4], high0[2], high1[2];
         uint2 scales0, scales1;
@@ -234,7 +234,7 @@ struct SixBits {
 // all four groups lie side by side: 16 bytes of them at a time.
 template <int BITS, bool MINIMUM> struct Groups {
     static constexpr bool HALVES = false;
-    static constexpr int HEAD = BITS == 4 ? 16 : 0, SPREAD = 64, WORDS = BITS / 4;
+    static constexpr int HEAD = BITS == 4 ? 16 : 0, BANK_OFFSET = 64, WORDS = BITS / 4;
     struct Part {
         uint4 q0[WORDS], q1[WORDS];
         // Pairs of scales, or scales with minima.
@@ -314,7 +314,7 @@ using LoweredNibbles = Groups<4, true>;
 
 struct Bf16 {
     static constexpr bool HALVES = true;
-    static constexpr int HEAD = 0, SPREAD = 32;
+    static constexpr int HEAD = 0, BANK_OFFSET = 32;
     struct Part {
         uint4 w0[4], w1[4];
     };

@@ -187,7 +187,7 @@ __device__ __forceinline__ void add_part(Totals<R> &total, const SixBits &, cons
 
 // How far the rows of a tile of W lie apart in shared memory.
 template <typename Weights> __device__ __forceinline__ int padded(int row_bytes) {
-    return row_bytes + (128 + Weights::SPREAD - row_bytes % 128) % 128;
+    return row_bytes + (128 + Weights::BANK_OFFSET - row_bytes % 128) % 128;
 }
 
 template <typename Weights, int R, bool GATED>
