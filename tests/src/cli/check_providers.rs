@@ -122,7 +122,7 @@ fn one_command_has_a_reference_computed_and_compares_it() {
     let there = fixture("llama/gqa/reference.safetensors");
     // The script, the checkpoint's folder, no file in it, and a text; the rest stands in for transformers.
     let python = format!(
-        "grep -q 'AutoModelForCausalLM.from_pretrained' $1 && test -f \"$2/config.json\" && test -z \"$3\" && \
+        "grep -q 'family.from_pretrained(folder' $1 && test -f \"$2/config.json\" && test -z \"$3\" && \
          test -n \"$4\" && cp {} reference.safetensors\n",
         there.display()
     );

@@ -142,8 +142,12 @@ fn cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| one_line(error), one_line)
 }
 
+/// A loader's message on one line. A damaged file may put names into it that are as long as the file.
 fn one_line(text: &(impl std::fmt::Display + ?Sized)) -> String {
     const WORDS_MAX: usize = 60;
+    const BYTES_MAX: usize = 400;
     let text = text.to_string();
-    text.split_whitespace().take(WORDS_MAX).collect::<Vec<_>>().join(" ")
+    let mut line = text.split_whitespace().take(WORDS_MAX).collect::<Vec<_>>().join(" ");
+    line.truncate(line.floor_char_boundary(BYTES_MAX));
+    line
 }
