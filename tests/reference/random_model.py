@@ -3,11 +3,13 @@
     python tests/reference/random_model.py 1b-q4_k_m.gguf
     python tests/reference/random_model.py moe-q4_k_m.gguf qwen3moe
     python tests/reference/random_model.py moe-q8_0.gguf qwen3moe --type q8_0
+    python tests/reference/random_model.py hybrid-q4_k_m.gguf qwen35
 
 The first is a Llama of 1.1 B parameters (16 layers, width 2048, 8192 inner, 32/8 heads, vocabulary 32,000). The second has the layers of
 Qwen3-30B-A3B (width 2048, 32/4 heads of 128, 128 experts of 768, 8 of them used), but 8 of its 48 and a fifth of its vocabulary, so that
-the output layer has the share that it has there: 5.0 B parameters, 3 GB. Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output
-and half of the value and down projections Q6_K.
+the output layer has the share that it has there: 5.0 B parameters, 3 GB. The hybrids have the layers of Qwen3.5-2B (`qwen35`: of 24 layers
+18 are gated delta nets, with 16 heads of 128) and of Granite 4 H 1B (`granitehybrid`: of 40 layers 36 are Mamba-2, with 48 heads of 64 and
+states of 128). Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output and half of the value and down projections Q6_K.
 """
 
 import argparse
@@ -32,12 +34,35 @@ class Shape:
     head: int
     experts: int = 0
     used: int = 0
+    # Of a hybrid: which layers attend, and the heads of the others, how many share a key, and the sizes of its keys and values.
+    attends: tuple = ()
+    state_heads: int = 0
+    state_groups: int = 0
+    state_key: int = 0
+    state_value: int = 0
+
+    @property
+    def state_inner(self):
+        return self.state_heads * self.state_value
+
+    @property
+    def channels(self):
+        return self.state_inner + 2 * self.state_groups * self.state_key
 
 
 SHAPES = {
     "llama": Shape(layers=16, width=2048, inner=8192, heads=32, kv_heads=8, head=64),
     "qwen3moe": Shape(layers=8, width=2048, inner=768, heads=32, kv_heads=4, head=128, experts=128, used=8),
+    "qwen35": Shape(
+        layers=24, width=2048, inner=6144, heads=8, kv_heads=2, head=256,
+        attends=tuple(range(3, 24, 4)), state_heads=16, state_groups=16, state_key=128, state_value=128,
+    ),
+    "granitehybrid": Shape(
+        layers=40, width=1536, inner=4096, heads=12, kv_heads=4, head=128,
+        attends=(5, 15, 25, 35), state_heads=48, state_groups=1, state_key=128, state_value=64,
+    ),
 }
+CONV_KERNEL = 4
 
 
 def header(writer, family, shape):
@@ -46,11 +71,16 @@ def header(writer, family, shape):
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.inner)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    if family == "granitehybrid":
+        writer.add_head_count_kv([shape.kv_heads if i in shape.attends else 0 for i in range(shape.layers)])
+    else:
+        writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500_000.0)
     if family == "llama":
         writer.add_rope_dimension_count(shape.head)
+    elif shape.attends:
+        hybrid_header(writer, family, shape)
     else:
         writer.add_key_length(shape.head)
         writer.add_value_length(shape.head)
@@ -68,6 +98,22 @@ def header(writer, family, shape):
     writer.add_eos_token_id(2)
 
 
+def hybrid_header(writer, family, shape):
+    writer.add_ssm_conv_kernel(CONV_KERNEL)
+    writer.add_ssm_state_size(shape.state_key)
+    writer.add_ssm_group_count(shape.state_groups)
+    writer.add_ssm_time_step_rank(shape.state_heads)
+    writer.add_ssm_inner_size(shape.state_inner)
+    if family == "granitehybrid":
+        writer.add_rope_dimension_count(shape.head)
+        return
+    writer.add_key_length(shape.head)
+    writer.add_value_length(shape.head)
+    writer.add_uint32(f"{family}.full_attention_interval", 4)
+    writer.add_rope_dimension_count(shape.head // 4)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
 def tensors(writer, family, shape, usual, best):
     rng = np.random.default_rng(1)
 
@@ -81,23 +127,51 @@ def tensors(writer, family, shape, usual, best):
     def norm(name, size=shape.width):
         writer.add_tensor(name, np.ones(size, np.float32))
 
+    def values(name, size, low, high):
+        writer.add_tensor(name, rng.uniform(low, high, size).astype(np.float32))
+
+    def delta_net(i):
+        matrix(f"blk.{i}.attn_qkv.weight", shape.channels, shape.width)
+        matrix(f"blk.{i}.attn_gate.weight", shape.state_inner, shape.width)
+        matrix(f"blk.{i}.ssm_alpha.weight", shape.state_heads, shape.width)
+        matrix(f"blk.{i}.ssm_beta.weight", shape.state_heads, shape.width)
+        recurrence(i, shape.state_heads, shape.state_value)
+
+    def mamba(i):
+        matrix(f"blk.{i}.ssm_in.weight", shape.state_inner + shape.channels + shape.state_heads, shape.width)
+        values(f"blk.{i}.ssm_conv1d.bias", shape.channels, -0.1, 0.1)
+        values(f"blk.{i}.ssm_d", (shape.state_heads, 1), 0.5, 1.5)
+        recurrence(i, (shape.state_heads, 1), (shape.state_groups, shape.state_inner // shape.state_groups))
+
+    def recurrence(i, heads, normed):
+        values(f"blk.{i}.ssm_conv1d.weight", (shape.channels, CONV_KERNEL), -0.5, 0.5)
+        values(f"blk.{i}.ssm_dt.bias", shape.state_heads, -1.0, 1.0)
+        values(f"blk.{i}.ssm_a", heads, -1.0, -0.1)
+        norm(f"blk.{i}.ssm_norm.weight", normed)
+        matrix(f"blk.{i}.ssm_out.weight", shape.width, shape.state_inner)
+
     q, kv = shape.heads * shape.head, shape.kv_heads * shape.head
     matrix("token_embd.weight", VOCABULARY, shape.width)
     for i in range(shape.layers):
         better = best if i < shape.layers // 8 or i >= 7 * shape.layers // 8 or i % 3 == 2 else usual
+        is_recurrent = shape.attends and i not in shape.attends
         norm(f"blk.{i}.attn_norm.weight")
-        matrix(f"blk.{i}.attn_q.weight", q, shape.width)
-        matrix(f"blk.{i}.attn_k.weight", kv, shape.width)
-        matrix(f"blk.{i}.attn_v.weight", kv, shape.width, better)
-        matrix(f"blk.{i}.attn_output.weight", shape.width, q)
-        norm(f"blk.{i}.ffn_norm.weight")
-        if family == "llama":
+        if is_recurrent:
+            delta_net(i) if family == "qwen35" else mamba(i)
+        else:
+            matrix(f"blk.{i}.attn_q.weight", 2 * q if family == "qwen35" else q, shape.width)
+            matrix(f"blk.{i}.attn_k.weight", kv, shape.width)
+            matrix(f"blk.{i}.attn_v.weight", kv, shape.width, better)
+            matrix(f"blk.{i}.attn_output.weight", shape.width, q)
+        if family.startswith("qwen3") and not is_recurrent:
+            norm(f"blk.{i}.attn_q_norm.weight", shape.head)
+            norm(f"blk.{i}.attn_k_norm.weight", shape.head)
+        norm(f"blk.{i}.post_attention_norm.weight" if family == "qwen35" else f"blk.{i}.ffn_norm.weight")
+        if not shape.experts:
             matrix(f"blk.{i}.ffn_gate.weight", shape.inner, shape.width)
             matrix(f"blk.{i}.ffn_up.weight", shape.inner, shape.width)
             matrix(f"blk.{i}.ffn_down.weight", shape.width, shape.inner, better)
             continue
-        norm(f"blk.{i}.attn_q_norm.weight", shape.head)
-        norm(f"blk.{i}.attn_k_norm.weight", shape.head)
         router = rng.standard_normal((shape.experts, shape.width), np.float32)
         writer.add_tensor(f"blk.{i}.ffn_gate_inp.weight", router * shape.width**-0.5)
         stack(f"blk.{i}.ffn_gate_exps.weight", shape.inner, shape.width)
