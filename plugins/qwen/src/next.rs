@@ -9,7 +9,7 @@ use pensieve_sdk::{
     Error, Result,
     nn::{
         Activation, Angles, Attention, AttentionCache, Decoder, Embedding, KvShape, LayerCache, Linear, Loader,
-        Recurrence, RmsNorm, Rope, Shape, ShortConv, Sizes, Step, Tensor, sigmoid, softplus,
+        Recurrence, RmsNorm, Rope, Shape, ShortConv, Sizes, Step, Tensor,
     },
     weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
 };
@@ -103,7 +103,7 @@ impl GatedAttention {
         let q = self.q_norm.forward_heads(&of_groups(&q, heads, 0, head_dim)?, step)?;
         let k = self.k_norm.forward_heads(&k, step)?;
         let found = self.attention.forward_rotated(&q, &k, &v, angles, step)?;
-        self.o_proj.forward(&(found * sigmoid(&gate)?)?, step)
+        self.o_proj.forward(&step.ops().gate(&gate, &found, Activation::Sigmoid)?, step)
     }
 }
 
@@ -177,7 +177,8 @@ impl GatedDeltaNet {
         Ok(Self {
             qkvz,
             ba,
-            conv1d: ShortConv::load(loader, "conv1d", layer, sizes.channels(), sizes.conv_kernel_dim)?,
+            conv1d: ShortConv::load(loader, "conv1d", layer, sizes.channels(), sizes.conv_kernel_dim)?
+                .activated(Activation::Silu),
             a: if is_gguf { loader.vector("A", heads)? } else { loader.vector("A_log", heads)?.exp()?.neg()? },
             dt_bias: loader.vector(if is_gguf { "dt_proj.bias" } else { "dt_bias" }, heads)?,
             q_norm: RmsNorm::to_length(loader, key_head_dim, (key_head_dim as f64).powf(-0.5), eps)?,
@@ -195,13 +196,14 @@ impl GatedDeltaNet {
             return Err(Error::invalid("a projection of other parts"));
         };
         let qkv = Tensor::cat(&qkvz, 1)?;
-        let qkv = step.ops().activate(&self.conv1d.forward(&qkv, step)?, Activation::Silu)?;
+        let qkv = self.conv1d.forward(&qkv, step)?;
         let (keys, values) = (self.sizes.key_dim(), self.sizes.value_dim());
         let q = self.q_norm.forward_heads(&step.columns(&qkv, 0, keys)?, step)?;
         let k = self.k_norm.forward_heads(&step.columns(&qkv, keys, keys)?, step)?;
         let v = step.columns(&qkv, 2 * keys, values)?;
-        let decay = softplus(&a.broadcast_add(&self.dt_bias)?)?.broadcast_mul(&self.a)?;
-        let read = self.recurrence.delta([&q, &k, &v], &decay, &sigmoid(b)?, step)?;
+        let time = step.ops().activate(&a.broadcast_add(&self.dt_bias)?, Activation::Softplus)?;
+        let rate = step.ops().activate(b, Activation::Sigmoid)?;
+        let read = self.recurrence.delta([&q, &k, &v], &time.broadcast_mul(&self.a)?, &rate, step)?;
         let gated = step.ops().gate(&z, &self.norm.forward_heads(&read, step)?, Activation::Silu)?;
         self.out_proj.forward(&gated, step)
     }

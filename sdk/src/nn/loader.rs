@@ -309,6 +309,12 @@ impl Loader<'_> {
         self.ops.dense(cpu::dequantize(&raw)?, shape)
     }
 
+    /// A small tensor of values that were put in another order than the checkpoint's.
+    pub(super) fn tensor(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
+        self.shared.resident.borrow_mut().add_small(values.len(), self.place());
+        self.ops.dense(values, shape)
+    }
+
     /// The values of a small dense tensor that an author has taken out of the checkpoint, such as a bias, as `f32`.
     pub fn vector_of(&self, raw: &RawTensor) -> Result<Tensor> {
         let vector = self.ops.vector(raw)?;

@@ -3,7 +3,7 @@
 
 use candle_core::Tensor;
 
-use super::{Activation, LayerCache, Linear, Loader, Recurrence, RmsNorm, ShortConv, Step, softplus};
+use super::{Activation, LayerCache, Linear, Loader, Recurrence, RmsNorm, ShortConv, Step};
 use crate::{
     Error, Result,
     weights::{Config, Format},
@@ -130,7 +130,7 @@ impl Mamba2 {
         let recurrence = Recurrence::new(layer, heads, groups, state, head_dim)?;
         Ok(Self {
             in_proj: loader.linear("in_proj", hidden_size, sizes.widest())?,
-            conv1d: ShortConv::load(loader, "conv1d", layer, sizes.channels(), sizes.taps)?,
+            conv1d: ShortConv::load(loader, "conv1d", layer, sizes.channels(), sizes.taps)?.activated(Activation::Silu),
             dt_bias: vector(if is_gguf { "dt_proj.bias" } else { "dt_bias" }, heads)?,
             a: if is_gguf { vector("A", heads)? } else { vector("A_log", heads)?.exp()?.neg()? },
             d: vector("D", heads)?,
@@ -160,7 +160,7 @@ impl Mamba2 {
 
     /// Mixes the rows of `x`, `[tokens, hidden_size]`, each with those of its sequence before it.
     pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        let Mamba2Sizes { heads, head_dim, groups, state, time_step_limit: (shortest, longest), .. } = self.sizes;
+        let Mamba2Sizes { heads, groups, state, time_step_limit: (shortest, longest), .. } = self.sizes;
         let (inner, channels) = (self.sizes.inner(), self.sizes.channels());
         let mut all = self.in_proj.forward(x, step)?;
         if let Some(multipliers) = &self.multipliers {
@@ -168,22 +168,15 @@ impl Mamba2 {
         }
         let gate = step.columns(&all, 0, inner)?;
         let convolved = self.conv1d.forward(&step.columns(&all, inner, channels)?, step)?;
-        let convolved = step.ops().activate(&convolved, Activation::Silu)?;
         let x = step.columns(&convolved, 0, inner)?;
         let b = step.columns(&convolved, inner, groups * state)?;
         let c = step.columns(&convolved, inner + groups * state, groups * state)?;
-        let mut dt = softplus(&step.columns(&all, inner + channels, heads)?.broadcast_add(&self.dt_bias)?)?;
+        let dt = step.columns(&all, inner + channels, heads)?.broadcast_add(&self.dt_bias)?;
+        let mut dt = step.ops().activate(&dt, Activation::Softplus)?;
         if shortest > 0.0 || longest < f64::from(f32::MAX) {
             dt = dt.clamp(shortest as f32, longest.min(f64::from(f32::MAX)) as f32)?;
         }
-        let rows = x.dim(0)?;
-        let by_head = |x: &Tensor, factors: &Tensor| -> Result<Tensor> {
-            let x = x.reshape((rows, heads, head_dim))?.broadcast_mul(factors)?;
-            Ok(x.reshape((rows, inner))?)
-        };
-        let written = by_head(&x, &dt.reshape((rows, heads, 1))?)?;
-        let read = self.recurrence.sum([&c, &b, &written], &dt.broadcast_mul(&self.a)?, step)?;
-        let read = (read + by_head(&x, &self.d.reshape((heads, 1))?)?)?;
+        let read = self.recurrence.sum([&c, &b, &x], &dt.broadcast_mul(&self.a)?, &dt, &self.d, step)?;
         let gated = |read: &Tensor| step.ops().gate(&gate, read, Activation::Silu);
         let normed = |read: &Tensor| -> Result<Tensor> {
             let Some((norm, weight)) = &self.norm else { return Ok(read.clone()) };

@@ -48,7 +48,7 @@ pub use mlp::{GatedMlp, Mlp};
 pub use norm::{LayerNorm, RmsNorm};
 pub use ops::{Ops, activation};
 pub use paged::{Decoder, Paged, Shape};
-pub use recurrence::{Recurrence, sigmoid, softplus};
+pub use recurrence::Recurrence;
 pub use rope::{Angles, Rope};
 pub use sizes::Sizes;
 pub use states::Kept;

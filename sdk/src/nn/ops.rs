@@ -13,6 +13,7 @@ use super::{
         Backend, Changed, Compute, CpuKernels, ExpertRows, ExpertTable, Formulas, Layer, LowRank, Matrix, Rotation,
         Routed, Routing, Spread, StandIns, Taken,
     },
+    conv::ShortConv,
     cpu::{Activation, Glu},
     device::Chosen,
     kv::KvCache,
@@ -413,9 +414,15 @@ impl Ops {
         self.backend.attention_over(spec, q, new, pass)
     }
 
+    /// Convolves the step's tokens with those before them.
+    pub(super) fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
+        self.check(x, 2)?;
+        self.backend.short_conv(conv, x, pass)
+    }
+
     /// Takes a recurrence through the step's tokens.
     pub(super) fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-        for x in [Some(x.q), Some(x.k), Some(x.v), Some(x.decay), x.rate].into_iter().flatten() {
+        for x in [x.q, x.k, x.v, x.decay, x.rate] {
             self.check(x, 2)?;
         }
         self.backend.recurrence(spec, x, pass)

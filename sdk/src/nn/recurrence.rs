@@ -2,8 +2,8 @@
 //! every token writes and from which it reads, so that memory does not grow with what was read.
 //!
 //! The matrix `S` of a head fades by a factor and takes in `kᵀ · u`; what a token reads is `q · S`. Mamba-2's state space
-//! duality (arXiv 2405.21060) writes its value, `u = v`; the gated delta rule (arXiv 2412.06464) corrects what the key means so far,
-//! `u = β · (v − k · S)`.
+//! duality (arXiv 2405.21060) writes its value, `u = β · v`; the gated delta rule (arXiv 2412.06464) corrects what the key means so
+//! far, `u = β · (v − k · S)`.
 
 mod forward;
 
@@ -42,8 +42,12 @@ pub(super) struct Inputs<'a> {
     pub(super) v: &'a Tensor,
     /// The logarithm of the factor by which a matrix fades, at most 0: `[tokens, heads]`.
     pub(super) decay: &'a Tensor,
-    /// How far the delta rule corrects, `[tokens, heads]`; none where values are written as they are.
-    pub(super) rate: Option<&'a Tensor>,
+    /// How much of what is to be written is, `[tokens, heads]`.
+    pub(super) rate: &'a Tensor,
+    /// Whether what a key means so far is corrected.
+    pub(super) corrects: bool,
+    /// How much of a value is read past the matrices, `[heads]`.
+    pub(super) skip: Option<&'a Tensor>,
 }
 
 impl Recurrence {
@@ -70,7 +74,7 @@ impl Recurrence {
     fn check(&self, x: Inputs<'_>, tokens: usize) -> Result<()> {
         let Self { heads, key_heads, key_dim, value_dim, .. } = *self;
         let expected = [(x.q, key_heads * key_dim), (x.k, key_heads * key_dim), (x.v, heads * value_dim)];
-        let gates = [Some(x.decay), x.rate].into_iter().flatten().map(|gate| (gate, heads));
+        let gates = [(x.decay, heads), (x.rate, heads)];
         for (x, width) in expected.into_iter().chain(gates) {
             if x.dims2()? != (tokens, width) {
                 let dims = x.dims();
@@ -78,16 +82,10 @@ impl Recurrence {
                 return Err(Error::invalid(message));
             }
         }
-        Ok(())
+        match x.skip.map(Tensor::dims) {
+            None => Ok(()),
+            Some(dims) if dims == [heads] => Ok(()),
+            Some(dims) => Err(Error::invalid(format!("{heads} heads skip by factors of shape {dims:?}"))),
+        }
     }
-}
-
-/// `1 / (1 + exp(−x))`, the gate of many layers.
-pub fn sigmoid(x: &Tensor) -> Result<Tensor> {
-    Ok((x.neg()?.exp()? + 1.0)?.recip()?)
-}
-
-/// `ln(1 + exp(x))`, by which steps of time stay positive.
-pub fn softplus(x: &Tensor) -> Result<Tensor> {
-    Ok((x.relu()? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?)?)
 }

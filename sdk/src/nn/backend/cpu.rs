@@ -11,6 +11,7 @@ use crate::{
     Error, Result,
     nn::{
         attention::Attention,
+        conv::ShortConv,
         cpu::{self, Activation, Pool},
         pass::Pass,
         recurrence::{Inputs, Recurrence},
@@ -216,31 +217,58 @@ impl Backend for CpuKernels {
         tensor(out, q.dims2()?)
     }
 
+    fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
+        let (taps, bias) = (view(&conv.taps)?, conv.bias.as_ref().map(view).transpose()?);
+        let shape =
+            cpu::Taps { channels: conv.taps.dim(1)?, taps: &taps, bias: bias.as_deref(), activation: conv.activation };
+        let x_values = view(x)?;
+        let mut out = vec![0.0; x_values.len()];
+        change_states(conv.layer, 0, pass, |sequences| {
+            cpu::short_conv(&self.pool, shape, &x_values, sequences, &mut out);
+        })?;
+        tensor(out, x.dims2()?)
+    }
+
     /// Matrices are changed where they lie.
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-        let (read, kept, spans) = (pass.read_slots(spec.layer)?, pass.kept(spec.layer)?, &pass.batch().spans);
         let Recurrence { heads, key_heads, takes_turns, key_dim, value_dim, .. } = *spec;
         let shape = cpu::Heads { heads, key_heads, takes_turns, key_dim, value_dim };
         let (q, k, v, decay) = (view(x.q)?, view(x.k)?, view(x.v)?, view(x.decay)?);
-        let rate = x.rate.map(view).transpose()?;
-        let rows = cpu::Recurred { q: &q, k: &k, v: &v, decay: &decay, rate: rate.as_deref() };
+        let (rate, skip) = (view(x.rate)?, x.skip.map(view).transpose()?);
+        let (rate, skip) = (&*rate, skip.as_deref());
+        let rows = cpu::Recurred { q: &q, k: &k, v: &v, decay: &decay, rate, corrects: x.corrects, skip };
         let mut out = vec![0.0; v.len()];
-        change(pass.kv.states(spec.layer, spec.part)?, |memory| {
-            let mut slots = Slots::open(memory, spec.values(), &read, &kept)?;
-            let mut sequences = Vec::with_capacity(spans.len());
-            for (index, span) in spans.iter().enumerate() {
-                let mut places = Vec::new();
-                for one in kept.iter().filter(|one| one.span == index) {
-                    places.push((one.end, slots.take(one.slot)?));
-                }
-                let Some((_, matrices)) = places.pop() else { return Err(no_slot()) };
-                sequences.push(cpu::Stretch { rows: span.start..span.start + span.len, matrices, copies: places });
-            }
+        change_states(spec.layer, spec.part, pass, |sequences| {
             cpu::recurrence(&self.pool, shape, rows, sequences, &mut out);
-            Ok(())
         })?;
         tensor(out, x.v.dims2()?)
     }
+}
+
+/// Has a kernel take a part of a layer's states through the rows of a step.
+fn change_states(
+    layer: usize,
+    part: usize,
+    pass: &Pass<'_>,
+    mut kernel: impl FnMut(Vec<cpu::Stretch<'_>>),
+) -> Result<()> {
+    let (read, kept, spans) = (pass.read_slots(layer)?, pass.kept(layer)?, &pass.batch().spans);
+    let states = pass.kv.states(layer, part)?;
+    let values = states.dim(2)?;
+    change(states, |memory| {
+        let mut slots = Slots::open(memory, values, &read, &kept)?;
+        let mut sequences = Vec::with_capacity(spans.len());
+        for (index, span) in spans.iter().enumerate() {
+            let mut places = Vec::new();
+            for one in kept.iter().filter(|one| one.span == index) {
+                places.push((one.end, slots.take(one.slot)?));
+            }
+            let Some((_, state)) = places.pop() else { return Err(no_slot()) };
+            sequences.push(cpu::Stretch { rows: span.start..span.start + span.len, state, copies: places });
+        }
+        kernel(sequences);
+        Ok(())
+    })
 }
 
 /// The slots of a memory of states, each to be had once.

@@ -249,6 +249,8 @@ impl Formulas {
             Activation::Silu => x.silu()?,
             Activation::GeluErf => x.gelu_erf()?,
             Activation::GeluTanh => x.gelu()?,
+            Activation::Sigmoid => (x.neg()?.exp()? + 1.0)?.recip()?,
+            Activation::Softplus => (x.relu()? + (x.abs()?.neg()?.exp()? + 1.0)?.log()?)?,
         })
     }
 

@@ -1,4 +1,4 @@
-//! Recurrences in stock candle ops: a stretch of tokens at once, by products of matrices.
+//! Recurrences in stock candle ops: a stretch of tokens at once, by products of matrices; and the short convolutions before them.
 //!
 //! Within a stretch, what the tokens write is the solution of a triangular system (arXiv 2406.06484): each token's correction depends
 //! on those of the tokens before it, by how alike their keys are. It is solved by blocks, in as many steps as the length has
@@ -6,11 +6,14 @@
 
 use candle_core::{Device, Tensor};
 
+use super::Formulas;
 use crate::{
-    Result,
+    Error, Result, Span,
     nn::{
+        conv::ShortConv,
         pass::Pass,
         recurrence::{Inputs, Recurrence},
+        states::Kept,
     },
 };
 
@@ -24,10 +27,85 @@ struct Stretch {
     v: Tensor,
     /// `[n · heads, len, 1]`.
     decay: Tensor,
-    rate: Option<Tensor>,
+    rate: Tensor,
+    corrects: bool,
+}
+
+/// What a convolution makes of the step's rows. Rows of all states stand before those of the step.
+pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
+    let (taps, channels) = conv.taps.dims2()?;
+    let states = pass.states(conv.layer, 0)?;
+    let states = states.reshape((states.dim(0)? * (taps - 1), channels))?;
+    let rows = Tensor::cat(&[&states, x], 0)?;
+    let kept = pass.kept(conv.layer)?;
+    let (read, last) = conv_rows(formulas, conv.layer, taps, &kept, pass)?;
+    let mut out: Option<Tensor> = None;
+    for (tap, read) in read.iter().enumerate() {
+        let term = rows.index_select(read, 0)?.broadcast_mul(&conv.taps.get(tap)?)?;
+        out = Some(match out {
+            Some(sum) => (sum + term)?,
+            None => term,
+        });
+    }
+    let last = rows.index_select(&last, 0)?.reshape((kept.len(), (taps - 1) * channels))?;
+    pass.keep(conv.layer, 0, &kept, &last)?;
+    let out = out.ok_or_else(|| Error::invalid("a convolution without taps"))?;
+    let out = match &conv.bias {
+        Some(bias) => out.broadcast_add(bias)?,
+        None => out,
+    };
+    conv.activation.map_or(Ok(out.clone()), |activation| formulas.activate(&out, activation))
+}
+
+/// For each tap, which row each token reads; and the rows that are kept.
+fn conv_rows(
+    formulas: &Formulas,
+    layer: usize,
+    taps: usize,
+    kept: &[Kept],
+    pass: &Pass<'_>,
+) -> Result<(Vec<Tensor>, Tensor)> {
+    let (before, spans) = (taps - 1, &pass.batch().spans);
+    let key = (pass.kv.place(layer)?, pass.kv.group(layer)?, before);
+    if let Some(known) = pass.prepared.borrow().convolved.get(&key) {
+        return Ok(known.clone());
+    }
+    // The row that lies `back` rows before the one after `count` tokens of a span.
+    let row = |span: usize, count: usize, back: usize| {
+        let at = if count >= back {
+            spans.len() * before + spans[span].start + count - back
+        } else {
+            span * before + before + count - back
+        };
+        at as u32
+    };
+    let mut read = Vec::with_capacity(taps);
+    for back in (1..=taps).rev() {
+        let of = |(index, span): (usize, &Span<'_>)| (1..=span.len).map(move |count| row(index, count, back));
+        let ids: Vec<u32> = spans.iter().enumerate().flat_map(of).collect();
+        read.push(formulas.ids(&ids)?);
+    }
+    let of = |one: &Kept| {
+        let (span, count) = (one.span, one.end - spans[one.span].start);
+        (1..=before).rev().map(move |back| row(span, count, back)).collect::<Vec<_>>()
+    };
+    let last: Vec<u32> = kept.iter().flat_map(of).collect();
+    let found = (read, formulas.ids(&last)?);
+    pass.prepared.borrow_mut().convolved.insert(key, found.clone());
+    Ok(found)
 }
 
 pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+    let read = read(spec, x, pass)?;
+    let Some(skip) = x.skip else { return Ok(read) };
+    let rows = x.v.dim(0)?;
+    let heads = |x: &Tensor| x.reshape((rows, spec.heads, spec.value_dim));
+    let past = heads(x.v)?.broadcast_mul(&skip.reshape((spec.heads, 1))?)?;
+    Ok((heads(&read)? + past)?.reshape((rows, spec.heads * spec.value_dim))?)
+}
+
+/// What tokens read of matrices.
+fn read(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
     let (spans, kept) = (&pass.batch().spans, pass.kept(spec.layer)?);
     let states = pass.states(spec.layer, spec.part)?;
     if spans.iter().all(|span| span.len == 1) && kept.len() == spans.len() {
@@ -81,7 +159,8 @@ impl Stretch {
             k: shared(x.k)?,
             v: own(x.v, spec.value_dim)?,
             decay: own(x.decay, 1)?,
-            rate: x.rate.map(|rate| own(rate, 1)).transpose()?,
+            rate: own(x.rate, 1)?,
+            corrects: x.corrects,
         })
     }
 }
@@ -97,13 +176,12 @@ fn stretch(x: &Stretch, matrices: &Tensor) -> Result<(Tensor, Tensor)> {
     let between = faded.broadcast_sub(&faded.transpose(1, 2)?.contiguous()?)?.broadcast_add(&later)?.exp()?;
     let keys = x.k.transpose(1, 2)?.contiguous()?;
     let so_far = faded.exp()?;
-    let written = match &x.rate {
-        None => x.v.clone(),
-        Some(rate) => {
-            let known = x.k.matmul(matrices)?.broadcast_mul(&so_far)?;
-            let wanted = (&x.v - known)?.broadcast_mul(rate)?;
-            solve(&(x.k.matmul(&keys)? * &between)?.broadcast_mul(rate)?, &wanted)?
-        }
+    let written = if x.corrects {
+        let known = x.k.matmul(matrices)?.broadcast_mul(&so_far)?;
+        let wanted = (&x.v - known)?.broadcast_mul(&x.rate)?;
+        solve(&(x.k.matmul(&keys)? * &between)?.broadcast_mul(&x.rate)?, &wanted)?
+    } else {
+        x.v.broadcast_mul(&x.rate)?
     };
     let read = x.q.matmul(matrices)?.broadcast_mul(&so_far)?;
     let out = (read + (x.q.matmul(&keys)? * between)?.matmul(&written)?)?;

@@ -41,6 +41,7 @@ pub(super) use stand_ins::StandIns;
 
 use super::{
     attention::Attention,
+    conv::ShortConv,
     cpu::{Activation, Glu},
     pass::Pass,
     recurrence::{Inputs, Recurrence},
@@ -396,6 +397,11 @@ pub(in crate::nn) trait Backend: Send + Sync {
         pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
         formulas_attention::attention(self.formulas(), spec, q, new, pass)
+    }
+
+    /// What a short convolution makes of the new tokens of every sequence, each with those before it. Its shapes were compared.
+    fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
+        formulas_recurrence::short_conv(self.formulas(), conv, x, pass)
     }
 
     /// Takes the matrices of a recurrent layer through the new tokens of every sequence, and answers what these read. The shapes

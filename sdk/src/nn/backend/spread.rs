@@ -16,6 +16,7 @@ use crate::{
     Batch, Error, Result,
     nn::{
         attention::Attention,
+        conv::ShortConv,
         cpu::{Activation, Glu},
         pass::Pass,
         recurrence::{Inputs, Recurrence},
@@ -321,11 +322,20 @@ impl Backend for Spread {
         self.bring(&out, home)
     }
 
+    fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
+        let (home, at) = (self.place_of(x)?, pass.kv.place(conv.layer)?);
+        let [x, taps] = self.bring_all([x, &conv.taps], at)?;
+        let bias = conv.bias.as_ref().map(|bias| self.bring(bias, at)).transpose()?;
+        let conv = ShortConv { taps, bias, ..conv.clone() };
+        let out = self.made(self.part(at)?.short_conv(&conv, &x, pass), at)?;
+        self.bring(&out, home)
+    }
+
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         let (home, at) = (self.place_of(x.q)?, pass.kv.place(spec.layer)?);
-        let [q, k, v, decay] = self.bring_all([x.q, x.k, x.v, x.decay], at)?;
-        let rate = x.rate.map(|rate| self.bring(rate, at)).transpose()?;
-        let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, rate: rate.as_ref() };
+        let [q, k, v, decay, rate] = self.bring_all([x.q, x.k, x.v, x.decay, x.rate], at)?;
+        let skip = x.skip.map(|skip| self.bring(skip, at)).transpose()?;
+        let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, skip: skip.as_ref(), ..x };
         let out = self.made(self.part(at)?.recurrence(spec, x, pass), at)?;
         self.bring(&out, home)
     }

@@ -11,6 +11,10 @@ pub enum Activation {
     GeluErf,
     /// The approximation of it that uses tanh.
     GeluTanh,
+    /// 1 / (1 + exp(−x)), the gate of many layers.
+    Sigmoid,
+    /// ln(1 + exp(x)), by which steps of time stay positive.
+    Softplus,
 }
 
 /// Elements in a task: less work than this is not worth another thread.
@@ -41,16 +45,24 @@ impl<S: Simd> Kernel<S> for Activate<'_> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Self { activation, x, factor } = self;
-        match activation {
-            Activation::Silu => map(simd, x, silu),
-            Activation::GeluErf => map(simd, x, gelu_erf),
-            Activation::GeluTanh => map(simd, x, gelu_tanh),
-        }
+        apply(simd, activation, x);
         if let Some(factor) = factor {
             for (x, factor) in x.iter_mut().zip(factor) {
                 *x *= factor;
             }
         }
+    }
+}
+
+#[inline(always)]
+pub(super) fn apply<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
+    match activation {
+        Activation::Silu => map(simd, x, silu),
+        Activation::GeluErf => map(simd, x, gelu_erf),
+        Activation::GeluTanh => map(simd, x, gelu_tanh),
+        Activation::Sigmoid => map(simd, x, sigmoid),
+        // Layers take it of a value per head, not of all that they compute.
+        Activation::Softplus => x.iter_mut().for_each(|x| *x = x.max(0.0) + (-x.abs()).exp().ln_1p()),
     }
 }
 
@@ -71,6 +83,12 @@ fn map<S: Simd>(simd: S, x: &mut [f32], function: impl Fn(S, S::F) -> S::F) {
 fn silu<S: Simd>(simd: S, x: S::F) -> S::F {
     let negative = simd.sub(simd.splat(0.0), x);
     simd.div(x, simd.add(simd.splat(1.0), exp(simd, negative)))
+}
+
+#[inline(always)]
+fn sigmoid<S: Simd>(simd: S, x: S::F) -> S::F {
+    let negative = simd.sub(simd.splat(0.0), x);
+    simd.div(simd.splat(1.0), simd.add(simd.splat(1.0), exp(simd, negative)))
 }
 
 #[inline(always)]
@@ -107,6 +125,9 @@ mod tests {
     use super::super::simd::Level;
     use super::*;
 
+    const ALL: [Activation; 5] =
+        [Activation::Silu, Activation::GeluErf, Activation::GeluTanh, Activation::Sigmoid, Activation::Softplus];
+
     fn check(activation: Activation, expected: impl Fn(f64) -> f64) {
         for level in Level::available() {
             let pool = Pool::with_level(2, level);
@@ -132,6 +153,12 @@ mod tests {
     }
 
     #[test]
+    fn sigmoid_and_softplus_are_close() {
+        check(Activation::Sigmoid, |x| 1.0 / (1.0 + (-x).exp()));
+        check(Activation::Softplus, |x| x.exp().ln_1p());
+    }
+
+    #[test]
     fn gelu_by_tanh_is_close() {
         check(Activation::GeluTanh, |x| {
             0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044715 * x * x * x)).tanh())
@@ -152,7 +179,7 @@ mod tests {
     #[test]
     fn a_value_that_is_no_number_stays_none() {
         for level in Level::available() {
-            for activation in [Activation::Silu, Activation::GeluErf, Activation::GeluTanh] {
+            for activation in ALL {
                 let mut x = [f32::NAN; 19];
                 activate(&Pool::with_level(1, level), activation, &mut x);
                 assert!(x.iter().all(|x| x.is_nan()), "{} {activation:?}", level.name());

@@ -11,6 +11,7 @@
 
 mod activation;
 mod attention;
+mod conv;
 mod experts;
 mod float;
 mod kv;
@@ -26,6 +27,7 @@ mod tile;
 
 pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Scores, attention};
+pub use conv::{Taps, short_conv};
 pub use experts::{Expert, Glu, Layer, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};

@@ -29,16 +29,20 @@ pub struct Recurred<'a> {
     pub v: &'a [f32],
     /// Logarithms of factors, `[tokens, heads]`.
     pub decay: &'a [f32],
-    /// For the delta rule, `[tokens, heads]`.
-    pub rate: Option<&'a [f32]>,
+    /// How much of a value is written, `[tokens, heads]`.
+    pub rate: &'a [f32],
+    /// Whether only what a key does not mean yet is written: the delta rule.
+    pub corrects: bool,
+    /// How much of a value is read past the matrix, for each head.
+    pub skip: Option<&'a [f32]>,
 }
 
-/// The rows of one sequence, its matrices `[heads, key_dim, value_dim]`, and where they are copied once the rows before one of the
-/// step's are in them, in ascending order.
+/// The rows of one sequence, its state, which is its heads' matrices `[heads, key_dim, value_dim]`, and where that is copied once the
+/// rows before one of the step's are in it, in ascending order.
 #[derive(Debug)]
 pub struct Stretch<'a> {
     pub rows: Range<usize>,
-    pub matrices: &'a mut [f32],
+    pub state: &'a mut [f32],
     pub copies: Vec<(usize, &'a mut [f32])>,
 }
 
@@ -52,16 +56,17 @@ pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Str
     assert!(heads.is_multiple_of(key_heads), "{heads} heads over {key_heads}");
     assert!(x.q.len() == tokens * key_heads * key_dim && x.k.len() == x.q.len(), "queries and keys");
     assert!(x.v.len() == tokens * heads * value_dim && out.len() == x.v.len(), "values");
-    assert!(x.decay.len() == tokens * heads && x.rate.is_none_or(|rate| rate.len() == tokens * heads), "gates");
+    assert!(x.decay.len() == tokens * heads && x.rate.len() == tokens * heads, "gates");
+    assert!(x.skip.is_none_or(|skip| skip.len() == heads), "what is skipped");
     // Head by head, so that each has a piece of its own.
     let mut by_head = vec![0.0; out.len()];
     let (mut rest, mut tasks, mut spans) = (&mut by_head[..], Vec::with_capacity(sequences.len() * heads), Vec::new());
-    for Stretch { rows, matrices, copies } in sequences {
-        assert!(rows.end <= tokens && matrices.len() == heads * size, "rows {rows:?}");
+    for Stretch { rows, state, copies } in sequences {
+        assert!(rows.end <= tokens && state.len() == heads * size, "rows {rows:?}");
         assert!(copies.iter().all(|(_, copy)| copy.len() == heads * size), "copies");
         spans.push(rows.clone());
         let mut copies: Vec<_> = copies.into_iter().map(|(end, copy)| (end, copy.chunks_exact_mut(size))).collect();
-        for (head, matrix) in matrices.chunks_exact_mut(size).enumerate() {
+        for (head, matrix) in state.chunks_exact_mut(size).enumerate() {
             let (piece, after) = std::mem::take(&mut rest).split_at_mut(rows.len() * value_dim);
             rest = after;
             let copies = copies.iter_mut().filter_map(|(end, copies)| Some((*end, copies.next()?))).collect();
@@ -103,17 +108,15 @@ impl<S: Simd> Kernel<S> for &mut Task<'_> {
     fn run(self, simd: S) {
         let (width, mut column) = (self.shape.value_dim, 0);
         while column + VECTORS * S::LANES <= width {
-            self.columns(column, VECTORS * S::LANES, |matrix, token, out| {
-                advance::<S, VECTORS>(simd, matrix, token, out);
-            });
+            self.columns(Vectors::<S, VECTORS>(simd), column);
             column += VECTORS * S::LANES;
         }
         while column + S::LANES <= width {
-            self.columns(column, S::LANES, |matrix, token, out| advance::<S, 1>(simd, matrix, token, out));
+            self.columns(Vectors::<S, 1>(simd), column);
             column += S::LANES;
         }
         while column < width {
-            self.columns(column, 1, advance_one);
+            self.columns(One, column);
             column += 1;
         }
     }
@@ -126,19 +129,21 @@ struct Token<'a> {
     k: &'a [f32],
     v: &'a [f32],
     fade: f32,
-    rate: Option<f32>,
+    rate: f32,
+    corrects: bool,
+    skip: f32,
 }
 
 impl Task<'_> {
-    /// Takes `width` columns from `column` on through all rows.
+    /// Takes the columns from `column` on through all rows, as many as `columns` advances.
     #[inline(always)]
-    fn columns(&mut self, column: usize, width: usize, advance: impl Fn(&mut [f32], &Token<'_>, &mut [f32])) {
+    fn columns<C: Columns>(&mut self, columns: C, column: usize) {
         let Heads { heads, key_heads, takes_turns, key_dim, value_dim } = self.shape;
         let key_head = if takes_turns { self.head % key_heads } else { self.head / (heads / key_heads) };
         let (start, mut copies) = (self.rows.start, self.copies.iter_mut().peekable());
         for row in self.rows.clone() {
             while let Some((_, copy)) = copies.next_if(|(end, _)| *end <= row) {
-                copy_columns(self.matrix, copy, value_dim, column, width);
+                copy_columns(self.matrix, copy, value_dim, column, C::WIDTH);
             }
             let keys = (row * key_heads + key_head) * key_dim;
             let gate = row * heads + self.head;
@@ -146,15 +151,17 @@ impl Task<'_> {
                 stride: value_dim,
                 q: &self.x.q[keys..keys + key_dim],
                 k: &self.x.k[keys..keys + key_dim],
-                v: &self.x.v[gate * value_dim + column..][..width],
+                v: &self.x.v[gate * value_dim + column..][..C::WIDTH],
                 fade: self.x.decay[gate].exp(),
-                rate: self.x.rate.map(|rate| rate[gate]),
+                rate: self.x.rate[gate],
+                corrects: self.x.corrects,
+                skip: self.x.skip.map_or(0.0, |skip| skip[self.head]),
             };
-            let out = &mut self.out[(row - start) * value_dim + column..][..width];
-            advance(&mut self.matrix[column..], &token, out);
+            let out = &mut self.out[(row - start) * value_dim + column..][..C::WIDTH];
+            columns.advance(&mut self.matrix[column..], &token, out);
         }
         for (_, copy) in copies {
-            copy_columns(self.matrix, copy, value_dim, column, width);
+            copy_columns(self.matrix, copy, value_dim, column, C::WIDTH);
         }
     }
 }
@@ -165,55 +172,91 @@ fn copy_columns(from: &[f32], to: &mut [f32], stride: usize, column: usize, widt
     }
 }
 
-/// Takes `N` vectors of columns, the first of `matrix`, through a token.
-#[inline(always)]
-fn advance<S: Simd, const N: usize>(simd: S, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]) {
-    let at = |values: &[f32], n: usize| simd.load(&values[n * S::LANES..]);
-    let fade = simd.splat(token.fade);
-    let mut write = [simd.splat(0.0); N];
-    for (n, write) in write.iter_mut().enumerate() {
-        *write = at(token.v, n);
-    }
-    if let Some(rate) = token.rate {
-        let mut known = [simd.splat(0.0); N];
-        for (row, k) in matrix.chunks(token.stride).zip(token.k) {
-            let k = simd.splat(*k);
-            for (n, known) in known.iter_mut().enumerate() {
-                *known = simd.fma(at(row, n), k, *known);
-            }
+/// Columns that go through the tokens together. A closure in its place would be a function of its own, in which no
+/// instruction set is enabled.
+trait Columns: Copy {
+    const WIDTH: usize;
+
+    /// Takes them, the first of `matrix`, through a token.
+    fn advance(self, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]);
+}
+
+/// `N` vectors of columns.
+#[derive(Clone, Copy)]
+struct Vectors<S, const N: usize>(S);
+
+impl<S: Simd, const N: usize> Vectors<S, N> {
+    #[inline(always)]
+    fn load(self, values: &[f32]) -> [S::F; N] {
+        let mut vectors = [self.0.splat(0.0); N];
+        for n in 0..N {
+            vectors[n] = self.0.load(&values[n * S::LANES..]);
         }
-        for (write, known) in write.iter_mut().zip(known) {
-            *write = simd.mul(simd.fnma(fade, known, *write), simd.splat(rate));
-        }
-    }
-    let mut read = [simd.splat(0.0); N];
-    for ((row, k), q) in matrix.chunks_mut(token.stride).zip(token.k).zip(token.q) {
-        let (k, q) = (simd.splat(*k), simd.splat(*q));
-        for (n, (read, write)) in read.iter_mut().zip(write).enumerate() {
-            let value = simd.fma(write, k, simd.mul(at(row, n), fade));
-            simd.store(value, &mut row[n * S::LANES..]);
-            *read = simd.fma(value, q, *read);
-        }
-    }
-    for (n, read) in read.into_iter().enumerate() {
-        simd.store(read, &mut out[n * S::LANES..]);
+        vectors
     }
 }
 
-/// The same for one column.
-#[inline(always)]
-fn advance_one(matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]) {
-    let mut write = token.v[0];
-    if let Some(rate) = token.rate {
-        let known: f32 = matrix.iter().step_by(token.stride).zip(token.k).map(|(value, k)| value * k).sum();
-        write = (write - token.fade * known) * rate;
+impl<S: Simd, const N: usize> Columns for Vectors<S, N> {
+    const WIDTH: usize = N * S::LANES;
+
+    #[inline(always)]
+    fn advance(self, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]) {
+        let simd = self.0;
+        let (fade, rate, skip) = (simd.splat(token.fade), simd.splat(token.rate), simd.splat(token.skip));
+        let values = self.load(token.v);
+        let mut write = values;
+        if token.corrects {
+            let mut known = [simd.splat(0.0); N];
+            for (row, k) in matrix.chunks(token.stride).zip(token.k) {
+                let (k, row) = (simd.splat(*k), self.load(row));
+                for n in 0..N {
+                    known[n] = simd.fma(row[n], k, known[n]);
+                }
+            }
+            for n in 0..N {
+                write[n] = simd.fnma(fade, known[n], write[n]);
+            }
+        }
+        for write in &mut write {
+            *write = simd.mul(*write, rate);
+        }
+        let mut read = [simd.splat(0.0); N];
+        for ((row, k), q) in matrix.chunks_mut(token.stride).zip(token.k).zip(token.q) {
+            let (k, q, before) = (simd.splat(*k), simd.splat(*q), self.load(row));
+            for n in 0..N {
+                let value = simd.fma(write[n], k, simd.mul(before[n], fade));
+                simd.store(value, &mut row[n * S::LANES..]);
+                read[n] = simd.fma(value, q, read[n]);
+            }
+        }
+        for n in 0..N {
+            simd.store(simd.fma(values[n], skip, read[n]), &mut out[n * S::LANES..]);
+        }
     }
-    let mut read = 0.0;
-    for ((value, k), q) in matrix.iter_mut().step_by(token.stride).zip(token.k).zip(token.q) {
-        *value = *value * token.fade + write * k;
-        read += *value * q;
+}
+
+/// A column that fills no vector.
+#[derive(Clone, Copy)]
+struct One;
+
+impl Columns for One {
+    const WIDTH: usize = 1;
+
+    #[inline(always)]
+    fn advance(self, matrix: &mut [f32], token: &Token<'_>, out: &mut [f32]) {
+        let mut write = token.v[0];
+        if token.corrects {
+            let known: f32 = matrix.iter().step_by(token.stride).zip(token.k).map(|(value, k)| value * k).sum();
+            write -= token.fade * known;
+        }
+        write *= token.rate;
+        let mut read = 0.0;
+        for ((value, k), q) in matrix.iter_mut().step_by(token.stride).zip(token.k).zip(token.q) {
+            *value = *value * token.fade + write * k;
+            read += *value * q;
+        }
+        out[0] = read + token.v[0] * token.skip;
     }
-    out[0] = read;
 }
 
 #[cfg(test)]
@@ -226,22 +269,24 @@ mod tests {
     }
 
     /// Two sequences, of 5 and 3 rows, against the definition in double precision; the first leaves a copy after 2 rows.
-    fn check(with_rate: bool, takes_turns: bool) {
+    fn check(corrects: bool, takes_turns: bool) {
         let shape = Heads { heads: 4, key_heads: 2, takes_turns, key_dim: 7, value_dim: 77 };
         let (size, tokens) = (shape.key_dim * shape.value_dim, 8);
         let (q, k) = (wave(tokens * 2 * 7, 0.7), wave(tokens * 2 * 7, 0.3));
         let (v, decay) =
             (wave(tokens * 4 * 77, 0.11), wave(tokens * 4, 0.9).iter().map(|x| x - 1.0).collect::<Vec<_>>());
         let rate: Vec<f32> = wave(tokens * 4, 1.3).iter().map(|x| 0.5 + 0.5 * x).collect();
-        let x = Recurred { q: &q, k: &k, v: &v, decay: &decay, rate: with_rate.then_some(&rate[..]) };
+        let skip = [0.0, 0.5, -1.0, 2.0];
+        let x =
+            Recurred { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, corrects, skip: (!corrects).then_some(&skip) };
         let begun = [wave(4 * size, 0.05), vec![0.0; 4 * size]];
         for level in Level::available() {
             let pool = Pool::with_level(2, level);
             let (mut out, mut copy, mut states) = (vec![0.0; v.len()], vec![0.0; 4 * size], begun.clone());
             let [first, second] = &mut states;
             let sequences = vec![
-                Stretch { rows: 0..5, matrices: first, copies: vec![(2, &mut copy)] },
-                Stretch { rows: 5..8, matrices: second, copies: vec![] },
+                Stretch { rows: 0..5, state: first, copies: vec![(2, &mut copy)] },
+                Stretch { rows: 5..8, state: second, copies: vec![] },
             ];
             recurrence(&pool, shape, x, sequences, &mut out);
             let near =
@@ -258,14 +303,14 @@ mod tests {
                             }
                             let key = |x: &[f32], i: usize| f64::from(x[(row * 2 + key_head) * 7 + i]);
                             s.iter_mut().for_each(|s| *s *= f64::from(decay[row * 4 + head]).exp());
-                            let mut write = f64::from(v[(row * 4 + head) * 77 + column]);
-                            if with_rate {
-                                let known: f64 = s.iter().enumerate().map(|(i, s)| s * key(&k, i)).sum();
-                                write = (write - known) * f64::from(rate[row * 4 + head]);
-                            }
+                            let value = f64::from(v[(row * 4 + head) * 77 + column]);
+                            let known: f64 = s.iter().enumerate().map(|(i, s)| s * key(&k, i)).sum();
+                            let wanted = if corrects { value - known } else { value };
+                            let write = wanted * f64::from(rate[row * 4 + head]);
                             s.iter_mut().enumerate().for_each(|(i, s)| *s += write * key(&k, i));
                             let read: f64 = s.iter().enumerate().map(|(i, s)| s * key(&q, i)).sum();
-                            near(out[(row * 4 + head) * 77 + column], read);
+                            let past = if corrects { 0.0 } else { value * f64::from(skip[head]) };
+                            near(out[(row * 4 + head) * 77 + column], read + past);
                         }
                         s.iter().enumerate().for_each(|(i, s)| near(found[place(i)], *s));
                     }

@@ -10,16 +10,24 @@ impl Recurrence {
     /// has corrected what `k` means, by a rate between 0 and 1, in matrices that fade by `exp(decay)` (`[tokens, heads]` each):
     /// `[tokens, heads · value_dim]`.
     pub fn delta(&self, [q, k, v]: [&Tensor; 3], decay: &Tensor, rate: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.forward(Inputs { q, k, v, decay, rate: Some(rate) }, step)
+        self.forward(Inputs { q, k, v, decay, rate, corrects: true, skip: None }, step)
     }
 
-    /// State space duality: the same where `v` is added to what `k` means.
-    pub fn sum(&self, [q, k, v]: [&Tensor; 3], decay: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        self.forward(Inputs { q, k, v, decay, rate: None }, step)
+    /// State space duality: the same where `rate · v` is added to what `k` means, whatever that is, and a token also reads `skip`
+    /// (`[heads]`) of its own value.
+    pub fn sum(
+        &self,
+        [q, k, v]: [&Tensor; 3],
+        decay: &Tensor,
+        rate: &Tensor,
+        skip: &Tensor,
+        step: &mut Step<'_>,
+    ) -> Result<Tensor> {
+        self.forward(Inputs { q, k, v, decay, rate, corrects: false, skip: Some(skip) }, step)
     }
 
     fn forward(&self, x: Inputs<'_>, step: &mut Step<'_>) -> Result<Tensor> {
-        self.check(x, step.tokens().len())?;
+        self.check(x, step.pass.input().tokens.len())?;
         step.ops().recurrence(self, x, &step.pass)
     }
 }

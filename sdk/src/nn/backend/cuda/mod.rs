@@ -108,6 +108,9 @@ fn activation_number(kind: Activation) -> i32 {
         Activation::Silu => 0,
         Activation::GeluErf => 1,
         Activation::GeluTanh => 2,
+        // 3 is the clamped gate of `common.cuh`.
+        Activation::Sigmoid => 4,
+        Activation::Softplus => 5,
     }
 }
 
