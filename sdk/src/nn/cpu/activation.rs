@@ -57,52 +57,74 @@ impl<S: Simd> Kernel<S> for Activate<'_> {
 #[inline(always)]
 pub(super) fn apply<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
     match activation {
-        Activation::Silu => map(simd, x, silu),
-        Activation::GeluErf => map(simd, x, gelu_erf),
-        Activation::GeluTanh => map(simd, x, gelu_tanh),
-        Activation::Sigmoid => map(simd, x, sigmoid),
+        Activation::Silu => map(simd, Silu, x),
+        Activation::GeluErf => map(simd, GeluErf, x),
+        Activation::GeluTanh => map(simd, GeluTanh, x),
+        Activation::Sigmoid => map(simd, Sigmoid, x),
         // Layers take it of a value per head, not of all that they compute.
         Activation::Softplus => x.iter_mut().for_each(|x| *x = x.max(0.0) + (-x.abs()).exp().ln_1p()),
     }
 }
 
+/// A function of a lane. A closure or a function's name in its place would be called as a function of its own, in which no
+/// instruction set is enabled.
+trait Lanes {
+    fn of<S: Simd>(simd: S, x: S::F) -> S::F;
+}
+
 #[inline(always)]
-fn map<S: Simd>(simd: S, x: &mut [f32], function: impl Fn(S, S::F) -> S::F) {
+fn map<S: Simd, L: Lanes>(simd: S, _function: L, x: &mut [f32]) {
     let mut chunks = x.chunks_exact_mut(S::LANES);
     for chunk in &mut chunks {
-        simd.store(function(simd, simd.load(chunk)), chunk);
+        simd.store(L::of(simd, simd.load(chunk)), chunk);
     }
     let rest = chunks.into_remainder();
     let mut lanes = [0.0; 64];
     lanes[..rest.len()].copy_from_slice(rest);
-    simd.store(function(simd, simd.load(&lanes)), &mut lanes);
+    simd.store(L::of(simd, simd.load(&lanes)), &mut lanes);
     rest.copy_from_slice(&lanes[..rest.len()]);
 }
 
-#[inline(always)]
-fn silu<S: Simd>(simd: S, x: S::F) -> S::F {
-    let negative = simd.sub(simd.splat(0.0), x);
-    simd.div(x, simd.add(simd.splat(1.0), exp(simd, negative)))
+struct Silu;
+
+impl Lanes for Silu {
+    #[inline(always)]
+    fn of<S: Simd>(simd: S, x: S::F) -> S::F {
+        let negative = simd.sub(simd.splat(0.0), x);
+        simd.div(x, simd.add(simd.splat(1.0), exp(simd, negative)))
+    }
 }
 
-#[inline(always)]
-fn sigmoid<S: Simd>(simd: S, x: S::F) -> S::F {
-    let negative = simd.sub(simd.splat(0.0), x);
-    simd.div(simd.splat(1.0), simd.add(simd.splat(1.0), exp(simd, negative)))
+struct Sigmoid;
+
+impl Lanes for Sigmoid {
+    #[inline(always)]
+    fn of<S: Simd>(simd: S, x: S::F) -> S::F {
+        let negative = simd.sub(simd.splat(0.0), x);
+        simd.div(simd.splat(1.0), simd.add(simd.splat(1.0), exp(simd, negative)))
+    }
 }
 
-#[inline(always)]
-fn gelu_tanh<S: Simd>(simd: S, x: S::F) -> S::F {
-    let cubic = simd.mul(simd.mul(x, x), simd.splat(0.044_715));
-    let inner = simd.mul(simd.fma(cubic, x, x), simd.splat(0.797_884_6));
-    let half = simd.mul(x, simd.splat(0.5));
-    simd.fma(half, tanh(simd, inner), half)
+struct GeluTanh;
+
+impl Lanes for GeluTanh {
+    #[inline(always)]
+    fn of<S: Simd>(simd: S, x: S::F) -> S::F {
+        let cubic = simd.mul(simd.mul(x, x), simd.splat(0.044_715));
+        let inner = simd.mul(simd.fma(cubic, x, x), simd.splat(0.797_884_6));
+        let half = simd.mul(x, simd.splat(0.5));
+        simd.fma(half, tanh(simd, inner), half)
+    }
 }
 
-#[inline(always)]
-fn gelu_erf<S: Simd>(simd: S, x: S::F) -> S::F {
-    let half = simd.mul(x, simd.splat(0.5));
-    simd.fma(half, erf(simd, simd.mul(x, simd.splat(std::f32::consts::FRAC_1_SQRT_2))), half)
+struct GeluErf;
+
+impl Lanes for GeluErf {
+    #[inline(always)]
+    fn of<S: Simd>(simd: S, x: S::F) -> S::F {
+        let half = simd.mul(x, simd.splat(0.5));
+        simd.fma(half, erf(simd, simd.mul(x, simd.splat(std::f32::consts::FRAC_1_SQRT_2))), half)
+    }
 }
 
 /// Abramowitz and Stegun, 7.1.26: within 1.5e-7 for positive x; the function is odd.
