@@ -4,12 +4,13 @@
     python tests/reference/random_model.py moe-q4_k_m.gguf qwen3moe
     python tests/reference/random_model.py moe-q8_0.gguf qwen3moe --type q8_0
     python tests/reference/random_model.py hybrid-q4_k_m.gguf qwen35
+    python tests/reference/random_model.py latent-q4_k_m.gguf deepseek2
 
 The first is a Llama of 1.1 B parameters (16 layers, width 2048, 8192 inner, 32/8 heads, vocabulary 32,000). The second has the layers of
 Qwen3-30B-A3B (width 2048, 32/4 heads of 128, 128 experts of 768, 8 of them used), but 8 of its 48 and a fifth of its vocabulary, so that
 the output layer has the share that it has there: 5.0 B parameters, 3 GB. The hybrids have the layers of Qwen3.5-2B (`qwen35`: of 24 layers
 18 are gated delta nets, with 16 heads of 128) and of Granite 4 H 1B (`granitehybrid`: of 40 layers 36 are Mamba-2, with 48 heads of 64 and
-states of 128). Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output and half of the value and down projections Q6_K.
+states of 128). `deepseek2` has six layers of GLM-4.7-Flash (20 heads over latents of 512, 64 experts of 1536, 4 used). Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output and half of the value and down projections Q6_K.
 """
 
 import argparse
@@ -40,6 +41,12 @@ class Shape:
     state_groups: int = 0
     state_key: int = 0
     state_value: int = 0
+    # Of latent attention: the ranks of queries and latents, and the sizes of a head's keys, of their rotated part, and of its values.
+    q_rank: int = 0
+    rank: int = 0
+    nope: int = 0
+    rope: int = 0
+    value: int = 0
 
     @property
     def state_inner(self):
@@ -60,6 +67,10 @@ SHAPES = {
     "granitehybrid": Shape(
         layers=40, width=1536, inner=4096, heads=12, kv_heads=4, head=128,
         attends=(5, 15, 25, 35), state_heads=48, state_groups=1, state_key=128, state_value=64,
+    ),
+    "deepseek2": Shape(
+        layers=6, width=2048, inner=1536, heads=20, kv_heads=1, head=256, experts=64, used=4,
+        q_rank=768, rank=512, nope=192, rope=64, value=256,
     ),
 }
 CONV_KERNEL = 4
@@ -82,8 +93,11 @@ def header(writer, family, shape):
     elif shape.attends:
         hybrid_header(writer, family, shape)
     else:
-        writer.add_key_length(shape.head)
-        writer.add_value_length(shape.head)
+        if shape.rank:
+            latent_header(writer, shape)
+        else:
+            writer.add_key_length(shape.head)
+            writer.add_value_length(shape.head)
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
         writer.add_expert_feed_forward_length(shape.inner)
@@ -112,6 +126,21 @@ def hybrid_header(writer, family, shape):
     writer.add_uint32(f"{family}.full_attention_interval", 4)
     writer.add_rope_dimension_count(shape.head // 4)
     writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
+def latent_header(writer, shape):
+    writer.add_key_length(shape.rank + shape.rope)
+    writer.add_value_length(shape.rank)
+    writer.add_key_length_mla(shape.nope + shape.rope)
+    writer.add_value_length_mla(shape.value)
+    writer.add_q_lora_rank(shape.q_rank)
+    writer.add_kv_lora_rank(shape.rank)
+    writer.add_rope_dimension_count(shape.rope)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_shared_count(1)
+    writer.add_expert_weights_norm(True)
+    writer.add_expert_weights_scale(1.8)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def tensors(writer, family, shape, usual, best):
@@ -143,6 +172,17 @@ def tensors(writer, family, shape, usual, best):
         values(f"blk.{i}.ssm_d", (shape.state_heads, 1), 0.5, 1.5)
         recurrence(i, (shape.state_heads, 1), (shape.state_groups, shape.state_inner // shape.state_groups))
 
+    def latent_attention(i):
+        matrix(f"blk.{i}.attn_q_a.weight", shape.q_rank, shape.width)
+        norm(f"blk.{i}.attn_q_a_norm.weight", shape.q_rank)
+        matrix(f"blk.{i}.attn_q_b.weight", shape.heads * (shape.nope + shape.rope), shape.q_rank)
+        matrix(f"blk.{i}.attn_kv_a_mqa.weight", shape.rank + shape.rope, shape.width)
+        norm(f"blk.{i}.attn_kv_a_norm.weight", shape.rank)
+        for name, rows, cols in [("k_b", shape.rank, shape.nope), ("v_b", shape.value, shape.rank)]:
+            blocks = random_blocks(Type.Q8_0, shape.heads * rows, cols, cols**-0.5, rng)
+            writer.add_tensor(f"blk.{i}.attn_{name}.weight", blocks.reshape(shape.heads, rows, -1), raw_dtype=Type.Q8_0)
+        matrix(f"blk.{i}.attn_output.weight", shape.width, shape.heads * shape.value)
+
     def recurrence(i, heads, normed):
         values(f"blk.{i}.ssm_conv1d.weight", (shape.channels, CONV_KERNEL), -0.5, 0.5)
         values(f"blk.{i}.ssm_dt.bias", shape.state_heads, -1.0, 1.0)
@@ -156,7 +196,9 @@ def tensors(writer, family, shape, usual, best):
         better = best if i < shape.layers // 8 or i >= 7 * shape.layers // 8 or i % 3 == 2 else usual
         is_recurrent = shape.attends and i not in shape.attends
         norm(f"blk.{i}.attn_norm.weight")
-        if is_recurrent:
+        if shape.rank:
+            latent_attention(i)
+        elif is_recurrent:
             delta_net(i) if family == "qwen35" else mamba(i)
         else:
             matrix(f"blk.{i}.attn_q.weight", 2 * q if family == "qwen35" else q, shape.width)
@@ -167,7 +209,7 @@ def tensors(writer, family, shape, usual, best):
             norm(f"blk.{i}.attn_q_norm.weight", shape.head)
             norm(f"blk.{i}.attn_k_norm.weight", shape.head)
         norm(f"blk.{i}.post_attention_norm.weight" if family == "qwen35" else f"blk.{i}.ffn_norm.weight")
-        if not shape.experts:
+        if not shape.experts or (shape.rank and i == 0):
             matrix(f"blk.{i}.ffn_gate.weight", shape.inner, shape.width)
             matrix(f"blk.{i}.ffn_up.weight", shape.inner, shape.width)
             matrix(f"blk.{i}.ffn_down.weight", shape.width, shape.inner, better)
@@ -177,6 +219,11 @@ def tensors(writer, family, shape, usual, best):
         stack(f"blk.{i}.ffn_gate_exps.weight", shape.inner, shape.width)
         stack(f"blk.{i}.ffn_up_exps.weight", shape.inner, shape.width)
         stack(f"blk.{i}.ffn_down_exps.weight", shape.width, shape.inner, better)
+        if shape.rank:
+            values(f"blk.{i}.exp_probs_b.bias", shape.experts, -0.1, 0.1)
+            matrix(f"blk.{i}.ffn_gate_shexp.weight", shape.inner, shape.width)
+            matrix(f"blk.{i}.ffn_up_shexp.weight", shape.inner, shape.width)
+            matrix(f"blk.{i}.ffn_down_shexp.weight", shape.width, shape.inner)
     norm("output_norm.weight")
     matrix("output.weight", VOCABULARY, shape.width, best)
 
