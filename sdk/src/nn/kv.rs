@@ -83,14 +83,12 @@ impl KvCache {
                 }
                 LayerCache::Attention(cache) => {
                     let AttentionCache { kv_heads, key_dim, value_dim, .. } = cache;
-                    // Kernels of our own want heads of one size.
-                    let plain = key_dim == value_dim;
                     let store = |head_dim: usize| -> Result<Store> {
                         let shape = StoreShape { kv_heads, slots: count * BLOCK_TOKENS, head_dim, kind };
                         if head_dim == 0 {
                             return Ok(Store::Nothing);
                         }
-                        make(place, shape, plain).map_err(|error| full(&error.message))
+                        make(place, shape, true).map_err(|error| full(&error.message))
                     };
                     Memory::Attention(cache, Box::new([store(key_dim)?, store(value_dim)?]))
                 }
@@ -139,11 +137,11 @@ impl KvCache {
         }
     }
 
-    /// The memory's shape as the CPU kernels know it.
-    pub(super) fn layout(&self, layer: usize) -> Result<KvLayout> {
-        let AttentionCache { kv_heads, key_dim, .. } = self.attention(layer)?;
+    /// The shapes of keys and values as the CPU kernels know them; values of no size are a view of the keys.
+    pub(super) fn layouts(&self, layer: usize) -> Result<[KvLayout; 2]> {
+        let AttentionCache { kv_heads, key_dim, value_dim, .. } = self.attention(layer)?;
         let slots = self.groups[self.group(layer)?].1 * BLOCK_TOKENS;
-        Ok(KvLayout { kv_heads, slots, head_dim: key_dim, block_len: BLOCK_TOKENS })
+        Ok([key_dim, value_dim].map(|head_dim| KvLayout { kv_heads, slots, head_dim, block_len: BLOCK_TOKENS }))
     }
 
     /// The keys and the values of a layer.

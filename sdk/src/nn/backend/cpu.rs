@@ -3,10 +3,7 @@
 use candle_core::{Device, Tensor};
 use memmap2::MmapMut;
 
-use super::{
-    Backend, Changed, ExpertRows, Form, Formulas, LowRankForm, Matrix, Rotation, StoreShape, foreign,
-    formulas_attention,
-};
+use super::{Backend, Changed, ExpertRows, Form, Formulas, LowRankForm, Matrix, Rotation, StoreShape, foreign};
 use crate::{
     Error, Result,
     nn::{
@@ -184,7 +181,6 @@ impl Backend for CpuKernels {
         self.attention_over(spec, q, Some((k, Some(v))), pass)
     }
 
-    /// Keys and values of one size are read where they lie.
     fn attention_over(
         &self,
         spec: &Attention,
@@ -192,29 +188,28 @@ impl Backend for CpuKernels {
         new: Option<(&Tensor, Option<&Tensor>)>,
         pass: &mut Pass<'_>,
     ) -> Result<Tensor> {
-        let cache = pass.kv.attention(spec.layer)?;
-        if cache.key_dim != cache.value_dim {
-            return formulas_attention::attention(self.formulas(), spec, q, new, pass);
-        }
         let group = pass.kv.group(spec.layer)?;
         let spans = (pass.batch().spans.iter())
             .map(|span| cpu::Span { start: span.start, len: span.len, past: span.past, blocks: span.blocks(group) })
             .collect::<Vec<_>>();
-        let layout = pass.kv.layout(spec.layer)?;
-        let kind = pass.kv.kind;
+        let ([key_layout, value_layout], kind) = (pass.kv.layouts(spec.layer)?, pass.kv.kind);
         let [keys, values] = pass.kv.layer(spec.layer)?;
-        if let Some((k, Some(v))) = new {
-            cpu::store_kv(layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
-            cpu::store_kv(layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+        if let Some((k, v)) = new {
+            cpu::store_kv(key_layout, keys.mapped_mut(kind)?, &view(k)?, &spans);
+            if let Some(v) = v {
+                cpu::store_kv(value_layout, values.mapped_mut(kind)?, &view(v)?, &spans);
+            }
         }
         let sinks = spec.sinks.as_ref().map(view).transpose()?;
         let (scale, window, softcap) = (spec.scale, spec.window, spec.softcap);
         let scores = cpu::Scores { scale, window, softcap, sinks: sinks.as_deref() };
-        let q_values = view(q)?;
-        let mut out = vec![0.0; q_values.len()];
-        let (keys, values) = (keys.mapped(kind)?, values.mapped(kind)?);
-        cpu::attention(&self.pool, layout, keys, values, &spans, scores, spec.heads, &q_values, &mut out);
-        tensor(out, q.dims2()?)
+        let keys = (key_layout, keys.mapped(kind)?);
+        let values = if value_layout.head_dim == 0 { keys } else { (value_layout, values.mapped(kind)?) };
+        let (tokens, width) = (q.dim(0)?, spec.heads * spec.value_dim);
+        let mut out = vec![0.0; tokens * width];
+        let past = cpu::Past { keys, values, value_dim: spec.value_dim };
+        cpu::attention(&self.pool, past, &spans, scores, spec.heads, &view(q)?, &mut out);
+        tensor(out, (tokens, width))
     }
 
     fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {

@@ -26,7 +26,7 @@ mod simd;
 mod tile;
 
 pub use activation::{Activation, activate, activate_mul};
-pub use attention::{Scores, attention};
+pub use attention::{Past, Scores, attention};
 pub use conv::{Taps, short_conv};
 pub use experts::{Expert, Glu, Layer, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};

@@ -35,30 +35,39 @@ pub struct Scores<'a> {
     pub sinks: Option<&'a [f32]>,
 }
 
+/// The caches of keys and of values. A value is the first `value_dim` numbers of a row, which may be that of the key.
+#[derive(Clone, Copy, Debug)]
+pub struct Past<'a> {
+    pub keys: (KvLayout, Kv<'a>),
+    pub values: (KvLayout, Kv<'a>),
+    pub value_dim: usize,
+}
+
 /// Attention of the rows of some spans, `q[n, heads, head_dim]`, to the positions of their sequences up to their own,
-/// whose keys and values are in the caches already. Query heads share the heads of the caches in order. Rows of `out`
-/// that belong to no span stay as they are; spans may not overlap.
-#[allow(clippy::too_many_arguments)]
+/// whose keys and values are in the caches already: `out[n, heads, value_dim]`. Query heads share the heads of the caches in
+/// order. Rows of `out` that belong to no span stay as they are; spans may not overlap.
 pub fn attention(
     pool: &Pool,
-    layout: KvLayout,
-    keys: Kv<'_>,
-    values: Kv<'_>,
+    past: Past<'_>,
     spans: &[Span<'_>],
     scores: Scores<'_>,
     heads: usize,
     q: &[f32],
     out: &mut [f32],
 ) {
-    let width = heads * layout.head_dim;
+    let Past { keys: (layout, keys), values: (value_layout, values), value_dim } = past;
+    let (width, rows) = (heads * layout.head_dim, q.len() / (heads * layout.head_dim).max(1));
     assert!(width > 0 && heads.is_multiple_of(layout.kv_heads), "{heads} heads over {layout:?}");
-    assert!(q.len() == out.len() && q.len().is_multiple_of(width), "{} queries, {} outputs", q.len(), out.len());
-    assert!(layout.holds(keys) && layout.holds(values), "caches of {layout:?}");
+    assert!(q.len() == rows * width && out.len() == rows * heads * value_dim, "{} queries, {rows} rows", q.len());
+    assert!(layout.holds(keys) && value_layout.holds(values), "caches of {layout:?} and {value_layout:?}");
+    let is_alike = (layout.kv_heads, layout.slots, layout.block_len)
+        == (value_layout.kv_heads, value_layout.slots, value_layout.block_len);
+    assert!(is_alike && (1..=value_layout.head_dim).contains(&value_dim), "values of {value_dim} in {value_layout:?}");
     assert!(scores.window != Some(0), "a window of no positions");
     assert!(scores.sinks.is_none_or(|sinks| sinks.len() == heads), "a sink for each of {heads} heads");
     let half = matches!(keys, Kv::F16(_));
     assert_eq!(half, matches!(values, Kv::F16(_)), "keys and values are of one kind");
-    layout.check(q.len() / width, spans);
+    layout.check(rows, spans);
     let mut starts: Vec<_> = spans.iter().map(|span| (span.start, span.start + span.len)).collect();
     starts.sort_unstable();
     assert!(starts.is_sorted_by(|a, b| a.1 <= b.0), "spans overlap");
@@ -74,31 +83,10 @@ pub fn attention(
     pool.run(parts.len() * layout.kv_heads, |index| {
         let (span, at, len) = parts[index / layout.kv_heads];
         let part = Part { span, at, len, kv_head: index % layout.kv_heads };
-        let (keys, values) = (keys.bytes(), values.bytes());
         if half {
-            pool.level().run(Attend::<F16> {
-                layout,
-                keys,
-                values,
-                scores,
-                heads,
-                q,
-                out: &out,
-                part,
-                format: PhantomData,
-            });
+            pool.level().run(Attend::<F16> { past, scores, heads, q, out: &out, part, format: PhantomData });
         } else {
-            pool.level().run(Attend::<F32> {
-                layout,
-                keys,
-                values,
-                scores,
-                heads,
-                q,
-                out: &out,
-                part,
-                format: PhantomData,
-            });
+            pool.level().run(Attend::<F32> { past, scores, heads, q, out: &out, part, format: PhantomData });
         }
     });
 }
@@ -113,9 +101,7 @@ struct Part<'a> {
 }
 
 struct Attend<'a, F> {
-    layout: KvLayout,
-    keys: &'a [u8],
-    values: &'a [u8],
+    past: Past<'a>,
     scores: Scores<'a>,
     heads: usize,
     q: &'a [f32],
@@ -128,7 +114,7 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Part { span, at, len, .. } = self.part;
-        let group = self.heads / self.layout.kv_heads;
+        let group = self.group();
         let mut work = Work::new(simd, &self, len * group);
         let first = span.past + at;
         let end = first + len;
@@ -140,7 +126,7 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
             let tokens = start.max(first)..end.min((start + POSITIONS - 1).saturating_add(window));
             let rows = (tokens.start - first) * group..(tokens.end - first) * group;
             work.fetch::<F>(simd, &self, start, seen);
-            work.score(simd, self.layout.head_dim, rows.clone(), seen);
+            work.score(simd, self.past.keys.0.head_dim, rows.clone(), seen);
             for row in rows.clone() {
                 let position = first + row / group;
                 let visible = seen_from(position).saturating_sub(start)..seen.min(position + 1 - start);
@@ -153,19 +139,25 @@ impl<S: Simd, F: Float> Kernel<S> for Attend<'_, F> {
 }
 
 impl<F: Float> Attend<'_, F> {
-    /// The bytes of a cache from a position's slot on.
+    /// Heads of queries that share one of the caches.
     #[inline(always)]
-    fn slot<'a>(&self, cache: &'a [u8], position: usize) -> &'a [u8] {
-        let slot = self.part.kv_head * self.layout.slots + self.layout.slot(self.part.span.blocks, position);
-        &cache[slot * self.layout.head_dim * F::BYTES..]
+    fn group(&self) -> usize {
+        self.heads / self.past.keys.0.kv_heads
     }
 
-    /// Where the values of a row of the part begin in queries and outputs.
+    /// The bytes of a cache from a position's slot on.
     #[inline(always)]
-    fn offset(&self, row: usize) -> usize {
-        let group = self.heads / self.layout.kv_heads;
+    fn slot<'a>(&self, (layout, cache): (KvLayout, Kv<'a>), position: usize) -> &'a [u8] {
+        let slot = self.part.kv_head * layout.slots + layout.slot(self.part.span.blocks, position);
+        &cache.bytes()[slot * layout.head_dim * F::BYTES..]
+    }
+
+    /// Which head of which token a row of the part is, among all heads of the batch.
+    #[inline(always)]
+    fn head(&self, row: usize) -> usize {
+        let group = self.group();
         let token = self.part.span.start + self.part.at + row / group;
-        (token * self.heads + self.part.kv_head * group + row % group) * self.layout.head_dim
+        token * self.heads + self.part.kv_head * group + row % group
     }
 }
 
@@ -191,11 +183,11 @@ struct Work<S: Simd> {
 impl<S: Simd> Work<S> {
     #[inline(always)]
     fn new<F: Float>(simd: S, of: &Attend<'_, F>, rows: usize) -> Self {
-        let dim = of.layout.head_dim;
-        let pairs = dim.div_ceil(PAIR * S::LANES);
+        let dim = of.past.keys.0.head_dim;
+        let pairs = of.past.value_dim.div_ceil(PAIR * S::LANES);
         let mut queries = Vec::with_capacity(rows * dim);
         for row in 0..rows {
-            queries.extend(of.q[of.offset(row)..][..dim].iter().map(|q| q * of.scores.scale));
+            queries.extend(of.q[of.head(row) * dim..][..dim].iter().map(|q| q * of.scores.scale));
         }
         let zero = simd.splat(0.0);
         Self {
@@ -213,24 +205,25 @@ impl<S: Simd> Work<S> {
     /// Widens the keys and values of a tile.
     #[inline(always)]
     fn fetch<F: Float>(&mut self, simd: S, of: &Attend<'_, F>, start: usize, seen: usize) {
-        let dim = of.layout.head_dim;
+        let Past { keys: (layout, _), value_dim, .. } = of.past;
+        let dim = layout.head_dim;
         for (panel, keys) in self.keys.chunks_exact_mut(dim).enumerate().take(seen.div_ceil(S::LANES)) {
             let first = panel * S::LANES;
-            if of.layout.block_len.is_multiple_of(S::LANES) {
-                let bytes = of.slot(of.keys, start + first);
+            if layout.block_len.is_multiple_of(S::LANES) {
+                let bytes = of.slot(of.past.keys, start + first);
                 fill::<S, F>(simd, Rows { bytes, stride: dim * F::BYTES }, keys);
             } else {
                 for (d, key) in keys.iter_mut().enumerate() {
                     let mut lanes = [0.0; 64];
                     for (lane, position) in lanes.iter_mut().zip(first..seen.min(first + S::LANES)) {
-                        *lane = F::widen(&of.slot(of.keys, start + position)[d * F::BYTES..]);
+                        *lane = F::widen(&of.slot(of.past.keys, start + position)[d * F::BYTES..]);
                     }
                     *key = simd.load(&lanes);
                 }
             }
         }
         for position in 0..seen {
-            let bytes = &of.slot(of.values, start + position)[..dim * F::BYTES];
+            let bytes = &of.slot(of.past.values, start + position)[..value_dim * F::BYTES];
             for (panel, bytes) in bytes.chunks(S::LANES * F::BYTES).enumerate() {
                 self.values[panel * POSITIONS + position] = if bytes.len() == S::LANES * F::BYTES {
                     F::load(simd, bytes)
@@ -316,14 +309,13 @@ impl<S: Simd> Work<S> {
 
     #[inline(always)]
     fn finish<F: Float>(&self, simd: S, of: &Attend<'_, F>) {
-        let dim = of.layout.head_dim;
+        let dim = of.past.value_dim;
         for row in 0..self.rows {
-            let offset = of.offset(row);
+            let head = of.head(row);
             // SAFETY: a row and a head belong to one part of one span, as spans do not overlap.
-            let out = unsafe { of.out.range(offset..offset + dim) };
+            let out = unsafe { of.out.range(head * dim..(head + 1) * dim) };
             let (top, sum) = self.state[row];
-            let head = offset / dim % of.heads;
-            let sunk = of.scores.sinks.map_or(0.0, |sinks| (sinks[head] - top).exp());
+            let sunk = of.scores.sinks.map_or(0.0, |sinks| (sinks[head % of.heads] - top).exp());
             let total = simd.splat(sum + sunk);
             let panels = self.sums.chunks_exact(self.rows).flat_map(|sums| sums[row]);
             for (out, sum) in out.chunks_mut(S::LANES).zip(panels) {

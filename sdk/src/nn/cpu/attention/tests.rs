@@ -61,12 +61,14 @@ impl Case {
                 store_kv(layout, KvMut::F16(&mut k16), &k, &spans);
                 store_kv(layout, KvMut::F16(&mut v16), &v, &spans);
                 let (k, v) = (Kv::F16(&k16), Kv::F16(&v16));
-                attention(&pool, layout, k, v, &spans, self.scores, self.heads, &q, &mut out);
+                let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
+                attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
             } else {
                 store_kv(layout, KvMut::F32(&mut k32), &k, &spans);
                 store_kv(layout, KvMut::F32(&mut v32), &v, &spans);
                 let (k, v) = (Kv::F32(&k32), Kv::F32(&v32));
-                attention(&pool, layout, k, v, &spans, self.scores, self.heads, &q, &mut out);
+                let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
+                attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
             }
             for (span, (outs, past)) in spans.iter().zip(outs.iter_mut().zip(&mut past)) {
                 outs.extend(&out[span.start * width..(span.start + span.len) * width]);
@@ -182,7 +184,8 @@ fn attend_with(spans: &[Span<'_>]) {
     let cache = vec![0.0; layout.elements()];
     let mut out = [0.0; 8];
     let kv = Kv::F32(&cache);
-    attention(&Pool::new(1), layout, kv, kv, spans, PLAIN, 1, &[0.0; 8], &mut out);
+    let past = Past { keys: (layout, kv), values: (layout, kv), value_dim: layout.head_dim };
+    attention(&Pool::new(1), past, spans, PLAIN, 1, &[0.0; 8], &mut out);
 }
 
 #[test]
@@ -208,4 +211,31 @@ fn refuses_a_span_outside_of_the_batch() {
 fn refuses_spans_that_overlap() {
     let span = Span { start: 0, len: 2, past: 0, blocks: &[0] };
     attend_with(&[span, Span { start: 1, len: 1, ..span }]);
+}
+
+/// Values that are the first numbers of keys, and values of a cache of their own with shorter rows, are those of rows as long as keys.
+#[test]
+fn values_may_be_shorter_than_keys() {
+    let (heads, dim, short, tokens) = (3, 40, 24, 70);
+    let (q, keys) = (numbers(tokens * heads * dim, 1), numbers(tokens * dim, 2));
+    let blocks = [2, 0, 3, 1, 4];
+    let spans = [Span { start: 0, len: tokens, past: 0, blocks: &blocks }];
+    let layout = KvLayout { kv_heads: 1, slots: 80, head_dim: dim, block_len: 16 };
+    let short_layout = KvLayout { head_dim: short, ..layout };
+    let first = |rows: &[f32]| rows.chunks_exact(dim).flat_map(|row| row[..short].to_vec()).collect::<Vec<_>>();
+    let (mut k, mut v) = (vec![0.0; layout.elements()], vec![0.0; short_layout.elements()]);
+    store_kv(layout, KvMut::F32(&mut k), &keys, &spans);
+    store_kv(short_layout, KvMut::F32(&mut v), &first(&keys), &spans);
+    for level in Level::available() {
+        let run = |values: (KvLayout, Kv<'_>), value_dim: usize| {
+            let mut out = vec![f32::NAN; tokens * heads * value_dim];
+            let past = Past { keys: (layout, Kv::F32(&k)), values, value_dim };
+            attention(&Pool::with_level(2, level), past, &spans, PLAIN, heads, &q, &mut out);
+            out
+        };
+        let whole = run((layout, Kv::F32(&k)), dim);
+        let expected = first(&whole);
+        assert_eq!(run((layout, Kv::F32(&k)), short), expected, "{}", level.name());
+        assert_eq!(run((short_layout, Kv::F32(&v)), short), expected, "{}", level.name());
+    }
 }
