@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-const SOURCES: [&str; 5] = ["elementwise", "products", "experts", "attention", "prompt"];
+const SOURCES: [&str; 6] = ["elementwise", "products", "experts", "attention", "prompt", "recurrence"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");

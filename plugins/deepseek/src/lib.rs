@@ -123,8 +123,8 @@ impl LatentAttention {
         let q = Tensor::cat(&[&q.transpose(0, 1)?, &rotated], 2)?.reshape((tokens, heads * (rank + self.rotated)))?;
 
         let latent = self.kv_a_proj_with_mqa.forward(x, step)?;
-        let rotated = angles.rotate(&step.columns(&latent, rank, self.rotated)?, step)?;
-        let latent = self.kv_a_layernorm.forward(&step.columns(&latent, 0, rank)?, step)?;
+        let [latent, rotated] = step.split(&latent, [rank, self.rotated])?;
+        let (latent, rotated) = (self.kv_a_layernorm.forward(&latent, step)?, angles.rotate(&rotated, step)?);
         let k = Tensor::cat(&[&latent, &rotated], 1)?.contiguous()?;
 
         let out = self.attention.forward_latent(&q, &k, step)?.reshape((tokens, heads, rank))?;

@@ -103,8 +103,7 @@ impl GatedConv {
 
     fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let (all, width) = (self.in_proj.forward(x, step)?, x.dim(1)?);
-        let part = |index: usize| step.columns(&all, index * width, width);
-        let (before, after, x) = (part(0)?, part(1)?, part(2)?);
+        let [before, after, x] = step.split(&all, [width; 3])?;
         let convolved = self.conv.forward(&(before * x)?, step)?;
         self.out_proj.forward(&(after * convolved)?, step)
     }

@@ -62,11 +62,14 @@ fn norm(loader: &Loader<'_>, name: &str, width: usize, eps: f64) -> Result<RmsNo
     if loader.format() == Format::Gguf { Ok(norm) } else { norm.plus(1.0) }
 }
 
-/// The columns `start..start + len` of each group.
-fn of_groups(x: &Tensor, groups: usize, start: usize, len: usize) -> Result<Tensor> {
+/// Columns of each group of `x`, which follow each other in it.
+fn of_groups<const N: usize>(x: &Tensor, groups: usize, widths: [usize; N], step: &Step<'_>) -> Result<[Tensor; N]> {
     let (tokens, width) = x.dims2()?;
-    let parts = x.reshape((tokens, groups, width / groups))?.narrow(2, start, len)?;
-    Ok(parts.force_contiguous()?.reshape((tokens, groups * len))?)
+    let mut parts = step.split(&x.reshape((tokens * groups, width / groups))?, widths)?;
+    for (part, width) in parts.iter_mut().zip(widths) {
+        *part = part.reshape((tokens, groups * width))?;
+    }
+    Ok(parts)
 }
 
 /// Grouped-query attention with normed queries and keys, and a gate for what each head has found.
@@ -99,8 +102,8 @@ impl GatedAttention {
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let Attention { heads, head_dim, .. } = self.attention;
         let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        let gate = of_groups(&q, heads, head_dim, head_dim)?;
-        let q = self.q_norm.forward_heads(&of_groups(&q, heads, 0, head_dim)?, step)?;
+        let [q, gate] = of_groups(&q, heads, [head_dim, head_dim], step)?;
+        let q = self.q_norm.forward_heads(&q, step)?;
         let k = self.k_norm.forward_heads(&k, step)?;
         let found = self.attention.forward_rotated(&q, &k, &v, angles, step)?;
         self.o_proj.forward(&step.ops().gate(&gate, &found, Activation::Sigmoid)?, step)
@@ -109,22 +112,17 @@ impl GatedAttention {
 
 /// What a delta net makes of its input, in one of the ways in which checkpoints have it: as one layer, whose outputs follow each
 /// other in groups of a head of keys, or as two layers.
-enum Projection {
-    Grouped { all: Linear, groups: usize, widths: Vec<usize> },
+enum Projection<const N: usize> {
+    Grouped { all: Linear, groups: usize, widths: [usize; N] },
     Apart([Linear; 2]),
 }
 
-impl Projection {
+impl<const N: usize> Projection<N> {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Vec<Tensor>> {
         match self {
             Self::Apart(layers) => Ok(Linear::forward_all(layers.each_ref(), x, step)?.into()),
             Self::Grouped { all, groups, widths } => {
-                let (all, mut start) = (all.forward(x, step)?, 0);
-                let part = |width: &usize| {
-                    start += width;
-                    of_groups(&all, *groups, start - width, *width)
-                };
-                widths.iter().map(part).collect()
+                Ok(of_groups(&all.forward(x, step)?, *groups, *widths, step)?.into())
             }
         }
     }
@@ -133,9 +131,9 @@ impl Projection {
 /// A gated delta net: matrices that take in what a key should mean, read by queries.
 struct GatedDeltaNet {
     /// Queries, keys and values, and the gate of the norm.
-    qkvz: Projection,
+    qkvz: Projection<4>,
     /// Rates, and what makes matrices fade.
-    ba: Projection,
+    ba: Projection<2>,
     conv1d: ShortConv,
     /// `−exp(A_log)`.
     a: Tensor,
@@ -159,7 +157,7 @@ impl GatedDeltaNet {
         let recurrence = Recurrence::new(layer, heads, key_heads, key_head_dim, value_head_dim)?;
         let shared = heads / key_heads;
         let qkvz = if loader.has("in_proj_qkvz.weight") {
-            let widths = vec![key_head_dim, key_head_dim, shared * value_head_dim, shared * value_head_dim];
+            let widths = [key_head_dim, key_head_dim, shared * value_head_dim, shared * value_head_dim];
             let all = loader.linear("in_proj_qkvz", width, sizes.channels() + sizes.value_dim())?;
             Projection::Grouped { all, groups: key_heads, widths }
         } else {
@@ -168,7 +166,7 @@ impl GatedDeltaNet {
         };
         let ba = if loader.has("in_proj_ba.weight") {
             let all = loader.linear("in_proj_ba", width, 2 * heads)?;
-            Projection::Grouped { all, groups: key_heads, widths: vec![shared; 2] }
+            Projection::Grouped { all, groups: key_heads, widths: [shared; 2] }
         } else {
             Projection::Apart([loader.linear("in_proj_b", width, heads)?, loader.linear("in_proj_a", width, heads)?])
         };
@@ -198,12 +196,11 @@ impl GatedDeltaNet {
         let qkv = Tensor::cat(&qkvz, 1)?;
         let qkv = self.conv1d.forward(&qkv, step)?;
         let (keys, values) = (self.sizes.key_dim(), self.sizes.value_dim());
-        let q = self.q_norm.forward_heads(&step.columns(&qkv, 0, keys)?, step)?;
-        let k = self.k_norm.forward_heads(&step.columns(&qkv, keys, keys)?, step)?;
-        let v = step.columns(&qkv, 2 * keys, values)?;
-        let time = step.ops().activate(&a.broadcast_add(&self.dt_bias)?, Activation::Softplus)?;
+        let [q, k, v] = step.split(&qkv, [keys, keys, values])?;
+        let (q, k) = (self.q_norm.forward_heads(&q, step)?, self.k_norm.forward_heads(&k, step)?);
+        let decay = step.ops().columnwise(a, Some(&self.dt_bias), Some(Activation::Softplus), Some(&self.a))?;
         let rate = step.ops().activate(b, Activation::Sigmoid)?;
-        let read = self.recurrence.delta([&q, &k, &v], &time.broadcast_mul(&self.a)?, &rate, step)?;
+        let read = self.recurrence.delta([&q, &k, &v], &decay, &rate, step)?;
         let gated = step.ops().gate(&z, &self.norm.forward_heads(&read, step)?, Activation::Silu)?;
         self.out_proj.forward(&gated, step)
     }

@@ -309,7 +309,7 @@ impl Loader<'_> {
         self.ops.dense(cpu::dequantize(&raw)?, shape)
     }
 
-    /// A small tensor of values that were put in another order than the checkpoint's.
+    /// A small tensor of these values, on this place's device.
     pub(super) fn tensor(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
         self.shared.resident.borrow_mut().add_small(values.len(), self.place());
         self.ops.dense(values, shape)

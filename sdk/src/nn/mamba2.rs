@@ -166,17 +166,15 @@ impl Mamba2 {
         if let Some(multipliers) = &self.multipliers {
             all = all.broadcast_mul(multipliers)?;
         }
-        let gate = step.columns(&all, 0, inner)?;
-        let convolved = self.conv1d.forward(&step.columns(&all, inner, channels)?, step)?;
-        let x = step.columns(&convolved, 0, inner)?;
-        let b = step.columns(&convolved, inner, groups * state)?;
-        let c = step.columns(&convolved, inner + groups * state, groups * state)?;
-        let dt = step.columns(&all, inner + channels, heads)?.broadcast_add(&self.dt_bias)?;
-        let mut dt = step.ops().activate(&dt, Activation::Softplus)?;
+        let [gate, convolved, dt] = step.split(&all, [inner, channels, heads])?;
+        let convolved = self.conv1d.forward(&convolved, step)?;
+        let [x, b, c] = step.split(&convolved, [inner, groups * state, groups * state])?;
+        let mut dt = step.ops().columnwise(&dt, Some(&self.dt_bias), Some(Activation::Softplus), None)?;
         if shortest > 0.0 || longest < f64::from(f32::MAX) {
             dt = dt.clamp(shortest as f32, longest.min(f64::from(f32::MAX)) as f32)?;
         }
-        let read = self.recurrence.sum([&c, &b, &x], &dt.broadcast_mul(&self.a)?, &dt, &self.d, step)?;
+        let decay = step.ops().columnwise(&dt, None, None, Some(&self.a))?;
+        let read = self.recurrence.sum([&c, &b, &x], &decay, &dt, &self.d, step)?;
         let gated = |read: &Tensor| step.ops().gate(&gate, read, Activation::Silu);
         let normed = |read: &Tensor| -> Result<Tensor> {
             let Some((norm, weight)) = &self.norm else { return Ok(read.clone()) };

@@ -10,8 +10,8 @@ use std::{env, fmt, sync::Arc};
 use super::{
     attention::Attention,
     backend::{
-        Backend, Changed, Compute, CpuKernels, ExpertRows, ExpertTable, Formulas, Layer, LowRank, Matrix, Rotation,
-        Routed, Routing, Spread, StandIns, Taken,
+        Backend, Changed, Columns, Compute, CpuKernels, ExpertRows, ExpertTable, Formulas, Layer, LowRank, Matrix,
+        Rotation, Routed, Routing, Spread, StandIns, Taken,
     },
     conv::ShortConv,
     cpu::{Activation, Glu},
@@ -126,7 +126,7 @@ impl Ops {
             layout.stride(),
             layout.start_offset()
         ))
-        .help("take parts of activations by Step::columns, or call .force_contiguous(): .contiguous() keeps a one-row view as it is"))
+        .help("take parts of activations by Step::columns, or of other tensors by .force_contiguous(): .contiguous() keeps a one-row view as it is"))
     }
 
     /// Brings what a batch says to the device, ahead of its step.
@@ -351,6 +351,33 @@ impl Ops {
     pub fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.check(x, 2)?;
         self.backend.activate(x, kind)
+    }
+
+    /// `factor · kind(x + bias)`, with a bias and a factor for each column where there are any.
+    pub fn columnwise(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        kind: Option<Activation>,
+        factor: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.check(x, 2)?;
+        let width = x.dim(1)?;
+        if let Some(values) = [bias, factor].into_iter().flatten().find(|values| values.dims() != [width]) {
+            return Err(Error::invalid(format!("{width} columns cannot have {:?} values", values.dims())));
+        }
+        self.backend.columnwise(x, bias, kind, factor)
+    }
+
+    /// Columns of an activation as tensors of their own, each from where it starts and as many as it has.
+    pub(super) fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
+        self.check(x, 2)?;
+        let width = x.dim(1)?;
+        let is_beyond = |&&(start, len): &&Columns| start.checked_add(len).is_none_or(|end| end > width);
+        if let Some((start, len)) = parts.iter().find(is_beyond) {
+            return Err(Error::invalid(format!("{width} columns have no {len} from {start} on")));
+        }
+        self.backend.columns(x, parts)
     }
 
     /// `kind(gate) · up`, the middle of a gated MLP.

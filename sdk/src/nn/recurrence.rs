@@ -42,11 +42,11 @@ pub(super) struct Inputs<'a> {
     pub(super) v: &'a Tensor,
     /// The logarithm of the factor by which a matrix fades, at most 0: `[tokens, heads]`.
     pub(super) decay: &'a Tensor,
-    /// How much of what is to be written is, `[tokens, heads]`.
+    /// The factor by which what is written is multiplied, `[tokens, heads]`.
     pub(super) rate: &'a Tensor,
-    /// Whether what a key means so far is corrected.
+    /// Whether only what differs from what the key means so far is written: the delta rule.
     pub(super) corrects: bool,
-    /// How much of a value is read past the matrices, `[heads]`.
+    /// How much of its own value a token reads besides, `[heads]`.
     pub(super) skip: Option<&'a Tensor>,
 }
 
@@ -73,6 +73,9 @@ impl Recurrence {
 
     fn check(&self, x: Inputs<'_>, tokens: usize) -> Result<()> {
         let Self { heads, key_heads, key_dim, value_dim, .. } = *self;
+        if key_heads == 0 || !heads.is_multiple_of(key_heads) || self.values() == 0 {
+            return Err(Error::invalid(format!("{heads} heads of {key_dim} × {value_dim} cannot share {key_heads}")));
+        }
         let expected = [(x.q, key_heads * key_dim), (x.k, key_heads * key_dim), (x.v, heads * value_dim)];
         let gates = [(x.decay, heads), (x.rate, heads)];
         for (x, width) in expected.into_iter().chain(gates) {

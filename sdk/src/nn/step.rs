@@ -13,7 +13,7 @@ use super::{
     registry::LayerId,
     states::Kept,
 };
-use crate::{Batch, Result};
+use crate::{Batch, Error, Result};
 
 /// One forward pass over a batch.
 pub struct Step<'a> {
@@ -112,10 +112,21 @@ impl<'a> Step<'a> {
         self.keep(layer, &kept, &Tensor::stack(&made, 0)?)
     }
 
-    /// The columns `start..start + len` of `x`, such as the queries of a fused projection, as a tensor of their own.
+    /// The columns `start..start + len` of `x`, as a tensor of their own.
     pub fn columns(&self, x: &Tensor, start: usize, len: usize) -> Result<Tensor> {
-        // candle makes the copy on the device that a tensor says it lies on, so one that has moved has to say the truth.
-        Ok(self.ops().beside(x, x)?.narrow(1, start, len)?.force_contiguous()?)
+        Ok(self.ops().columns(x, &[(start, len)])?.remove(0))
+    }
+
+    /// Columns that follow each other, such as the queries, keys and values of a fused projection, as tensors of their own: as many
+    /// for each as `widths` says.
+    pub fn split<const N: usize>(&self, x: &Tensor, widths: [usize; N]) -> Result<[Tensor; N]> {
+        let mut end = 0;
+        let parts = widths.map(|len| {
+            end += len;
+            (end - len, len)
+        });
+        let parts: Result<[Tensor; N], _> = self.ops().columns(x, &parts)?.try_into();
+        parts.map_err(|_| Error::invalid("a backend made other parts than it was asked for"))
     }
 
     /// Rows that are those of these indices among the step's, from the first to the last. An index may come more than once.

@@ -41,7 +41,7 @@ pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass
     let (read, last) = conv_rows(formulas, conv.layer, taps, &kept, pass)?;
     let mut out: Option<Tensor> = None;
     for (tap, read) in read.iter().enumerate() {
-        let term = rows.index_select(read, 0)?.broadcast_mul(&conv.taps.get(tap)?)?;
+        let term = rows.index_select(read, 0)?.broadcast_mul(&conv.taps.get(tap)?.force_contiguous()?)?;
         out = Some(match out {
             Some(sum) => (sum + term)?,
             None => term,
@@ -54,7 +54,10 @@ pub(super) fn short_conv(formulas: &Formulas, conv: &ShortConv, x: &Tensor, pass
         Some(bias) => out.broadcast_add(bias)?,
         None => out,
     };
-    conv.activation.map_or(Ok(out.clone()), |activation| formulas.activate(&out, activation))
+    match conv.activation {
+        Some(activation) => formulas.activate(&out, activation),
+        None => Ok(out),
+    }
 }
 
 /// For each tap, which row each token reads; and the rows that are kept.
@@ -96,7 +99,7 @@ fn conv_rows(
 }
 
 pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-    let read = read(spec, x, pass)?;
+    let read = read_matrices(spec, x, pass)?;
     let Some(skip) = x.skip else { return Ok(read) };
     let rows = x.v.dim(0)?;
     let heads = |x: &Tensor| x.reshape((rows, spec.heads, spec.value_dim));
@@ -105,7 +108,7 @@ pub(super) fn recurrence(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> R
 }
 
 /// What tokens read of matrices.
-fn read(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+fn read_matrices(spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
     let (spans, kept) = (&pass.batch().spans, pass.kept(spec.layer)?);
     let states = pass.states(spec.layer, spec.part)?;
     if spans.iter().all(|span| span.len == 1) && kept.len() == spans.len() {

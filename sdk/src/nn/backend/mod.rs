@@ -160,6 +160,9 @@ pub(in crate::nn) enum ExpertTable {
     Cuda(cuda::ExpertTable),
 }
 
+/// Where columns start, and how many they are.
+pub(in crate::nn) type Columns = (usize, usize);
+
 /// A linear layer's weight, and its bias where it has one.
 pub(in crate::nn) type Layer<'a> = (&'a Matrix, Option<&'a Tensor>);
 
@@ -364,6 +367,24 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// An activation function.
     fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         self.formulas().activate(x, kind)
+    }
+
+    /// `factor · kind(x + bias)`, with a bias and a factor for each column.
+    fn columnwise(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        kind: Option<Activation>,
+        factor: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
+        let x = kind.map_or_else(|| Ok(x.clone()), |kind| self.activate(&x, kind))?;
+        Ok(factor.map_or_else(|| Ok(x.clone()), |factor| x.broadcast_mul(factor))?)
+    }
+
+    /// Columns of `x` as tensors of their own, each from where it starts and as many as it has.
+    fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
+        parts.iter().map(|&(start, len)| Ok(x.narrow(1, start, len)?.force_contiguous()?)).collect()
     }
 
     /// `kind(gate) · up`, the middle of a gated MLP.

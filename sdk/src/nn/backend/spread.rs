@@ -9,8 +9,8 @@ use candle_core::Tensor;
 use std::sync::Arc;
 
 use super::{
-    Backend, Changed, Compute, ExpertRows, ExpertTable, Form, Formulas, Layer, LowRankForm, Matrix, Rotation, Routed,
-    Routing, StoreShape, Taken,
+    Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Form, Formulas, Layer, LowRankForm, Matrix, Rotation,
+    Routed, Routing, StoreShape, Taken,
 };
 use crate::{
     Batch, Error, Result,
@@ -280,6 +280,25 @@ impl Backend for Spread {
     fn activate(&self, x: &Tensor, kind: Activation) -> Result<Tensor> {
         let at = self.latest(&[x])?;
         self.made(self.part(at)?.activate(&self.bring(x, at)?, kind), at)
+    }
+
+    fn columnwise(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        kind: Option<Activation>,
+        factor: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let at = self.latest(&[x])?;
+        let [bias, factor] = [bias, factor].map(|values| values.map(|values| self.bring(values, at)).transpose());
+        let (bias, factor) = (bias?, factor?);
+        self.made(self.part(at)?.columnwise(&self.bring(x, at)?, bias.as_ref(), kind, factor.as_ref()), at)
+    }
+
+    fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
+        let at = self.latest(&[x])?;
+        let outs = self.part(at)?.columns(&self.bring(x, at)?, parts)?;
+        outs.into_iter().map(|out| self.made(Ok(out), at)).collect()
     }
 
     fn gate(&self, gate: &Tensor, up: &Tensor, kind: Activation) -> Result<Tensor> {

@@ -57,23 +57,23 @@ impl<S: Simd> Kernel<S> for Activate<'_> {
 #[inline(always)]
 pub(super) fn apply<S: Simd>(simd: S, activation: Activation, x: &mut [f32]) {
     match activation {
-        Activation::Silu => map(simd, Silu, x),
-        Activation::GeluErf => map(simd, GeluErf, x),
-        Activation::GeluTanh => map(simd, GeluTanh, x),
-        Activation::Sigmoid => map(simd, Sigmoid, x),
+        Activation::Silu => map::<S, Silu>(simd, x),
+        Activation::GeluErf => map::<S, GeluErf>(simd, x),
+        Activation::GeluTanh => map::<S, GeluTanh>(simd, x),
+        Activation::Sigmoid => map::<S, Sigmoid>(simd, x),
         // Layers take it of a value per head, not of all that they compute.
         Activation::Softplus => x.iter_mut().for_each(|x| *x = x.max(0.0) + (-x.abs()).exp().ln_1p()),
     }
 }
 
-/// A function of a lane. A closure or a function's name in its place would be called as a function of its own, in which no
-/// instruction set is enabled.
+/// What a function makes of a vector. A closure or a function's name in its place would be called as a function of its own, in
+/// which no instruction set is enabled.
 trait Lanes {
     fn of<S: Simd>(simd: S, x: S::F) -> S::F;
 }
 
 #[inline(always)]
-fn map<S: Simd, L: Lanes>(simd: S, _function: L, x: &mut [f32]) {
+fn map<S: Simd, L: Lanes>(simd: S, x: &mut [f32]) {
     let mut chunks = x.chunks_exact_mut(S::LANES);
     for chunk in &mut chunks {
         simd.store(L::of(simd, simd.load(chunk)), chunk);

@@ -27,29 +27,31 @@ pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch
     let tokens = sequences.iter().map(|one| one.rows.len()).sum::<usize>();
     assert!(x.len() == tokens * channels && out.len() == x.len(), "{} values in {tokens} rows", x.len());
     let before = taps.len() / channels - 1;
-    let mut of = vec![0; tokens];
+    let mut of = vec![usize::MAX; tokens];
     for (index, one) in sequences.iter().enumerate() {
-        assert_eq!(one.state.len(), before * channels, "a state");
+        let is_state = |state: &[f32]| state.len() == before * channels;
+        assert!(is_state(one.state) && one.copies.iter().all(|(_, copy)| is_state(copy)), "a state");
         of[one.rows.clone()].fill(index);
     }
-    let input = |one: &Stretch<'_>, row: usize, back: usize| Input { start: one.rows.start, row, back };
+    assert!(!of.contains(&usize::MAX), "a row of no sequence");
     let rows = PIECE.div_ceil(channels);
     pool.run_pieces(out, rows * channels, |index, out| {
         for (offset, out) in out.chunks_exact_mut(channels).enumerate() {
             let row = index * rows + offset;
             let one = &sequences[of[row]];
-            let inputs = (0..=before).map(|tap| input(one, row, before - tap).find(one.state, x, before, channels));
+            let offset = row - one.rows.start;
+            let inputs = (0..=before)
+                .map(|tap| input(one.state, &x[one.rows.start * channels..], channels, offset, before - tap));
             pool.level().run(Row { conv, inputs: inputs.collect(), out });
         }
     });
     for one in sequences {
         let Stretch { rows, state, copies } = one;
-        let old = state.to_vec();
+        let (old, x) = (state.to_vec(), &x[rows.start * channels..]);
+        // The inputs before a row.
         let last = |end: usize, to: &mut [f32]| {
             for (index, to) in to.chunks_exact_mut(channels).enumerate() {
-                // The inputs before `end`.
-                let at = Input { start: rows.start, row: end, back: before - index };
-                to.copy_from_slice(at.find(&old, x, before, channels));
+                to.copy_from_slice(input(&old, x, channels, end - rows.start, before - index));
             }
         };
         for (end, copy) in copies {
@@ -59,22 +61,13 @@ pub fn short_conv(pool: &Pool, conv: Taps<'_>, x: &[f32], sequences: Vec<Stretch
     }
 }
 
-/// The input that lies `back` rows before a row of a sequence whose rows begin at `start`.
-#[derive(Clone, Copy)]
-struct Input {
-    start: usize,
-    row: usize,
-    back: usize,
-}
-
-impl Input {
-    fn find<'a>(self, state: &'a [f32], x: &'a [f32], before: usize, channels: usize) -> &'a [f32] {
-        let (from, row) = match (self.row - self.start).checked_sub(self.back) {
-            Some(offset) => (x, self.start + offset),
-            None => (state, before + self.row - self.start - self.back),
-        };
-        &from[row * channels..][..channels]
-    }
+/// The input `back` rows before the row at `offset` of a sequence whose rows are the first of `x`, behind those of its state.
+fn input<'a>(state: &'a [f32], x: &'a [f32], channels: usize, offset: usize, back: usize) -> &'a [f32] {
+    let (from, row) = match offset.checked_sub(back) {
+        Some(row) => (x, row),
+        None => (state, state.len() / channels + offset - back),
+    };
+    &from[row * channels..][..channels]
 }
 
 /// A row, and what its taps see, oldest first.

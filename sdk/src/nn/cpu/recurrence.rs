@@ -29,16 +29,16 @@ pub struct Recurred<'a> {
     pub v: &'a [f32],
     /// Logarithms of factors, `[tokens, heads]`.
     pub decay: &'a [f32],
-    /// How much of a value is written, `[tokens, heads]`.
+    /// The factor by which what is written is multiplied, `[tokens, heads]`.
     pub rate: &'a [f32],
-    /// Whether only what a key does not mean yet is written: the delta rule.
+    /// Whether only what differs from what the key means so far is written: the delta rule.
     pub corrects: bool,
-    /// How much of a value is read past the matrix, for each head.
+    /// How much of its own value a token reads besides, for each head.
     pub skip: Option<&'a [f32]>,
 }
 
-/// The rows of one sequence, its state, which is its heads' matrices `[heads, key_dim, value_dim]`, and where that is copied once the
-/// rows before one of the step's are in it, in ascending order.
+/// The rows of one sequence, its state, and where the state is copied once the rows before one of the step's are in it, in
+/// ascending order.
 #[derive(Debug)]
 pub struct Stretch<'a> {
     pub rows: Range<usize>,
@@ -49,7 +49,7 @@ pub struct Stretch<'a> {
 /// Vectors of columns that are held in registers at once.
 const VECTORS: usize = 4;
 
-/// Takes the matrices of sequences through their rows. `out` is `[tokens, heads, value_dim]`; the sequences tile its rows.
+/// Takes the matrices of sequences, `[heads, key_dim, value_dim]` each, through their rows. `out` is `[tokens, heads, value_dim]`; the sequences tile its rows.
 pub fn recurrence(pool: &Pool, shape: Heads, x: Recurred<'_>, sequences: Vec<Stretch<'_>>, out: &mut [f32]) {
     let Heads { heads, key_heads, key_dim, value_dim, .. } = shape;
     let (size, tokens) = (key_dim * value_dim, sequences.iter().map(|one| one.rows.len()).sum::<usize>());

@@ -3,7 +3,7 @@
 use candle_core::Tensor;
 
 use super::{Inputs, Recurrence};
-use crate::{Result, nn::Step};
+use crate::{Error, Result, nn::Step};
 
 impl Recurrence {
     /// The gated delta rule: what each token of `q` (`[tokens, key_heads · key_dim]`) reads once `v` (`[tokens, heads · value_dim]`)
@@ -28,6 +28,10 @@ impl Recurrence {
 
     fn forward(&self, x: Inputs<'_>, step: &mut Step<'_>) -> Result<Tensor> {
         self.check(x, step.pass.input().tokens.len())?;
+        let kept = step.pass.kv.states(self.layer, self.part)?.dim(2)?;
+        if kept != self.values() {
+            return Err(Error::invalid(format!("a state of {kept} values for matrices of {}", self.values())));
+        }
         step.ops().recurrence(self, x, &step.pass)
     }
 }

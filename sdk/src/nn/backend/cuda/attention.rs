@@ -19,6 +19,9 @@ const SPLIT_KEYS: usize = 64;
 /// Values in a head that `attend` can take.
 const HEAD_DIM_MAX: usize = 256;
 
+/// Values in the largest head whose queries `attend_tiles` holds in registers, as `prompt.cu` has it.
+const HELD_HEAD_DIM_MAX: usize = 192;
+
 /// Counters of blocks that have finished their part of a context.
 pub(super) const COUNTERS: usize = 1 << 16;
 
@@ -67,7 +70,7 @@ impl CudaKernels {
             let inputs = locked(&self.inputs);
             (inputs.single, inputs.tiles)
         };
-        let is_tiled = suffix == "f16" && matches!(spec.head_dim, 64 | 80 | 96 | 128);
+        let is_tiled = suffix == "f16" && matches!(spec.head_dim, 64 | 80 | 96 | 128 | 192 | 256);
         if !is_tiled {
             self.attend(spec, q, &cache, true, out_at)?;
         } else {
@@ -175,11 +178,13 @@ impl CudaKernels {
     /// Attention of the step's prompt tiles.
     fn attend_tiles(&self, spec: &Attention, q: &Tensor, cache: &Cache, out: u64) -> Result<()> {
         let (module, inputs) = (&self.module, locked(&self.inputs));
+        // Keys, values and, of large heads, queries.
+        let shared_tiles = if spec.head_dim > HELD_HEAD_DIM_MAX { 3 } else { 2 };
         module.launch(
             &format!("attend_tiles_{}", spec.head_dim),
             (inputs.tiles, spec.heads, 1),
             128,
-            2 * 64 * (spec.head_dim + 8) * 2,
+            shared_tiles * 64 * (spec.head_dim + 8) * 2,
             &[
                 self.at(q)?,
                 cache.keys.into(),

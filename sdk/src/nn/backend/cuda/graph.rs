@@ -2,9 +2,10 @@
 //! rows, and replayed with the next step's numbers in the same buffers.
 //!
 //! Rows are filled up to a few sizes, so that few graphs serve all batches; rows of padding see no tokens and are not
-//! remembered. A graph is captured from a step with made-up numbers, after a run with the real ones: what a model copies to
-//! the device in between is the same in both, or candle refuses to capture it. A model that looks at the step's numbers on
-//! the host cannot be replayed, and runs launch by launch.
+//! remembered. A graph is captured from a step with made-up numbers. The step is run once before, so that all it needs is
+//! loaded: with the real numbers on the host, as what a model copies to the device in between has to be the same in both, or
+//! candle refuses to capture it; but with no sequences on the device, where a recurrent state would otherwise advance twice. A
+//! model that looks at the step's numbers on the host cannot be replayed, and runs launch by launch.
 
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaSlice, sys};
 use std::{
@@ -32,6 +33,9 @@ const OVERLAPPED_ROWS_MAX: usize = 8;
 
 /// Rows of the step that a model begins with.
 const WARM_ROWS: usize = 64;
+
+/// A step without sequences.
+const NOTHING: Batch<'static> = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
 
 /// Graphs that are kept; each holds the memory of its activations.
 const GRAPHS_MAX: usize = 40;
@@ -151,10 +155,9 @@ impl Graphs {
 /// Runs a step as long as a short prompt, so that the first of them need not wait until what multiplies many rows is loaded,
 /// and captures a step of one row, so that a model which cannot be captured says so when it is loaded.
 pub(super) fn warm_up(kernels: &DeviceGroup<'_>, groups: usize, run: Compute<'_>) -> Result<()> {
-    let nothing = Batch { tokens: &[], positions: &[], spans: Vec::new(), top: 0 };
     let mut graphs = locked(kernels.graphs);
     kernels.all().for_each(|kernels| locked(&kernels.inputs).groups = groups);
-    kernels.set(&nothing, WARM_ROWS)?;
+    kernels.set(&NOTHING, WARM_ROWS)?;
     let made_up = [0; WARM_ROWS];
     let spans = (0..WARM_ROWS).map(made_up_span).collect();
     let warm = run(&Batch { tokens: &made_up, positions: &made_up, spans, top: 0 });
@@ -165,8 +168,8 @@ pub(super) fn warm_up(kernels: &DeviceGroup<'_>, groups: usize, run: Compute<'_>
         return Err(error);
     }
     kernels.forget();
-    kernels.set(&nothing, 1)?;
-    graph_for(kernels, &mut graphs, &nothing, 1, run)?;
+    kernels.set(&NOTHING, 1)?;
+    graph_for(kernels, &mut graphs, &NOTHING, 1, run)?;
     Ok(())
 }
 
@@ -284,6 +287,7 @@ fn capture(
     let spans: Vec<_> = (0..rows).map(made_up_span).collect();
     let (tokens, positions) = padded(false);
     kernels.forget();
+    set_again(kernels, &NOTHING, rows)?;
     let first = run(&Batch { tokens: &tokens, positions: &positions, spans: spans.clone(), top: 0 })?;
     if first.was_read {
         return Err(not_capturable("the model looks at tokens or positions on the host"));
@@ -297,6 +301,7 @@ fn capture(
     let Some(logits) = graphs.logits.as_ref() else { return Err(not_capturable("there is no room for logits")) };
     drop(first);
     kernels.forget();
+    set_again(kernels, batch, rows)?;
     kernels.gather()?;
     stream.synchronize().map_err(failed)?;
 
@@ -327,6 +332,11 @@ fn capture(
     graph.upload().map_err(failed)?;
     graphs.launches = kernels.launches() - before;
     Ok(Captured(graph, kept))
+}
+
+/// Takes in a batch of as many rows as before.
+fn set_again(kernels: &DeviceGroup<'_>, batch: &Batch<'_>, rows: usize) -> Result<()> {
+    if kernels.set(batch, rows)? { Ok(()) } else { Err(not_capturable("the step's numbers have moved")) }
 }
 
 /// The error of a step that cannot be captured.

@@ -1,10 +1,10 @@
-//! What a step brings to the device besides weights: tokens, positions, slots and block tables, in one copy into one
-//! buffer that stays where it is, so that a captured graph finds the next step's numbers there.
+//! What a step brings to the device besides weights: tokens, positions, slots, block tables and where states lie, in one copy
+//! into one buffer that stays where it is, so that a captured graph finds the next step's numbers there.
 
 use candle_core::cuda_backend::cudarc::driver::CudaSlice;
 
 use super::{memory::failed, module::Module};
-use crate::{Batch, Result, Span, nn::BLOCK_TOKENS};
+use crate::{Batch, Result, Span, Table, nn::BLOCK_TOKENS};
 
 /// Words that there is room for at first: a million blocks.
 const ROOM: usize = 1 << 20;
@@ -14,6 +14,9 @@ const TILED_MIN: usize = 16;
 
 /// Tokens of a tile of `attend_tiles`.
 const TILE: usize = 64;
+
+/// Words that say where a sequence's rows and states are, as `recurrence.cu` has them.
+const SEQUENCE_WORDS: usize = 5;
 
 /// The number that stands for "no slot" and keeps padding from being remembered.
 pub(super) const NO_SLOT: u32 = u32::MAX;
@@ -32,7 +35,12 @@ pub(super) struct Inputs {
     pub(super) longest_of_all: usize,
     /// Groups of caches. A step without sequences has tables for as many, so that what a graph reads stays in its place.
     pub(super) groups: usize,
+    /// Sequences, and rows of padding.
+    pub(super) sequences: usize,
+    /// Whether each of them has one row.
+    pub(super) is_single_rows: bool,
     groups_at: usize,
+    sequences_at: usize,
     tables_at: usize,
     tiles_at: usize,
 }
@@ -49,7 +57,10 @@ impl Inputs {
             longest: 0,
             longest_of_all: 0,
             groups: 0,
+            sequences: 0,
+            is_single_rows: true,
             groups_at: 0,
+            sequences_at: 0,
             tables_at: 0,
             tiles_at: 0,
         })
@@ -83,15 +94,24 @@ impl Inputs {
         words.extend_from_slice(&single);
         self.groups_at = words.len();
         let (mut tables, mut tiles) = (Vec::new(), Vec::new());
+        self.sequences = batch.spans.len() + all - tokens;
+        self.is_single_rows = batch.spans.iter().all(|span| span.len == 1);
+        let mut sequences = Vec::new();
         for group in 0..batch.spans.first().map_or(self.groups, |span| span.caches.len()) {
-            let mut starts = vec![0; all];
-            for span in &batch.spans {
+            let padding = (tokens..all).zip(batch.spans.len() as u32..);
+            let mut starts = vec![0; tokens];
+            starts.extend(padding.map(|(_, index)| index));
+            for (index, span) in batch.spans.iter().enumerate() {
                 place(span, group, words, &mut starts, &mut tables, &mut tiles);
+                place_state(span, group, &mut starts, &mut sequences, &mut tables, index);
             }
+            sequences.extend((tokens..all).flat_map(|row| [row as u32, 1, NO_SLOT, 0, 0]));
             words.resize(self.groups_at + (2 * group + 1) * all, NO_SLOT);
             words.extend_from_slice(&starts);
             self.tiles = tiles.len() / (group + 1);
         }
+        self.sequences_at = words.len();
+        words.extend_from_slice(&sequences);
         // Tiles are read as four words at once.
         words.resize(words.len().next_multiple_of(4), 0);
         self.tiles_at = words.len();
@@ -139,6 +159,16 @@ impl Inputs {
         self.at(module, self.groups_at + (2 * group + 1) * self.tokens)
     }
 
+    /// For each token, which sequence it belongs to, in a group of states.
+    pub(super) fn sequence_of(&self, module: &Module, group: usize) -> u64 {
+        self.table_starts(module, group)
+    }
+
+    /// Where each sequence's rows and states are in a group of states.
+    pub(super) fn sequences(&self, module: &Module, group: usize) -> u64 {
+        self.at(module, self.sequences_at + group * self.sequences * SEQUENCE_WORDS)
+    }
+
     /// The tiles, with where their sequences' tables of a group begin.
     pub(super) fn tiles(&self, module: &Module, group: usize) -> u64 {
         self.at(module, self.tiles_at + 4 * group * self.tiles)
@@ -147,6 +177,26 @@ impl Inputs {
     pub(super) fn tables(&self, module: &Module) -> u64 {
         self.at(module, self.tables_at)
     }
+}
+
+/// Where a span's rows and states are in a group of states, where its tokens have its index in place of a table's start.
+fn place_state(
+    span: &Span<'_>,
+    group: usize,
+    starts: &mut [u32],
+    sequences: &mut Vec<u32>,
+    tables: &mut Vec<u32>,
+    index: usize,
+) {
+    let mut one = [span.start as u32, span.len as u32, NO_SLOT, tables.len() as u32, 0];
+    if let Some(Table::Slots { read, write, copies }) = span.caches.get(group) {
+        starts[span.start..span.start + span.len].fill(index as u32);
+        let kept = copies.iter().map(|copy| [(span.start + copy.after - span.past) as u32, copy.slot]);
+        let last = [(span.start + span.len) as u32, *write];
+        (one[2], one[4]) = (read.unwrap_or(NO_SLOT), copies.len() as u32 + 1);
+        tables.extend(kept.chain([last]).flatten());
+    }
+    sequences.extend(one);
 }
 
 /// Where the new tokens of a span go in a group of caches, and how they find those before them: nowhere in a group without

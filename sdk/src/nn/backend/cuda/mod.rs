@@ -14,6 +14,7 @@ mod memory;
 mod module;
 mod products;
 mod proofs;
+mod recurrence;
 mod weights;
 
 use candle_core::{
@@ -41,14 +42,17 @@ use self::{
     products::PreparedCache,
 };
 use super::{
-    Backend, Compute, Form, Formulas, Layer, Matrix, Rotation, Routed, Routing, StoreShape, Taken, formulas_attention,
+    Backend, Columns, Compute, Form, Formulas, Layer, Matrix, Rotation, Routed, Routing, StoreShape, Taken,
+    formulas_attention, formulas_recurrence,
 };
 use crate::{
     Batch, Result,
     nn::{
         attention::Attention,
+        conv::ShortConv,
         cpu::{Activation, Glu},
         pass::Pass,
+        recurrence::{Inputs as Recurred, Recurrence},
         store::Store,
     },
     weights::{Dtype, RawTensor, RopeStyle},
@@ -56,6 +60,9 @@ use crate::{
 
 /// Threads of elementwise kernels.
 const THREADS: usize = 256;
+
+/// Parts that `columns` copies at once.
+const PARTS: usize = 4;
 
 /// Threads that look through one row of logits.
 const BEST_THREADS: usize = 1024;
@@ -76,6 +83,8 @@ pub(in crate::nn) struct CudaKernels {
     finds_best: bool,
     /// Whether the kernels that choose experts and compute with them do.
     mixes: bool,
+    /// Why those of recurrent layers are not used, if they do not.
+    recurrence_differs: Option<String>,
 }
 
 /// Opens a device with a stream of its own, which can be captured.
@@ -124,6 +133,7 @@ impl CudaKernels {
         let mut kernels = Self {
             finds_best: true,
             mixes: true,
+            recurrence_differs: None,
             module,
             formulas: Formulas::plain(device.clone()),
             inputs,
@@ -137,6 +147,7 @@ impl CudaKernels {
         kernels.prove_products()?;
         kernels.finds_best = kernels.prove_best().is_ok();
         kernels.mixes = kernels.prove_mixture().is_ok();
+        kernels.recurrence_differs = kernels.prove_recurrence().err().map(|error| error.message);
         Ok(kernels)
     }
 
@@ -378,8 +389,66 @@ impl Backend for CudaKernels {
         self.elementwise("gate", &[gate, up], Some(kind))
     }
 
+    fn columnwise(
+        &self,
+        x: &Tensor,
+        bias: Option<&Tensor>,
+        kind: Option<Activation>,
+        factor: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (module, (rows, width)) = (&self.module, x.dims2()?);
+        let out = module.room::<f32>(rows * width)?;
+        let vector = |values: Option<&Tensor>| values.map_or(Ok(Arg::Address(0)), |values| self.at(values));
+        let args = [
+            self.at(x)?,
+            vector(bias)?,
+            Arg::Int(kind.map_or(-1, activation_number)),
+            vector(factor)?,
+            width.into(),
+            Arg::Size(rows * width),
+            module.address(&out).into(),
+        ];
+        module.launch("columnwise", ((rows * width).div_ceil(THREADS), 1, 1), THREADS, 0, &args)?;
+        Ok(module.wrap(out, (rows, width)))
+    }
+
+    fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
+        let (module, (rows, width)) = (&self.module, x.dims2()?);
+        let mut outs = Vec::with_capacity(parts.len());
+        for parts in parts.chunks(PARTS) {
+            let mut args = vec![self.at(x)?, width.into(), rows.into()];
+            let values = rows * parts.iter().map(|(_, len)| len).max().copied().unwrap_or_default();
+            let mut part = |&(start, len): &Columns| -> Result<Tensor> {
+                let out = module.room::<f32>(rows * len)?;
+                args.extend([start.into(), len.into(), Arg::Address(module.address(&out))]);
+                Ok(module.wrap(out, (rows, len)))
+            };
+            let these = parts.iter().map(&mut part).collect::<Result<Vec<_>>>()?;
+            args.resize_with(3 + 3 * PARTS, || Arg::Address(0));
+            module.launch("columns", (values.div_ceil(THREADS), parts.len(), 1), THREADS, 0, &args)?;
+            outs.extend(these);
+        }
+        Ok(outs)
+    }
+
     fn store(&self, shape: StoreShape) -> Result<Store> {
         self.formulas.store(shape)
+    }
+
+    fn short_conv(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Tensor> {
+        if let Some(out) = self.convolve(conv, x, pass)? {
+            return Ok(out);
+        }
+        self.may_use_formulas()?;
+        formulas_recurrence::short_conv(&self.formulas, conv, x, pass)
+    }
+
+    fn recurrence(&self, spec: &Recurrence, x: Recurred<'_>, pass: &Pass<'_>) -> Result<Tensor> {
+        if let Some(out) = self.recur(spec, x, pass)? {
+            return Ok(out);
+        }
+        self.may_use_formulas()?;
+        formulas_recurrence::recurrence(spec, x, pass)
     }
 
     fn attention(&self, spec: &Attention, q: &Tensor, k: &Tensor, v: &Tensor, pass: &mut Pass<'_>) -> Result<Tensor> {

@@ -33,12 +33,13 @@ use super::{
 use crate::{Error, Result};
 
 /// The fat binaries.
-const MODULES: [&[u8]; 5] = [
+const MODULES: [&[u8]; 6] = [
     include_bytes!(concat!(env!("OUT_DIR"), "/elementwise.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/products.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/experts.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/attention.fatbin")),
     include_bytes!(concat!(env!("OUT_DIR"), "/prompt.fatbin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/recurrence.fatbin")),
 ];
 
 /// Whether kernels were compiled to wait for what they read, so that they may start before the one before them has ended.

@@ -3,12 +3,17 @@
 use candle_core::Tensor;
 use half::{bf16, f16};
 
-use super::{CudaKernels, memory::failed};
+use super::{CudaKernels, locked, memory::failed};
 use crate::{
-    Result,
+    Batch, Output, Result, Span, StateCopy, Table, Want,
     nn::{
-        backend::{Backend, Matrix, Rotation, Routing},
+        KvShape, KvType, Recurrence, ShortConv,
+        backend::{Backend, Matrix, Rotation, Routing, formulas_recurrence},
         cpu::{self, Activation, Glu},
+        kv::KvCache,
+        pass::Pass,
+        recurrence::Inputs,
+        store::StoreShape,
     },
     weights::{Bytes, Dtype, RawTensor, RopeStyle},
 };
@@ -17,10 +22,8 @@ impl CudaKernels {
     /// Compares kernels with their formulas.
     pub(super) fn prove(&self) -> Result<()> {
         let wave = |rows, columns| self.formulas.wave(rows, columns);
-        let same = |what: &str, ours: Result<Tensor>, formula: Result<Tensor>| -> Result<()> {
-            let difference = largest(&(ours? - formula?)?)?;
-            if difference < 1e-4 { Ok(()) } else { Err(failed(format!("{what} differs by {difference}"))) }
-        };
+        let same =
+            |what: &str, ours: Result<Tensor>, formula: Result<Tensor>| -> Result<()> { same(what, &ours?, &formula?) };
         let (x, y, weight) = (wave(5, 96)?, wave(5, 96)?, wave(1, 96)?.squeeze(0)?);
         same("rms_norm", self.rms_norm(&x, &weight, 1e-5), self.formulas.rms_norm(&x, &weight, 1e-5))?;
         same(
@@ -28,8 +31,17 @@ impl CudaKernels {
             self.layer_norm(&x, &weight, &weight, 1e-5),
             self.formulas.layer_norm(&x, &weight, &weight, 1e-5),
         )?;
-        for kind in [Activation::Silu, Activation::GeluErf, Activation::GeluTanh] {
+        for kind in
+            [Activation::Silu, Activation::GeluErf, Activation::GeluTanh, Activation::Sigmoid, Activation::Softplus]
+        {
             same("gate", self.gate(&x, &y, kind), self.formulas.gate(&x, &y, kind))?;
+            let (add, times) = (Some(&weight), Some(&weight));
+            let formula = self.formulas.columnwise(&x, add, Some(kind), times);
+            same("columnwise", self.columnwise(&x, add, Some(kind), times), formula)?;
+        }
+        let parts = [(3, 50), (0, 96), (95, 1), (0, 1), (60, 7)];
+        for (ours, formula) in self.columns(&x, &parts)?.into_iter().zip(self.formulas.columns(&x, &parts)?) {
+            same("columns", Ok(ours), Ok(formula))?;
         }
         for style in [RopeStyle::NeoX, RopeStyle::Interleaved] {
             let rotation = Rotation { cos: wave(5, 8)?, sin: wave(5, 8)?, style };
@@ -134,6 +146,107 @@ impl CudaKernels {
         }
         Ok(())
     }
+
+    /// Compares convolutions and recurrences with their formulas.
+    pub(super) fn prove_recurrence(&self) -> Result<()> {
+        let row = |columns: usize| Ok::<_, crate::Error>(self.formulas.wave(1, columns)?.squeeze(0)?);
+        // Sizes of keys for some of the kernels, Mamba-2's and Qwen's among them.
+        for (key_dim, corrects, takes_turns) in [(24, false, false), (128, true, false), (200, true, true)] {
+            let spec = Recurrence { takes_turns, ..Recurrence::new(0, 4, 2, key_dim, 40)? };
+            let conv = ShortConv {
+                layer: 0,
+                taps: self.formulas.wave(4, 36)?,
+                bias: if corrects { None } else { Some(row(36)?) },
+                activation: corrects.then_some(Activation::Silu),
+            };
+            self.prove_states(&conv, &spec, corrects)?;
+        }
+        Ok(())
+    }
+
+    /// Compares over two steps: sequences that begin, one of which leaves a copy on the way, and the same when each goes on by a
+    /// token, beside a row of padding.
+    fn prove_states(&self, conv: &ShortConv, spec: &Recurrence, corrects: bool) -> Result<()> {
+        let copy = |after: usize, slot: u32| Some(StateCopy { after, slot });
+        let begin = [Sequence::new(9, 0, None, 0, copy(4, 2)), Sequence::new(2, 0, None, 1, None)];
+        let go_on = [Sequence::new(1, 9, Some(0), 0, copy(10, 4)), Sequence::new(1, 2, Some(1), 3, None)];
+        let channels = conv.taps.dim(1)?;
+        let shape = KvShape::new(vec![Recurrence::cache(
+            (channels, conv.taps.dim(0)?),
+            spec.heads,
+            spec.key_dim,
+            spec.value_dim,
+        )]);
+        let cache =
+            || KvCache::new(&shape, KvType::F32, &[5], |_| 0, |_, shape: StoreShape, _| self.formulas.store(shape));
+        let (mut ours, mut theirs) = (cache()?, cache()?);
+        for (sequences, padding) in [(&begin, 0), (&go_on, 1)] {
+            let tokens = vec![0; sequences.iter().map(|one| one.rows).sum()];
+            let batch = Batch { tokens: &tokens, positions: &tokens, spans: spans(sequences), top: 0 };
+            locked(&self.inputs).set(&self.module, &batch, tokens.len() + padding)?;
+            let padded = vec![0; tokens.len() + padding];
+            let padded = Batch { tokens: &padded, positions: &padded, spans: Vec::new(), top: 0 };
+            let (ours, theirs) = (Pass::new(&padded, &mut ours), Pass::new(&batch, &mut theirs));
+            let wave = |columns: usize| self.formulas.wave(tokens.len() + padding, columns);
+            let real = |x: &Tensor| Ok::<_, crate::Error>(x.narrow(0, 0, tokens.len())?.force_contiguous()?);
+            let x = wave(channels)?;
+            let found = self.convolve(conv, &x, &ours)?.ok_or_else(|| failed("a convolution has no kernel"))?;
+            let formula = formulas_recurrence::short_conv(&self.formulas, conv, &real(&x)?, &theirs)?;
+            same("a convolution", &real(&found)?, &formula)?;
+            let (skip, gates) = (wave(spec.heads)?.get(0)?.force_contiguous()?, wave(spec.heads)?);
+            let k = (wave(spec.key_heads * spec.key_dim)? * 0.05)?;
+            let (q, v) = ((k.neg()? + 0.1)?, wave(spec.heads * spec.value_dim)?);
+            let (decay, rate) = (gates.abs()?.neg()?, (gates.abs()? * 0.5)?);
+            let skip = (!corrects).then_some(&skip);
+            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, corrects, skip };
+            let found = self.recur(spec, x, &ours)?.ok_or_else(|| failed("a recurrence has no kernel"))?;
+            let (q, k, v, decay, rate) = (real(&q)?, real(&k)?, real(&v)?, real(&decay)?, real(&rate)?);
+            let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, corrects, skip };
+            same("a recurrence", &real(&found)?, &formulas_recurrence::recurrence(spec, x, &theirs)?)?;
+        }
+        for part in [0, 1] {
+            same("a state", ours.states(0, part)?, theirs.states(0, part)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A sequence of a step as a proof has it.
+struct Sequence {
+    rows: usize,
+    past: usize,
+    table: Table<'static>,
+}
+
+impl Sequence {
+    fn new(rows: usize, past: usize, read: Option<u32>, write: u32, copy: Option<StateCopy>) -> Self {
+        Self { rows, past, table: Table::Slots { read, write, copies: copy.into_iter().collect() } }
+    }
+}
+
+fn spans(sequences: &[Sequence]) -> Vec<Span<'static>> {
+    let mut start = 0;
+    let one = |(index, one): (usize, &Sequence)| {
+        start += one.rows;
+        Span {
+            sequence: index as u64,
+            start: start - one.rows,
+            len: one.rows,
+            past: one.past,
+            want: Want::Last,
+            output: Output::Logits,
+            mask: &[],
+            adapter: 0,
+            adapter_scale: 0.0,
+            caches: vec![one.table.clone()],
+        }
+    };
+    sequences.iter().enumerate().map(one).collect()
+}
+
+fn same(what: &str, ours: &Tensor, formula: &Tensor) -> Result<()> {
+    let difference = largest(&(ours - formula)?)?;
+    if difference < 1e-4 { Ok(()) } else { Err(failed(format!("{what} differs by {difference}"))) }
 }
 
 /// The largest of absolute values, infinite where one is not a number: candle's own maximum passes over these.

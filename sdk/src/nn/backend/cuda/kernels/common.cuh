@@ -81,10 +81,13 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(value);
 }
 
-// The activation functions, numbered as the caller does: SiLU, GELU by the error function, GELU by tanh.
+// The activation functions, numbered as the caller does: SiLU, GELU by the error function, GELU by tanh, then from 4 on
+// sigmoid and softplus. What is no number stays none.
 __device__ __forceinline__ float activation(int kind, float x) {
     if (kind == 0) return x / (1.0f + expf(-x));
     if (kind == 1) return 0.5f * x * (1.0f + erff(x * 0.70710678118654752440f));
+    if (kind == 4) return 1.0f / (1.0f + expf(-x));
+    if (kind == 5) return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x)));
     const float inner = 0.79788456080286535588f * (x + 0.044715f * x * x * x);
     return 0.5f * x * (1.0f + tanhf(inner));
 }

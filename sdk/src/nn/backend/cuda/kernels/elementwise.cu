@@ -159,6 +159,30 @@ extern "C" __global__ void gate(const float *gates, const float *ups, int kind, 
     if (i < count) out[i] = activation(kind, gates[i]) * ups[i];
 }
 
+// factor · kind(x + bias), with a bias and a factor for each column where there are any, and a kind where it is not negative.
+extern "C" __global__ void columnwise(const float *x, const float *bias, int kind, const float *factor, int width, size_t count,
+                                      float *out) {
+    begin();
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float value = x[i];
+    if (bias) value += bias[i % width];
+    if (kind >= 0) value = activation(kind, value);
+    out[i] = factor ? value * factor[i % width] : value;
+}
+
+// Up to four parts of rows, each `len` columns from `start` on; the grid is [values of the largest / threads, parts].
+extern "C" __global__ void columns(const float *x, int width, int rows, int start0, int len0, float *out0, int start1, int len1,
+                                   float *out1, int start2, int len2, float *out2, int start3, int len3, float *out3) {
+    begin();
+    const int part = blockIdx.y;
+    const int start = part == 0 ? start0 : part == 1 ? start1 : part == 2 ? start2 : start3;
+    const int len = part == 0 ? len0 : part == 1 ? len1 : part == 2 ? len2 : len3;
+    float *out = part == 0 ? out0 : part == 1 ? out1 : part == 2 ? out2 : out3;
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < (size_t)rows * len) out[i] = x[i / len * width + start + i % len];
+}
+
 extern "C" __global__ void add(const float *x, const float *y, size_t count, float *out) {
     begin();
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;

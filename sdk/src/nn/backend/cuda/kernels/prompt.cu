@@ -9,6 +9,9 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
     return *(const uint32_t *)&pair;
 }
 
+// The largest head whose queries a warp holds in registers; larger ones are read from shared memory.
+static constexpr int HELD = 192;
+
 // A tile: the first of its tokens in the batch, how many there are, how many tokens of its sequence come before the first,
 // and where the sequence's table begins.
 template <int D>
@@ -26,14 +29,21 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
     const int row0 = warp * 16 + g, row1 = row0 + 8;
     const int at0 = before + row0, at1 = before + row1;
 
-    uint32_t query[D / 16][4];
+    constexpr bool IS_HELD = D <= HELD;
+    uint32_t query[IS_HELD ? D / 16 : 1][4];
+    __half *query_tile = value_tile + KEYS * STRIDE + row0 * STRIDE + 2 * t;
     const float *q0 = q + ((size_t)(first + min(row0, count - 1)) * heads + head) * D;
     const float *q1 = q + ((size_t)(first + min(row1, count - 1)) * heads + head) * D;
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         const float2 a = *(const float2 *)(q0 + 16 * i + 2 * t), b = *(const float2 *)(q1 + 16 * i + 2 * t);
         const float2 c = *(const float2 *)(q0 + 16 * i + 2 * t + 8), d = *(const float2 *)(q1 + 16 * i + 2 * t + 8);
-        query[i][0] = pack(a.x, a.y), query[i][1] = pack(b.x, b.y), query[i][2] = pack(c.x, c.y), query[i][3] = pack(d.x, d.y);
+        const uint32_t part[4] = {pack(a.x, a.y), pack(b.x, b.y), pack(c.x, c.y), pack(d.x, d.y)};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if constexpr (IS_HELD) query[i][j] = part[j];
+            else *(uint32_t *)(query_tile + j % 2 * 8 * STRIDE + 16 * i + j / 2 * 8) = part[j];
+        }
     }
 
     float acc[D / 8][4];
@@ -60,12 +70,19 @@ __device__ __forceinline__ void attend_tiles(const float *q, const __half *keys,
         __syncthreads();
         float s[KEYS / 8][4];
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; n++) {
-            s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-            const __half *key = key_tile + (8 * n + g) * STRIDE + 2 * t;
+        for (int n = 0; n < KEYS / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
 #pragma unroll
-            for (int i = 0; i < D / 16; i++) {
-                mma_f16(s[n], query[i], *(const uint32_t *)(key + 16 * i), *(const uint32_t *)(key + 16 * i + 8));
+        for (int i = 0; i < D / 16; i++) {
+            uint32_t part[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if constexpr (IS_HELD) part[j] = query[i][j];
+                else part[j] = *(const uint32_t *)(query_tile + j % 2 * 8 * STRIDE + 16 * i + j / 2 * 8);
+            }
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) {
+                const __half *key = key_tile + (8 * n + g) * STRIDE + 2 * t + 16 * i;
+                mma_f16(s[n], part, *(const uint32_t *)key, *(const uint32_t *)(key + 8));
             }
         }
         float top0 = peak0, top1 = peak1;
@@ -156,3 +173,5 @@ ATTEND_TILES(64)
 ATTEND_TILES(80)
 ATTEND_TILES(96)
 ATTEND_TILES(128)
+ATTEND_TILES(192)
+ATTEND_TILES(256)

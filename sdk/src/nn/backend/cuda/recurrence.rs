@@ -1,0 +1,100 @@
+//! Recurrent layers: one launch for all sequences of a step, which find their states by the step's inputs.
+
+use candle_core::Tensor;
+use std::sync::atomic::Ordering;
+
+use super::{CudaKernels, THREADS, activation_number, graph::not_capturable, locked, module::Arg};
+use crate::{
+    Result,
+    nn::{
+        conv::ShortConv,
+        pass::Pass,
+        recurrence::{Inputs, Recurrence},
+    },
+};
+
+/// Taps that `short_conv` can take.
+const TAPS_MAX: usize = 8;
+
+/// Columns of a block of `recurrence`, and lanes that share each.
+const COLUMNS: usize = 32;
+const LANES: usize = 4;
+
+/// Rows of a lane that there are kernels for.
+const ROWS: [usize; 5] = [4, 8, 16, 32, 64];
+
+impl CudaKernels {
+    /// A short convolution. `None` where no kernel takes it.
+    pub(super) fn convolve(&self, conv: &ShortConv, x: &Tensor, pass: &Pass<'_>) -> Result<Option<Tensor>> {
+        let (module, (taps, channels), tokens) = (&self.module, conv.taps.dims2()?, pass.input().tokens.len());
+        if taps > TAPS_MAX || self.recurrence_differs.is_some() {
+            return Ok(None);
+        }
+        let (group, states) = (pass.kv.group(conv.layer)?, self.at(pass.kv.states(conv.layer, 0)?)?);
+        let out = module.room::<f32>(tokens * channels)?;
+        let inputs = locked(&self.inputs);
+        let (sequences, tables) = (inputs.sequences(module, group), inputs.tables(module));
+        let args = [
+            self.at(x)?,
+            states,
+            inputs.sequence_of(module, group).into(),
+            sequences.into(),
+            tables.into(),
+            self.at(&conv.taps)?,
+            conv.bias.as_ref().map_or(Ok(Arg::Address(0)), |bias| self.at(bias))?,
+            Arg::Int(conv.activation.map_or(-1, activation_number)),
+            channels.into(),
+            (taps - 1).into(),
+            Arg::Int(i32::from(inputs.is_single_rows)),
+            module.address(&out).into(),
+        ];
+        let blocks = channels.div_ceil(THREADS);
+        module.launch("short_conv", (blocks, tokens, 1), THREADS, 0, &args)?;
+        if !inputs.is_single_rows {
+            let args = [self.at(x)?, states, sequences.into(), tables.into(), channels.into(), (taps - 1).into()];
+            module.launch("keep_inputs", (blocks, inputs.sequences, 1), THREADS, 0, &args)?;
+        }
+        Ok(Some(module.wrap(out, (tokens, channels))))
+    }
+
+    /// Takes matrices through a step's tokens. `None` where no kernel takes them.
+    pub(super) fn recur(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Option<Tensor>> {
+        let (module, tokens) = (&self.module, pass.input().tokens.len());
+        let rows = ROWS.into_iter().find(|rows| rows * LANES >= spec.key_dim);
+        let Some(rows) = rows.filter(|_| self.recurrence_differs.is_none()) else { return Ok(None) };
+        let (group, states) = (pass.kv.group(spec.layer)?, self.at(pass.kv.states(spec.layer, spec.part)?)?);
+        let width = spec.heads * spec.value_dim;
+        let out = module.room::<f32>(tokens * width)?;
+        let inputs = locked(&self.inputs);
+        let args = [
+            self.at(x.q)?,
+            self.at(x.k)?,
+            self.at(x.v)?,
+            self.at(x.decay)?,
+            self.at(x.rate)?,
+            x.skip.map_or(Ok(Arg::Address(0)), |skip| self.at(skip))?,
+            Arg::Int(i32::from(x.corrects)),
+            spec.heads.into(),
+            spec.key_heads.into(),
+            Arg::Int(i32::from(spec.takes_turns)),
+            spec.key_dim.into(),
+            spec.value_dim.into(),
+            states,
+            inputs.sequences(module, group).into(),
+            inputs.tables(module).into(),
+            module.address(&out).into(),
+        ];
+        let grid = (spec.value_dim.div_ceil(COLUMNS), spec.heads, inputs.sequences);
+        module.launch(&format!("recurrence_{rows}"), grid, LANES * COLUMNS, 0, &args)?;
+        Ok(Some(module.wrap(out, (tokens, width))))
+    }
+
+    /// Formulas look on the host at where states lie, so a step with them cannot be captured.
+    pub(super) fn may_use_formulas(&self) -> Result<()> {
+        if !self.captures.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let why = self.recurrence_differs.as_deref().unwrap_or("there is no kernel for its recurrent layers");
+        Err(not_capturable(why))
+    }
+}
