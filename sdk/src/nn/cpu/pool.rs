@@ -114,6 +114,11 @@ impl<'a, T> Disjoint<'a, T> {
         Self { start: data.as_mut_ptr(), len: data.len(), owner: PhantomData }
     }
 
+    /// The address of an element, if there is one of this index.
+    pub(super) fn at(&self, index: usize) -> *const T {
+        self.start.wrapping_add(index)
+    }
+
     /// # Safety
     /// No other live slice from this value overlaps `range`.
     #[allow(clippy::mut_from_ref)]

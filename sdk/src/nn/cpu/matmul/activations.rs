@@ -4,26 +4,31 @@
 //! largest of them, and models have single activations that are far larger than the rest.
 
 use super::super::pool::Pool;
-use super::super::quant::{Format, GROUPS, SEGMENT};
-use super::super::simd::{Kernel, Level, Simd};
+use super::super::quant::{Format, GROUPS, Layout, SEGMENT};
+use super::super::simd::{Kernel, Level, Simd, based};
 
 /// Values that share a scale.
-const SHARE: usize = 32;
+pub(super) const SHARE: usize = 32;
 
-/// One segment of one row: `value = code · scale of the group`.
+/// Bytes of activations that are used together, so that they stay in a core's second-level cache: every pair of panels passes
+/// over all of them.
+const CACHE: usize = 1 << 19;
+
+/// One segment of one row: `value = code · scale`.
 #[derive(Clone)]
 #[repr(C, align(64))]
 pub(super) struct Piece {
     pub(super) codes: [i8; SEGMENT],
-    /// The sum of the values of each group of the weights, for their minimums.
-    pub(super) sums: [f32; GROUPS],
-    /// What the offset of the weights' codes adds to the dot product with each group, negated.
-    pub(super) bias: [i32; GROUPS],
-    /// One for each group.
-    pub(super) scales: [f32; GROUPS],
+    /// One for each [`SHARE`], with its [`base`](based).
+    pub(super) scales: [f32; SEGMENT / SHARE],
+    pub(super) bases: [f32; SEGMENT / SHARE],
+    /// What the weights' groups need beside it: for their minimums the sum of the values, as the bits of an `f32`, and where
+    /// there are none the integer with which a dot product starts, which takes away what the offset of the weights' codes adds.
+    pub(super) rest: [u32; GROUPS],
 }
 
-const EMPTY: Piece = Piece { codes: [0; SEGMENT], sums: [0.0; GROUPS], bias: [0; GROUPS], scales: [0.0; GROUPS] };
+const EMPTY: Piece =
+    Piece { codes: [0; SEGMENT], scales: [0.0; SEGMENT / SHARE], bases: [0.0; SEGMENT / SHARE], rest: [0; GROUPS] };
 
 impl Piece {
     /// Four codes, the first in the lowest byte.
@@ -41,6 +46,13 @@ pub(super) struct Activations {
 }
 
 impl Activations {
+    /// How many of `n` rows are best taken together: as many as the cache takes, but enough that it pays to unpack the
+    /// weights for them.
+    pub(super) fn batch(n: usize, cols: usize) -> usize {
+        let most = (CACHE / (cols.div_ceil(SEGMENT) * size_of::<Piece>())).max(48);
+        n.div_ceil(n.div_ceil(most))
+    }
+
     /// For products with weights of a format whose codes are `offset` too high.
     pub(super) fn quantize<F: Format>(pool: &Pool, x: &[f32], cols: usize, offset: i32) -> Self {
         let n = x.len() / cols;
@@ -49,7 +61,11 @@ impl Activations {
         // Below some thousand values another thread costs more than it brings.
         let rows = (1_usize << 14).div_ceil(SEGMENT).max(n.div_ceil(8));
         pool.run_pieces(&mut pieces, rows, |task, pieces| {
-            quantize_pieces::<F>(level, pieces, task * rows, x, n, offset);
+            for (i, piece) in pieces.iter_mut().enumerate() {
+                let (segment, row) = ((task * rows + i) / n, (task * rows + i) % n);
+                let values = &x[row * cols + segment * SEGMENT..row * cols + cols.min((segment + 1) * SEGMENT)];
+                quantize_piece::<F>(level, values, offset, piece);
+            }
         });
         Self { pieces, n }
     }
@@ -60,65 +76,68 @@ impl Activations {
     }
 }
 
-fn quantize_pieces<F: Format>(level: Level, pieces: &mut [Piece], first: usize, x: &[f32], n: usize, offset: i32) {
-    let cols = x.len() / n;
-    for (i, piece) in pieces.iter_mut().enumerate() {
-        let (segment, row) = ((first + i) / n, (first + i) % n);
-        let values = &x[row * cols + segment * SEGMENT..row * cols + cols.min((segment + 1) * SEGMENT)];
-        level.run(Quantize { values, group: F::GROUP, offset, piece });
+fn quantize_piece<F: Format>(level: Level, values: &[f32], offset: i32, piece: &mut Piece) {
+    match F::GROUP {
+        16 => level.run(Quantize::<16> { values, offset, minimums: <F::Shape as Layout>::MINIMUMS, piece }),
+        SHARE => level.run(Quantize::<SHARE> { values, offset, minimums: <F::Shape as Layout>::MINIMUMS, piece }),
+        group => unreachable!("groups have 16 or {SHARE} values, not {group}"),
     }
 }
 
-struct Quantize<'a> {
+struct Quantize<'a, const GROUP: usize> {
     values: &'a [f32],
-    group: usize,
     offset: i32,
+    minimums: bool,
     piece: &'a mut Piece,
 }
 
-impl<S: Simd> Kernel<S> for Quantize<'_> {
+impl<S: Simd, const GROUP: usize> Kernel<S> for Quantize<'_, GROUP> {
     #[inline(always)]
-    fn run(self, _simd: S) {
-        let Self { values, group, offset, piece } = self;
-        let groups = SHARE / group;
-        for (share, (values, codes)) in values.chunks_exact(SHARE).zip(piece.codes.chunks_exact_mut(SHARE)).enumerate()
-        {
-            let scale = quantize_values(values, codes);
-            for (g, codes) in codes.chunks_exact(group).enumerate() {
-                let (g, sum) = (share * groups + g, codes.iter().map(|code| i32::from(*code)).sum::<i32>());
-                piece.scales[g] = scale;
-                piece.sums[g] = sum as f32 * scale;
-                piece.bias[g] = -offset * sum;
+    fn run(self, simd: S) {
+        let Self { values, offset, minimums, piece } = self;
+        let codes = piece.codes.as_chunks_mut::<SHARE>().0;
+        for (share, (values, codes)) in values.as_chunks::<SHARE>().0.iter().zip(codes).enumerate() {
+            let scale = scale(simd, values);
+            let (scale, base) = based(scale);
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            piece.scales[share] = scale;
+            piece.bases[share] = base;
+            let groups = values.as_chunks::<GROUP>().0.iter().zip(codes.as_chunks_mut::<GROUP>().0);
+            for (group, (values, codes)) in groups.enumerate() {
+                let sum = round(simd, values, inverse, codes);
+                piece.rest[share * (SHARE / GROUP) + group] = if minimums {
+                    (sum * scale).to_bits()
+                } else {
+                    S::ORIGIN.wrapping_sub((offset * sum as i32).cast_unsigned())
+                };
             }
         }
     }
 }
 
-/// Rounds to codes in -127..=127 and returns their scale, which is not a number if any of the values is none or infinite.
+/// What the values' codes in -127..=127 stand for, which is not a number if any of the values is none or infinite.
 #[inline(always)]
-fn quantize_values(values: &[f32], codes: &mut [i8]) -> f32 {
+fn scale<S: Simd>(simd: S, values: &[f32; SHARE]) -> f32 {
+    let zero = simd.splat(0.0);
+    let (mut largest, mut poison) = (zero, zero);
+    for values in values.chunks_exact(S::LANES) {
+        let values = simd.load(values);
+        largest = simd.max(simd.max(values, simd.sub(zero, values)), largest);
+        poison = simd.fma(values, zero, poison);
+    }
+    simd.top(largest) / 127.0 + simd.sum(poison)
+}
+
+/// Writes the values' codes and returns their sum.
+#[inline(always)]
+fn round<S: Simd>(simd: S, values: &[f32], inverse: f32, codes: &mut [i8]) -> f32 {
     // Adding it leaves the nearest integer in the low bits of a small number.
-    const ROUND: f32 = 12_582_912.0;
-    let (mut largest, mut poison) = ([0.0_f32; 16], [0.0_f32; 16]);
-    for values in values.as_chunks::<16>().0 {
-        for lane in 0..16 {
-            let size = values[lane].abs();
-            largest[lane] = if size > largest[lane] { size } else { largest[lane] };
-            poison[lane] += values[lane] * 0.0;
-        }
+    let round = simd.splat(12_582_912.0);
+    let mut sum = simd.splat(0.0);
+    for (values, codes) in values.chunks_exact(S::LANES).zip(codes.chunks_exact_mut(S::LANES)) {
+        let rounded = simd.add(simd.mul(simd.load(values), simd.splat(inverse)), round);
+        simd.store_low_bytes(rounded, codes);
+        sum = simd.add(sum, simd.sub(rounded, round));
     }
-    for half in [8, 4, 2, 1] {
-        for lane in 0..half {
-            let other = largest[lane + half];
-            largest[lane] = if other > largest[lane] { other } else { largest[lane] };
-            poison[lane] += poison[lane + half];
-        }
-    }
-    let (largest, poison) = (largest[0], poison[0]);
-    let scale = largest / 127.0;
-    let inverse = if scale > 0.0 { 127.0 / largest } else { 0.0 };
-    for (code, value) in codes.iter_mut().zip(values) {
-        *code = (value * inverse + ROUND).to_bits() as i8;
-    }
-    scale + poison
+    simd.sum(sum)
 }

@@ -64,13 +64,17 @@ impl<S: Simd, F: Dense> Kernel<S> for Stretch<'_, F> {
             for start in (0..self.cols).step_by(SEGMENT) {
                 let values = SEGMENT.min(self.cols - start);
                 for (panel, unpacked) in pair.iter_mut().enumerate() {
-                    self.panels.prefetch(index, start / SEGMENT, panel, F::bytes(SEGMENT));
                     let rows = self.panels.rows(index, panel).skip(F::bytes(start));
                     F::fill(simd, rows, &mut unpacked[..values]);
                 }
                 let x = &self.x[start..];
                 let pair = [&pair[0][..values], &pair[1][..values]];
                 in_tiles!(n, TILE, |rows| {
+                    let part = PAIR * S::LANES * rows.start / n..PAIR * S::LANES * rows.end / n;
+                    self.panels.prefetch(index, start / SEGMENT, F::bytes(SEGMENT), part);
+                    if start + values == self.cols {
+                        self.panels.prefetch_out(index, rows.clone(), self.out);
+                    }
                     tile(simd, pair, &x[rows.start * self.cols..], self.cols, &mut sums[rows]);
                 });
             }

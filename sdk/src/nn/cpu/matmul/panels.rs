@@ -13,7 +13,7 @@ use super::super::tile::PAIR;
 use super::Matrix;
 
 /// Steps between asking for memory and using it: a few microseconds.
-const AHEAD: usize = 8;
+const AHEAD: usize = 4;
 
 /// A matrix that has at least the rows of one pair.
 pub(super) struct Panels<'a> {
@@ -50,18 +50,28 @@ impl<'a> Panels<'a> {
         Rows { bytes: &self.data[first * self.row_bytes..], stride: self.row_bytes }
     }
 
-    /// Asks for what will be needed some steps from now, a step being one panel of one segment: the bytes of a row in a
-    /// segment are `segment_bytes`. Panels are read across their rows, which the processor does not foresee by itself.
+    /// Asks for what some rows of a pair will need some steps from now, a step being one segment: the bytes of a row in a
+    /// segment are `segment_bytes`. Panels are read across their rows, which the processor does not foresee by itself. It can
+    /// have few lines under way and waits when it is asked for more: the rows should be few or followed by much work.
     #[inline(always)]
-    pub(super) fn prefetch(&self, pair: usize, segment: usize, panel: usize, segment_bytes: usize) {
+    pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>) {
         let segments = self.row_bytes.div_ceil(segment_bytes);
-        let step = pair * segments * PAIR + segment * PAIR + panel + AHEAD;
-        let (pair, segment, panel) = (step / PAIR / segments, step / PAIR % segments, step % PAIR);
-        let lanes = self.pair_rows / PAIR;
-        let start = (pair * self.pair_rows + panel * lanes) * self.row_bytes + segment * segment_bytes;
-        for row in 0..lanes {
+        let (pair, segment) = (pair + (segment + AHEAD) / segments, (segment + AHEAD) % segments);
+        for row in rows {
+            let start = (pair * self.pair_rows + row) * self.row_bytes + segment * segment_bytes;
             for offset in (0..segment_bytes).step_by(64) {
-                prefetch(&self.data, start + row * self.row_bytes + offset);
+                prefetch(self.data.as_ptr().wrapping_add(start + offset));
+            }
+        }
+    }
+
+    /// Asks for where [`write`](Self::write) will write rows of the batch.
+    #[inline(always)]
+    pub(super) fn prefetch_out(&self, pair: usize, rows: Range<usize>, out: &Disjoint<'_, f32>) {
+        for row in rows {
+            let start = row * self.rows + self.first(pair);
+            for offset in [0, self.pair_rows / 2, self.pair_rows - 1] {
+                prefetch(out.at(start + offset));
             }
         }
     }
@@ -78,12 +88,16 @@ impl<'a> Panels<'a> {
         let wanted = pair * self.pair_rows..self.rows.min((pair + 1) * self.pair_rows);
         let skipped = wanted.start - self.first(pair);
         for (i, sums) in sums.iter().enumerate() {
-            for (panel, sum) in sums.iter().enumerate() {
-                simd.store(*sum, &mut lanes[panel * S::LANES..]);
-            }
             // SAFETY: each row's columns of a pair belong to that pair, and a pair to one task.
             let out = unsafe { out.range(i * self.rows + wanted.start..i * self.rows + wanted.end) };
-            out.copy_from_slice(&lanes[skipped..skipped + wanted.len()]);
+            let whole = out.len() == self.pair_rows;
+            let to = if whole { &mut *out } else { &mut lanes };
+            for (panel, sum) in sums.iter().enumerate() {
+                simd.store(*sum, &mut to[panel * S::LANES..]);
+            }
+            if !whole {
+                out.copy_from_slice(&lanes[skipped..skipped + wanted.len()]);
+            }
         }
     }
 }

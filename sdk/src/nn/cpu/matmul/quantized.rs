@@ -8,11 +8,14 @@ use super::super::quant::{Format, GROUPS, Layout, SEGMENT, Unpacked};
 use super::super::simd::{Kernel, Rows, Simd};
 use super::super::tile::{PAIR, TILE, in_tiles};
 use super::Matrix;
-use super::activations::{Activations, Piece};
+use super::activations::{Activations, Piece, SHARE};
 use super::panels::Panels;
 
 pub(super) fn multiply<F: Format>(pool: &Pool, w: &Matrix<'_>, x: &[f32], out: &mut [f32]) {
-    pool.level().run(Multiply::<F> { pool, w, x, out, format: PhantomData });
+    let batch = Activations::batch(x.len() / w.cols, w.cols);
+    for (x, out) in x.chunks(batch * w.cols).zip(out.chunks_mut(batch * w.rows)) {
+        pool.level().run(Multiply::<F> { pool, w, x, out, format: PhantomData });
+    }
 }
 
 struct Multiply<'a, F> {
@@ -64,22 +67,28 @@ impl<S: Simd, F: Format> Kernel<S> for Stretch<'_, F> {
         let mut sums = vec![[zero; PAIR]; self.x.n];
         for index in self.pairs {
             sums.fill([zero; PAIR]);
-            for segment in 0..self.cols.div_ceil(SEGMENT) {
+            let segments = self.cols.div_ceil(SEGMENT);
+            for segment in 0..segments {
+                let bytes = SEGMENT / F::BLOCK * F::BYTES;
                 let blocks = SEGMENT.min(self.cols - segment * SEGMENT) / F::BLOCK;
                 for (panel, unpacked) in pair.iter_mut().enumerate() {
-                    let bytes = SEGMENT / F::BLOCK * F::BYTES;
-                    self.panels.prefetch(index, segment, panel, bytes);
+                    if self.x.n <= TILE {
+                        self.panels.prefetch(index, segment, bytes, panel * S::LANES..(panel + 1) * S::LANES);
+                    }
                     let rows = self.panels.rows(index, panel).skip(segment * bytes);
                     unpacked.fill::<F>(simd, rows, blocks);
                 }
-                let x = self.x.segment(segment);
-                in_tiles!(x.len(), TILE, |rows| tile::<S, F::Shape>(
-                    simd,
-                    &pair,
-                    blocks,
-                    &x[rows.clone()],
-                    &mut sums[rows]
-                ));
+                let (x, lanes) = (self.x.segment(segment), PAIR * S::LANES);
+                in_tiles!(x.len(), TILE, |rows| {
+                    if x.len() > TILE {
+                        let part = lanes * rows.start / x.len()..lanes * rows.end / x.len();
+                        self.panels.prefetch(index, segment, bytes, part);
+                    }
+                    if segment + 1 == segments {
+                        self.panels.prefetch_out(index, rows.clone(), self.out);
+                    }
+                    tile::<S, F::Shape>(simd, &pair, blocks, &x[rows.clone()], &mut sums[rows]);
+                });
             }
             self.panels.write(simd, index, &sums, self.out);
         }
@@ -133,24 +142,29 @@ struct Tile<'a, S: Simd, L, const N: usize> {
 impl<S: Simd, L: Layout, const N: usize> Kernel<S> for Tile<'_, S, L, N> {
     #[inline(always)]
     fn run(self, simd: S) {
-        let Self { pair, blocks, x, sums, .. } = self;
+        let Self { pair, blocks, x, .. } = self;
+        // A copy, which can stay in registers.
+        let mut sums = *self.sums;
         for group in 0..blocks * (L::BLOCK / L::GROUP) {
             let dots = dots::<S, L, N>(simd, pair, group, x);
+            let share = group * L::GROUP / SHARE;
             for i in 0..N {
-                let (scale, sum) = (simd.splat(x[i].scales[group]), simd.splat(x[i].sums[group]));
+                let (scale, base) = (simd.splat(x[i].scales[share]), simd.splat(x[i].bases[share]));
                 for p in 0..PAIR {
-                    let dot = simd.mul(simd.integers_to_f32(dots[i][p]), scale);
+                    let dot = simd.scaled(dots[i][p], scale, base);
                     sums[i][p] = simd.fma(pair[p].scales[group], dot, sums[i][p]);
                     if L::MINIMUMS {
+                        let sum = simd.splat(f32::from_bits(x[i].rest[group]));
                         sums[i][p] = simd.fnma(pair[p].minimums[group], sum, sums[i][p]);
                     }
                 }
             }
         }
+        *self.sums = sums;
     }
 }
 
-/// Dot products of one group.
+/// Dot products of one group, each above `S::ORIGIN`.
 #[inline(always)]
 fn dots<S: Simd, L: Layout, const N: usize>(
     simd: S,
@@ -160,9 +174,19 @@ fn dots<S: Simd, L: Layout, const N: usize>(
 ) -> [[S::U; PAIR]; N] {
     let words = L::GROUP / 4;
     let run_steps = words.min(S::run_steps(L::CODE_MAX));
-    let mut dots = [[simd.splat_bits(0); PAIR]; N];
+    let mut dots = [[simd.splat_bits(S::ORIGIN); PAIR]; N];
+    if !L::MINIMUMS {
+        for i in 0..N {
+            dots[i] = [simd.splat_bits(x[i].rest[group]); PAIR];
+        }
+    }
     for run in 0..words / run_steps {
-        let mut runs = [[simd.start(); PAIR]; N];
+        let mut runs = [[simd.begin(dots[0][0]); PAIR]; N];
+        for i in 0..N {
+            for p in 0..PAIR {
+                runs[i][p] = simd.begin(dots[i][p]);
+            }
+        }
         for step in 0..run_steps {
             let word = group * words + run * run_steps + step;
             let codes = [pair[0].codes[word], pair[1].codes[word]];
@@ -178,9 +202,6 @@ fn dots<S: Simd, L: Layout, const N: usize>(
             }
         }
         for i in 0..N {
-            if run == 0 && !L::MINIMUMS {
-                dots[i] = [simd.splat_bits(x[i].bias[group].cast_unsigned()); PAIR];
-            }
             for p in 0..PAIR {
                 dots[i][p] = simd.finish(runs[i][p], dots[i][p]);
             }

@@ -1,7 +1,7 @@
 //! Products against sums in `f64`, for every dtype, instruction set and shape of batch.
 
 use super::*;
-use crate::nn::cpu::simd::Level;
+use crate::nn::cpu::simd::{Level, based};
 
 const DTYPES: [Dtype; Dtype::ALL.len()] = Dtype::ALL;
 
@@ -80,8 +80,9 @@ fn run(level: Level, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
 /// What quantization to 8 bits makes of values that share a scale.
 fn rounded(block: &[f32]) -> impl Iterator<Item = f64> + '_ {
     let largest = block.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    block.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(largest / 127.0))
+    let (scale, _) = based(largest / 127.0);
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    block.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(scale))
 }
 
 fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
@@ -220,4 +221,28 @@ fn rows_of_zeros_and_empty_shapes_give_zeros() {
 fn refuses_data_of_another_length() {
     let w = Matrix { dtype: Dtype::Q4K, data: &[0; 5 * 144 - 1], rows: 5, cols: 256 };
     run(Level::PORTABLE, &w, &[0.0; 256]);
+}
+
+/// How fast products are, by the number of rows:
+/// `cargo test --release -p pensieve-sdk --lib matmul::tests::speed -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures"]
+fn speed_of_products() {
+    let (rows, cols) = (2048, 8192);
+    let pool = Pool::new(0);
+    for dtype in [Dtype::Q4K, Dtype::Q6K, Dtype::Q8_0] {
+        let bytes = Random(1).weights(dtype, rows, cols);
+        let w = Matrix { dtype, data: &bytes, rows, cols };
+        for n in [512, 32, 8, 1] {
+            let x: Vec<f32> = (0..n * cols).map(|i| (i as f32).sin()).collect();
+            let mut out = vec![0.0; n * rows];
+            let seconds = (0..if n > 32 { 7 } else { 40 }).map(|_| {
+                let begun = std::time::Instant::now();
+                matmul(&pool, &w, &x, n, &mut out);
+                begun.elapsed().as_secs_f64()
+            });
+            let fastest = seconds.fold(f64::INFINITY, f64::min);
+            println!("{dtype}, {n} rows: {:.1} GMAC/s", (n * rows * cols) as f64 / fastest * 1e-9);
+        }
+    }
 }

@@ -67,6 +67,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn round(self, value: Self::F) -> Self::F;
     /// Two to the power of integers in -126..=127.
     fn exp2(self, value: Self::F) -> Self::F;
+    /// The lowest byte of each lane's bits.
+    fn store_low_bytes(self, value: Self::F, to: &mut [i8]);
     fn sum(self, value: Self::F) -> f32;
     fn top(self, value: Self::F) -> f32;
 
@@ -107,11 +109,28 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     const WIDE_IS_SIGNED: bool;
     /// How many steps a run may have when codes are at most `code_max`.
     fn run_steps(code_max: u8) -> usize;
-    fn start(self) -> Self::Run;
+    /// A run that will be added to `sum`.
+    fn begin(self, sum: Self::U) -> Self::Run;
     /// Adds the products of the four codes in each lane with the four signed bytes of `x`.
     fn step<const WIDE: bool>(self, run: Self::Run, codes: Self::U, x: Self::U) -> Self::Run;
-    /// Adds a finished run to a sum of 32-bit integers.
+    /// Adds a finished run to the sum of 32-bit integers that it began with.
     fn finish(self, run: Self::Run, sum: Self::U) -> Self::U;
+    /// The integer that [`scaled`](Self::scaled) takes as 0.
+    const ORIGIN: u32;
+    /// An integer of less than 22 bits that was counted from `ORIGIN`, times a scale that came out of
+    /// [`based`], rounded once.
+    fn scaled(self, sum: Self::U, scale: Self::F, base: Self::F) -> Self::F;
+}
+
+/// The bits of 1.5 · 2²³: an integer of less than 22 bits added to them is added to the number that they mean.
+pub(super) const ORIGIN: u32 = 0x4b40_0000;
+
+/// The least scale from `scale` up that has a base, and that base: what a number of the size of `ORIGIN` has too much when it
+/// is multiplied by the scale. Both are exact, as the scale has 22 bits.
+#[inline(always)]
+pub(super) fn based(scale: f32) -> (f32, f32) {
+    let scale = f32::from_bits((scale.to_bits() + 3) & !3);
+    (scale, scale * -f32::from_bits(ORIGIN))
 }
 
 /// Rows of bytes at a fixed distance from one another; a kernel reads as many of them as it has lanes.
@@ -188,18 +207,18 @@ impl Level {
     }
 }
 
-/// Asks for the cache line around a byte that will be needed soon. It goes to the second-level cache, which can have many
-/// more lines under way than the first. The byte need not exist; where the set has no such thing, nothing happens.
+/// Asks for the cache line around a place that will be needed soon. It goes to the second-level cache, which can have many
+/// more lines under way than the first. The place need not exist; where the set has no such thing, nothing happens.
 #[inline(always)]
-pub(super) fn prefetch(bytes: &[u8], offset: usize) {
+pub(super) fn prefetch<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a prefetch reads nothing that the program could see, and any address may be named.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(bytes.as_ptr().wrapping_add(offset).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, offset);
+    let _ = at;
 }
 
 /// The half-precision number at byte `offset`.

@@ -116,6 +116,12 @@ impl Simd for Portable {
         each(value, |value| f32::from_bits(((value as i32 + 127) << 23) as u32))
     }
     #[inline(always)]
+    fn store_low_bytes(self, value: Floats, to: &mut [i8]) {
+        for (to, value) in to[..LANES].iter_mut().zip(value) {
+            *to = value.to_bits() as i8;
+        }
+    }
+    #[inline(always)]
     fn sum(self, value: Floats) -> f32 {
         let [a, b, c, d, e, f, g, h] = value;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
@@ -215,7 +221,7 @@ impl Simd for Portable {
         usize::MAX
     }
     #[inline(always)]
-    fn start(self) -> [i32; LANES] {
+    fn begin(self, _sum: Bits) -> [i32; LANES] {
         [0; LANES]
     }
     #[inline(always)]
@@ -236,6 +242,12 @@ impl Simd for Portable {
             out[lane] = sum[lane].wrapping_add(run[lane].cast_unsigned());
         }
         out
+    }
+    /// Without an instruction for both, product and base would each be rounded.
+    const ORIGIN: u32 = 0;
+    #[inline(always)]
+    fn scaled(self, sum: Bits, scale: Floats, _base: Floats) -> Floats {
+        self.mul(self.integers_to_f32(sum), scale)
     }
 }
 

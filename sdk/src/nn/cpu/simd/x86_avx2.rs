@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Rows, Simd};
+use super::{Kernel, ORIGIN, Rows, Simd};
 
 /// Proof that the processor has AVX2, FMA and F16C; only [`detect`](Self::detect) makes it.
 #[derive(Clone, Copy)]
@@ -104,6 +104,15 @@ impl Simd for Avx2 {
     fn exp2(self, value: __m256) -> __m256 {
         let exponent = intrinsic!(_mm256_add_epi32(_mm256_cvtps_epi32(value), _mm256_set1_epi32(127)));
         intrinsic!(_mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+    }
+    #[inline(always)]
+    fn store_low_bytes(self, value: __m256, to: &mut [i8]) {
+        let order = intrinsic!(_mm_set_epi8(-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 12, 8, 4, 0));
+        let (low, high) = intrinsic!((_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value)));
+        let low = intrinsic!(_mm_shuffle_epi8(_mm_castps_si128(low), order));
+        let high = intrinsic!(_mm_shuffle_epi8(_mm_castps_si128(high), order));
+        // SAFETY: the slice has as many bytes as are written, and the store needs no alignment.
+        unsafe { _mm_storeu_si64(to[..LANES].as_mut_ptr().cast(), _mm_unpacklo_epi32(low, high)) };
     }
     #[inline(always)]
     fn sum(self, value: __m256) -> f32 {
@@ -225,7 +234,7 @@ impl Simd for Avx2 {
         if code_max > 127 { 1 } else { i16::MAX as usize / (2 * 127 * code_max as usize) }
     }
     #[inline(always)]
-    fn start(self) -> __m256i {
+    fn begin(self, _sum: __m256i) -> __m256i {
         intrinsic!(_mm256_setzero_si256())
     }
     #[inline(always)]
@@ -242,6 +251,11 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn finish(self, run: __m256i, sum: __m256i) -> __m256i {
         intrinsic!(_mm256_add_epi32(sum, _mm256_madd_epi16(run, _mm256_set1_epi16(1))))
+    }
+    const ORIGIN: u32 = ORIGIN;
+    #[inline(always)]
+    fn scaled(self, sum: __m256i, scale: __m256, base: __m256) -> __m256 {
+        intrinsic!(_mm256_fmadd_ps(_mm256_castsi256_ps(sum), scale, base))
     }
 }
 

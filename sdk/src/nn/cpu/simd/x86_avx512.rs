@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Rows, Simd};
+use super::{Kernel, ORIGIN, Rows, Simd};
 
 /// Proof that the processor has AVX-512 F, BW, DQ, VL and VNNI; only [`detect`](Self::detect) makes it.
 #[derive(Clone, Copy)]
@@ -107,6 +107,14 @@ impl Simd for Avx512 {
     fn exp2(self, value: __m512) -> __m512 {
         let exponent = intrinsic!(_mm512_add_epi32(_mm512_cvtps_epi32(value), _mm512_set1_epi32(127)));
         intrinsic!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent)))
+    }
+    #[inline(always)]
+    fn store_low_bytes(self, value: __m512, to: &mut [i8]) {
+        // SAFETY: the slice has as many bytes as are written, and the store needs no alignment.
+        unsafe {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(value));
+            _mm_storeu_si128(to[..LANES].as_mut_ptr().cast(), bytes);
+        }
     }
     #[inline(always)]
     fn sum(self, value: __m512) -> f32 {
@@ -217,16 +225,21 @@ impl Simd for Avx512 {
         usize::MAX
     }
     #[inline(always)]
-    fn start(self) -> __m512i {
-        intrinsic!(_mm512_setzero_si512())
+    fn begin(self, sum: __m512i) -> __m512i {
+        sum
     }
     #[inline(always)]
     fn step<const WIDE: bool>(self, run: __m512i, codes: __m512i, x: __m512i) -> __m512i {
         intrinsic!(_mm512_dpbusd_epi32(run, codes, x))
     }
     #[inline(always)]
-    fn finish(self, run: __m512i, sum: __m512i) -> __m512i {
-        intrinsic!(_mm512_add_epi32(run, sum))
+    fn finish(self, run: __m512i, _sum: __m512i) -> __m512i {
+        run
+    }
+    const ORIGIN: u32 = ORIGIN;
+    #[inline(always)]
+    fn scaled(self, sum: __m512i, scale: __m512, base: __m512) -> __m512 {
+        intrinsic!(_mm512_fmadd_ps(_mm512_castsi512_ps(sum), scale, base))
     }
 }
 
