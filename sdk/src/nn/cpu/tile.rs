@@ -48,7 +48,10 @@ impl<S: Simd, const N: usize> Kernel<S> for Tile<'_, S, N> {
     fn run(self, simd: S) {
         let values = self.pair[0].len();
         let pair = [self.pair[0], &self.pair[1][..values]];
-        let x: [&[f32]; N] = std::array::from_fn(|i| &self.x[i * self.stride..][..values]);
+        let mut x = [&self.x[..values]; N];
+        for i in 0..N {
+            x[i] = &self.x[i * self.stride..][..values];
+        }
         let mut sums = [[simd.splat(0.0); PAIR]; N];
         for at in 0..values {
             for i in 0..N {

@@ -286,7 +286,10 @@ impl<S: Simd> Work<S> {
         }
         let shrink = exp(simd, simd.splat(before - top));
         for sums in self.sums.chunks_exact_mut(self.rows) {
-            sums[row] = sums[row].map(|sum| simd.mul(sum, shrink));
+            // No `map`: its closure would be a function without the instruction set.
+            for sum in &mut sums[row] {
+                *sum = simd.mul(*sum, shrink);
+            }
         }
         let mut lanes = [0.0; 64];
         simd.store(shrink, &mut lanes);

@@ -95,17 +95,19 @@ impl<S: Simd, const GROUP: usize> Kernel<S> for Quantize<'_, GROUP> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Self { values, offset, minimums, piece } = self;
-        let codes = piece.codes.as_chunks_mut::<SHARE>().0;
-        for (share, (values, codes)) in values.as_chunks::<SHARE>().0.iter().zip(codes).enumerate() {
-            let scale = scale(simd, values);
-            let (scale, base) = based(scale);
+        // By numbers, as not every compilation makes the functions of iterators part of a kernel.
+        let (shares, _) = values.as_chunks::<SHARE>();
+        let groups = SHARE / GROUP;
+        for share in 0..shares.len() {
+            let (scale, base) = based(scale(simd, &shares[share]));
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
             piece.scales[share] = scale;
             piece.bases[share] = base;
-            let groups = values.as_chunks::<GROUP>().0.iter().zip(codes.as_chunks_mut::<GROUP>().0);
-            for (group, (values, codes)) in groups.enumerate() {
-                let sum = round(simd, values, inverse, codes);
-                piece.rest[share * (SHARE / GROUP) + group] = if minimums {
+            for group in 0..groups {
+                let start = share * SHARE + group * GROUP;
+                let codes = &mut piece.codes[start..start + GROUP];
+                let sum = round(simd, &values[start..start + GROUP], inverse, codes);
+                piece.rest[share * groups + group] = if minimums {
                     (sum * scale).to_bits()
                 } else {
                     S::ORIGIN.wrapping_sub((offset * sum as i32).cast_unsigned())
@@ -120,8 +122,8 @@ impl<S: Simd, const GROUP: usize> Kernel<S> for Quantize<'_, GROUP> {
 fn scale<S: Simd>(simd: S, values: &[f32; SHARE]) -> f32 {
     let zero = simd.splat(0.0);
     let (mut largest, mut poison) = (zero, zero);
-    for values in values.chunks_exact(S::LANES) {
-        let values = simd.load(values);
+    for part in 0..SHARE / S::LANES {
+        let values = simd.load(&values[part * S::LANES..]);
         largest = simd.max(simd.max(values, simd.sub(zero, values)), largest);
         poison = simd.fma(values, zero, poison);
     }
@@ -134,9 +136,10 @@ fn round<S: Simd>(simd: S, values: &[f32], inverse: f32, codes: &mut [i8]) -> f3
     // Adding it leaves the nearest integer in the low bits of a small number.
     let round = simd.splat(12_582_912.0);
     let mut sum = simd.splat(0.0);
-    for (values, codes) in values.chunks_exact(S::LANES).zip(codes.chunks_exact_mut(S::LANES)) {
-        let rounded = simd.add(simd.mul(simd.load(values), simd.splat(inverse)), round);
-        simd.store_low_bytes(rounded, codes);
+    for part in 0..values.len() / S::LANES {
+        let at = part * S::LANES;
+        let rounded = simd.add(simd.mul(simd.load(&values[at..]), simd.splat(inverse)), round);
+        simd.store_low_bytes(rounded, &mut codes[at..]);
         sum = simd.add(sum, simd.sub(rounded, round));
     }
     simd.sum(sum)
