@@ -413,7 +413,7 @@ impl Experts {
 
     /// What experts make of their rows, sorted by the host.
     fn forward_chosen(&self, x: &Tensor, routes: &Choices, step: &Step<'_>) -> Result<Tensor> {
-        let (ops, top_k, (rows, width)) = (step.ops(), routes.top_k, x.dims2()?);
+        let (ops, top_k) = (step.ops(), routes.top_k);
         // The choices sorted by expert; those of one expert stay in the order of their rows.
         let mut order: Vec<usize> = (0..routes.experts.len()).collect();
         order.sort_by_key(|&choice| routes.experts[choice]);
@@ -436,9 +436,7 @@ impl Experts {
         for (place, choice) in order.into_iter().enumerate() {
             places[choice] = place as u32;
         }
-        let outs = ops.select_rows(&outs, &places)?.reshape((rows, top_k, width))?;
-        let weights = Tensor::from_slice(&routes.weights, (rows, top_k, 1), outs.device())?;
-        Ok(outs.broadcast_mul(&weights)?.sum(1)?)
+        ops.combine(&outs, &places, &routes.weights, top_k)
     }
 
     /// All experts in one go, where there is a kernel for that and no adapter changes them.

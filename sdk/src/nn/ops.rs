@@ -230,6 +230,13 @@ impl Ops {
         self.backend.experts(x, experts, glu)
     }
 
+    /// Weighted sums of `top_k` rows of `outs`: those that `places` names, which are below its first dimension, each times its
+    /// weight.
+    pub(super) fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        self.check(outs, 2)?;
+        self.backend.combine(outs, places, weights, top_k)
+    }
+
     /// What a router chooses by these logits, where a kernel leaves it on the device.
     pub(super) fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
         self.check(logits, 2)?;

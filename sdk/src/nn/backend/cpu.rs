@@ -101,6 +101,13 @@ impl Backend for CpuKernels {
         tensor(out, (rows, outputs)).map(Some)
     }
 
+    fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        let (rows, width) = (places.len() / top_k, outs.dim(1)?);
+        let mut out = vec![0.0; rows * width];
+        cpu::combine(&self.pool, &view(outs)?, places, weights, rows, &mut out);
+        tensor(out, (rows, width))
+    }
+
     fn embed(&self, weight: &Matrix, pass: &Pass<'_>) -> Result<Tensor> {
         let ids = pass.tokens();
         let Form::InPlace(raw) = &weight.form else { return Err(foreign("an embedding")) };

@@ -133,6 +133,13 @@ impl Formulas {
         })
     }
 
+    pub(super) fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        let (rows, width) = (places.len() / top_k, outs.dim(1)?);
+        let chosen = outs.index_select(&self.ids(places)?, 0)?.reshape((rows, top_k, width))?;
+        let weights = Tensor::from_slice(weights, (rows, top_k, 1), &self.device)?;
+        Ok(chosen.broadcast_mul(&weights)?.sum(1)?)
+    }
+
     pub(super) fn add_low_rank(&self, x: &Tensor, out: &Tensor, groups: &[Changed<'_>]) -> Result<Tensor> {
         let inputs = x.dim(1)?;
         self.add_changes(out, groups, |rows, change, down| {

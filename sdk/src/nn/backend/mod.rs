@@ -292,6 +292,12 @@ pub(in crate::nn) trait Backend: Send + Sync {
         Ok(None)
     }
 
+    /// Weighted sums of `top_k` rows of `outs`: those that `places` names, which are below its first dimension, each times its
+    /// weight.
+    fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        self.formulas().combine(outs, places, weights, top_k)
+    }
+
     /// What a router chooses by these logits, where there is a kernel for it.
     fn route(&self, _logits: &Tensor, _routing: &Routing<'_>) -> Result<Option<Routed>> {
         Ok(None)

@@ -205,6 +205,11 @@ impl Backend for Spread {
         out.map(|out| self.made(Ok(out), at)).transpose()
     }
 
+    fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
+        let at = self.latest(&[outs])?;
+        self.made(self.part(at)?.combine(&self.bring(outs, at)?, places, weights, top_k), at)
+    }
+
     fn route(&self, logits: &Tensor, routing: &Routing<'_>) -> Result<Option<Routed>> {
         let at = self.latest(&[logits])?;
         self.part(at)?.route(&self.bring(logits, at)?, routing)

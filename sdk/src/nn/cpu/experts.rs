@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::activation::{Activation, activate_mul};
 use super::matmul::{Matrix, matmul};
 use super::pool::{Disjoint, Pool};
+use super::simd::{Kernel, Simd};
 
 /// What stands between an expert's first layers and its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,7 +72,7 @@ pub fn experts(pool: &Pool, experts: &[Expert<'_>], glu: Glu, x: &[f32], out: &m
         }
         let gate = product(pool, &expert.gate, slice.clone(), x);
         let up = product(pool, &expert.up, slice, x);
-        combine(pool, glu, &gate, &up)
+        activated(pool, glu, &gate, &up)
     });
     sliced(pool, experts, outputs, out, |expert, slice| {
         product(pool, &expert.down, slice, &hidden[expert.rows.start * inner..expert.rows.end * inner])
@@ -117,7 +118,7 @@ fn product(pool: &Pool, layer: &Layer<'_>, outputs: Range<usize>, x: &[f32]) -> 
     out
 }
 
-fn combine(pool: &Pool, glu: Glu, gate: &[f32], up: &[f32]) -> Vec<f32> {
+fn activated(pool: &Pool, glu: Glu, gate: &[f32], up: &[f32]) -> Vec<f32> {
     let mut out = gate.to_vec();
     match glu {
         Glu::Plain(activation) => activate_mul(pool, activation, gate, up, &mut out),
@@ -133,13 +134,80 @@ fn combine(pool: &Pool, glu: Glu, gate: &[f32], up: &[f32]) -> Vec<f32> {
     out
 }
 
+/// Values of a task below which another thread costs more than it brings.
+const PIECE: usize = 1 << 14;
+
+/// The rows of `out` are weighted sums of rows of `x`: of as many for each as `places` has numbers for it, in their order.
+pub fn combine(pool: &Pool, x: &[f32], places: &[u32], weights: &[f32], rows: usize, out: &mut [f32]) {
+    if rows == 0 {
+        return;
+    }
+    let (width, terms) = (out.len() / rows, places.len() / rows);
+    assert!(out.len() == rows * width && places.len() == rows * terms, "sums for {rows} rows");
+    assert_eq!(places.len(), weights.len(), "a weight for each term");
+    if width == 0 {
+        return;
+    }
+    let some = PIECE.div_ceil(width);
+    pool.run_pieces(out, some * width, |index, out| {
+        for (i, out) in out.chunks_exact_mut(width).enumerate() {
+            let terms = (index * some + i) * terms..(index * some + i + 1) * terms;
+            pool.level().run(Sum { x, places: &places[terms.clone()], weights: &weights[terms], out });
+        }
+    });
+}
+
+struct Sum<'a> {
+    x: &'a [f32],
+    places: &'a [u32],
+    weights: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl<S: Simd> Kernel<S> for Sum<'_> {
+    #[inline(always)]
+    fn run(self, simd: S) {
+        let Self { x, places, weights, out } = self;
+        let width = out.len();
+        out.fill(0.0);
+        for term in 0..places.len() {
+            let x = &x[places[term] as usize * width..][..width];
+            let weight = simd.splat(weights[term]);
+            for at in 0..width / S::LANES {
+                let at = at * S::LANES;
+                simd.store(simd.fma(simd.load(&x[at..]), weight, simd.load(&out[at..])), &mut out[at..]);
+            }
+            for at in width / S::LANES * S::LANES..width {
+                out[at] += x[at] * weights[term];
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::simd::Level;
     use super::*;
     use crate::weights::Dtype;
 
     fn wave(len: usize, step: f32) -> Vec<f32> {
         (0..len).map(|i| (i as f32 * step).sin()).collect()
+    }
+
+    #[test]
+    fn sums_rows_by_their_weights() {
+        let (width, rows) = (37, 600);
+        let (x, weights) = (wave(50 * width, 0.3), wave(3 * rows, 1.1));
+        let places: Vec<u32> = (0..3 * rows as u32).map(|i| i * 7 % 50).collect();
+        for level in Level::available() {
+            let mut out = vec![f32::NAN; rows * width];
+            combine(&Pool::with_level(3, level), &x, &places, &weights, rows, &mut out);
+            for (i, out) in out.iter().enumerate() {
+                let terms = i / width * 3..i / width * 3 + 3;
+                let expected: f32 = terms.map(|t| weights[t] * x[places[t] as usize * width + i % width]).sum();
+                assert!((out - expected).abs() < 1e-6, "{}: {out} for {expected} at {i}", level.name());
+            }
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ mod tile;
 pub use activation::{Activation, activate, activate_mul};
 pub use attention::{Past, Scores, attention};
 pub use conv::{Taps, short_conv};
-pub use experts::{Expert, Glu, Layer, experts};
+pub use experts::{Expert, Glu, Layer, combine, experts};
 pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
 pub use low_rank::{Change, Factors, Input, low_rank};
 #[cfg(any(test, feature = "cuda"))]
