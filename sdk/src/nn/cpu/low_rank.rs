@@ -73,16 +73,19 @@ impl<S: Simd, F: Float> Kernel<S> for Add<'_, F> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Change { factors, scale, input, .. } = *self.change;
-        let inner: Vec<f32> = match input {
+        let mut inner = Vec::with_capacity(factors.rank);
+        match input {
+            // No `map`: its closure would be a function without the instruction set.
             Input::Values(x) => {
-                let rows = factors.down.chunks_exact(x.len().max(1) * F::BYTES);
-                rows.map(|row| scale * dot::<S, F>(simd, row, x)).collect()
+                for row in factors.down.chunks_exact(x.len().max(1) * F::BYTES) {
+                    inner.push(scale * dot::<S, F>(simd, row, x));
+                }
             }
             Input::Token(token) => {
                 let row = factors.down.chunks_exact(factors.rank * F::BYTES).nth(token).unwrap_or_default();
-                row.chunks_exact(F::BYTES).map(|value| scale * F::widen(value)).collect()
+                inner.extend(row.chunks_exact(F::BYTES).map(|value| scale * F::widen(value)));
             }
-        };
+        }
         let row_bytes = self.out.len() * F::BYTES;
         let whole = self.out.len() / S::LANES * S::LANES;
         for (chunk, out) in self.out[..whole].chunks_exact_mut(S::LANES).enumerate() {
