@@ -49,8 +49,8 @@ impl<S: Simd, const N: usize> Kernel<S> for Tile<'_, S, N> {
         let values = self.pair[0].len();
         let pair = [self.pair[0], &self.pair[1][..values]];
         let mut x = [&self.x[..values]; N];
-        for i in 0..N {
-            x[i] = &self.x[i * self.stride..][..values];
+        for (i, x) in x.iter_mut().enumerate() {
+            *x = &self.x[i * self.stride..][..values];
         }
         let mut sums = [[simd.splat(0.0); PAIR]; N];
         for at in 0..values {

@@ -95,11 +95,11 @@ impl<S: Simd, const GROUP: usize> Kernel<S> for Quantize<'_, GROUP> {
     #[inline(always)]
     fn run(self, simd: S) {
         let Self { values, offset, minimums, piece } = self;
-        // By numbers, as not every compilation makes the functions of iterators part of a kernel.
+        // Vectors by numbers, as not every compilation makes the functions of iterators part of a kernel.
         let (shares, _) = values.as_chunks::<SHARE>();
         let groups = SHARE / GROUP;
-        for share in 0..shares.len() {
-            let (scale, base) = based(scale(simd, &shares[share]));
+        for (share, of_share) in shares.iter().enumerate() {
+            let (scale, base) = based(scale(simd, of_share));
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
             piece.scales[share] = scale;
             piece.bases[share] = base;
