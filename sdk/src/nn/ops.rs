@@ -234,6 +234,13 @@ impl Ops {
     /// weight.
     pub(super) fn combine(&self, outs: &Tensor, places: &[u32], weights: &[f32], top_k: usize) -> Result<Tensor> {
         self.check(outs, 2)?;
+        let rows = outs.dim(0)?;
+        let is_wrong = top_k == 0 || !places.len().is_multiple_of(top_k) || weights.len() != places.len();
+        if is_wrong || places.iter().any(|&place| place as usize >= rows) {
+            let (places, weights) = (places.len(), weights.len());
+            let message = format!("{places} places and {weights} weights of {rows} rows make no sums of {top_k}");
+            return Err(Error::invalid(message));
+        }
         self.backend.combine(outs, places, weights, top_k)
     }
 

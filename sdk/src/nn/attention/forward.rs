@@ -55,6 +55,9 @@ impl Attention {
     pub fn forward_shared(&self, q: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         self.check(&[(q, self.heads, self.head_dim)], &step.pass)?;
         self.check_cache(self.value_dim, &step.pass)?;
+        if self.value_dim == 0 {
+            return Err(Error::invalid("attention over values of no size"));
+        }
         step.ops().attention_over(self, q, None, &mut step.pass)
     }
 }

@@ -1,4 +1,5 @@
-//! Feed-forward blocks of which each row uses a few: two parallel loops for all experts of a layer together.
+//! Feed-forward blocks of which each row uses a few: two parallel loops for all experts of a layer together, and one that sums
+//! what they have made of a row.
 //!
 //! A token alone wants eight small experts or so. One product after the other would start the threads two dozen times a
 //! layer and give each of them too little; so the inner values of all experts are cut into slices, each of which is a task
@@ -137,7 +138,7 @@ fn activated(pool: &Pool, glu: Glu, gate: &[f32], up: &[f32]) -> Vec<f32> {
 /// Values of a task below which another thread costs more than it brings.
 const PIECE: usize = 1 << 14;
 
-/// The rows of `out` are weighted sums of rows of `x`: of as many for each as `places` has numbers for it, in their order.
+/// Each row of `out` is the sum of `places.len() / rows` rows of `x`, in the order of `places`, each times its weight.
 pub fn combine(pool: &Pool, x: &[f32], places: &[u32], weights: &[f32], rows: usize, out: &mut [f32]) {
     if rows == 0 {
         return;

@@ -46,11 +46,11 @@ pub(super) struct Activations {
 }
 
 impl Activations {
-    /// How many of `n` rows are best taken together: as many as the cache takes, but enough that it pays to unpack the
+    /// How many of `n` rows are best taken together: about as many as the cache takes, but enough that it pays to unpack the
     /// weights for them.
     pub(super) fn batch(n: usize, cols: usize) -> usize {
         let most = (CACHE / (cols.div_ceil(SEGMENT) * size_of::<Piece>())).max(48);
-        n.div_ceil(n.div_ceil(most))
+        n.div_ceil((n / most).max(1))
     }
 
     /// For products with weights of a format whose codes are `offset` too high.

@@ -20,7 +20,8 @@ use crate::{
     weights::{Dtype, RawTensor, quote},
 };
 
-/// Rows of the batch that pass over a panel together; what they need beside the panel fits the second-level cache.
+/// Rows of the batch that pass over a panel together at most; over quantized weights those whose activations fit the second-level
+/// cache do.
 const BATCH: usize = 512;
 
 /// A matrix as a checkpoint stores it: `rows` rows of `cols` values, one after the other.
@@ -34,8 +35,8 @@ pub struct Matrix<'a> {
 
 /// `out[n, rows] = x[n, cols] · wᵀ`. Each row of the result is the same, bit for bit, whatever the other rows are.
 ///
-/// Over quantized weights the activations are rounded to 8 bits with one scale for 32 values. A row
-/// of activations that holds an infinity or a not-a-number gives a row of not-a-numbers.
+/// Over quantized weights the activations are rounded to 8 bits with one scale for 32 values. A row of activations that holds
+/// a not-a-number, an infinity, or over quantized weights a number beyond 10³³, gives a row of not-a-numbers.
 pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32]) {
     let row_bytes = w.row_bytes();
     assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "a matrix of {} × {} {:?}", w.rows, w.cols, w.dtype);

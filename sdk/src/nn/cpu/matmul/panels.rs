@@ -57,8 +57,11 @@ impl<'a> Panels<'a> {
     pub(super) fn prefetch(&self, pair: usize, segment: usize, segment_bytes: usize, rows: Range<usize>) {
         let segments = self.row_bytes.div_ceil(segment_bytes);
         let (pair, segment) = (pair + (segment + AHEAD) / segments, (segment + AHEAD) % segments);
+        if pair * self.pair_rows >= self.rows {
+            return;
+        }
         for row in rows {
-            let start = (pair * self.pair_rows + row) * self.row_bytes + segment * segment_bytes;
+            let start = (self.first(pair) + row) * self.row_bytes + segment * segment_bytes;
             for offset in (0..segment_bytes).step_by(64) {
                 prefetch(self.data.as_ptr().wrapping_add(start + offset));
             }

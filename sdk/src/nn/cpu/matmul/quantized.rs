@@ -175,6 +175,7 @@ fn dots<S: Simd, L: Layout, const N: usize>(
     let words = L::GROUP / 4;
     let run_steps = words.min(S::run_steps(L::CODE_MAX));
     let mut dots = [[simd.splat_bits(S::ORIGIN); PAIR]; N];
+    // Without minimums, what takes away the offset of the codes.
     if !L::MINIMUMS {
         for i in 0..N {
             dots[i] = [simd.splat_bits(x[i].rest[group]); PAIR];

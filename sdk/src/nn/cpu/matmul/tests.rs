@@ -130,14 +130,17 @@ fn agrees_with_exact_sums_for_every_dtype_and_batch() {
             check(level, Dtype::F32, 35, cols, 3);
         }
         check(level, Dtype::Q8_0, 40, 64, 2 * BATCH + 3);
+        // More rows than are taken together.
+        check(level, Dtype::Q4K, 33, 8192, 101);
     }
 }
 
 #[test]
 fn a_row_alone_is_the_same_as_in_a_batch() {
-    let (rows, cols, n) = (69, 1024, 23);
     for level in Level::available() {
-        for dtype in DTYPES {
+        for (dtype, (rows, cols, n)) in
+            DTYPES.into_iter().map(|dtype| (dtype, (69, 1024, 23))).chain([(Dtype::Q6K, (33, 8192, 101))])
+        {
             let mut random = Random(5);
             let bytes = random.weights(dtype, rows, cols);
             let w = Matrix { dtype, data: &bytes, rows, cols };
@@ -188,7 +191,9 @@ fn extreme_codes_do_not_overflow() {
 fn a_row_with_a_value_that_is_no_number_spoils_only_itself() {
     for level in Level::available() {
         for dtype in DTYPES {
-            for bad in [f32::NAN, f32::INFINITY] {
+            let large = if dtype.is_quantized() && dtype != Dtype::Fp8 { 1e35 } else { f32::INFINITY };
+            let unusual = [f32::from_bits(0x7fff_ffff), f32::from_bits(0xffff_ffff)];
+            for bad in [f32::NAN, f32::INFINITY, -f32::INFINITY, large].into_iter().chain(unusual) {
                 let bytes = Random(9).weights(dtype, 20, 256);
                 let w = Matrix { dtype, data: &bytes, rows: 20, cols: 256 };
                 let mut x = vec![0.5; 3 * 256];
@@ -197,6 +202,21 @@ fn a_row_with_a_value_that_is_no_number_spoils_only_itself() {
                 let out = run(level, &w, &x);
                 assert!(out[20..40].iter().all(|out| !out.is_finite()), "{} {dtype:?}", level.name());
                 assert!(out[..20] == good && out[40..] == good, "{} {dtype:?}", level.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_least_of_numbers_spoil_nothing() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let bytes = Random(9).weights(dtype, 20, 256);
+            let w = Matrix { dtype, data: &bytes, rows: 20, cols: 256 };
+            for least in [1e-44, 1e-38, -3e-37] {
+                let x: Vec<f32> = (0..256).map(|i| if i % 3 == 0 { least } else { 0.0 }).collect();
+                let out = run(level, &w, &x);
+                assert!(out.iter().all(|out| out.abs() < 1e-25), "{} {dtype:?}: {out:?}", level.name());
             }
         }
     }

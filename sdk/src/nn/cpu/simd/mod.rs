@@ -117,18 +117,29 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn finish(self, run: Self::Run, sum: Self::U) -> Self::U;
     /// The integer that [`scaled`](Self::scaled) takes as 0.
     const ORIGIN: u32;
-    /// An integer of less than 22 bits that was counted from `ORIGIN`, times a scale that came out of
-    /// [`based`], rounded once.
+    /// An integer below 2²² in size that was counted from `ORIGIN`, times a scale that came out of [`based`], rounded once.
     fn scaled(self, sum: Self::U, scale: Self::F, base: Self::F) -> Self::F;
 }
 
-/// The bits of 1.5 · 2²³: an integer of less than 22 bits added to them is added to the number that they mean.
+/// The bits of 1.5 · 2²³: an integer below 2²² in size that is added to them is added to the number that they mean.
 pub(super) const ORIGIN: u32 = 0x4b40_0000;
 
-/// The least scale from `scale` up that has a base, and that base: what a number of the size of `ORIGIN` has too much when it
-/// is multiplied by the scale. Both are exact, as the scale has 22 bits.
+/// Scales below here have no inverse and count as 0.
+const LEAST_SCALE: f32 = f32::MIN_POSITIVE;
+
+/// Scales from here on are no numbers, as their bases would be infinite.
+const LARGEST_SCALE: f32 = 1e31;
+
+/// The least scale from `scale` up whose last two bits are 0, and the base that `scaled` adds: minus the scale times
+/// 1.5 · 2²³, which 24 bits hold exactly.
 #[inline(always)]
 pub(super) fn based(scale: f32) -> (f32, f32) {
+    if scale < LEAST_SCALE {
+        return (0.0, 0.0);
+    }
+    if scale.is_nan() || scale >= LARGEST_SCALE {
+        return (f32::NAN, f32::NAN);
+    }
     let scale = f32::from_bits((scale.to_bits() + 3) & !3);
     (scale, scale * -f32::from_bits(ORIGIN))
 }

@@ -110,11 +110,9 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn store_low_bytes(self, value: __m512, to: &mut [i8]) {
+        let bytes = intrinsic!(_mm512_cvtepi32_epi8(_mm512_castps_si512(value)));
         // SAFETY: the slice has as many bytes as are written, and the store needs no alignment.
-        unsafe {
-            let bytes = _mm512_cvtepi32_epi8(_mm512_castps_si512(value));
-            _mm_storeu_si128(to[..LANES].as_mut_ptr().cast(), bytes);
-        }
+        unsafe { _mm_storeu_si128(to[..LANES].as_mut_ptr().cast(), bytes) };
     }
     #[inline(always)]
     fn sum(self, value: __m512) -> f32 {
