@@ -20,7 +20,7 @@ pub struct ShortConv {
 impl ShortConv {
     /// What a convolution remembers of a sequence; it has two taps at least.
     pub fn cache(channels: usize, taps: usize) -> LayerCache {
-        LayerCache::State(channels * taps.saturating_sub(1))
+        LayerCache::State(channels.saturating_mul(taps.saturating_sub(1)))
     }
 
     /// The convolution with an activation function behind it.

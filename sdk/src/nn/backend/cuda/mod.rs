@@ -458,6 +458,21 @@ impl Backend for CudaKernels {
         }
     }
 
+    /// There are no kernels for it yet.
+    fn attention_over(
+        &self,
+        spec: &Attention,
+        q: &Tensor,
+        new: Option<(&Tensor, Option<&Tensor>)>,
+        pass: &mut Pass<'_>,
+    ) -> Result<Tensor> {
+        if self.captures.load(Ordering::Relaxed) {
+            let what = "there is no kernel for attention over latents, or over what another layer remembers";
+            return Err(graph::not_capturable(what));
+        }
+        formulas_attention::attention(&self.formulas, spec, q, new, pass)
+    }
+
     fn rotated_attention(
         &self,
         spec: &Attention,
