@@ -44,6 +44,7 @@ mod layers;
 mod llama;
 mod loading;
 mod lora;
+mod memory;
 mod mistral;
 mod openai;
 mod opencode;

@@ -14,6 +14,8 @@ pub(crate) struct Shares(Arc<Mutex<Held>>);
 #[derive(Debug)]
 struct Held {
     free: usize,
+    /// The least that was free since somebody asked.
+    free_min: usize,
     by_client: HashMap<u64, usize>,
 }
 
@@ -25,15 +27,30 @@ pub(crate) struct Share {
     amount: usize,
 }
 
+/// More than anybody asks for.
+impl Default for Shares {
+    fn default() -> Self {
+        Self::new(usize::MAX)
+    }
+}
+
 impl Shares {
     pub(crate) fn new(total: usize) -> Self {
-        Self(Arc::new(Mutex::new(Held { free: total, by_client: HashMap::new() })))
+        Self(Arc::new(Mutex::new(Held { free: total, free_min: total, by_client: HashMap::new() })))
     }
 
     /// A part for this client, if its share allows that.
     pub(crate) fn take(&self, client: u64, amount: usize) -> Option<Share> {
         let mut share = Share { of: self.clone(), client, amount: 0 };
         share.grow(amount).then_some(share)
+    }
+
+    /// How much of the most that was held since this was called last has come back.
+    pub(crate) fn returned(&self) -> usize {
+        let mut held = self.held();
+        let returned = held.free - held.free_min;
+        held.free_min = held.free;
+        returned
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -51,6 +68,7 @@ impl Share {
             return false;
         }
         held.free -= amount;
+        held.free_min = held.free_min.min(held.free);
         *held.by_client.entry(self.client).or_default() += amount;
         self.amount += amount;
         true
@@ -85,6 +103,7 @@ mod tests {
         drop(taken);
         assert!(other.grow(4));
         drop(other);
+        assert_eq!((shares.returned(), shares.returned()), (7, 0));
         let held = shares.held();
         assert!(held.free == 8 && held.by_client.is_empty(), "{held:?}");
     }

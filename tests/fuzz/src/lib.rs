@@ -18,7 +18,7 @@
 mod memory;
 mod mutation;
 
-pub use memory::CountingAllocator;
+pub use memory::{CountingAllocator, peak_of};
 pub use mutation::Mutator;
 
 use std::{

@@ -22,7 +22,7 @@ pub struct CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// What `work` returns, and the most that this thread had allocated beyond what it had before.
-pub(crate) fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
+pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = LIVE.get();
     PEAK.set(before);
     MEASURED.set(true);

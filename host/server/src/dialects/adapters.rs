@@ -18,17 +18,19 @@ const TEXT_LEN_MAX: usize = 4096;
 
 /// `POST /v1/models/ID/adapters`: answers once the adapter may be named.
 pub(crate) async fn attach(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
-    for (name, entry) in body.entries()? {
-        if !NAMES.contains(&name) {
-            return Err(entry.invalid("there is no such field here, only 'name' and 'source'"));
+    let read = call.read(|_, body| {
+        for (name, entry) in body.entries()? {
+            if !NAMES.contains(&name) {
+                return Err(entry.invalid("there is no such field here, only 'name' and 'source'"));
+            }
         }
-    }
-    let (name, source) = (body.get("name"), body.get("source"));
-    let text = name.text(TEXT_LEN_MAX)?;
-    check_adapter_name(text).map_err(|what| name.invalid(what))?;
-    let attached = chats.fleet().attach(&call.id, text, source.text(TEXT_LEN_MAX)?).await;
+        let (name, source) = (body.get("name"), body.get("source"));
+        let text = name.text(TEXT_LEN_MAX)?;
+        check_adapter_name(text).map_err(|what| name.invalid(what))?;
+        Ok((text.to_owned(), source.text(TEXT_LEN_MAX)?.to_owned()))
+    });
+    let ((name, source), _) = read.await?;
+    let attached = chats.fleet().attach(&call.id, &name, &source).await;
     let state = attached.map_err(error_of)?;
     Ok(ApiResponse::json(&entry(&call.id, &state)))
 }

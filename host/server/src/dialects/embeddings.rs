@@ -13,8 +13,11 @@ const DIMENSIONS_MAX: i64 = 65_536;
 
 /// `POST /v1/embeddings`.
 pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
+    let (model, _) = call.read(|_, body| check_embeddings(body)).await?;
+    refuse(&chats, &call, &model, "embeddings").await
+}
+
+fn check_embeddings(body: &Field<'_>) -> Result<String, ApiError> {
     let model = body.get("model").text(MODEL_BYTES_MAX)?;
     let input = body.get("input");
     if input.is_string() {
@@ -41,34 +44,38 @@ pub(crate) async fn embeddings(chats: Arc<Chats>, call: ApiRequest) -> Result<Ap
     }
     body.get("encoding_format").optional(|format| format.choice(&["float", "base64"]))?;
     body.get("dimensions").optional(|count| count.integer(1..=DIMENSIONS_MAX))?;
-    refuse(&chats, &call, model, "embeddings").await
+    Ok(model.to_owned())
 }
 
 /// `POST /v1/rerank`.
 pub(crate) async fn rerank(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
-    let model = body.get("model").text(MODEL_BYTES_MAX)?;
-    body.get("query").text(usize::MAX)?;
-    for document in body.get("documents").items(INPUTS_MAX)? {
-        if !document.is_string() {
-            document.get("text").string()?;
+    let read = call.read(|_, body| {
+        let model = body.get("model").text(MODEL_BYTES_MAX)?;
+        body.get("query").text(usize::MAX)?;
+        for document in body.get("documents").items(INPUTS_MAX)? {
+            if !document.is_string() {
+                document.get("text").string()?;
+            }
         }
-    }
-    body.get("top_n").optional(|count| count.count(1))?;
-    refuse(&chats, &call, model, "scores").await
+        body.get("top_n").optional(|count| count.count(1))?;
+        Ok(model.to_owned())
+    });
+    let (model, _) = read.await?;
+    refuse(&chats, &call, &model, "scores").await
 }
 
 /// `POST /api/embed` and `/api/embeddings`.
 pub(crate) async fn ollama(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
-    let model = body.get("model").text(MODEL_BYTES_MAX)?;
-    let input = if body.get("input").is_absent() { body.get("prompt") } else { body.get("input") };
-    if !input.is_string() {
-        input.items(INPUTS_MAX)?.try_for_each(|item: Field<'_>| item.string().map(drop))?;
-    }
-    refuse(&chats, &call, super::ollama::model_name(model), "embeddings").await
+    let read = call.read(|_, body| {
+        let model = body.get("model").text(MODEL_BYTES_MAX)?;
+        let input = if body.get("input").is_absent() { body.get("prompt") } else { body.get("input") };
+        if !input.is_string() {
+            input.items(INPUTS_MAX)?.try_for_each(|item: Field<'_>| item.string().map(drop))?;
+        }
+        Ok(model.to_owned())
+    });
+    let (model, _) = read.await?;
+    refuse(&chats, &call, super::ollama::model_name(&model), "embeddings").await
 }
 
 async fn refuse(chats: &Chats, call: &ApiRequest, model: &str, what: &str) -> Result<ApiResponse, ApiError> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{
-    ApiError, ApiRequest, ApiResponse, ErrorCode, simple,
+    ApiError, ApiRequest, ApiResponse, ErrorCode, Frame, simple,
     stream::{self, EventEncoder, event},
 };
 use crate::{
@@ -38,41 +38,43 @@ struct ExecuteEncoder {
 }
 
 impl EventEncoder for ExecuteEncoder {
-    fn begin(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.started)
+    fn begin(&mut self) -> Frame {
+        std::mem::take(&mut self.started).into()
     }
 
-    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Frame, ApiError> {
         Ok(match delta {
-            Delta::Text { text, .. } if !text.is_empty() => event("token", &json!({ "text": text })),
-            Delta::Thinking(text) if !text.is_empty() => event("token", &json!({ "text": text, "thinking": true })),
+            Delta::Text { text, .. } if !text.is_empty() => event("token", &json!({ "text": text })).into(),
+            Delta::Thinking(text) if !text.is_empty() => {
+                event("token", &json!({ "text": text, "thinking": true })).into()
+            }
             Delta::Finished { reason, usage } => {
                 self.is_over = true;
                 let usage = json!({
                     "prompt_tokens": usage.prompt, "reused_tokens": usage.reused, "completion_tokens": usage.generated,
                 });
                 let (word, stop) = word(reason, &self.stops);
-                event("end", &json!({ "reason": word, "stop": stop, "usage": usage }))
+                event("end", &json!({ "reason": word, "stop": stop, "usage": usage })).into()
             }
             Delta::Failed(failure) => return Err(failure.into()),
-            _ => Vec::new(),
+            _ => Frame::default(),
         })
     }
 
-    fn keep_alive(&mut self) -> Vec<u8> {
-        COMMENT.to_vec()
+    fn keep_alive(&mut self) -> Frame {
+        COMMENT.into()
     }
 
-    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
-        if self.is_over { Ok(Vec::new()) } else { Err(stream::ended_early()) }
+    fn end(&mut self) -> Result<Frame, ApiError> {
+        if self.is_over { Ok(Frame::default()) } else { Err(stream::ended_early()) }
     }
 
-    fn error(&mut self, error: &ApiError) -> Vec<u8> {
+    fn error(&mut self, error: &ApiError) -> Frame {
         let kind = match error.code {
             ErrorCode::Overloaded | ErrorCode::Unavailable => "overloaded",
             _ => "failed",
         };
-        event("error", &json!({ "type": kind, "message": error.to_string() }))
+        event("error", &json!({ "type": kind, "message": error.to_string() })).into()
     }
 }
 

@@ -5,18 +5,21 @@
 //! Null counts as absent, since some clients send every optional field that way. Text that a client sent appears in no
 //! complaint but where it is short.
 
+mod members;
+mod value;
+
 use std::{
     fmt,
     ops::RangeInclusive,
     sync::{Mutex, PoisonError},
 };
 
+use bytes::Bytes;
 use serde_json::{Map, Value};
 
-use super::{ApiError, ErrorCode};
+use super::{ApiError, ErrorCode, memory::RequestMemory};
+pub(crate) use members::Members;
 
-/// How many values a body may hold. A value takes some 80 bytes of memory and as few as 2 of a body.
-const VALUES_MAX: usize = 1_000_000;
 const QUOTE_LEN_MAX: usize = 60;
 const NOTES_MAX: usize = 8;
 
@@ -32,89 +35,123 @@ impl Notes {
     pub(crate) fn new(reject_attachments: bool) -> Self {
         Self { list: Mutex::default(), reject_attachments }
     }
+
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
-/// A parsed body with the notes that reading it leaves.
+/// A body with the notes that reading it leaves. Its fields are parsed when they are read.
 #[derive(Debug)]
 pub(crate) struct Document {
-    value: Value,
+    body: Members,
     notes: Notes,
 }
 
 impl Document {
-    /// Parses a body, which must be a JSON object.
-    pub(crate) fn parse(body: &[u8], notes: Notes) -> Result<Self, ApiError> {
-        Ok(Self { value: document(body)?, notes })
+    /// Takes a body, which must be a JSON object. What its fields become is taken from `memory`.
+    pub(crate) fn parse(body: Bytes, memory: RequestMemory, notes: Notes) -> Result<Self, ApiError> {
+        let subject = |error: ApiError| ApiError { message: format!("the body {}", error.message), ..error };
+        Ok(Self { body: Members::parse(body, memory).map_err(subject)?, notes })
     }
 
-    /// The same of a value that is parsed already.
-    pub(crate) fn of(value: Value, notes: Notes) -> Self {
-        Self { value, notes }
+    /// The same with as much memory as it needs.
+    #[cfg(test)]
+    pub(crate) fn unlimited(body: &[u8], notes: Notes) -> Result<Self, ApiError> {
+        Self::parse(Bytes::copy_from_slice(body), RequestMemory::default(), notes)
+    }
+
+    #[cfg(test)]
+    #[allow(clippy::unwrap_used, reason = "a test writes it down")]
+    pub(crate) fn of(value: &Value) -> Self {
+        Self::unlimited(value.to_string().as_bytes(), Notes::default()).unwrap()
     }
 
     pub(crate) fn root(&self) -> Field<'_> {
-        Field { path: String::new(), value: Some(&self.value), notes: Some(&self.notes) }
+        Field { path: String::new(), source: Source::Body(&self.body), notes: Some(&self.notes) }
     }
 
-    pub(crate) fn value(&self) -> &Value {
-        &self.value
+    pub(crate) fn members(&self) -> &Members {
+        &self.body
     }
 
     pub(crate) fn warnings(&self) -> Vec<String> {
-        self.notes.list.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.notes.warnings()
     }
+}
+
+/// A JSON text from elsewhere than a body, with memory of the request that asks for it.
+pub(crate) fn value_of(text: &[u8], memory: &RequestMemory) -> Result<Value, ApiError> {
+    let text = std::str::from_utf8(text).map_err(|error| ApiError::new(ErrorCode::Internal, error.to_string()))?;
+    value::read(text, memory)
 }
 
 /// A field of a request, whether it is there or not.
 #[derive(Clone, Debug)]
 pub(crate) struct Field<'a> {
     path: String,
-    value: Option<&'a Value>,
+    source: Source<'a>,
     notes: Option<&'a Notes>,
 }
 
-/// Reads a body, which must be a JSON object. How deep it may be, `serde_json` decides: 128 levels.
-pub(crate) fn document(body: &[u8]) -> Result<Value, ApiError> {
-    let invalid = |why: String| ApiError::new(ErrorCode::InvalidRequest, format!("the body {why}"));
-    let text = std::str::from_utf8(body)
-        .map_err(|error| invalid(format!("is not UTF-8: byte {} belongs to no character", error.valid_up_to())))?;
-    if count_values(body) > VALUES_MAX {
-        return Err(invalid(format!("holds more than {VALUES_MAX} values")));
-    }
-    let value: Value = serde_json::from_str(text).map_err(|error| invalid(format!("is not JSON: {error}")))?;
-    if !value.is_object() {
-        return Err(invalid(format!("should be a JSON object, not {}", Kind(&value))));
-    }
-    Ok(value)
+/// Where a field's value is.
+#[derive(Clone, Copy, Debug)]
+enum Source<'a> {
+    Absent,
+    /// The whole body.
+    Body(&'a Members),
+    Value(&'a Value),
+    /// It cannot be read, which is an error for whoever wants to.
+    Unreadable(&'a ApiError),
 }
 
-/// At least as many as there are: what stands in strings does not count, and whatever is no JSON fails later.
-fn count_values(body: &[u8]) -> usize {
-    let mut count = 1;
-    let mut in_string = false;
-    let mut escaped = false;
-    for byte in body {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if in_string => escaped = true,
-            b'"' => in_string = !in_string,
-            b',' | b'[' | b'{' | b':' if !in_string => count += 1,
-            _ => {}
-        }
+impl<'a> Source<'a> {
+    /// Null counts as absent.
+    fn of(value: &'a Value) -> Self {
+        if value.is_null() { Self::Absent } else { Self::Value(value) }
     }
-    count
+
+    fn value(self) -> Option<&'a Value> {
+        if let Self::Value(value) = self { Some(value) } else { None }
+    }
 }
 
 impl<'a> Field<'a> {
     #[cfg(test)]
     pub(crate) fn root(value: &'a Value) -> Self {
-        Self { path: String::new(), value: Some(value), notes: None }
+        Self { path: String::new(), source: Source::Value(value), notes: None }
+    }
+
+    /// A value of this name in place of the field's own.
+    pub(crate) fn beside<'b>(&self, name: &str, value: &'b Value) -> Field<'b>
+    where
+        'a: 'b,
+    {
+        Field { path: self.path_to(name), source: Source::of(value), notes: self.notes }
+    }
+
+    /// The text of the field of this name, without what may stand between the parts of JSON; none where it is null.
+    pub(crate) fn text_of(&self, name: &str) -> Option<String> {
+        let text = match self.source {
+            Source::Body(members) => members.iter().find(|(known, _)| *known == name).map(|(_, text)| compact(text)),
+            _ => self.get(name).source.value().map(Value::to_string),
+        };
+        text.filter(|text| text != "null")
     }
 
     /// The field of this name in an object. It is absent if this field is no object, so check that first where it must be.
     pub(crate) fn get(&self, name: &str) -> Self {
-        let value = self.value.and_then(|value| value.get(name)).filter(|value| !value.is_null());
-        Self { path: self.path_to(name), value, notes: self.notes }
+        let source = match self.source {
+            Source::Absent => Source::Absent,
+            Source::Body(members) => match members.get(name) {
+                None => Source::Absent,
+                Some(Ok(value)) => Source::of(value),
+                Some(Err(error)) => Source::Unreadable(error),
+            },
+            Source::Value(value) => value.get(name).map_or(Source::Absent, Source::of),
+            Source::Unreadable(error) => Source::Unreadable(error),
+        };
+        Self { path: self.path_to(name), source, notes: self.notes }
     }
 
     /// Where it is: `tools.0.name`.
@@ -124,11 +161,11 @@ impl<'a> Field<'a> {
 
     /// Whether it is absent or null.
     pub(crate) fn is_absent(&self) -> bool {
-        self.value.is_none()
+        matches!(self.source, Source::Absent)
     }
 
     pub(crate) fn present(&self) -> Option<&Self> {
-        self.value.map(|_| self)
+        Some(self).filter(|field| !field.is_absent())
     }
 
     /// What `read` makes of the field, if it is there.
@@ -138,7 +175,7 @@ impl<'a> Field<'a> {
 
     /// Whether it is a string, which some fields may be instead of a list.
     pub(crate) fn is_string(&self) -> bool {
-        self.value.is_some_and(Value::is_string)
+        self.source.value().is_some_and(Value::is_string)
     }
 
     pub(crate) fn invalid(&self, why: impl fmt::Display) -> ApiError {
@@ -169,7 +206,12 @@ impl<'a> Field<'a> {
     }
 
     pub(crate) fn json(&self) -> Result<&'a Value, ApiError> {
-        self.value.ok_or_else(|| self.invalid("this field is required"))
+        match self.source {
+            Source::Value(value) => Ok(value),
+            Source::Absent => Err(self.invalid("this field is required")),
+            Source::Unreadable(error) => Err(error.clone()),
+            Source::Body(_) => Err(self.invalid("is read field by field")),
+        }
     }
 
     pub(crate) fn string(&self) -> Result<&'a str, ApiError> {
@@ -213,10 +255,10 @@ impl<'a> Field<'a> {
     /// One text or a list of them, each as [`Field::text`] has it; none where the field is absent.
     pub(crate) fn texts(&self, count_max: usize, len_max: usize) -> Result<Vec<String>, ApiError> {
         let text = |field: &Self| field.text(len_max).map(str::to_owned);
-        match self.value {
-            None => Ok(Vec::new()),
-            Some(Value::String(_)) => Ok(vec![text(self)?]),
-            Some(_) => self.items(count_max)?.map(|item| text(&item)).collect(),
+        match self.source {
+            Source::Absent => Ok(Vec::new()),
+            _ if self.is_string() => Ok(vec![text(self)?]),
+            _ => self.items(count_max)?.map(|item| text(&item)).collect(),
         }
     }
 
@@ -254,14 +296,18 @@ impl<'a> Field<'a> {
     }
 
     /// The fields of an object, in the client's order.
-    pub(crate) fn entries(&self) -> Result<impl Iterator<Item = (&'a str, Self)> + use<'a>, ApiError> {
+    pub(crate) fn entries(&self) -> Result<Box<dyn Iterator<Item = (&'a str, Self)> + 'a>, ApiError> {
         let (path, notes) = (self.path.clone(), self.notes);
+        if let Source::Body(members) = self.source {
+            let body = self.clone();
+            return Ok(Box::new(members.iter().map(move |(name, _)| (name, body.get(name)))));
+        }
         let entry = move |(name, value): (&'a String, &'a Value)| {
             // An error repeats the path, and the client has made up the name.
             let path = join(&path, &Quote(name).to_string());
-            (name.as_str(), Self { path, value: Some(value).filter(|value| !value.is_null()), notes })
+            (name.as_str(), Self { path, source: Source::of(value), notes })
         };
-        Ok(self.object()?.iter().map(entry))
+        Ok(Box::new(self.object()?.iter().map(entry)))
     }
 
     /// The items of a list that has at most `count_max` of them.
@@ -273,22 +319,37 @@ impl<'a> Field<'a> {
         let (path, notes) = (self.path.clone(), self.notes);
         let item = move |(place, value): (usize, &'a Value)| {
             let path = join(&path, &place.to_string());
-            Self { path, value: Some(value).filter(|value| !value.is_null()), notes }
+            Self { path, source: Source::of(value), notes }
         };
         Ok(items.iter().enumerate().map(item))
     }
 
     /// That it is of the wrong kind or out of range.
     pub(crate) fn should_be(&self, what: impl fmt::Display) -> ApiError {
-        match self.value {
-            Some(value) => self.invalid(format_args!("should be {what}, not {}", Kind(value))),
-            None => self.invalid("this field is required"),
+        match self.json() {
+            Ok(value) => self.invalid(format_args!("should be {what}, not {}", Kind(value))),
+            Err(error) => error,
         }
     }
 
     fn path_to(&self, name: &str) -> String {
         join(&self.path, name)
     }
+}
+
+/// A JSON text without the white space between its parts.
+fn compact(text: &str) -> String {
+    let (mut in_string, mut escaped) = (false, false);
+    let is_kept = |letter: &char| {
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' if in_string => escaped = true,
+            '"' => in_string = !in_string,
+            _ => {}
+        }
+        in_string || !matches!(letter, ' ' | '\t' | '\n' | '\r')
+    };
+    text.chars().filter(is_kept).collect()
 }
 
 fn join(path: &str, step: &str) -> String {
@@ -411,7 +472,8 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_one_object_of_a_bounded_size() {
+    fn a_body_is_one_object() {
+        let document = |body: &[u8]| Document::unlimited(body, Notes::default());
         let check = |body: &[u8], expected: &str| {
             let message = complaint(document(body));
             assert!(message.starts_with(expected), "{message}");
@@ -420,13 +482,16 @@ mod tests {
         check(b"[]", "the body should be a JSON object, not a list");
         check(b"{\"a\":\"\xff\"}", "the body is not UTF-8: byte 6 belongs to no character");
         check(b"{\"a\":NaN}", "the body is not JSON: ");
-        check(b"{\"a\":1e999}", "the body is not JSON: number out of range");
-        check("[".repeat(200_000).as_bytes(), "the body is not JSON: recursion limit exceeded");
-        check(
-            format!("{{\"a\":[{}0]}}", "0,".repeat(VALUES_MAX)).as_bytes(),
-            "the body holds more than 1000000 values",
-        );
-        let text = format!("{{\"a\":\"{}\\\",[\"}}", ",[".repeat(VALUES_MAX));
-        assert!(document(text.as_bytes()).is_ok());
+        let body = format!("{{\"a\":1e999,\"b\":{}{},\"c\":[1]}}", "[".repeat(200), "]".repeat(200));
+        let document = document(body.as_bytes()).unwrap();
+        let root = document.root();
+        assert!(complaint(root.get("a").string()).starts_with("a: is not JSON: number out of range"));
+        for read in [root.get("b").items(9).map(drop), root.get("b").get("x").string().map(drop)] {
+            assert!(complaint(read).starts_with("b: is not JSON: recursion limit exceeded"));
+        }
+        assert!(complaint(root.get("a").texts(1, 1)).starts_with("a: is not JSON"));
+        assert!(!root.get("a").is_absent() && complaint(root.get("a").flag(true)).starts_with("a: is not JSON"));
+        assert_eq!(root.get("c").items(1).unwrap().len(), 1);
+        assert_eq!(root.entries().unwrap().map(|(name, _)| name).collect::<Vec<_>>(), ["a", "b", "c"]);
     }
 }

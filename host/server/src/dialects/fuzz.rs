@@ -1,8 +1,7 @@
 //! Damaged bodies: each dialect reads or refuses them, and the reasons can be written down in its form and in the log.
 
-use std::path::Path;
-
 use pensieve_fuzz::{Target, files};
+use std::path::Path;
 
 use super::{
     ApiError, Dialect,
@@ -29,7 +28,7 @@ pub(super) fn bodies(folder: &str, dialect: Dialect, read: impl Fn(&[u8]) -> Res
 /// The same for what reads a document.
 pub(super) fn documents(folder: &str, dialect: Dialect, read: impl Fn(&Document) -> Result<(), ApiError>) {
     bodies(folder, dialect, |bytes| {
-        let document = Document::parse(bytes, Notes::default())?;
+        let document = Document::unlimited(bytes, Notes::default())?;
         read(&document).inspect(|()| drop(document.warnings()))
     });
 }

@@ -17,8 +17,10 @@ pub(crate) mod usage;
 mod error;
 mod extensions;
 mod fields;
+mod frame;
 #[cfg(test)]
 mod fuzz;
+mod memory;
 mod shape;
 mod simple;
 mod stream;
@@ -26,9 +28,12 @@ mod validation;
 
 pub(crate) use crate::ids::fresh_id;
 pub use error::{ApiError, ErrorCode};
+pub use frame::Frame;
+pub(crate) use memory::{RequestMemory, counted, exhausted};
 
 use std::{pin::Pin, sync::Arc};
 
+use bytes::Bytes;
 use futures_util::Stream;
 use tokio::sync::Semaphore;
 
@@ -36,7 +41,7 @@ use crate::{
     chat::Client,
     shares::{Share, Shares},
 };
-use fields::{Document, Notes};
+use fields::{Document, Field, Notes};
 use pensieve_protocol::share::ONLY_CLIENT;
 use responses::ResponseStore;
 use usage::UsageBoard;
@@ -188,7 +193,9 @@ pub struct ApiRequest {
     /// Whose form the answer has where several APIs share a path.
     pub(crate) dialect: Dialect,
     /// The body, not parsed yet; empty for a method that has none.
-    pub body: Vec<u8>,
+    pub body: Bytes,
+    /// What it may still take of the memory for all requests.
+    pub(crate) memory: RequestMemory,
     /// The client; none where the path needs no key and a wrong one was sent.
     pub client: Option<Client>,
     /// The id of the request in headers, errors and the log.
@@ -197,10 +204,26 @@ pub struct ApiRequest {
 }
 
 impl ApiRequest {
+    /// Reads the body with `reader`, on a thread that may block: a large one takes a while. The warnings stand beside what was
+    /// read. What the body becomes counts until the last clone of this is dropped.
+    async fn read<T, R>(&self, reader: R) -> Result<(T, Vec<String>), ApiError>
+    where
+        T: Send + 'static,
+        R: FnOnce(&Self, &Field<'_>) -> Result<T, ApiError> + Send + 'static,
+    {
+        let (call, span) = (self.clone(), tracing::Span::current());
+        let read = tokio::task::spawn_blocking(move || {
+            let _entered = span.enter();
+            let document = call.document()?;
+            Ok((reader(&call, &document.root())?, document.warnings()))
+        });
+        read.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the body")))
+    }
+
     fn document(&self) -> Result<Document, ApiError> {
         let notes = Notes::new(self.shared.settings.reject_attachments);
-        let document = Document::parse(&self.body, notes)?;
-        tracing::debug!("the body has {}", shape::Shape(document.value()));
+        let document = Document::parse(self.body.clone(), self.memory.clone(), notes)?;
+        tracing::debug!("the body has {}", shape::Shape(document.members()));
         Ok(document)
     }
 
@@ -223,19 +246,19 @@ pub struct ApiResponse {
 }
 
 pub enum ApiBody {
-    Full(Vec<u8>),
+    Full(Frame),
     /// Frames as they come, each written at once. Dropping the stream cancels the work behind it.
     Stream(FrameStream, StreamPermit),
 }
 
-pub type FrameStream = Pin<Box<dyn Stream<Item = Vec<u8>> + Send>>;
+pub type FrameStream = Pin<Box<dyn Stream<Item = Frame> + Send>>;
 
 impl ApiResponse {
     pub(crate) fn json(body: &serde_json::Value) -> Self {
         Self::text("application/json", body.to_string())
     }
 
-    pub(crate) fn text(media_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn text(media_type: &'static str, body: impl Into<Frame>) -> Self {
         Self { status: 200, media_type, warnings: Vec::new(), body: ApiBody::Full(body.into()) }
     }
 

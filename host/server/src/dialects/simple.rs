@@ -30,15 +30,17 @@ pub(super) struct Running {
 pub(super) async fn start(
     chats: &Chats,
     call: &ApiRequest,
-    input: impl FnOnce(&Field<'_>) -> Result<Input, ApiError>,
+    input: impl FnOnce(&Field<'_>) -> Result<Input, ApiError> + Send + 'static,
 ) -> Result<Running, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
-    let mut request = Request { client: call.client(), input: input(&body)?, ..options(&body)? };
+    let read = call.read(move |call, body| {
+        let mut request = Request { client: call.client(), input: input(body)?, ..options(body)? };
+        extensions::read(body, &mut request)?;
+        Ok(request)
+    });
+    let (mut request, _) = read.await?;
     if request.model.is_empty() {
         request.model = chats.fleet().models().first().map(|model| model.id.clone()).unwrap_or_default();
     }
-    extensions::read(&body, &mut request)?;
     validation::check(chats, &request)?;
     let (model, stops) = (request.model.clone(), request.stops.clone());
     let prepared = chats.prepare(request).await?;

@@ -10,9 +10,9 @@ use futures_util::{
 };
 use tokio::time::{Instant, timeout_at};
 
-use super::{ApiError, ApiRequest, ErrorCode, FrameStream, Shared, usage::Meter};
+use super::{ApiError, ApiRequest, ErrorCode, Frame, FrameStream, Shared, memory::RequestMemory, usage::Meter};
 use crate::{
-    chat::Delta,
+    chat::{Delta, TokenLogprob},
     prompt::{Generation, Prepared},
 };
 use pensieve_protocol::job::Failure;
@@ -26,15 +26,15 @@ pub(super) const FIRST_EVENT: Duration = Duration::from_millis(100);
 /// Writes the events of one dialect. Frames may be empty where a delta means nothing to its clients.
 pub(super) trait EventEncoder: Send {
     /// What leaves before the model has answered.
-    fn begin(&mut self) -> Vec<u8>;
+    fn begin(&mut self) -> Frame;
     /// What a delta of one of the generations means.
-    fn delta(&mut self, choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError>;
+    fn delta(&mut self, choice: usize, delta: Delta) -> Result<Frame, ApiError>;
     /// A sign of life; empty where the dialect has none.
-    fn keep_alive(&mut self) -> Vec<u8>;
+    fn keep_alive(&mut self) -> Frame;
     /// What follows the last delta of all generations.
-    fn end(&mut self) -> Result<Vec<u8>, ApiError>;
+    fn end(&mut self) -> Result<Frame, ApiError>;
     /// The last frame of an answer that broke off.
-    fn error(&mut self, error: &ApiError) -> Vec<u8>;
+    fn error(&mut self, error: &ApiError) -> Frame;
 }
 
 /// The deltas of one generation, each with the place of its generation.
@@ -43,6 +43,8 @@ type ChoiceDeltas = Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>;
 pub(super) struct Generations {
     deltas: SelectAll<ChoiceDeltas>,
     meter: Option<(Meter, Arc<Shared>)>,
+    /// What an answer takes that is gathered before it is sent.
+    memory: RequestMemory,
 }
 
 impl Generations {
@@ -54,7 +56,7 @@ impl Generations {
     ) -> Result<Self, Failure> {
         let meter = prepared.first().map(|first| (Meter::new(call.client().id, first), call.shared.clone()));
         let started = prepared.into_iter().map(Prepared::start).collect::<Result<Vec<Generation>, Failure>>()?;
-        let mut generations = Self { meter, ..Self::empty() };
+        let mut generations = Self { meter, memory: call.memory.clone(), ..Self::empty() };
         for (choice, mut generation) in started.into_iter().enumerate() {
             generation.listen(first_event).await?;
             generations.push(
@@ -78,13 +80,36 @@ impl Generations {
         Some((choice, delta))
     }
 
+    /// The same for an answer that is gathered before it is sent: what it takes counts as the request's.
+    pub(super) async fn gather(&mut self) -> Result<Option<(usize, Delta)>, ApiError> {
+        let next = self.next().await;
+        if let Some((_, delta)) = &next {
+            self.memory.keep(bytes_of(delta))?;
+        }
+        Ok(next)
+    }
+
     /// None at all, as a stream for tests and for the end of one that failed.
     pub(super) fn empty() -> Self {
-        Self { deltas: SelectAll::new(), meter: None }
+        Self { deltas: SelectAll::new(), meter: None, memory: RequestMemory::default() }
     }
 
     pub(super) fn push(&mut self, choice: usize, deltas: impl Stream<Item = Delta> + Send + 'static) {
         self.deltas.push(Box::pin(deltas.map(move |delta| (choice, delta))));
+    }
+}
+
+/// What a delta takes where it is kept, about.
+fn bytes_of(delta: &Delta) -> usize {
+    let token = |token: &TokenLogprob| size_of::<TokenLogprob>() + token.bytes.len();
+    match delta {
+        Delta::Text { text, logprobs } => {
+            let tops = logprobs.iter().flat_map(|likelihood| &likelihood.top);
+            text.len() + logprobs.iter().chain(tops).map(token).sum::<usize>()
+        }
+        Delta::Thinking(text) | Delta::ToolArguments(text) => text.len(),
+        Delta::ToolCall { id, name } => id.len() + name.len(),
+        _ => 0,
     }
 }
 
@@ -98,6 +123,8 @@ pub(super) fn frames_with(
     generations: Generations,
     keep_alive: Duration,
 ) -> FrameStream {
+    // What the body became is gone, and a stream keeps no more of its answer than is in its queue.
+    let generations = Generations { memory: RequestMemory::default(), ..generations };
     let writer = Writer { encoder, generations, keep_alive, sent: None, is_over: false };
     Box::pin(unfold(writer, |mut writer| async move { Some((writer.next().await?, writer)) }))
 }
@@ -112,8 +139,8 @@ struct Writer<E> {
 }
 
 impl<E: EventEncoder> Writer<E> {
-    async fn next(&mut self) -> Option<Vec<u8>> {
-        let mut frame = Vec::new();
+    async fn next(&mut self) -> Option<Frame> {
+        let mut frame = Frame::default();
         if self.sent.is_none() {
             self.sent = Some(Instant::now());
             frame = self.encoder.begin();
@@ -125,7 +152,7 @@ impl<E: EventEncoder> Writer<E> {
         (!frame.is_empty()).then_some(frame)
     }
 
-    async fn advance(&mut self) -> Vec<u8> {
+    async fn advance(&mut self) -> Frame {
         let deadline = self.sent.unwrap_or_else(Instant::now) + self.keep_alive;
         let encoded = match timeout_at(deadline, self.generations.next()).await {
             Ok(Some((choice, delta))) => self.encoder.delta(choice, delta),

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::{
-    ApiError, ApiRequest, ApiResponse, simple,
+    ApiError, ApiRequest, ApiResponse, Frame, simple,
     stream::{self, EventEncoder},
 };
 use crate::{
@@ -41,27 +41,27 @@ struct TextEncoder {
 }
 
 impl EventEncoder for TextEncoder {
-    fn begin(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.first)
+    fn begin(&mut self) -> Frame {
+        std::mem::take(&mut self.first).into()
     }
 
-    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Frame, ApiError> {
         match delta {
-            Delta::Text { text, .. } => Ok(text.into_bytes()),
+            Delta::Text { text, .. } => Ok(text.into()),
             Delta::Failed(failure) => Err(failure.into()),
-            _ => Ok(Vec::new()),
+            _ => Ok(Frame::default()),
         }
     }
 
-    fn keep_alive(&mut self) -> Vec<u8> {
-        Vec::new()
+    fn keep_alive(&mut self) -> Frame {
+        Frame::default()
     }
 
-    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
-        Ok(Vec::new())
+    fn end(&mut self) -> Result<Frame, ApiError> {
+        Ok(Frame::default())
     }
 
-    fn error(&mut self, error: &ApiError) -> Vec<u8> {
-        format!("\n\nerror: {error}\n").into_bytes()
+    fn error(&mut self, error: &ApiError) -> Frame {
+        format!("\n\nerror: {error}\n").into()
     }
 }

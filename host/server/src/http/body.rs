@@ -1,5 +1,6 @@
 //! Bodies: a request's is read whole, within limits; an answer's is written piece by piece.
 
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use hyper::{
     HeaderMap,
@@ -8,8 +9,8 @@ use hyper::{
 use std::{
     convert::Infallible,
     pin::{Pin, pin},
-    sync::{Mutex, PoisonError},
-    task::{Context, Poll},
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 use tokio::time::{Instant, timeout_at};
@@ -17,12 +18,17 @@ use warp::{Buf, Reply, http::StatusCode, reply::Response};
 
 use super::{BYTES_PER_SECOND_MIN, Limits, connections::Reading};
 use crate::{
-    dialects::{ApiBody, ApiError, ApiResponse, ErrorCode, FrameStream, StreamPermit},
+    dialects::{
+        ApiBody, ApiError, ApiResponse, ErrorCode, Frame, FrameStream, RequestMemory, StreamPermit, counted, exhausted,
+    },
     shares::{Share, Shares},
 };
 
 /// The part of the time for a whole body after which it has to keep to the least rate.
 const GRACE: u32 = 6;
+
+/// An answer of up to this length counts as nothing while it waits to be read: it fits into the system's buffers.
+const SMALL_BYTES: usize = 64 << 10;
 
 /// What a browser adds to requests of web pages.
 const OF_PAGES: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
@@ -51,50 +57,43 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
     }
 }
 
-/// A body, and the memory that it takes as long as this is kept.
-pub(super) struct Body {
-    pub(super) bytes: Vec<u8>,
-    pub(super) held: Option<Share>,
-}
-
-/// Reads a body to its end. It takes memory from the client's share of `memory`.
+/// Reads a body to its end. It takes memory from the client's share of `memory`, for as long as any part of it is kept.
 pub(super) async fn read(
     body: impl Stream<Item = Result<impl Buf, warp::Error>>,
     limits: &Limits,
     memory: &Shares,
     client: u64,
     mut reading: Reading,
-) -> Result<Body, ApiError> {
+) -> Result<Bytes, ApiError> {
     let mut body = pin!(body);
-    let mut read = Body { bytes: Vec::new(), held: None };
+    let (mut read, mut held): (Vec<u8>, Option<Share>) = (Vec::new(), None);
     let began = Instant::now();
     loop {
-        let earned = Duration::from_secs_f64(read.bytes.len() as f64 / BYTES_PER_SECOND_MIN);
+        let earned = Duration::from_secs_f64(read.len() as f64 / BYTES_PER_SECOND_MIN);
         let patience = (limits.body_timeout / GRACE + earned).min(limits.body_timeout);
         let Ok(piece) = timeout_at(began + patience, body.next()).await else { return Err(too_slow(limits, patience)) };
-        let Some(piece) = piece else { return Ok(read) };
+        let Some(piece) = piece else { return Ok(counted(read, held)) };
         let invalid = |error| ApiError::new(ErrorCode::InvalidRequest, format!("the body broke off: {error}"));
         let mut piece = piece.map_err(invalid)?;
         let more = piece.remaining();
-        if more > limits.body_bytes_max - read.bytes.len() {
+        if more > limits.body_bytes_max - read.len() {
             return Err(too_large(limits));
         }
-        let is_held = match &mut read.held {
+        let is_held = match &mut held {
             Some(held) => held.grow(more),
             None => {
-                read.held = memory.take(client, more);
-                read.held.is_some()
+                held = memory.take(client, more);
+                held.is_some()
             }
         };
         if !is_held {
-            let message = "the requests at hand take all the memory that there is for this client; try again later";
-            return Err(ApiError::new(ErrorCode::Overloaded, message));
+            return Err(exhausted());
         }
         reading.received(more);
         while piece.has_remaining() {
             let chunk = piece.chunk();
             let length = chunk.len();
-            read.bytes.extend_from_slice(chunk);
+            read.extend_from_slice(chunk);
             piece.advance(length);
         }
     }
@@ -114,22 +113,33 @@ fn too_large(limits: &Limits) -> ApiError {
     ApiError::new(ErrorCode::TooLarge, message)
 }
 
-/// The response of an answer. The permit of a request is kept until its stream ends, as the stream's own is.
-pub(super) fn write(answer: ApiResponse, permit: Option<Share>) -> Response {
+/// The response of an answer. A request has its place and its memory until the last byte of its answer is written.
+pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &RequestMemory) -> Result<Response, ApiError> {
     let ApiResponse { status, media_type, warnings, body } = answer;
     let mut response = match body {
-        ApiBody::Full(body) => full(status, media_type, body),
+        ApiBody::Full(body) => {
+            let length = body.len();
+            let held = (length > SMALL_BYTES).then(|| memory.hold(length)).transpose()?;
+            let kept = Arc::new((permit, held));
+            let pieces: Vec<Bytes> = body.into_iter().map(|piece| counted(piece, kept.clone())).collect();
+            let pieces = futures_util::stream::iter(pieces.into_iter().map(Ok::<_, Infallible>));
+            let mut response = warp::reply::stream(pieces).into_response();
+            response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+            response
+        }
         ApiBody::Stream(frames, stream_permit) => {
-            let frames = FrameBody { frames: Mutex::new(frames), _permit: permit, _stream_permit: stream_permit };
+            let (frames, waiting) = (Mutex::new(frames), Frame::default().into_iter());
+            let frames = FrameBody { frames, waiting, _permit: permit, _stream_permit: stream_permit };
             let mut response = warp::reply::stream(frames).into_response();
             let headers = response.headers_mut();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             // Some proxies keep a stream back until it is complete unless they are told not to.
             headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
             response
         }
     };
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     for warning in &warnings {
         tracing::warn!(warning, "a request was changed");
         // Code 299 is a warning of no particular kind, and quotes stand around its text.
@@ -139,7 +149,7 @@ pub(super) fn write(answer: ApiResponse, permit: Option<Share>) -> Response {
             response.headers_mut().append(WARNING, value);
         }
     }
-    response
+    Ok(response)
 }
 
 pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Response {
@@ -152,16 +162,27 @@ pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Resp
 struct FrameBody {
     /// warp wants bodies that threads may share; the lock is never waited for.
     frames: Mutex<FrameStream>,
+    /// What is left of the last frame.
+    waiting: std::vec::IntoIter<Bytes>,
     _permit: Option<Share>,
     _stream_permit: StreamPermit,
 }
 
 impl Stream for FrameBody {
-    type Item = Result<Vec<u8>, Infallible>;
+    type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let frames = self.frames.get_mut().unwrap_or_else(PoisonError::into_inner);
-        frames.as_mut().poll_next(context).map(|frame| frame.map(Ok))
+        let this = &mut *self;
+        loop {
+            if let Some(piece) = this.waiting.next() {
+                return Poll::Ready(Some(Ok(piece)));
+            }
+            let frames = this.frames.get_mut().unwrap_or_else(PoisonError::into_inner);
+            match ready!(frames.as_mut().poll_next(context)) {
+                Some(frame) => this.waiting = frame.into_iter(),
+                None => return Poll::Ready(None),
+            }
+        }
     }
 }
 

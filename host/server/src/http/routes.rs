@@ -1,5 +1,6 @@
 //! All that is served, on one screen. Query strings matter for stored responses alone, and what is served under GET is under HEAD, too.
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use hyper::{HeaderMap, Method, Request, body::Incoming, service::Service as _};
 use hyper_util::service::TowerToHyperService;
@@ -7,8 +8,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use warp::{Filter, Reply, filters::BoxedFilter, reply::Response};
 
 use super::{
-    body::{self, Body},
-    info, metrics, openapi,
+    body, info, metrics, openapi,
     router::{Handler, Route, Router},
     state::{AppState, RequestContext},
 };
@@ -34,7 +34,7 @@ fn anthropic_and_openai(app: &Arc<AppState>) -> Vec<Route> {
         post(app, "/v1/responses", |app, call| responses::create(app.chats.clone(), call)),
         post(app, "/v1/responses/input_tokens", |app, call| responses::input_tokens(app.chats.clone(), call)),
         // Before the response itself, whose id may have slashes.
-        get(app, "/v1/responses/{id}/input_items", |_, call| async move { responses::input_items(&call) }),
+        get(app, "/v1/responses/{id}/input_items", |_, call| responses::input_items(call)),
         get(app, "/v1/responses/{id}", |_, call| async move { responses::retrieve(&call) }),
         delete(app, "/v1/responses/{id}", |_, call| async move { responses::delete(&call) }),
         post(app, "/v1/embeddings", |app, call| embeddings::embeddings(app.chats.clone(), call)),
@@ -76,6 +76,8 @@ fn ollama(app: &Arc<AppState>) -> Vec<Route> {
 }
 
 pub(super) const PUBLIC_PATHS: [&str; 3] = ["/", "/health", "/openapi.json"];
+/// Answered however many requests are at hand: they take little, and who watches a server asks most when it is busy.
+const UNCOUNTED_PATHS: [&str; 4] = ["/", "/health", "/openapi.json", "/metrics"];
 
 /// Why there is no answer: an extension of an empty response, which the service replaces by the error in the form of the
 /// client's dialect.
@@ -104,19 +106,18 @@ where
                 // its body slowly holds none.
                 drop(app.admit(client)?);
                 body::check(&headers, app.limits(), pattern.starts_with("/api/"))?;
-                let body = body::read(body, app.limits(), &app.bodies, client, context.connection.reading()).await?;
+                let body = body::read(body, app.limits(), &app.memory, client, context.connection.reading()).await?;
                 Ok((app.admit(client)?, body))
             };
             let (permit, body) = match read.await {
                 Ok(read) => read,
                 Err(error) => return rejected(error),
             };
-            let Body { bytes, held } = body;
-            let call = context.into_request(bytes, &app);
+            let memory = app.memory_of(client);
+            let call = context.into_request(body, memory.clone(), &app);
             let answer = catch_panic(handler(app, call)).await;
-            // A stream needs no more of its request than is in the queue.
-            drop(held);
-            answer.map_or_else(rejected, |answer| body::write(answer, Some(permit)))
+            let written = answer.and_then(|answer| body::write(answer, Some(permit), &memory));
+            written.unwrap_or_else(rejected)
         }
     };
     let arguments = warp::header::headers_cloned().and(warp::ext::get::<RequestContext>()).and(warp::body::stream());
@@ -146,11 +147,19 @@ where
     R: Future<Output = Result<ApiResponse, ApiError>> + Send + 'static,
 {
     let app = app.clone();
+    let is_watched = UNCOUNTED_PATHS.contains(&pattern);
     let answer = move |context: RequestContext| {
         let (app, handler) = (app.clone(), handler.clone());
         async move {
-            let call = context.into_request(Vec::new(), &app);
-            catch_panic(handler(app, call)).await.map_or_else(rejected, |answer| body::write(answer, None))
+            let client = context.share();
+            let permit = match (!is_watched).then(|| app.admit(client)).transpose() {
+                Ok(permit) => permit,
+                Err(error) => return rejected(error),
+            };
+            let memory = app.memory_of(client);
+            let call = context.into_request(Bytes::new(), memory.clone(), &app);
+            let answer = catch_panic(handler(app, call)).await;
+            answer.and_then(|answer| body::write(answer, permit, &memory)).unwrap_or_else(rejected)
         }
     };
     Route { method, pattern, handler: service(warp::ext::get::<RequestContext>().then(answer).boxed()) }

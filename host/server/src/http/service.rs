@@ -19,6 +19,7 @@ use super::{
     auth::Auth,
     body,
     connections::{self, ConnectionHandle},
+    heap,
     request_log::{LoggedBody, RequestLog},
     router::{PathParams, RouteMatch, Router},
     routes::{self, PUBLIC_PATHS, Rejected},
@@ -60,9 +61,12 @@ impl Service {
         self.app.limits()
     }
 
-    /// Keeps the metrics small while nothing reads them.
+    /// Keeps the metrics small while nothing reads them, and gives memory back to the system that requests have left.
     pub(super) fn upkeep(&self) -> impl Future<Output = ()> + use<> {
-        self.app.recorder.clone().upkeep()
+        let (metrics, heap) = (self.app.recorder.clone().upkeep(), heap::give_back(self.app.memory.clone()));
+        async move {
+            tokio::join!(metrics, heap);
+        }
     }
 
     pub(super) async fn answer(

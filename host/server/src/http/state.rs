@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::{Limits, Settings, connections::ConnectionHandle, metrics::Recorder, router::PathParams};
 use crate::{
     chat::Client,
-    dialects::{ApiError, ApiRequest, Dialect, ErrorCode, Shared, StreamLimit},
+    dialects::{ApiError, ApiRequest, Dialect, ErrorCode, RequestMemory, Shared, StreamLimit},
     prompt::Chats,
     shares::{Share, Shares},
 };
@@ -16,9 +18,9 @@ pub(super) struct AppState {
     pub(super) recorder: Recorder,
     limits: Limits,
     requests: Shares,
-    /// Bytes of the bodies of all requests. Each takes as much as has come of it, so that no client can reserve any by saying
-    /// how much it is about to send.
-    pub(super) bodies: Shares,
+    /// Bytes of all requests: of their bodies, of what becomes of them, and of answers that wait to be read. A body takes as much
+    /// as has come of it, so that no client can reserve any by saying how much it is about to send.
+    pub(super) memory: Shares,
     shared: Arc<Shared>,
 }
 
@@ -39,9 +41,9 @@ impl RequestContext {
         self.client.as_ref().map_or(ONLY_CLIENT, |client| client.share)
     }
 
-    pub(super) fn into_request(self, body: Vec<u8>, app: &AppState) -> ApiRequest {
+    pub(super) fn into_request(self, body: Bytes, memory: RequestMemory, app: &AppState) -> ApiRequest {
         let Self { client, request_id, dialect, params: PathParams { id, name }, query, connection: _ } = self;
-        ApiRequest { id, name, query, dialect, body, client, request_id, shared: app.shared.clone() }
+        ApiRequest { id, name, query, dialect, body, memory, client, request_id, shared: app.shared.clone() }
     }
 }
 
@@ -49,12 +51,16 @@ impl AppState {
     pub(super) fn new(chats: Arc<Chats>, settings: &Settings) -> Arc<Self> {
         let limits = settings.limits;
         let shared = Shared::new(settings.dialects.clone(), StreamLimit::new(limits.streams_max));
-        let (requests, bodies) = (Shares::new(limits.requests_max), Shares::new(limits.bodies_bytes_max));
-        Arc::new(Self { chats, recorder: Recorder::install(), limits, requests, bodies, shared: Arc::new(shared) })
+        let (requests, memory) = (Shares::new(limits.requests_max), Shares::new(limits.bodies_bytes_max));
+        Arc::new(Self { chats, recorder: Recorder::install(), limits, requests, memory, shared: Arc::new(shared) })
     }
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    pub(super) fn memory_of(&self, client: u64) -> RequestMemory {
+        RequestMemory::new(&self.memory, client)
     }
 
     pub(super) fn admit(&self, client: u64) -> Result<Share, ApiError> {

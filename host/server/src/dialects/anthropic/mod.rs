@@ -34,9 +34,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{
-    ApiError, ApiRequest, ApiResponse, ErrorCode,
-    fields::{Document, Notes},
-    fresh_id,
+    ApiError, ApiRequest, ApiResponse, Frame, fresh_id,
     stream::{self, EventEncoder, Generations},
     validation,
 };
@@ -61,7 +59,7 @@ pub(crate) async fn messages(
     always_stream: bool,
 ) -> Result<ApiResponse, ApiError> {
     let first_event = Instant::now() + FIRST_EVENT;
-    let (MessageRequest { request, stream }, warnings) = read(&call, request::message).await?;
+    let (MessageRequest { request, stream }, warnings) = call.read(|_, body| request::message(body)).await?;
     let permit = (stream || always_stream).then(|| call.stream_permit()).transpose()?;
     let (name, stops) = (request.model.clone(), request.stops.clone());
     let model = validation::model_name(&call, &name).to_owned();
@@ -84,7 +82,7 @@ pub(crate) async fn messages(
 
 /// `POST /v1/messages/count_tokens`: renders the prompt that the same message would have, and counts it.
 pub(crate) async fn count_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (request, warnings) = read(&call, request::count).await?;
+    let (request, warnings) = call.read(|_, body| request::count(body)).await?;
     let model = validation::model_name(&call, &request.model).to_owned();
     let tokens = chats.count(Request { client: call.client(), model, ..request }).await?;
     Ok(ApiResponse::json(&json!({ "input_tokens": tokens })).with_warnings(warnings))
@@ -96,30 +94,30 @@ struct MessageEvents {
 }
 
 impl MessageEvents {
-    fn frame(&self, events: &[Event]) -> Vec<u8> {
-        events.iter().flat_map(|event| event.frame(&self.request_id)).collect()
+    fn frame(&self, events: &[Event]) -> Frame {
+        events.iter().flat_map(|event| event.frame(&self.request_id)).collect::<Vec<u8>>().into()
     }
 }
 
 impl EventEncoder for MessageEvents {
-    fn begin(&mut self) -> Vec<u8> {
+    fn begin(&mut self) -> Frame {
         self.frame(&self.encoder.begin())
     }
 
-    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Frame, ApiError> {
         let events = self.encoder.take(delta)?;
         Ok(self.frame(&events))
     }
 
-    fn keep_alive(&mut self) -> Vec<u8> {
+    fn keep_alive(&mut self) -> Frame {
         self.frame(&[Event::Ping])
     }
 
-    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
-        if self.encoder.is_over() { Ok(Vec::new()) } else { Err(stream::ended_early()) }
+    fn end(&mut self) -> Result<Frame, ApiError> {
+        if self.encoder.is_over() { Ok(Frame::default()) } else { Err(stream::ended_early()) }
     }
 
-    fn error(&mut self, error: &ApiError) -> Vec<u8> {
+    fn error(&mut self, error: &ApiError) -> Frame {
         self.frame(&[Event::Error(error.clone())])
     }
 }
@@ -128,24 +126,11 @@ impl EventEncoder for MessageEvents {
 async fn collect(mut encoder: MessageEncoder, mut generations: Generations) -> Result<ApiResponse, ApiError> {
     let mut message = MessageBuilder::default();
     encoder.begin().into_iter().for_each(|event| message.add(event));
-    while let Some((_, delta)) = generations.next().await {
+    while let Some((_, delta)) = generations.gather().await? {
         encoder.take(delta)?.into_iter().for_each(|event| message.add(event));
     }
     if !encoder.is_over() {
         return Err(stream::ended_early());
     }
     Ok(ApiResponse::json(&message.json()))
-}
-
-/// Reads a body on a thread that may block: a large one takes a while. Returns the warnings beside it.
-async fn read<T: Send + 'static>(
-    call: &ApiRequest,
-    reader: fn(&Document) -> Result<T, ApiError>,
-) -> Result<(T, Vec<String>), ApiError> {
-    let (body, notes) = (call.body.clone(), Notes::new(call.shared.settings.reject_attachments));
-    let read = tokio::task::spawn_blocking(move || {
-        let document = Document::parse(&body, notes)?;
-        Ok((reader(&document)?, document.warnings()))
-    });
-    read.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the body")))
 }

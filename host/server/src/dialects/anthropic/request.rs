@@ -5,10 +5,7 @@ use serde_json::Value;
 use super::{conversation, error::THREAD, tools};
 use crate::{
     chat::{Conversation, Input, Request, ResponseFormat, SamplingParams},
-    dialects::{
-        ApiError, extensions,
-        fields::{Document, Field},
-    },
+    dialects::{ApiError, extensions, fields::Field},
 };
 use pensieve_protocol::grammar::Grammar;
 
@@ -25,16 +22,15 @@ pub(super) struct MessageRequest {
     pub(super) stream: bool,
 }
 
-pub(super) fn message(document: &Document) -> Result<MessageRequest, ApiError> {
-    let body = document.root();
+pub(super) fn message(body: &Field<'_>) -> Result<MessageRequest, ApiError> {
     let max_tokens = body.get("max_tokens").count(1)?;
     let stream = body.get("stream").flag(false)?;
-    Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request(&body)? }, stream })
+    Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request(body)? }, stream })
 }
 
 /// Reads the body of `count_tokens`, which is the same but for what concerns the answer.
-pub(super) fn count(document: &Document) -> Result<Request, ApiError> {
-    request(&document.root())
+pub(super) fn count(body: &Field<'_>) -> Result<Request, ApiError> {
+    request(body)
 }
 
 fn request(body: &Field<'_>) -> Result<Request, ApiError> {

@@ -8,7 +8,7 @@ use super::error_line;
 use crate::{
     chat::Delta,
     dialects::{
-        ApiError, ErrorCode, catalog,
+        ApiError, ErrorCode, Frame, catalog,
         stream::{EventEncoder, ended_early},
     },
 };
@@ -141,15 +141,15 @@ impl LineEncoder {
 }
 
 impl EventEncoder for LineEncoder {
-    fn begin(&mut self) -> Vec<u8> {
-        Vec::new()
+    fn begin(&mut self) -> Frame {
+        Frame::default()
     }
 
-    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Frame, ApiError> {
         if matches!(delta, Delta::Text { .. } | Delta::Thinking(_) | Delta::ToolCall { .. }) {
             self.answered.get_or_insert_with(Instant::now);
         }
-        Ok(match delta {
+        let lines = match delta {
             Delta::Started { .. } => {
                 self.started.get_or_insert_with(Instant::now);
                 Vec::new()
@@ -175,23 +175,24 @@ impl EventEncoder for LineEncoder {
                 }
                 Vec::new()
             }
-            Delta::Finished { reason, usage } => return self.finish(reason, usage),
+            Delta::Finished { reason, usage } => self.finish(reason, usage)?,
             Delta::Failed(failure) => return Err(ApiError::of_model(failure)),
             _ => Vec::new(),
-        })
+        };
+        Ok(lines.into())
     }
 
     /// Lines have no comments, so an empty text says that the server is alive.
-    fn keep_alive(&mut self) -> Vec<u8> {
-        self.line("", "")
+    fn keep_alive(&mut self) -> Frame {
+        self.line("", "").into()
     }
 
-    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
-        if self.last.is_some() { Ok(Vec::new()) } else { Err(ended_early()) }
+    fn end(&mut self) -> Result<Frame, ApiError> {
+        if self.last.is_some() { Ok(Frame::default()) } else { Err(ended_early()) }
     }
 
-    fn error(&mut self, error: &ApiError) -> Vec<u8> {
-        line(&error_line(error))
+    fn error(&mut self, error: &ApiError) -> Frame {
+        line(&error_line(error)).into()
     }
 }
 

@@ -36,18 +36,16 @@ const LINES: &str = "application/x-ndjson";
 
 /// `POST /api/chat`.
 pub(crate) async fn chat(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let asked = request::chat(&document.root())?;
+    let (asked, warnings) = call.read(|_, body| request::chat(body)).await?;
     let answer = answer(&chats, &call, asked, Shape::Chat).await?;
-    Ok(answer.with_warnings(document.warnings()))
+    Ok(answer.with_warnings(warnings))
 }
 
 /// `POST /api/generate`.
 pub(crate) async fn generate(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let asked = request::generate(&document.root())?;
+    let (asked, warnings) = call.read(|_, body| request::generate(body)).await?;
     let answer = answer(&chats, &call, asked, Shape::Generate).await?;
-    Ok(answer.with_warnings(document.warnings()))
+    Ok(answer.with_warnings(warnings))
 }
 
 /// The form of an error: `{"error": "…"}`.
@@ -101,7 +99,7 @@ async fn answer(chats: &Chats, call: &ApiRequest, asked: OllamaRequest, shape: S
     if let Some(permit) = permit {
         return Ok(ApiResponse::stream(LINES, stream::frames(encoder, generations), permit));
     }
-    while let Some((choice, delta)) = generations.next().await {
+    while let Some((choice, delta)) = generations.gather().await? {
         encoder.delta(choice, delta)?;
     }
     Ok(ApiResponse::json(&encoder.into_whole().ok_or_else(stream::ended_early)?))

@@ -45,8 +45,8 @@ pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, 
 
 /// `POST /api/show`.
 pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let entry = named(&chats, &call, &document.root()).await?;
+    let (name, _) = call.read(|_, body| name_of(body)).await?;
+    let entry = named(&chats, &call, &name).await?;
     let target = chats.fleet().target(&entry.id).await.map_err(ApiError::of_model)?;
     let card = &target.card;
     let architecture = card.architecture.as_str();
@@ -66,13 +66,17 @@ pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     })))
 }
 
-pub(super) async fn named(chats: &Chats, call: &ApiRequest, body: &Field<'_>) -> Result<Entry, ApiError> {
+/// The model that a body names.
+pub(super) fn name_of(body: &Field<'_>) -> Result<String, ApiError> {
     let field = if body.get("model").is_absent() { body.get("name") } else { body.get("model") };
     if field.is_absent() {
         return Err(body.get("model").invalid("this field is required"));
     }
-    let name = model_name(field.text(MODEL_BYTES_MAX)?);
-    catalog::find(chats, validation::model_name(call, name)).await
+    field.text(MODEL_BYTES_MAX).map(str::to_owned)
+}
+
+pub(super) async fn named(chats: &Chats, call: &ApiRequest, name: &str) -> Result<Entry, ApiError> {
+    catalog::find(chats, validation::model_name(call, model_name(name))).await
 }
 
 fn tag(entry: &Entry) -> Value {

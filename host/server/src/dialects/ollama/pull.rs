@@ -10,7 +10,10 @@ use futures_util::stream::unfold;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::{LINES, error_line, model_name, models::named};
+use super::{
+    LINES, error_line, model_name,
+    models::{name_of, named},
+};
 use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode},
     fleet::default_budget,
@@ -25,15 +28,13 @@ const LINES_WAITING_MAX: usize = 16;
 
 /// Answers in lines, or with the last one alone.
 pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
-    let is_stream = body.get("stream").flag(true)?;
-    let (name, absent) = match named(&chats, &call, &body).await {
+    let ((name, is_stream), _) = call.read(|_, body| Ok((name_of(body)?, body.get("stream").flag(true)?))).await?;
+    let absent = match named(&chats, &call, &name).await {
         Ok(_) => return Ok(ApiResponse::text(LINES, line(&success()))),
         Err(error) if error.code != ErrorCode::NotFound => return Err(error),
-        Err(error) => (body.get(if body.get("model").is_absent() { "name" } else { "model" }).string()?, error),
+        Err(error) => error,
     };
-    let Some(name) = hub_name(name) else {
+    let Some(name) = hub_name(&name) else {
         let help = "name one of the hub, hf:OWNER/REPO, or serve it with 'pensieve serve --model ID=hf:OWNER/REPO'";
         return Err(ApiError { help: help.to_owned(), ..absent });
     };
@@ -61,7 +62,7 @@ pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     if let Some(permit) = stream_permit {
         let frames = Box::pin(unfold(lines, |mut lines: Receiver<Line>| async move {
             let value = lines.recv().await?.unwrap_or_else(|error| error_line(&error));
-            Some((line(&value), lines))
+            Some((line(&value).into(), lines))
         }));
         return Ok(ApiResponse::stream(LINES, frames, permit));
     }

@@ -11,19 +11,14 @@ use super::{
 };
 use crate::{
     chat::{Conversation, Delta, Input, Part, ResponseFormat},
-    dialects::{
-        ApiError, Dialect, ErrorCode,
-        fields::{Document, Notes},
-        fuzz,
-        stream::EventEncoder,
-    },
+    dialects::{ApiError, Dialect, ErrorCode, fields::Document, fuzz, stream::EventEncoder},
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 
 fn chat(fields: Value) -> Result<OllamaRequest, String> {
     let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    request::chat(&Document::of(body, Notes::default()).root()).map_err(|error| error.to_string())
+    request::chat(&Document::of(&body).root()).map_err(|error| error.to_string())
 }
 
 fn conversation(fields: Value) -> Conversation {
@@ -52,7 +47,11 @@ fn lines(encoder: &mut LineEncoder, deltas: Vec<Delta>) -> Vec<Value> {
             Err(error) => bytes.extend(encoder.error(&error)),
         }
     }
-    String::from_utf8(bytes).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    String::from_utf8(bytes.concat().to_vec())
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 #[test]

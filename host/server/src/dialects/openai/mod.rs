@@ -49,10 +49,12 @@ use text_encoder::TextEncoder;
 
 /// `POST /v1/chat/completions`.
 pub(crate) async fn chat_completions(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
-    let asked = chat::read(&body)?;
-    let request = complete(&body, asked.request, &call)?;
+    let read = call.read(|call, body| {
+        let chat::ParsedRequest { request, choices, stream, include_usage } = chat::read(body)?;
+        Ok(chat::ParsedRequest { request: complete(body, request, call)?, choices, stream, include_usage })
+    });
+    let (asked, warnings) = read.await?;
+    let request = asked.request;
     let encoder = || Box::new(MessageEncoder::new(request.logprobs.is_some())) as Box<dyn ChoiceEncoder>;
     let plan = Plan {
         id: fresh_id("chatcmpl-"),
@@ -63,16 +65,19 @@ pub(crate) async fn chat_completions(chats: Arc<Chats>, call: ApiRequest) -> Res
         include_usage: asked.include_usage,
     };
     let answer = plan.answer(&chats, &call, vec![request], asked.stream).await?;
-    Ok(answer.with_warnings(document.warnings()))
+    Ok(answer.with_warnings(warnings))
 }
 
 /// `POST /v1/completions`.
 pub(crate) async fn completions(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let document = call.document()?;
-    let body = document.root();
-    let asked = completions::read(&body)?;
-    let requests = asked.requests.into_iter().map(|request| complete(&body, request, &call));
-    let requests = requests.collect::<Result<Vec<Request>, ApiError>>()?;
+    let read = call.read(|call, body| {
+        let mut asked = completions::read(body)?;
+        let requests = asked.requests.into_iter().map(|request| complete(body, request, call));
+        asked.requests = requests.collect::<Result<Vec<Request>, ApiError>>()?;
+        Ok(asked)
+    });
+    let (mut asked, _) = read.await?;
+    let requests = std::mem::take(&mut asked.requests);
     let encoder = |request: &Request| {
         let echo = if let (true, Input::Text(text)) = (asked.echo, &request.input) { Some(text.clone()) } else { None };
         Box::new(TextEncoder::new(echo, asked.logprobs)) as Box<dyn ChoiceEncoder>

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     chat::Delta,
     dialects::{
-        ApiError, ApiResponse,
+        ApiError, ApiResponse, Frame,
         stream::{EventEncoder, Generations, ended_early},
     },
 };
@@ -46,7 +46,7 @@ impl ResponseBuilder {
     }
 
     pub(super) async fn full(mut self, mut generations: Generations) -> Result<ApiResponse, ApiError> {
-        while let Some((place, delta)) = generations.next().await {
+        while let Some((place, delta)) = generations.gather().await? {
             if let Some(piece) = self.choices[place].take(delta)? {
                 self.style.encoders[place].keep(piece);
             }
@@ -97,21 +97,21 @@ impl ResponseBuilder {
 }
 
 impl EventEncoder for ResponseBuilder {
-    fn begin(&mut self) -> Vec<u8> {
-        COMMENT.to_vec()
+    fn begin(&mut self) -> Frame {
+        COMMENT.into()
     }
 
-    fn delta(&mut self, choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
-        let Some(piece) = self.choices[choice].take(delta)? else { return Ok(Vec::new()) };
+    fn delta(&mut self, choice: usize, delta: Delta) -> Result<Frame, ApiError> {
+        let Some(piece) = self.choices[choice].take(delta)? else { return Ok(Frame::default()) };
         let entries = self.style.encoders[choice].chunks(choice, piece);
-        Ok(entries.into_iter().flat_map(|entry| event(&self.chunk(&[entry]))).collect())
+        Ok(entries.into_iter().flat_map(|entry| event(&self.chunk(&[entry]))).collect::<Vec<u8>>().into())
     }
 
-    fn keep_alive(&mut self) -> Vec<u8> {
-        COMMENT.to_vec()
+    fn keep_alive(&mut self) -> Frame {
+        COMMENT.into()
     }
 
-    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
+    fn end(&mut self) -> Result<Frame, ApiError> {
         let usage = self.total()?.json();
         let mut bytes = Vec::new();
         if self.style.include_usage {
@@ -120,11 +120,11 @@ impl EventEncoder for ResponseBuilder {
             bytes = event(&body);
         }
         bytes.extend(DONE);
-        Ok(bytes)
+        Ok(bytes.into())
     }
 
-    fn error(&mut self, error: &ApiError) -> Vec<u8> {
-        event(&json!({ "error": body(error) }))
+    fn error(&mut self, error: &ApiError) -> Frame {
+        event(&json!({ "error": body(error) })).into()
     }
 }
 

@@ -60,12 +60,13 @@ fn generations(scripts: Vec<Vec<Delta>>) -> Generations {
 
 async fn whole((builder, generations): Answer) -> Value {
     let ApiBody::Full(body) = builder.full(generations).await.unwrap().body else { panic!("that was no body") };
-    serde_json::from_slice(&body).unwrap()
+    serde_json::from_slice(&body.concat()).unwrap()
 }
 
 /// What a stream says: its events' data, and the line that is none.
 async fn events((builder, generations): Answer) -> Vec<Value> {
-    let bytes: Vec<u8> = frames(builder, generations).collect::<Vec<_>>().await.concat();
+    let frames: Vec<Frame> = frames(builder, generations).collect().await;
+    let bytes: Vec<u8> = frames.into_iter().flatten().flatten().collect();
     let text = String::from_utf8(bytes).unwrap();
     let events = text
         .strip_prefix(
@@ -153,7 +154,7 @@ async fn silence_is_broken_by_comments() {
     answer.1.push(0, pending());
     let mut pieces = frames_with(answer.0, answer.1, Duration::from_millis(5));
     for _ in 0..3 {
-        assert_eq!(pieces.next().await.unwrap(), COMMENT);
+        assert_eq!(pieces.next().await.unwrap(), COMMENT.into());
     }
 }
 

@@ -3,17 +3,19 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::{
     input::{CALL_PREFIX, encrypted},
-    store::Stored,
+    replay::response_event,
+    store::StoredResponse,
     tools::{CUSTOM_ARGUMENT, Origin, Tools},
 };
 use crate::{
     chat::Delta,
     dialects::{
-        ApiError, ErrorCode, Shared, fresh_id,
+        ApiError, ErrorCode, Frame, Shared, fresh_id,
         stream::{EventEncoder, ended_early, event},
     },
 };
@@ -25,17 +27,44 @@ pub(super) struct Head {
     pub(super) id: String,
     /// When it was begun, in seconds since 1970.
     pub(super) created: u64,
-    /// The fields of the request that it repeats.
-    pub(super) echo: Map<String, Value>,
-    pub(super) warnings: Vec<String>,
+    /// The fields of the request that it repeats, as members of a JSON object.
+    pub(super) echo: Bytes,
     /// Whether the client has limited the answer itself.
     pub(super) is_limited: bool,
     /// Whether reasoning comes with its encoded form.
     pub(super) with_encrypted: bool,
 }
 
-/// Where a finished response is stored: the client's number, and the items that the model was given.
-pub(super) type StoreTarget = (Arc<Shared>, u64, Vec<Value>);
+/// Where a finished response is stored.
+pub(super) struct StoreTarget {
+    pub(super) shared: Arc<Shared>,
+    /// The client's number.
+    pub(super) client: u64,
+    /// The items that the model was given, as a JSON list.
+    pub(super) items: Bytes,
+    /// How many they are.
+    pub(super) inputs: usize,
+}
+
+impl StoreTarget {
+    /// Stores a response with the conversation that it goes on: the items that the model was given, and those of its answer.
+    fn put(&self, id: &str, response: Bytes, output: &[Value]) {
+        let mut items = self.items.to_vec();
+        items.pop();
+        for (place, item) in output.iter().enumerate() {
+            items.extend_from_slice(if self.inputs + place > 0 { b"," } else { b"" });
+            items.extend_from_slice(item.to_string().as_bytes());
+        }
+        items.push(b']');
+        // A copy, so that the store keeps no memory of the request.
+        let response = Bytes::from(response.to_vec());
+        self.shared.responses.put(
+            self.client,
+            id,
+            StoredResponse { response, items: items.into(), inputs: self.inputs },
+        );
+    }
+}
 
 pub(super) struct ResponseEncoder {
     head: Head,
@@ -44,7 +73,7 @@ pub(super) struct ResponseEncoder {
     output: Vec<Value>,
     open: Option<Open>,
     sequence: u64,
-    response: Option<Value>,
+    response: Option<Frame>,
 }
 
 struct Open {
@@ -65,7 +94,7 @@ impl ResponseEncoder {
         Self { head, tools, store, output, open: None, sequence: 0, response: None }
     }
 
-    pub(super) fn into_response(self) -> Option<Value> {
+    pub(super) fn into_response(self) -> Option<Frame> {
         self.response
     }
 
@@ -89,25 +118,31 @@ impl ResponseEncoder {
         self.event(kind, fields)
     }
 
-    fn object(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>) -> Value {
+    /// The response as it is now, as the text of a JSON object.
+    fn object(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>) -> Frame {
+        let details = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
+        let error = error.map(|error| json!({ "code": code(error), "message": error.to_string() }));
         let mut object = json!({
             "id": self.head.id, "object": "response", "created_at": self.head.created, "status": status,
-            "background": false, "error": null, "incomplete_details": null, "output": self.output, "usage": null,
+            "background": false, "error": error, "incomplete_details": details, "output": self.output,
+            "usage": usage.map(Self::usage),
         });
-        if let Value::Object(fields) = &mut object {
-            fields.extend(self.head.echo.clone());
-        }
-        for (place, warning) in self.head.warnings.iter().enumerate() {
-            object["metadata"][format!("pensieve_warning_{place}")] = warning.as_str().into();
-        }
-        if let Some(usage) = usage {
-            object["usage"] = Self::usage(usage);
+        if usage.is_some() {
             object["completed_at"] = crate::dialects::openai::now().into();
         }
-        if let Some(error) = error {
-            object["error"] = json!({ "code": code(error), "message": error.to_string() });
-        }
-        object
+        let mut text = object.to_string();
+        text.pop();
+        text.push(',');
+        let mut frame = Frame::from(text);
+        frame.push(self.head.echo.clone());
+        frame.push("}");
+        frame
+    }
+
+    fn response_event(&mut self, kind: &str, response: Frame) -> Frame {
+        let frame = response_event(kind, self.sequence, response);
+        self.sequence += 1;
+        frame
     }
 
     fn usage(usage: Usage) -> Value {
@@ -243,7 +278,7 @@ impl ResponseEncoder {
         out.extend(self.item_event(name, data));
     }
 
-    fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Vec<u8>, ApiError> {
+    fn finish(&mut self, reason: Finish, usage: Usage) -> Result<Frame, ApiError> {
         let is_cut = match reason {
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => false,
             Finish::Length | Finish::Repetition | Finish::ContextFull => true,
@@ -266,31 +301,26 @@ impl ResponseEncoder {
             && (matches!(&self.open, Some(Open { kind: Kind::Message | Kind::Call { .. }, .. }))
                 || self.output.iter().any(|item| item["type"] != "reasoning"));
         let status = if is_cut && (self.head.is_limited || !is_usable) { "incomplete" } else { "completed" };
-        let mut out = self.close(status);
-        let mut response = self.object(status, Some(usage), None);
-        if status == "incomplete" {
-            response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
+        let mut out = Frame::from(self.close(status));
+        let response = self.object(status, Some(usage), None);
+        if let Some(store) = self.store.take() {
+            store.put(&self.head.id, response.clone().concat(), &self.output);
         }
-        if let Some((shared, client, mut items)) = self.store.take() {
-            let inputs = items.len();
-            items.extend(self.output.iter().cloned());
-            shared.responses.put(client, &self.head.id, &Stored { response: response.clone(), items, inputs });
-        }
-        out.extend(self.event(&format!("response.{status}"), json!({ "response": response })));
+        out.extend(self.response_event(&format!("response.{status}"), response.clone()));
         self.response = Some(response);
         Ok(out)
     }
 }
 
 impl EventEncoder for ResponseEncoder {
-    fn begin(&mut self) -> Vec<u8> {
+    fn begin(&mut self) -> Frame {
         let response = self.object("in_progress", None, None);
-        let mut out = self.event("response.created", json!({ "response": response }));
-        out.extend(self.event("response.in_progress", json!({ "response": response })));
+        let mut out = self.response_event("response.created", response.clone());
+        out.extend(self.response_event("response.in_progress", response));
         out
     }
 
-    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Vec<u8>, ApiError> {
+    fn delta(&mut self, _choice: usize, delta: Delta) -> Result<Frame, ApiError> {
         let mut out = Vec::new();
         match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => {}
@@ -318,22 +348,22 @@ impl EventEncoder for ResponseEncoder {
             Delta::Finished { reason, usage } => return self.finish(reason, usage),
             Delta::Failed(failure) => return Err(ApiError::of_model(failure)),
         }
-        Ok(out)
+        Ok(out.into())
     }
 
     /// A comment would not do: Codex's timer is reset by events alone.
-    fn keep_alive(&mut self) -> Vec<u8> {
+    fn keep_alive(&mut self) -> Frame {
         let response = self.object("in_progress", None, None);
-        self.event("response.in_progress", json!({ "response": response }))
+        self.response_event("response.in_progress", response)
     }
 
-    fn end(&mut self) -> Result<Vec<u8>, ApiError> {
-        if self.response.is_some() { Ok(Vec::new()) } else { Err(ended_early()) }
+    fn end(&mut self) -> Result<Frame, ApiError> {
+        if self.response.is_some() { Ok(Frame::default()) } else { Err(ended_early()) }
     }
 
-    fn error(&mut self, error: &ApiError) -> Vec<u8> {
+    fn error(&mut self, error: &ApiError) -> Frame {
         let response = self.object("failed", None, Some(error));
-        self.event("response.failed", json!({ "response": response }))
+        self.response_event("response.failed", response)
     }
 }
 

@@ -10,6 +10,7 @@
 //!   Where the client has set `max_output_tokens` itself, it is `incomplete`.
 //! - `background`, `conversation` and `prompt` templates are refused by name.
 
+mod echo;
 mod encoder;
 mod input;
 mod lark;
@@ -27,12 +28,13 @@ pub(crate) use stored::{delete, input_items, retrieve};
 
 use std::sync::Arc;
 
-use serde_json::json;
+use bytes::Bytes;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
     ApiError, ApiRequest, ApiResponse, ErrorCode,
-    fields::{Document, Notes},
+    fields::{Field, value_of},
     fresh_id, openai,
     stream::{self, EventEncoder, FIRST_EVENT, Generations},
     validation,
@@ -41,7 +43,8 @@ use crate::{
     chat::{Input, Request, Role},
     prompt::{Chats, Prepared},
 };
-use encoder::{Head, ResponseEncoder};
+use encoder::{Head, ResponseEncoder, StoreTarget};
+use pensieve_protocol::job::Failure;
 use request::ResponseRequest;
 
 /// How often a conversation is shortened for `truncation: "auto"` before the request is refused as too long.
@@ -49,35 +52,34 @@ const TRUNCATIONS_MAX: usize = 8;
 
 /// `POST /v1/responses`.
 pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (asked, mut warnings) = read(&call)?;
+    let (Asked { response: asked, items, inputs }, mut warnings) = call.read(read).await?;
     let permit = asked.stream.then(|| call.stream_permit()).transpose()?;
     let prepared = prepare(&chats, &call, asked.request, asked.truncate, &mut warnings).await?;
     let head = Head {
         id: fresh_id("resp_"),
         created: openai::now(),
-        echo: asked.echo,
-        warnings: warnings.clone(),
+        echo: call.memory.bytes(asked.echo.with_warnings(&warnings))?,
         is_limited: asked.is_limited,
         with_encrypted: asked.with_encrypted,
     };
-    let store = asked.store.then(|| (call.shared.clone(), call.client().id, asked.items));
+    let store = items.map(|items| StoreTarget { shared: call.shared.clone(), client: call.client().id, items, inputs });
     let mut encoder = ResponseEncoder::new(head, asked.tools, store);
     let generations = Generations::start(&call, vec![prepared], Instant::now() + FIRST_EVENT).await;
     let mut generations = generations.map_err(ApiError::of_model)?;
     if let Some(permit) = permit {
         return Ok(ApiResponse::events(stream::frames(encoder, generations), permit).with_warnings(warnings));
     }
-    while let Some((choice, delta)) = generations.next().await {
+    while let Some((choice, delta)) = generations.gather().await? {
         encoder.delta(choice, delta)?;
     }
     let response = encoder.into_response().ok_or_else(stream::ended_early)?;
-    Ok(ApiResponse::json(&response).with_warnings(warnings))
+    Ok(ApiResponse::text("application/json", response).with_warnings(warnings))
 }
 
 /// `POST /v1/responses/input_tokens`: counts the prompt that the same response would have.
 pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (asked, warnings) = read(&call)?;
-    let tokens = chats.count(asked.request).await.map_err(ApiError::of_model)?;
+    let (asked, warnings) = call.read(read).await?;
+    let tokens = chats.count(asked.response.request).await.map_err(ApiError::of_model)?;
     let body = json!({ "object": "response.input_tokens", "input_tokens": tokens });
     Ok(ApiResponse::json(&body).with_warnings(warnings))
 }
@@ -94,26 +96,38 @@ pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
     openai::envelope(error, request_id)
 }
 
+/// A body with the conversation that it goes on.
+#[derive(Debug)]
+struct Asked {
+    response: ResponseRequest,
+    /// All items that the model is given, as a JSON list; none if they are not to be stored.
+    items: Option<Bytes>,
+    inputs: usize,
+}
+
 /// Reads the body. The input of a request that goes on from a stored response is that response's conversation and its own.
-fn read(call: &ApiRequest) -> Result<(ResponseRequest, Vec<String>), ApiError> {
-    let document = call.document()?;
-    let body = document.root();
+fn read(call: &ApiRequest, body: &Field<'_>) -> Result<Asked, ApiError> {
     let mut items = input::items(&body.get("input"))?;
     if let Some(previous) = body.get("previous_response_id").present() {
         let id = previous.text(input::ID_BYTES_MAX)?;
         let stored =
             stored::find(call, id).map_err(|error| ApiError { field: Some(previous.path().to_owned()), ..error })?;
-        items.splice(..0, stored.items);
+        // The text may be removed from the store while it is read here.
+        let text = call.memory.bytes(stored.items)?;
+        if let Value::Array(before) = value_of(&text, &call.memory)? {
+            items.splice(..0, before);
+        }
     }
     // The items are read again as one list, so that an error in them has the path that the client knows.
-    let list = Document::of(json!({ "input": items }), Notes::new(call.shared.settings.reject_attachments));
-    let mut asked = request::read(&body, &list.root().get("input"), items)?;
-    let model = validation::model_name(call, &asked.request.model).to_owned();
-    let max_tokens = asked.request.max_tokens.or(call.shared.settings.max_tokens);
-    asked.request = Request { client: call.client(), model, max_tokens, ..asked.request };
-    super::extensions::read(&body, &mut asked.request)?;
-    let warnings = [document.warnings(), list.warnings()].concat();
-    Ok((asked, warnings))
+    let inputs = items.len();
+    let list = Value::Array(items);
+    let mut response = request::read(body, &body.beside("input", &list))?;
+    let items = response.store.then(|| call.memory.bytes(list.to_string())).transpose()?;
+    let model = validation::model_name(call, &response.request.model).to_owned();
+    let max_tokens = response.request.max_tokens.or(call.shared.settings.max_tokens);
+    response.request = Request { client: call.client(), model, max_tokens, ..response.request };
+    super::extensions::read(body, &mut response.request)?;
+    Ok(Asked { response, items, inputs })
 }
 
 /// Prepares a request. Under `truncation: "auto"` the oldest turns go until the rest fits.
@@ -125,23 +139,34 @@ async fn prepare(
     warnings: &mut Vec<String>,
 ) -> Result<Prepared, ApiError> {
     validation::check(chats, &request)?;
+    if !truncate {
+        return chats.prepare(request).await.map_err(too_long_at_input);
+    }
     for _ in 0..TRUNCATIONS_MAX {
         let error = match chats.prepare(request.clone()).await {
             Ok(prepared) => return Ok(prepared),
             Err(failure) => ApiError::of_model(failure),
         };
-        if error.code != ErrorCode::TooLong || !truncate || !shorten(&mut request) {
-            let is_long = error.code == ErrorCode::TooLong;
-            return Err(if is_long { ApiError { field: Some("input".to_owned()), ..error } } else { error });
+        if error.code != ErrorCode::TooLong || !shorten(&mut request) {
+            return Err(at_input(error));
         }
         if !warnings.iter().any(|warning| warning.starts_with("truncation:")) {
             warnings.push("truncation: the oldest turns were left out, since the conversation is too long".to_owned());
         }
     }
-    let prepared = chats.prepare(request).await;
+    let prepared = chats.prepare(request).await.map_err(too_long_at_input);
     prepared
-        .map_err(|failure| ApiError { field: Some("input".to_owned()), ..ApiError::of_model(failure) })
         .inspect(|prepared| tracing::debug!(tokens = prepared.input_tokens(), request = call.request_id, "truncated"))
+}
+
+fn too_long_at_input(failure: Failure) -> ApiError {
+    at_input(ApiError::of_model(failure))
+}
+
+/// A prompt that is too long is the fault of the input.
+fn at_input(error: ApiError) -> ApiError {
+    let field = if error.code == ErrorCode::TooLong { Some("input".to_owned()) } else { error.field };
+    ApiError { field, ..error }
 }
 
 /// Leaves a quarter of the turns out, the oldest ones, and begins with a turn of the user. False where none is left to go.

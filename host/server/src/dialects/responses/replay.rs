@@ -1,53 +1,116 @@
-//! The events of a response that is complete: those in which it came, with each text and each call in one piece.
+//! The events of a response that is complete: those in which it came, with each text and each call in one piece. They are made
+//! as they are read, and what is large in them is shared with the stored response.
 
-use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
 
-use crate::dialects::stream::event;
+use bytes::Bytes;
+use serde_json::{Map, Value, json, value::RawValue};
+
+use crate::dialects::{ApiError, Frame, RequestMemory, fields::Members, stream::event};
+
+/// What a response had in these fields when it began; nothing for one that it did not have.
+const AT_FIRST: [(&str, Option<&str>); 5] = [
+    ("completed_at", None),
+    ("status", Some("\"in_progress\"")),
+    ("incomplete_details", Some("null")),
+    ("output", Some("[]")),
+    ("usage", Some("null")),
+];
 
 /// The events behind the one with the sequence number `after`, or all of them.
-pub(super) fn events(response: &Value, after: Option<u64>) -> Vec<u8> {
-    let mut replay = Replay { sequence: 0, after, out: Vec::new() };
-    let mut begun = response.clone();
-    if let Some(fields) = begun.as_object_mut() {
-        fields.shift_remove("completed_at");
-        fields.extend([
-            ("status".to_owned(), "in_progress".into()),
-            ("incomplete_details".to_owned(), Value::Null),
-            ("output".to_owned(), json!([])),
-            ("usage".to_owned(), Value::Null),
-        ]);
-    }
-    replay.event("response.created", json!({ "response": begun }));
-    replay.event("response.in_progress", json!({ "response": begun }));
-    for (place, item) in response["output"].as_array().into_iter().flatten().enumerate() {
-        replay.item(place, item);
-    }
-    let status = response["status"].as_str().unwrap_or("completed");
-    replay.event(&format!("response.{status}"), json!({ "response": response }));
-    replay.out
-}
-
-struct Replay {
+pub(super) struct Replay {
+    response: Bytes,
+    members: Members,
+    items: VecDeque<Bytes>,
+    place: usize,
     sequence: u64,
     after: Option<u64>,
-    out: Vec<u8>,
+    stage: Stage,
+    ready: VecDeque<Frame>,
+}
+
+enum Stage {
+    Begin,
+    Items,
+    Over,
 }
 
 impl Replay {
-    fn event(&mut self, kind: &str, data: Value) {
-        let mut fields = Map::new();
-        fields.insert("type".to_owned(), kind.into());
-        fields.insert("sequence_number".to_owned(), self.sequence.into());
-        if let Value::Object(data) = data {
-            fields.extend(data);
-        }
+    pub(super) fn new(response: Bytes, after: Option<u64>) -> Result<Self, ApiError> {
+        let members = Members::parse(response.clone(), RequestMemory::default())?;
+        let output = members.bytes("output").unwrap_or_default();
+        let items: Vec<&RawValue> = serde_json::from_slice(&output).unwrap_or_default();
+        let items = items.iter().map(|item| output.slice_ref(item.get().as_bytes())).collect();
+        let ready = VecDeque::new();
+        Ok(Self { response, members, items, place: 0, sequence: 0, after, stage: Stage::Begin, ready })
+    }
+
+    fn push(&mut self, frame: impl FnOnce(u64) -> Frame) {
         if self.after.is_none_or(|after| self.sequence > after) {
-            self.out.extend(event(kind, &Value::Object(fields)));
+            self.ready.push_back(frame(self.sequence));
         }
         self.sequence += 1;
     }
 
-    fn item(&mut self, place: usize, item: &Value) {
+    fn event(&mut self, kind: &str, data: Value) {
+        self.push(|sequence| {
+            let mut fields = Map::new();
+            fields.insert("type".to_owned(), kind.into());
+            fields.insert("sequence_number".to_owned(), sequence.into());
+            if let Value::Object(data) = data {
+                fields.extend(data);
+            }
+            event(kind, &Value::Object(fields)).into()
+        });
+    }
+
+    /// The response as it was when it began.
+    fn begun(&self) -> Frame {
+        let mut frame = Frame::default();
+        let mut before = "{";
+        for (name, _) in self.members.iter() {
+            let text = match AT_FIRST.iter().find(|(known, _)| *known == name) {
+                Some((_, None)) => continue,
+                Some((_, Some(text))) => Bytes::from_static(text.as_bytes()),
+                None => self.members.bytes(name).unwrap_or_default(),
+            };
+            frame.push(format!("{before}{}:", Value::from(name)));
+            frame.push(text);
+            before = ",";
+        }
+        frame.push("}");
+        frame
+    }
+
+    fn advance(&mut self) {
+        match self.stage {
+            Stage::Begin => {
+                for kind in ["response.created", "response.in_progress"] {
+                    let begun = self.begun();
+                    self.push(|sequence| response_event(kind, sequence, begun));
+                }
+                self.stage = Stage::Items;
+            }
+            Stage::Items => {
+                let Some(item) = self.items.pop_front() else {
+                    let status = self.members.bytes("status").and_then(|text| serde_json::from_slice(&text).ok());
+                    let kind = format!("response.{}", status.unwrap_or_else(|| "completed".to_owned()));
+                    let response = self.response.clone();
+                    self.push(|sequence| response_event(&kind, sequence, response.into()));
+                    self.stage = Stage::Over;
+                    return;
+                };
+                // It was written by this server, and is no larger than an answer.
+                let item: Value = serde_json::from_slice(&item).unwrap_or_default();
+                self.item(&item);
+                self.place += 1;
+            }
+            Stage::Over => {}
+        }
+    }
+
+    fn item(&mut self, item: &Value) {
+        let place = self.place;
         let mut begun = item.clone();
         if let Some(fields) = begun.as_object_mut() {
             for (name, empty) in [
@@ -92,6 +155,26 @@ impl Replay {
         self.event(&format!("response.{kind}.done"), with(&target_of_text, [("text", &part["text"])]));
         self.event("response.content_part.done", with(target, [("part", part)]));
     }
+}
+
+impl Iterator for Replay {
+    type Item = Frame;
+
+    fn next(&mut self) -> Option<Frame> {
+        while self.ready.is_empty() && !matches!(self.stage, Stage::Over) {
+            self.advance();
+        }
+        self.ready.pop_front()
+    }
+}
+
+/// An event that says a whole response, which is given as text.
+pub(super) fn response_event(kind: &str, sequence: u64, response: Frame) -> Frame {
+    let start = format!("event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{sequence},\"response\":");
+    let mut frame = Frame::from(start);
+    frame.extend(response);
+    frame.push("}\n\n");
+    frame
 }
 
 fn with<const FIELDS: usize>(target: &Value, fields: [(&str, &Value); FIELDS]) -> Value {

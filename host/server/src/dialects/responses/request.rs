@@ -1,8 +1,6 @@
 //! The body of a response that is asked for: the fields that stand beside its input.
 
-use serde_json::{Map, Value, json};
-
-use super::{input, tools::Tools};
+use super::{echo::Echo, input, tools::Tools};
 use crate::{
     chat::{Conversation, Input, Request, ResponseFormat},
     dialects::{ApiError, extensions, fields::Field, openai::options},
@@ -10,7 +8,6 @@ use crate::{
 use pensieve_protocol::grammar::Grammar;
 
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-const METADATA_MAX: usize = 16;
 const INCLUDES_MAX: usize = 32;
 const NAME_BYTES_MAX: usize = 64;
 
@@ -27,13 +24,12 @@ pub(super) struct ResponseRequest {
     pub(super) with_encrypted: bool,
     /// The tools, to name them as the client does.
     pub(super) tools: Tools,
-    pub(super) items: Vec<Value>,
     /// The fields that the response repeats.
-    pub(super) echo: Map<String, Value>,
+    pub(super) echo: Echo,
 }
 
 /// Reads the body; `input` is the list of all items.
-pub(super) fn read(body: &Field<'_>, input: &Field<'_>, items: Vec<Value>) -> Result<ResponseRequest, ApiError> {
+pub(super) fn read(body: &Field<'_>, input: &Field<'_>) -> Result<ResponseRequest, ApiError> {
     for (name, why) in [
         ("conversation", "is not served; send the whole input, or name the response before in 'previous_response_id'"),
         ("prompt", "is not served, as this server has no templates of prompts; send 'instructions' and 'input'"),
@@ -77,8 +73,7 @@ pub(super) fn read(body: &Field<'_>, input: &Field<'_>, items: Vec<Value>) -> Re
         is_limited: max_tokens.is_some(),
         with_encrypted: includes(body, "reasoning.encrypted_content")?,
         tools,
-        items,
-        echo: echo(body, truncate)?,
+        echo: Echo::read(body, truncate)?,
     })
 }
 
@@ -124,37 +119,4 @@ fn includes(body: &Field<'_>, wanted: &str) -> Result<bool, ApiError> {
         found |= item.string()? == wanted;
     }
     Ok(found)
-}
-
-/// The fields of the request that every response repeats, with the API's defaults.
-fn echo(body: &Field<'_>, truncate: bool) -> Result<Map<String, Value>, ApiError> {
-    let mut echo = Map::new();
-    let metadata = body.get("metadata");
-    if let Some(metadata) = metadata.present()
-        && metadata.object()?.len() > METADATA_MAX
-    {
-        return Err(metadata.invalid(format_args!("has more than {METADATA_MAX} entries")));
-    }
-    let defaults = [
-        ("instructions", Value::Null),
-        ("max_output_tokens", Value::Null),
-        ("metadata", json!({})),
-        ("model", Value::Null),
-        ("parallel_tool_calls", json!(true)),
-        ("previous_response_id", Value::Null),
-        ("reasoning", json!({ "effort": null, "summary": null })),
-        ("store", json!(true)),
-        ("temperature", json!(1.0)),
-        ("text", json!({ "format": { "type": "text" } })),
-        ("tool_choice", json!("auto")),
-        ("tools", json!([])),
-        ("top_p", json!(1.0)),
-        ("user", Value::Null),
-    ];
-    for (name, default) in defaults {
-        let value = body.get(name).optional(Field::json)?;
-        echo.insert(name.to_owned(), value.cloned().unwrap_or(default));
-    }
-    echo.insert("truncation".to_owned(), if truncate { "auto" } else { "disabled" }.into());
-    Ok(echo)
 }

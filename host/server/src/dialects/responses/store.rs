@@ -1,22 +1,22 @@
 //! Responses that were stored, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and
 //! number, the oldest going first. A client sees its own only. They are kept as text, since values take ten times the memory
-//! of what they say, and no estimate of it is close.
+//! of what they say, and readers share it.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use bytes::Bytes;
 
 const RESPONSES_MAX: usize = 4096;
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Stored {
-    pub(super) response: Value,
-    /// The items of the conversation: what the model was given, then what it answered.
-    pub(super) items: Vec<Value>,
+#[derive(Clone, Debug)]
+pub(super) struct StoredResponse {
+    /// As a JSON object.
+    pub(super) response: Bytes,
+    /// The items of the conversation as a JSON list: what the model was given, then what it answered.
+    pub(super) items: Bytes,
     /// How many of the items the model was given.
     pub(super) inputs: usize,
 }
@@ -38,13 +38,12 @@ struct Entries {
 struct Entry {
     client: u64,
     id: String,
-    /// A [`Stored`] as JSON.
-    text: Arc<str>,
+    stored: StoredResponse,
 }
 
 impl Entry {
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.id.len() + self.text.len()
+        size_of::<Self>() + self.id.len() + self.stored.response.len() + self.stored.items.len()
     }
 }
 
@@ -55,9 +54,8 @@ impl ResponseStore {
     }
 
     /// Stores a response under its id, in place of the oldest ones if there is no room.
-    pub(super) fn put(&self, client: u64, id: &str, stored: &Stored) {
-        let Ok(text) = serde_json::to_string(stored) else { return };
-        let entry = Entry { client, id: id.to_owned(), text: text.into() };
+    pub(super) fn put(&self, client: u64, id: &str, stored: StoredResponse) {
+        let entry = Entry { client, id: id.to_owned(), stored };
         let bytes = entry.bytes();
         if bytes > self.bytes_max {
             return;
@@ -71,12 +69,9 @@ impl ResponseStore {
         entries.list.push_back(entry);
     }
 
-    pub(super) fn get(&self, client: u64, id: &str) -> Option<Stored> {
-        let text = {
-            let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-            entries.list.iter().find(|entry| entry.client == client && entry.id == id)?.text.clone()
-        };
-        serde_json::from_str(&text).ok()
+    pub(super) fn get(&self, client: u64, id: &str) -> Option<StoredResponse> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.list.iter().find(|entry| entry.client == client && entry.id == id).map(|entry| entry.stored.clone())
     }
 
     pub(super) fn remove(&self, client: u64, id: &str) {
@@ -92,32 +87,28 @@ impl ResponseStore {
 mod tests {
     use super::*;
 
-    fn text(of: &str) -> String {
-        serde_json::to_string(&stored(of)).unwrap()
-    }
-
-    fn stored(text: &str) -> Stored {
-        Stored { response: Value::from(text), items: Vec::new(), inputs: 0 }
+    fn stored(text: &str) -> StoredResponse {
+        StoredResponse { response: text.to_owned().into(), items: Bytes::new(), inputs: 0 }
     }
 
     #[test]
     fn the_oldest_go_first_and_clients_see_their_own_only() {
-        let one = Entry { client: 1, id: "a".into(), text: text("12345678").into() };
+        let one = Entry { client: 1, id: "a".into(), stored: stored("12345678") };
         let store = ResponseStore::new(3 * one.bytes());
         for id in ["a", "b", "c"] {
-            store.put(1, id, &stored("12345678"));
+            store.put(1, id, stored("12345678"));
         }
         assert!(store.get(1, "a").is_some() && store.get(2, "a").is_none());
-        store.put(1, "d", &stored("12345678"));
+        store.put(1, "d", stored("12345678"));
         assert!(store.get(1, "a").is_none() && store.get(1, "b").is_some());
         store.remove(2, "b");
         assert!(store.get(1, "b").is_some());
         store.remove(1, "b");
         assert!(store.get(1, "b").is_none());
-        store.put(1, "large", &stored(&"x".repeat(1000)));
+        store.put(1, "large", stored(&"x".repeat(1000)));
         assert!(store.get(1, "large").is_none() && store.get(1, "d").is_some());
         let off = ResponseStore::new(0);
-        off.put(1, "a", &stored(""));
+        off.put(1, "a", stored(""));
         assert!(off.get(1, "a").is_none());
     }
 }

@@ -1,9 +1,10 @@
 //! The routes of stored responses.
 
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{json, value::RawValue};
 
-use super::{replay, store::Stored};
-use crate::dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Quote};
+use super::{replay::Replay, store::StoredResponse};
+use crate::dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode, Frame, fields::Quote};
 
 /// How many items are listed at once, unless the client says otherwise.
 const ITEMS: usize = 20;
@@ -13,18 +14,29 @@ const ITEMS_MAX: usize = 100;
 pub(crate) fn retrieve(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let stored = find(call, &call.id)?;
     if parameter(call, "stream").as_deref() != Some("true") {
-        return Ok(ApiResponse::json(&stored.response));
+        return Ok(ApiResponse::text("application/json", stored.response));
     }
     let after = parameter(call, "starting_after").map(|text| {
         text.parse().map_err(|_| ApiError::field("starting_after", "should be the sequence number of an event"))
     });
-    Ok(ApiResponse::text("text/event-stream", replay::events(&stored.response, after.transpose()?)))
+    let permit = call.stream_permit()?;
+    // It may be removed from the store while it is read here.
+    let response = call.memory.bytes(stored.response)?;
+    let replay = Replay::new(response, after.transpose()?)?;
+    Ok(ApiResponse::events(Box::pin(futures_util::stream::iter(replay)), permit))
 }
 
 /// `GET /v1/responses/ID/input_items`, the newest first unless `order=asc`.
-pub(crate) fn input_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
+pub(crate) async fn input_items(call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    // Finding the items in a long list takes a while.
+    let listed = tokio::task::spawn_blocking(move || list_items(&call));
+    listed.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to list the items")))
+}
+
+fn list_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let stored = find(call, &call.id)?;
-    let mut data = stored.items;
+    let _places = call.memory.hold(stored.inputs * size_of::<&RawValue>())?;
+    let mut data: Vec<&RawValue> = serde_json::from_slice(&stored.items).unwrap_or_default();
     data.truncate(stored.inputs);
     match parameter(call, "order").as_deref() {
         None | Some("desc") => data.reverse(),
@@ -32,7 +44,7 @@ pub(crate) fn input_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
         Some(_) => return Err(ApiError::field("order", "should be 'asc' or 'desc'")),
     }
     if let Some(after) = parameter(call, "after") {
-        let place = data.iter().position(|item| item["id"] == after.as_str());
+        let place = data.iter().position(|item| id_of(item).as_deref() == Some(&after));
         let place = place.ok_or_else(|| ApiError::field("after", "is the id of no item of this response"))?;
         data.drain(..=place);
     }
@@ -41,10 +53,25 @@ pub(crate) fn input_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let limit = limit.ok_or_else(|| ApiError::field("limit", format_args!("should be from 1 to {ITEMS_MAX}")))?;
     let has_more = data.len() > limit;
     data.truncate(limit);
-    let id = |item: Option<&Value>| item.map(|item| item["id"].clone());
-    Ok(ApiResponse::json(&json!({
-        "object": "list", "first_id": id(data.first()), "last_id": id(data.last()), "has_more": has_more, "data": data,
-    })))
+    let id = |item: Option<&&RawValue>| item.and_then(|item| id_of(item));
+    let head = json!({
+        "object": "list", "first_id": id(data.first()), "last_id": id(data.last()), "has_more": has_more, "data": [],
+    });
+    let mut list = Frame::from(head.to_string().trim_end_matches("]}").to_owned());
+    for (place, item) in data.into_iter().enumerate() {
+        list.push(if place > 0 { "," } else { "" });
+        list.push(stored.items.slice_ref(item.get().as_bytes()));
+    }
+    list.push("]}");
+    Ok(ApiResponse::text("application/json", list))
+}
+
+fn id_of(item: &RawValue) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Item {
+        id: String,
+    }
+    serde_json::from_str::<Item>(item.get()).ok().map(|item| item.id)
 }
 
 /// `DELETE /v1/responses/ID`.
@@ -54,7 +81,7 @@ pub(crate) fn delete(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     Ok(ApiResponse::json(&json!({ "id": call.id, "object": "response", "deleted": true })))
 }
 
-pub(super) fn find(call: &ApiRequest, id: &str) -> Result<Stored, ApiError> {
+pub(super) fn find(call: &ApiRequest, id: &str) -> Result<StoredResponse, ApiError> {
     call.shared.responses.get(call.client().id, id).ok_or_else(|| {
         let message = format!("there is no response '{}'", Quote(id));
         let help = "responses are kept in memory unless the request says \"store\": false, and the oldest go first";

@@ -8,16 +8,15 @@ use serde_json::{Value, json};
 
 use super::{
     encoder::{Head, ResponseEncoder, StoreTarget},
-    envelope, input, replay,
-    request::{self, ResponseRequest},
+    envelope,
+    replay::Replay,
+    request::ResponseRequest,
     tools::Tools,
 };
 use crate::{
     chat::{Conversation, Delta, Input, Part, ResponseFormat, Role, ToolChoice},
     dialects::{
-        ApiError, ApiRequest, Dialect, DialectSettings, ErrorCode, Shared, StreamLimit,
-        fields::{Document, Notes},
-        fuzz,
+        ApiError, ApiRequest, Dialect, DialectSettings, ErrorCode, Shared, StreamLimit, fields::Document, fuzz,
         stream::EventEncoder,
     },
 };
@@ -27,15 +26,9 @@ use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 fn read(fields: Value) -> (Result<ResponseRequest, ApiError>, Vec<String>) {
     let mut body = json!({"model": "m", "input": "hello"});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-    let document = Document::of(body, Notes::default());
-    let body = document.root();
-    let asked = input::items(&body.get("input")).and_then(|items| {
-        let list = Document::of(json!({ "input": items }), Notes::default());
-        let asked = request::read(&body, &list.root().get("input"), items);
-        list.warnings().iter().for_each(|warning| body.note(warning));
-        asked
-    });
-    (asked, document.warnings())
+    let document = Document::of(&body);
+    let asked = super::read(&ApiRequest::default(), &document.root());
+    (asked.map(|asked| asked.response), document.warnings())
 }
 
 fn conversation(fields: Value) -> Conversation {
@@ -60,12 +53,11 @@ fn arguments(text: &str) -> Delta {
 }
 
 fn encoder(is_limited: bool, tools: Value, store: Option<StoreTarget>) -> ResponseEncoder {
-    let body = Document::of(json!({ "tools": tools }), Notes::default());
+    let body = Document::of(&json!({ "tools": tools }));
     let head = Head {
         id: "resp_1".into(),
         created: 7,
-        echo: [("metadata".to_owned(), json!({}))].into_iter().collect(),
-        warnings: vec!["tools.0: left out".into()],
+        echo: r#""metadata":{"pensieve_warning_0":"tools.0: left out"}"#.into(),
         is_limited,
         with_encrypted: true,
     };
@@ -81,7 +73,7 @@ fn events(mut encoder: ResponseEncoder, deltas: Vec<Delta>) -> Vec<Value> {
             Err(error) => bytes.extend(encoder.error(&error)),
         }
     }
-    let text = String::from_utf8(bytes).unwrap();
+    let text = String::from_utf8(bytes.concat().to_vec()).unwrap();
     let event = |(place, event): (usize, &str)| {
         let (name, data) = event.strip_prefix("event: ").unwrap().split_once("\ndata: ").unwrap();
         let data: Value = serde_json::from_str(data).unwrap();
@@ -266,12 +258,14 @@ fn a_failure_has_the_code_that_codex_looks_for() {
 #[test]
 fn a_finished_response_is_stored_with_its_conversation() {
     let shared = Arc::new(Shared::new(DialectSettings::default(), StreamLimit::default()));
-    let items = vec![json!({"id": "item_1", "type": "message", "role": "user", "content": "a"})];
-    let store = Some((shared.clone(), 5, items));
+    let items = json!([{"id": "item_1", "type": "message", "role": "user", "content": "a"}]).to_string().into();
+    let store = Some(StoreTarget { shared: shared.clone(), client: 5, items, inputs: 1 });
     let events = events(encoder(false, json!([]), store), vec![text("b"), finished(Finish::EndOfTurn)]);
     let stored = shared.responses.get(5, "resp_1").unwrap();
-    assert_eq!(stored.response, events.last().unwrap()["response"]);
-    assert_eq!((stored.inputs, stored.items.len(), &stored.items[1]["role"]), (1, 2, &json!("assistant")));
+    let [response, items]: [Value; 2] =
+        [&stored.response, &stored.items].map(|text| serde_json::from_slice(text).unwrap());
+    assert_eq!(response, events.last().unwrap()["response"]);
+    assert_eq!((stored.inputs, items.as_array().unwrap().len(), &items[1]["role"]), (1, 2, &json!("assistant")));
     assert!(shared.responses.get(6, "resp_1").is_none());
 }
 
@@ -292,11 +286,13 @@ fn a_stored_response_is_streamed_as_it_came() {
         ]
     };
     for (reason, last) in [(Finish::EndOfTurn, "response.completed"), (Finish::Length, "response.incomplete")] {
-        let store = Some((shared.clone(), 5, Vec::new()));
+        let store = StoreTarget { shared: shared.clone(), client: 5, items: "[]".into(), inputs: 0 };
+        let store = Some(store);
         let came = events(encoder(true, tools.clone(), store), deltas(reason));
         let response = came.last().unwrap()["response"].clone();
         let read = |after| {
-            let text = String::from_utf8(replay::events(&response, after)).unwrap();
+            let frames = Replay::new(response.to_string().into(), after).unwrap().flatten().flatten();
+            let text = String::from_utf8(frames.collect()).unwrap();
             let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
             data.map(|data| serde_json::from_str(data).unwrap()).collect::<Vec<Value>>()
         };
@@ -360,7 +356,7 @@ fn nothing_in_a_history_ends_its_session() {
 
 #[test]
 fn a_damaged_body_is_read_or_refused() {
-    fuzz::bodies("responses", Dialect::Responses, |body| {
-        super::read(&ApiRequest { body: body.to_vec(), ..ApiRequest::default() }).map(drop)
+    fuzz::documents("responses", Dialect::Responses, |document| {
+        super::read(&ApiRequest::default(), &document.root()).map(drop)
     });
 }

@@ -32,7 +32,7 @@ fn reads_the_simple_fields() {
 #[test]
 fn counting_needs_no_max_tokens() {
     let bytes = br#"{"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": "many"}"#;
-    assert_eq!(request::count(&Document::parse(bytes, Notes::default()).unwrap()).unwrap().max_tokens, None);
+    assert_eq!(request::count(&Document::unlimited(bytes, Notes::default()).unwrap().root()).unwrap().max_tokens, None);
     assert_eq!(message(bytes).unwrap_err().field.unwrap(), "max_tokens");
 }
 
@@ -180,8 +180,8 @@ fn tools_of_the_vendor_are_offered_by_their_schemas_or_left_out() {
         {"type": "computer_20250124", "name": "computer"},
     ]);
     let body = body(&json!({"tools": list, "tool_choice": {"type": "tool", "name": "web_search"}}));
-    let document = Document::parse(&body, Notes::default()).unwrap();
-    let request = request::message(&document).unwrap().request;
+    let document = Document::unlimited(&body, Notes::default()).unwrap();
+    let request = request::message(&document.root()).unwrap().request;
     let crate::chat::Input::Chat(conversation) = request.input else { panic!("a message is a chat") };
     let names: Vec<&str> = conversation.tools.iter().map(|tool| tool.name.as_str()).collect();
     assert_eq!(names, ["bash", "str_replace_based_edit_tool", "memory"]);
@@ -196,5 +196,5 @@ fn tools_of_the_vendor_are_offered_by_their_schemas_or_left_out() {
 
 #[test]
 fn a_damaged_body_is_read_or_refused() {
-    fuzz::documents("anthropic", Dialect::Anthropic, |document| request::message(document).map(drop));
+    fuzz::documents("anthropic", Dialect::Anthropic, |document| request::message(&document.root()).map(drop));
 }

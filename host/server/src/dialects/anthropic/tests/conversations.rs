@@ -237,13 +237,13 @@ fn an_attachment_becomes_a_note_or_an_error_that_names_its_block() {
     let calls = json!([user(json!("a")), assistant(json!([tool_use("1")])), user(json!([result]))]);
     let check = |messages: Value, path: &str, kind: &str, note: &str| {
         let bytes = body(&json!({ "messages": messages }));
-        let document = Document::parse(&bytes, Notes::default()).unwrap();
-        let request = request::message(&document).unwrap().request;
+        let document = Document::unlimited(&bytes, Notes::default()).unwrap();
+        let request = request::message(&document.root()).unwrap().request;
         assert!(format!("{:?}", request.input).contains(note), "{request:?}");
         let warning = format!("{path}: this model reads text only; a note stands in the prompt for the {kind}");
         assert_eq!(document.warnings(), [warning]);
-        let strict = Document::parse(&bytes, Notes::new(true)).unwrap();
-        let error = request::message(&strict).unwrap_err().message;
+        let strict = Document::unlimited(&bytes, Notes::new(true)).unwrap();
+        let error = request::message(&strict.root()).unwrap_err().message;
         assert_eq!(error, format!("{path}: this model reads text only, so it cannot take this {kind}"));
     };
     let note = "[an image was attached; this model reads text only]";

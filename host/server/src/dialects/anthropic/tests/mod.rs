@@ -33,7 +33,7 @@ fn body(fields: &Value) -> Vec<u8> {
 
 /// Reads the bytes of a message.
 fn message(body: &[u8]) -> Result<request::MessageRequest, ApiError> {
-    request::message(&Document::parse(body, Notes::default())?)
+    request::message(&Document::unlimited(body, Notes::default())?.root())
 }
 
 fn read(fields: &Value) -> Result<Request, ApiError> {

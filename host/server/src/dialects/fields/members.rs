@@ -1,0 +1,190 @@
+//! The members of a JSON object, each of which is read when it is first asked for. What nobody asks for is checked to be JSON
+//! and otherwise left as it is: clients send fields that mean nothing here, and a hostile one sends millions of them.
+
+use std::{fmt, ops::Range, sync::OnceLock};
+
+use bytes::Bytes;
+use serde::de::{self, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Value, value::RawValue};
+
+use super::{
+    super::{ApiError, ErrorCode, memory::RequestMemory},
+    value,
+};
+
+/// No API here has more than a score of fields.
+const MEMBERS_MAX: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(crate) struct Members {
+    text: Bytes,
+    list: Vec<Member>,
+    memory: RequestMemory,
+}
+
+#[derive(Debug)]
+struct Member {
+    name: String,
+    place: Range<usize>,
+    value: OnceLock<Result<Value, ApiError>>,
+}
+
+impl Members {
+    /// Finds the members of a text, which must be an object. What is wrong is said of "it", without a subject.
+    pub(crate) fn parse(text: Bytes, memory: RequestMemory) -> Result<Self, ApiError> {
+        let invalid = |why: String| ApiError::new(ErrorCode::InvalidRequest, why);
+        let letters = std::str::from_utf8(&text)
+            .map_err(|error| invalid(format!("is not UTF-8: byte {} belongs to no character", error.valid_up_to())))?;
+        let not_json = |error: serde_json::Error| invalid(format!("is not JSON: {error}"));
+        let mut reader = serde_json::Deserializer::from_str(letters);
+        if let Some(other) = kind_of(letters).filter(|kind| *kind != OBJECT) {
+            serde_json::from_str::<IgnoredAny>(letters).map_err(not_json)?;
+            return Err(invalid(format!("should be a JSON object, not {other}")));
+        }
+        let mut is_full = false;
+        let list = reader.deserialize_map(MembersVisitor { text: letters, is_full: &mut is_full });
+        if is_full {
+            return Err(invalid(format!("has more than {MEMBERS_MAX} fields")));
+        }
+        let list = list.and_then(|list| reader.end().map(|()| list)).map_err(not_json)?;
+        Ok(Self { text, list, memory })
+    }
+
+    /// The value of a member; none if there is no such member.
+    pub(super) fn get(&self, name: &str) -> Option<Result<&Value, &ApiError>> {
+        let member = self.list.iter().find(|member| member.name == name)?;
+        let read = || {
+            value::read(self.text(&member.place), &self.memory).map_err(|error| match error.code {
+                ErrorCode::InvalidRequest => ApiError::field(name, error.message),
+                _ => error,
+            })
+        };
+        Some(member.value.get_or_init(read).as_ref())
+    }
+
+    /// The members' names and texts, as they came.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.list.iter().map(|member| (member.name.as_str(), self.text(&member.place)))
+    }
+
+    /// A member's text, in the bytes that all members share.
+    pub(crate) fn bytes(&self, name: &str) -> Option<Bytes> {
+        let member = self.list.iter().find(|member| member.name == name)?;
+        Some(self.text.slice(member.place.clone()))
+    }
+
+    fn text(&self, place: &Range<usize>) -> &str {
+        // The whole was UTF-8, and a member begins and ends at a character.
+        std::str::from_utf8(&self.text[place.clone()]).unwrap_or_default()
+    }
+}
+
+const OBJECT: &str = "an object";
+
+/// What a JSON text is, by how it begins; none if that begins nothing.
+fn kind_of(text: &str) -> Option<&'static str> {
+    Some(match text.trim_start().bytes().next()? {
+        b'{' => OBJECT,
+        b'[' => "a list",
+        b'"' => "a string",
+        b't' => "true",
+        b'f' => "false",
+        b'n' => "null",
+        b'-' | b'0'..=b'9' => "a number",
+        _ => return None,
+    })
+}
+
+struct MembersVisitor<'a, 'b> {
+    text: &'a str,
+    /// Whether there are too many.
+    is_full: &'b mut bool,
+}
+
+impl<'de> Visitor<'de> for MembersVisitor<'de, '_> {
+    type Value = Vec<Member>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(OBJECT)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut list: Vec<Member> = Vec::new();
+        let mut count = 0;
+        while let Some(name) = members.next_key::<String>()? {
+            count += 1;
+            if count > MEMBERS_MAX {
+                *self.is_full = true;
+                return Err(de::Error::custom("too many fields"));
+            }
+            let text = members.next_value::<&'de RawValue>()?.get();
+            let start = text.as_ptr().addr() - self.text.as_ptr().addr();
+            let place = start..start + text.len();
+            match list.iter_mut().find(|member| member.name == name) {
+                // The last one of a name holds, as it does within values.
+                Some(member) => member.place = place,
+                None => list.push(Member { name, place, value: OnceLock::new() }),
+            }
+        }
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn members(text: &str) -> Result<Members, String> {
+        Members::parse(Bytes::copy_from_slice(text.as_bytes()), RequestMemory::default()).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn a_member_is_read_when_it_is_asked_for() {
+        let found = members(" {\"a\": [1, 2], \"b\": 1e999, \"\\u0061\": {\"c\": null}, \"deep\": [[1]]} ").unwrap();
+        assert_eq!(found.get("a").unwrap().unwrap().to_string(), "{\"c\":null}");
+        let error = found.get("b").unwrap().unwrap_err();
+        assert!(error.message.starts_with("b: is not JSON: number out of range"), "{error}");
+        assert!(found.get("c").is_none());
+        let all: Vec<_> = found.iter().collect();
+        assert_eq!(all, [("a", "{\"c\": null}"), ("b", "1e999"), ("deep", "[[1]]")]);
+        assert_eq!(found.bytes("deep").unwrap(), "[[1]]");
+    }
+
+    #[test]
+    fn a_text_that_is_no_object_is_refused() {
+        for (text, expected) in [
+            ("", "is not JSON: EOF"),
+            ("[]", "should be a JSON object, not a list"),
+            ("\"a\"", "should be a JSON object, not a string"),
+            ("[1,", "is not JSON: EOF"),
+            ("{\"a\":NaN}", "is not JSON: "),
+            ("{\"a\":1} 2", "is not JSON: trailing characters"),
+            ("x", "is not JSON: expected value"),
+        ] {
+            let error = members(text).unwrap_err();
+            assert!(error.starts_with(expected), "{text}: {error}");
+        }
+        assert!(members(&"[".repeat(1 << 20)).unwrap_err().starts_with("is not JSON: EOF"));
+        let fields = |count: usize| {
+            let fields: Vec<String> = (0..count).map(|place| format!("\"f{place}\":0")).collect();
+            members(&format!("{{{}}}", fields.join(",")))
+        };
+        assert!(fields(MEMBERS_MAX).is_ok());
+        assert_eq!(fields(MEMBERS_MAX + 1).unwrap_err(), "has more than 1024 fields");
+    }
+
+    #[test]
+    fn what_nobody_asks_for_takes_nothing_whatever_it_is() {
+        let text = format!(
+            "{{\"a\":[{}{{}}],\"b\":{}{}}}",
+            "{\"\":0},".repeat(50_000),
+            "[".repeat(100_000),
+            "]".repeat(100_000)
+        );
+        let text = Bytes::from(text);
+        let (found, peak) = pensieve_fuzz::peak_of(|| Members::parse(text, RequestMemory::default()));
+        assert_eq!(found.unwrap().iter().count(), 2);
+        assert!(peak < 1 << 20, "{peak}");
+    }
+}

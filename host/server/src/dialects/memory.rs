@@ -1,0 +1,161 @@
+//! The memory of one request, from the first byte of its body to the last byte of its answer.
+//!
+//! Everything whose size a client decides is taken from one amount for all clients before it is allocated: the body, what
+//! parsing makes of it, what is joined to it from stored responses, what an answer repeats of it, and an answer that waits
+//! to be read. What is taken comes back when it is dropped, which for the bytes of an answer is when they have been written.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use super::{ApiError, ErrorCode};
+use crate::shares::{Share, Shares};
+
+/// Parsing takes memory in steps, as every step is a lock.
+const STEP_BYTES: usize = 64 << 10;
+
+/// What a request may still take. Clones are of the same request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RequestMemory {
+    shares: Shares,
+    client: u64,
+    kept: Arc<Mutex<Option<Share>>>,
+}
+
+impl RequestMemory {
+    pub(crate) fn new(shares: &Shares, client: u64) -> Self {
+        Self { shares: shares.clone(), client, kept: Arc::default() }
+    }
+
+    /// Takes so many bytes until the last clone of this is dropped.
+    pub(crate) fn keep(&self, bytes: usize) -> Result<(), ApiError> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = match &mut *kept {
+            Some(share) => share.grow(bytes),
+            none => {
+                *none = self.shares.take(self.client, bytes);
+                none.is_some()
+            }
+        };
+        if taken { Ok(()) } else { Err(exhausted()) }
+    }
+
+    /// Takes so many bytes until what is returned is dropped.
+    pub(crate) fn hold(&self, bytes: usize) -> Result<Share, ApiError> {
+        self.shares.take(self.client, bytes).ok_or_else(exhausted)
+    }
+
+    /// Bytes that count until the last reference to any part of them is dropped.
+    pub(crate) fn bytes(&self, bytes: impl Into<Bytes>) -> Result<Bytes, ApiError> {
+        let bytes = bytes.into();
+        let share = self.hold(bytes.len())?;
+        Ok(counted(bytes, share))
+    }
+
+    pub(crate) fn meter(&self) -> Meter<'_> {
+        Meter { memory: self, left: 0, refusal: None }
+    }
+}
+
+/// The same bytes, which keep `guard` until the last reference to any part of them is dropped.
+pub(crate) fn counted(bytes: impl Into<Bytes>, guard: impl Send + 'static) -> Bytes {
+    struct Counted<G>(Bytes, #[allow(dead_code, reason = "it is kept for its drop")] G);
+    impl<G> AsRef<[u8]> for Counted<G> {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    Bytes::from_owner(Counted(bytes.into(), guard))
+}
+
+pub(crate) fn exhausted() -> ApiError {
+    let message =
+        "the requests at hand take all the memory that there is for this client; send less, or try again later";
+    ApiError::new(ErrorCode::Overloaded, message)
+}
+
+/// Takes memory for many small things.
+pub(crate) struct Meter<'a> {
+    memory: &'a RequestMemory,
+    /// Bytes that are taken already and not used yet.
+    left: usize,
+    refusal: Option<ApiError>,
+}
+
+impl Meter<'_> {
+    /// False if there is no more; [`Self::refusal`] says why.
+    #[must_use]
+    pub(crate) fn take(&mut self, bytes: usize) -> bool {
+        if bytes > self.left {
+            let step = (bytes - self.left).max(STEP_BYTES);
+            // The last step is as large as what is left.
+            let took = self.memory.keep(step).map(|()| step);
+            match took.or_else(|_| self.memory.keep(bytes - self.left).map(|()| bytes - self.left)) {
+                Ok(step) => self.left += step,
+                Err(error) => {
+                    self.refusal = Some(error);
+                    return false;
+                }
+            }
+        }
+        self.left -= bytes;
+        true
+    }
+
+    pub(crate) fn refusal(&mut self) -> Option<ApiError> {
+        self.refusal.take()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn free(shares: &Shares) -> usize {
+        let all = (0..40).rev().map(|power| 1_usize << power);
+        // The largest amount that can be taken, bit by bit.
+        all.fold((Vec::new(), 0), |(mut taken, sum), amount| match shares.take(0, amount) {
+            Some(share) => {
+                taken.push(share);
+                (taken, sum + amount)
+            }
+            None => (taken, sum),
+        })
+        .1
+    }
+
+    #[test]
+    fn bytes_count_until_their_last_part_is_dropped() {
+        let shares = Shares::new(1000);
+        let memory = RequestMemory::new(&shares, 0);
+        let bytes = memory.bytes(vec![7; 600]).unwrap();
+        assert_eq!(memory.bytes(vec![7; 600]).unwrap_err().code, ErrorCode::Overloaded);
+        let part = bytes.slice(10..20);
+        drop(bytes);
+        assert_eq!(free(&shares), 400);
+        drop(part);
+        assert_eq!(free(&shares), 1000);
+    }
+
+    #[test]
+    fn what_is_kept_counts_until_the_request_ends() {
+        let shares = Shares::new(1000);
+        let memory = RequestMemory::new(&shares, 0);
+        memory.keep(300).unwrap();
+        memory.clone().keep(300).unwrap();
+        assert_eq!(free(&shares), 400);
+        assert!(memory.keep(500).is_err());
+        drop(memory);
+        assert_eq!(free(&shares), 1000);
+    }
+
+    #[test]
+    fn a_meter_uses_what_is_left_to_the_last_byte() {
+        let shares = Shares::new(STEP_BYTES + 10);
+        let memory = RequestMemory::new(&shares, 0);
+        let mut meter = memory.meter();
+        assert!(meter.take(1) && meter.take(STEP_BYTES - 1) && meter.take(4) && meter.take(6));
+        assert!(!meter.take(1) && meter.refusal().is_some());
+    }
+}

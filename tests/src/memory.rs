@@ -1,0 +1,311 @@
+//! The server's memory under requests that were made to take it: bodies that become a hundred times as large, stored
+//! responses that nobody reads, conversations that grow from link to link. Whatever comes, it stays within three times what
+//! the configuration allows for requests, beside what the server takes anyway, and comes back when the clients have gone.
+
+use serde_json::{Value, json};
+use std::{
+    fs,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+use tempfile::TempDir;
+
+use crate::{
+    artifacts::{plugin, test_plugin},
+    http::{
+        client::{Connection, Reply, post, request},
+        server::{Options, PATIENCE, Server},
+    },
+    scripted,
+};
+
+const MIB: usize = 1 << 20;
+/// What the configuration allows for all requests.
+const REQUESTS_MIB: usize = 96;
+/// What an idle server may have left of an attack, beside what it began with.
+const LEFT_BYTES_MAX: u64 = 64 << 20;
+const HEALTH_TIME_MAX: Duration = Duration::from_secs(1);
+const JSON: (&str, &str) = ("content-type", "application/json");
+/// A value of seven bytes that takes some 500 in memory.
+const DENSE: &str = "{\"\":0}";
+
+struct Attacked {
+    server: Server,
+    /// What the server had in memory before, in bytes.
+    before: u64,
+    _root: TempDir,
+}
+
+impl Attacked {
+    fn start() -> Self {
+        let root = tempfile::tempdir().unwrap();
+        let source = root.path().join("model");
+        scripted::checkpoint(&source, &[("", "What?")]);
+        let config =
+            format!("[server]\nbodies_max = \"{REQUESTS_MIB}MiB\"\nresponse_store = \"48MiB\"\nstall_timeout = 20\n");
+        let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
+        let server = Options { plugins, models: vec![("m".into(), source)], config, ..Options::default() }.start();
+        let reply = post(server.address, "/v1/chat/completions", &chat("hello"));
+        assert_eq!(reply.status(), 200, "{reply:?}");
+        let before = memory(&server, "VmRSS");
+        Self { server, before, _root: root }
+    }
+
+    /// Runs an attack. The server has to answer others all along, to keep within its memory, and to give it back.
+    fn survives<T>(&self, attack: impl FnOnce(SocketAddr) -> T) -> T {
+        let over = AtomicBool::new(false);
+        let (result, slowest) = thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut slowest = Duration::ZERO;
+                while !over.load(Ordering::Relaxed) {
+                    let began = Instant::now();
+                    assert_eq!(self.server.get("/health").status(), 200);
+                    slowest = slowest.max(began.elapsed());
+                    thread::sleep(Duration::from_millis(20));
+                }
+                slowest
+            });
+            let result = attack(self.server.address);
+            over.store(true, Ordering::Relaxed);
+            (result, watch.join().unwrap())
+        });
+        assert!(slowest < HEALTH_TIME_MAX, "others waited {slowest:?}");
+        let peak = memory(&self.server, "VmHWM");
+        let most = self.before + (3 * REQUESTS_MIB * MIB) as u64 + LEFT_BYTES_MAX;
+        println!("{} MiB before, {} MiB at the most", self.before >> 20, peak >> 20);
+        assert!(peak < most, "it had {} MiB, more than {} MiB", peak >> 20, most >> 20);
+        // What is stored stays.
+        let rest = self.before + (48 * MIB) as u64 + LEFT_BYTES_MAX;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while memory(&self.server, "VmRSS") > rest {
+            let now = memory(&self.server, "VmRSS");
+            assert!(Instant::now() < deadline, "{} MiB are left, of {} MiB before", now >> 20, self.before >> 20);
+            thread::sleep(Duration::from_millis(100));
+        }
+        let reply = post(self.server.address, "/v1/chat/completions", &chat("hello"));
+        assert_eq!(reply.status(), 200, "{reply:?}");
+        result
+    }
+}
+
+fn chat(text: &str) -> Value {
+    json!({ "model": "m", "max_tokens": 8, "messages": [{ "role": "user", "content": text }] })
+}
+
+/// A line of the server's status, in bytes.
+fn memory(server: &Server, name: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    let kilobytes = line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap();
+    kilobytes.parse::<u64>().unwrap() << 10
+}
+
+fn can_measure() -> bool {
+    let can = fs::exists("/proc/self/status").unwrap_or(false);
+    if !can {
+        println!("skipped: this system does not tell how much memory a process has");
+    }
+    can
+}
+
+fn send(address: SocketAddr, path: &str, body: &str) -> Reply {
+    request(address, "POST", path, &[JSON], body.as_bytes())
+}
+
+/// Connections that have asked and do not read what comes.
+fn unread(address: SocketAddr, count: usize, ask: impl Fn(&mut Connection) + Sync) -> Vec<Connection> {
+    thread::scope(|scope| {
+        let open = || {
+            let mut connection = Connection::open(address);
+            ask(&mut connection);
+            connection
+        };
+        let opened: Vec<_> = (0..count).map(|_| scope.spawn(open)).collect();
+        opened.into_iter().map(|opened| opened.join().unwrap()).collect()
+    })
+}
+
+fn dense(count: usize) -> String {
+    format!("[{}]", vec![DENSE; count].join(","))
+}
+
+#[test]
+fn what_a_body_says_beside_its_request_takes_no_memory() {
+    if !can_measure() {
+        return;
+    }
+    let attacked = Attacked::start();
+    let plain = chat("hello").to_string();
+    let ignored = format!("{},\"ignored\":{}}}", plain.strip_suffix('}').unwrap(), dense(300_000));
+    let hidden = plain.replace("\"role\"", &format!("\"ignored\":{},\"role\"", dense(300_000)));
+    let (taken, refused) = attacked.survives(|address| {
+        let all = |body: &String| {
+            thread::scope(|scope| {
+                let asked: Vec<_> =
+                    (0..32).map(|_| scope.spawn(|| send(address, "/v1/chat/completions", body).status())).collect();
+                asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<u16>>()
+            })
+        };
+        (all(&ignored), all(&hidden))
+    });
+    assert!(taken.iter().all(|status| [200, 429].contains(status)) && taken.contains(&200), "{taken:?}");
+    // Within a field that is read it is paid for, which is more than there is.
+    assert!(refused.iter().all(|status| *status == 429), "{refused:?}");
+    let fair = plain.replace("\"role\"", &format!("\"ignored\":{},\"role\"", dense(10_000)));
+    assert_eq!(send(attacked.server.address, "/v1/chat/completions", &fair).status(), 200);
+}
+
+/// Stores a response that repeats so many bytes, and tells its id.
+fn store(address: SocketAddr, bytes: usize) -> String {
+    let body =
+        json!({ "model": "m", "input": "hello", "max_output_tokens": 8, "metadata": { "a": "x".repeat(bytes) } });
+    let reply = post(address, "/v1/responses", &body);
+    assert_eq!(reply.status(), 200, "{}", reply.text().chars().take(300).collect::<String>());
+    reply.json()["id"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_may() {
+    if !can_measure() {
+        return;
+    }
+    let attacked = Attacked::start();
+    let large = store(attacked.server.address, 20 * MIB);
+    let small = store(attacked.server.address, 1000);
+    let waiting = attacked.survives(|address| {
+        let path = format!("/v1/responses/{large}?stream=true");
+        let streams = unread(address, 64, |connection| connection.ask("GET", &path, &[], b""));
+        let path = format!("/v1/responses/{large}");
+        let pipelined = unread(address, 8, |connection| {
+            for _ in 0..100 {
+                connection.ask("HEAD", &path, &[], b"");
+            }
+        });
+        // A response that is replaced in the store is not read any longer by those who have begun.
+        let replaced: Vec<_> = (0..4)
+            .flat_map(|_| {
+                let path = format!("/v1/responses/{}", store(address, 12 * MIB));
+                unread(address, 4, |connection| connection.ask("GET", &path, &[], b""))
+            })
+            .collect();
+        thread::sleep(Duration::from_secs(2));
+        drop((streams, pipelined));
+        drop(replaced);
+    });
+    let () = waiting;
+    let address = attacked.server.address;
+    for path in [format!("/v1/responses/{small}"), format!("/v1/responses/{small}?stream=true")] {
+        let deadline = Instant::now() + PATIENCE;
+        let reply = loop {
+            let reply = attacked.server.get(&path);
+            if reply.status() != 429 || Instant::now() > deadline {
+                break reply;
+            }
+        };
+        // The oldest responses made room.
+        assert!([200, 404].contains(&reply.status()), "{reply:?}");
+    }
+    let kept = store(address, 1000);
+    let whole = attacked.server.get(&format!("/v1/responses/{kept}")).json();
+    let events = attacked.server.get(&format!("/v1/responses/{kept}?stream=true")).text();
+    let last = events.lines().rfind(|line| line.starts_with("data: ")).unwrap();
+    let last: Value = serde_json::from_str(&last["data: ".len()..]).unwrap();
+    assert_eq!((&last["response"], &whole["metadata"]["a"]), (&whole, &json!("x".repeat(1000))));
+}
+
+#[test]
+fn a_conversation_that_grows_from_response_to_response_counts_whole() {
+    if !can_measure() {
+        return;
+    }
+    let attacked = Attacked::start();
+    let statuses = attacked.survives(|address| {
+        let item = format!("{{\"type\":\"unknown\",\"content\":{}}}", dense(40_000));
+        let mut previous = "null".to_owned();
+        for _ in 0..6 {
+            let input = format!("[{item},{{\"role\":\"user\",\"content\":\"hello\"}}]");
+            let body = format!(
+                "{{\"model\":\"m\",\"max_output_tokens\":8,\"previous_response_id\":{previous},\"input\":{input}}}"
+            );
+            let reply = send(address, "/v1/responses", &body);
+            if reply.status() != 200 {
+                // There is no memory for a longer one.
+                assert_eq!(reply.status(), 503, "{reply:?}");
+                break;
+            }
+            previous = reply.json()["id"].to_string();
+        }
+        let body = format!(
+            "{{\"model\":\"m\",\"max_output_tokens\":8,\"previous_response_id\":{previous},\"input\":\"go on\"}}"
+        );
+        thread::scope(|scope| {
+            let asked: Vec<_> =
+                (0..40).map(|_| scope.spawn(|| send(address, "/v1/responses", &body).status())).collect();
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<u16>>()
+        })
+    });
+    assert!(statuses.iter().all(|status| [200, 503].contains(status)), "{statuses:?}");
+    // A conversation of some turns goes on.
+    let address = attacked.server.address;
+    let mut previous = Value::Null;
+    for turn in 1..=4 {
+        let body = json!({ "model": "m", "input": "hello", "max_output_tokens": 8, "previous_response_id": previous });
+        let reply = post(address, "/v1/responses", &body);
+        assert_eq!(reply.status(), 200, "{reply:?}");
+        previous = reply.json()["id"].clone();
+        let path = format!("/v1/responses/{}/input_items?order=asc", previous.as_str().unwrap());
+        let items = attacked.server.get(&path).json();
+        assert_eq!(items["data"].as_array().unwrap().len(), 2 * turn - 1, "{items}");
+        assert_eq!((&items["first_id"], &items["has_more"]), (&items["data"][0]["id"], &json!(false)));
+    }
+}
+
+#[test]
+fn what_answers_repeat_is_shared_and_counts_until_they_are_read() {
+    if !can_measure() {
+        return;
+    }
+    let attacked = Attacked::start();
+    let metadata = "x".repeat(20 * MIB);
+    let body = |stored: bool| {
+        format!(
+            "{{\"model\":\"m\",\"input\":\"hello\",\"stream\":true,\"store\":{stored},\"max_output_tokens\":8,\
+             \"metadata\":{{\"a\":\"{metadata}\"}}}}"
+        )
+    };
+    attacked.survives(|address| {
+        for stored in [false, true] {
+            let body = body(stored);
+            let ask = |connection: &mut Connection| {
+                connection.ask("POST", "/v1/responses", &[JSON], body.as_bytes());
+            };
+            let waiting = unread(address, 24, ask);
+            thread::sleep(Duration::from_secs(3));
+            drop(waiting);
+        }
+    });
+    let reply = send(attacked.server.address, "/v1/responses", &body(false));
+    assert_eq!(reply.status(), 200);
+    let text = reply.text();
+    let repeated = text.matches(&metadata).count();
+    assert_eq!(repeated, 3, "the first two events and the last one have it");
+}
+
+#[test]
+fn metadata_that_is_deep_is_found_again() {
+    let attacked = Attacked::start();
+    let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
+    let body = format!("{{\"model\":\"m\",\"input\":\"hello\",\"max_output_tokens\":8,\"metadata\":{{\"a\":{deep}}}}}");
+    let reply = send(attacked.server.address, "/v1/responses", &body);
+    assert_eq!(reply.status(), 200, "{reply:?}");
+    let text = reply.text();
+    let (_, id) = text.split_once("\"id\":\"").unwrap();
+    let (id, _) = id.split_once('"').unwrap();
+    let found = attacked.server.get(&format!("/v1/responses/{id}"));
+    assert_eq!((found.status(), found.text()), (200, text.clone()));
+    let next = json!({ "model": "m", "input": "on", "max_output_tokens": 8, "previous_response_id": id });
+    assert_eq!(post(attacked.server.address, "/v1/responses", &next).status(), 200);
+    assert!(attacked.server.get(&format!("/v1/responses/{id}?stream=true")).text().contains(&deep));
+}
