@@ -58,6 +58,7 @@ mod samplers;
 mod scripted;
 mod services;
 mod serving;
+mod siege;
 mod speed;
 mod spread;
 mod starter;
