@@ -181,7 +181,8 @@ fn lists_that_are_far_too_long_are_refused_soon_enough() {
         let reply = post(server.address, path, &body);
         assert_eq!(misfit(&reply, path, Some("messages")), None);
     }
-    let many = format!("{{\"model\":\"scripted\",\"messages\":[{}1]}}", "1,".repeat(1_000_000));
+    let list = format!("[{}1]", "1,".repeat(1_000_000));
+    let many = format!("{{\"model\":\"scripted\",\"messages\":{list},\"prompt\":{list},\"input\":{list}}}");
     for route in routes() {
         let began = Instant::now();
         let reply = request(server.address, "POST", route.path, &JSON, many.as_bytes());
