@@ -56,8 +56,6 @@ impl StoreTarget {
             items.extend_from_slice(item.to_string().as_bytes());
         }
         items.push(b']');
-        // A copy, so that the store keeps no memory of the request.
-        let response = Bytes::from(response.to_vec());
         self.shared.responses.put(
             self.client,
             id,
@@ -304,6 +302,7 @@ impl ResponseEncoder {
         let mut out = Frame::from(self.close(status));
         let response = self.object(status, Some(usage), None);
         if let Some(store) = self.store.take() {
+            // Put together it is a copy, with which the store keeps nothing of the request.
             store.put(&self.head.id, response.clone().concat(), &self.output);
         }
         out.extend(self.response_event(&format!("response.{status}"), response.clone()));
