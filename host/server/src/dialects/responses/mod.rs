@@ -12,7 +12,6 @@
 
 mod encoder;
 mod input;
-mod lark;
 mod replay;
 mod request;
 mod store;
@@ -49,7 +48,8 @@ const TRUNCATIONS_MAX: usize = 8;
 
 /// `POST /v1/responses`.
 pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (asked, mut warnings) = read(&call)?;
+    let (mut asked, mut warnings) = read(&call)?;
+    enforce(&chats, &mut asked, &mut warnings).await?;
     let permit = asked.stream.then(|| call.stream_permit()).transpose()?;
     let prepared = prepare(&chats, &call, asked.request, asked.truncate, &mut warnings).await?;
     let head = Head {
@@ -76,7 +76,8 @@ pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
 
 /// `POST /v1/responses/input_tokens`: counts the prompt that the same response would have.
 pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (asked, warnings) = read(&call)?;
+    let (mut asked, mut warnings) = read(&call)?;
+    enforce(&chats, &mut asked, &mut warnings).await?;
     let tokens = chats.count(asked.request).await.map_err(ApiError::of_model)?;
     let body = json!({ "object": "response.input_tokens", "input_tokens": tokens });
     Ok(ApiResponse::json(&body).with_warnings(warnings))
@@ -114,6 +115,12 @@ fn read(call: &ApiRequest) -> Result<(ResponseRequest, Vec<String>), ApiError> {
     super::extensions::read(&body, &mut asked.request)?;
     let warnings = [document.warnings(), list.warnings()].concat();
     Ok((asked, warnings))
+}
+
+/// Holds the model to the formats of custom tools.
+async fn enforce(chats: &Chats, asked: &mut ResponseRequest, warnings: &mut Vec<String>) -> Result<(), ApiError> {
+    let Input::Chat(conversation) = &mut asked.request.input else { return Ok(()) };
+    asked.tools.enforce(chats, &asked.request.client, &mut conversation.tools, warnings).await
 }
 
 /// Prepares a request. Under `truncation: "auto"` the oldest turns go until the rest fits.
