@@ -5,6 +5,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf, sync::Arc, time::Instant};
 
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 use super::*;
 use crate::chat::Client;
@@ -158,7 +159,7 @@ async fn a_process_is_killed_when_its_client_leaves_and_its_place_is_free_again(
         wait_until("three begin", || program.started().len() == 3 * round).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(program.started().len(), 3 * round, "there are more than three at a time");
-        asked.iter().for_each(|asked| asked.abort());
+        asked.iter().for_each(JoinHandle::abort);
         for asked in asked {
             let _ = asked.await;
         }
@@ -184,7 +185,7 @@ async fn one_client_leaves_a_process_to_the_next() {
     let began = Instant::now();
     grammars.try_grammar(&client(2), &alphabet(), &spec("a")).await.unwrap();
     assert!(began.elapsed() < Duration::from_secs(4), "the next client waited {:?}", began.elapsed());
-    greedy.iter().for_each(|asked| asked.abort());
+    greedy.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test]
