@@ -91,6 +91,121 @@ fn every_source_is_the_registry_and_every_second_version_is_known() {
     );
 }
 
+/// Crates that read a language in which somebody else may write: expressions, grammars, templates, tokenizers' patterns, programs.
+/// What they read comes from checkpoints and clients, so they belong into children that are limited.
+const INTERPRETERS: [&str; 37] = [
+    "aho-corasick",
+    "cel-interpreter",
+    "derivre",
+    "fancy-regex",
+    "globset",
+    "grep-regex",
+    "handlebars",
+    "ignore",
+    "jaq-core",
+    "jmespath",
+    "jsonpath-rust",
+    "jsonschema",
+    "lalrpop",
+    "lalrpop-util",
+    "lark",
+    "liquid",
+    "llguidance",
+    "logos",
+    "minijinja",
+    "minijinja-contrib",
+    "mlua",
+    "nom",
+    "onig",
+    "outlines-core",
+    "pcre2",
+    "pest",
+    "regex",
+    "regex-automata",
+    "regex-lite",
+    "regex-syntax",
+    "rhai",
+    "serde_json_path",
+    "tera",
+    "tokenizers",
+    "toktrie",
+    "wasmtime",
+    "winnow",
+];
+
+/// What each package links, as resolved with the features of this workspace.
+fn linked() -> BTreeMap<String, BTreeSet<String>> {
+    let metadata = metadata();
+    let list = |value: &serde_json::Value| value.as_array().unwrap().clone();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let names: BTreeMap<String, String> =
+        list(&metadata["packages"]).iter().map(|package| (text(&package["id"]), text(&package["name"]))).collect();
+    let mut linked: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for node in list(&metadata["resolve"]["nodes"]) {
+        let all = list(&node["deps"]);
+        let normal = all.iter().filter(|dep| list(&dep["dep_kinds"]).iter().any(|kind| kind["kind"].is_null()));
+        let found = normal.map(|dep| names[&text(&dep["pkg"])].clone());
+        // Two versions of a package count as one.
+        linked.entry(names[&text(&node["id"])].clone()).or_default().extend(found);
+    }
+    linked
+}
+
+/// The ways from a package to an interpreter, each as names with arrows.
+fn ways_to_interpreters(linked: &BTreeMap<String, BTreeSet<String>>, package: &str) -> Vec<String> {
+    let mut open = vec![(package.to_owned(), package.to_owned())];
+    let (mut seen, mut ways) = (BTreeSet::new(), Vec::new());
+    while let Some((name, way)) = open.pop() {
+        for next in linked.get(&name).into_iter().flatten().filter(|next| seen.insert((*next).clone())) {
+            let way = format!("{way} -> {next}");
+            if INTERPRETERS.contains(&next.as_str()) {
+                ways.push(way.clone());
+            }
+            open.push((next.clone(), way));
+        }
+    }
+    ways
+}
+
+#[test]
+fn what_listens_to_clients_links_nothing_that_interprets_a_language() {
+    let linked = linked();
+    for package in ["pensieve-server", "pensieve-protocol"] {
+        let ways = ways_to_interpreters(&linked, package);
+        assert!(ways.is_empty(), "the server's own crates interpret nothing of a stranger: {ways:#?}");
+    }
+    // The children do, each its own.
+    let found = |package: &str, interpreter: &str| {
+        ways_to_interpreters(&linked, package).iter().any(|way| way.ends_with(&format!(" -> {interpreter}")))
+    };
+    for (package, interpreter, links) in [
+        ("pensieve-prompt", "regex-syntax", true),
+        ("pensieve-prompt", "minijinja", true),
+        ("pensieve-prompt", "tokenizers", true),
+        ("pensieve-prompt", "llguidance", false),
+        ("pensieve-worker", "llguidance", true),
+        ("pensieve-worker", "minijinja", false),
+    ] {
+        assert_eq!(found(package, interpreter), links, "{package} and {interpreter}");
+    }
+    // The program has all of it; the promise is about the crates that its server is made of.
+    assert!(found("pensieve", "regex-syntax") && found("pensieve", "llguidance"));
+}
+
+#[test]
+fn an_interpreter_far_below_the_server_is_found() {
+    let edges =
+        [("pensieve-server", "tracing"), ("tracing", "matchers"), ("matchers", "regex-automata"), ("other", "regex")];
+    let mut linked: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (from, to) in edges {
+        linked.entry(from.to_owned()).or_default().insert(to.to_owned());
+    }
+    let way = "pensieve-server -> tracing -> matchers -> regex-automata";
+    assert_eq!(ways_to_interpreters(&linked, "pensieve-server"), [way]);
+    linked.remove("matchers");
+    assert!(ways_to_interpreters(&linked, "pensieve-server").is_empty());
+}
+
 fn newest<'a>(versions: &BTreeSet<&'a str>) -> &'a str {
     let numbers =
         |version: &str| -> Vec<u64> { version.split(['.', '-', '+']).filter_map(|part| part.parse().ok()).collect() };

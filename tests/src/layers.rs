@@ -15,7 +15,7 @@ use std::{
 const LAYERS: &[(&str, &[&[&str]])] = &[
     ("host", &[&["main"], &["cli"], &["config", "starter"]]),
     ("host/server", &[&["http"], &["dialects"], &["prompt"], &["chat", "shares"], &["fleet"], &["hub", "ids"]]),
-    ("host/prompt", &[&["process"], &["model"], &["template"], &["tokens"], &["rendered"]]),
+    ("host/prompt", &[&["process"], &["lark", "model"], &["template"], &["tokens"], &["rendered"]]),
     ("host/worker", &[&["fence"], &["process"], &["engine"], &["grammar"], &["patterns", "plugin"]]),
     (
         "host/protocol",

@@ -51,6 +51,7 @@ mod opencode;
 mod overhead;
 mod panics;
 mod phi;
+mod programs;
 mod prompts;
 mod qwen2;
 mod reuse;

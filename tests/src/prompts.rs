@@ -3,12 +3,15 @@
 use pensieve_prompt::Model;
 use pensieve_protocol::{
     conversation::{Conversation, Part, Role, Turn},
-    fence::VARIABLE,
+    fence::{Policy, VARIABLE},
+    grammar::{Grammar, Part as Held, Rule, Spec, Then},
     job::FailureCode,
-    prompt::{Answer, Question, Tokenizer},
+    prompt::{Answer, Numbered, Question, Syntax, Tokenizer},
+    vocabulary::Vocabulary,
     wire,
 };
 use pensieve_server::fleet::fence::prompt;
+use serde_json::json;
 use std::{
     fs,
     path::Path,
@@ -19,21 +22,39 @@ use std::{
 use crate::artifacts::program;
 
 const MEMORY: u64 = 1 << 30;
+/// What the server gives a grammar process, stacks included.
+const GRAMMAR_MEMORY: u64 = 480 << 20;
 
-struct Process(Child);
+struct Process(Child, u64);
 
 impl Process {
     fn start(memory: u64) -> Self {
+        Self::within(&prompt(memory))
+    }
+
+    fn for_grammars() -> Self {
+        Self::within(&Policy { data_bytes: Some(GRAMMAR_MEMORY), ..prompt(0) })
+    }
+
+    fn within(policy: &Policy) -> Self {
         let mut command = Command::new(program());
-        command.arg("prompt").env(VARIABLE, prompt(memory).to_variable());
+        command.arg("prompt").env(VARIABLE, policy.to_variable());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        Self(command.spawn().unwrap())
+        Self(command.spawn().unwrap(), 0)
     }
 
     /// The answer; none if the process ends without one.
     fn ask(&mut self, question: &Question) -> Option<Answer> {
-        wire::write(self.0.stdin.as_mut().unwrap(), question).ok()?;
-        wire::read(self.0.stdout.as_mut().unwrap()).ok().flatten()
+        self.tell(question)?;
+        let answer: Numbered<Answer> = wire::read(self.0.stdout.as_mut().unwrap()).ok().flatten()?;
+        assert_eq!(answer.number, self.1, "the answer to another question");
+        Some(answer.message)
+    }
+
+    fn tell(&mut self, question: &Question) -> Option<()> {
+        self.1 += 1;
+        let question = Numbered { number: self.1, message: question };
+        wire::write(self.0.stdin.as_mut().unwrap(), &question).ok()
     }
 }
 
@@ -64,7 +85,7 @@ fn conversation(bytes: usize) -> Conversation {
 }
 
 fn asks(conversation: &Conversation) -> Question {
-    Question::Conversation { conversation: Box::new(conversation.clone()), tools_in_words: None }
+    Question::Conversation { conversation: Box::new(conversation.clone()), tools_in_words: None, salt: Vec::new() }
 }
 
 fn ready() -> Process {
@@ -82,10 +103,12 @@ fn the_tokens_are_those_that_the_model_gives_in_this_process() {
     for bytes in [0, 1, 1000, 200_000] {
         let conversation = conversation(bytes);
         let Some(Answer::Tokens(tokens)) = process.ask(&asks(&conversation)) else { panic!("no tokens of {bytes}") };
-        assert_eq!(tokens, model.conversation(&conversation, None).unwrap());
+        assert_eq!(tokens, model.conversation(&conversation, None, &[]).unwrap());
     }
-    let Some(Answer::Tokens(tokens)) = process.ask(&Question::Text("plain".into())) else { panic!("no tokens") };
-    assert_eq!(tokens, model.text("plain").unwrap());
+    let Some(Answer::Tokens(tokens)) = process.ask(&Question::Text { text: "plain".into(), salt: Vec::new() }) else {
+        panic!("no tokens")
+    };
+    assert_eq!(tokens, model.text("plain", &[]).unwrap());
 }
 
 #[cfg(target_os = "linux")]
@@ -130,15 +153,147 @@ fn memory_beyond_the_limit_ends_the_process() {
     assert!(!status.success(), "{status}");
 }
 
+/// A grammar as a question, with the alphabet of a model that has so many tokens.
+fn tries(grammar: Grammar, tokens: u32) -> Question {
+    let rule = Rule::from_start(Held::new("format", grammar), Then::Stop);
+    let vocabulary = Vocabulary::new(&fixture("tokenizer.json"), tokens, &[]).unwrap();
+    let spec = Box::new(Spec { reasoning: None, rules: vec![rule] });
+    Question::Grammar { spec, alphabet: vocabulary.alphabet(&[]) }
+}
+
+fn expresses(syntax: Syntax, definition: &str) -> Question {
+    Question::Expression { syntax, definition: definition.to_owned() }
+}
+
+#[test]
+fn a_process_takes_the_programs_of_a_checkpoint_or_those_of_clients_and_never_both() {
+    let mut process = ready();
+    for question in [tries(Grammar::any_json_object(), 1 << 16), expresses(Syntax::Regex, "a")] {
+        let Some(Answer::Failed(failure)) = process.ask(&question) else { panic!("a model's process took a grammar") };
+        assert_eq!(failure.code, FailureCode::Internal);
+    }
+    let mut process = Process::for_grammars();
+    let expressed = process.ask(&expresses(Syntax::Lark, "start: \"a\" /b+/"));
+    assert!(matches!(expressed, Some(Answer::Expression(Ok(expression))) if expression == "ab+"));
+    for question in
+        [Question::Tokenizer(tokenizer()), template(), Question::Text { text: "plain".into(), salt: Vec::new() }]
+    {
+        let Some(Answer::Failed(failure)) = process.ask(&question) else { panic!("a grammar process took a model") };
+        assert_eq!(failure.code, FailureCode::Internal);
+    }
+    assert!(matches!(process.ask(&tries(Grammar::any_json_object(), 1 << 16)), Some(Answer::Compiles)));
+}
+
+/// The most memory that a process has had while `ask` ran, in bytes.
+#[cfg(target_os = "linux")]
+fn peak_of(process: &mut Process, ask: impl FnOnce(&mut Process)) -> u64 {
+    let status = format!("/proc/{}/status", process.0.id());
+    let (over, is_over) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        let mut peak = 0;
+        loop {
+            let text = fs::read_to_string(&status).unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+            peak = peak.max(kib.unwrap_or(0) << 10);
+            if is_over.recv_timeout(Duration::from_millis(2)) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                return peak;
+            }
+        }
+    });
+    ask(process);
+    drop(over);
+    watch.join().unwrap()
+}
+
+/// Two thousand bytes whose one property has to match two dozen expressions at once, which takes hundreds of megabytes a second.
+pub(crate) fn merging() -> String {
+    let part = |number: usize| {
+        let pattern = format!("(a|b)*a(a|b){{{number}}}");
+        json!({ "properties": { "x": {
+            "type": "string", "minLength": number, "maxLength": 1_000 + number, "pattern": pattern } } })
+    };
+    json!({ "type": "object", "allOf": (0..24).map(part).collect::<Vec<_>>(), "required": ["x"] }).to_string()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn grammars_stay_within_half_a_gigabyte_and_large_honest_ones_fit() {
+    let property = |number: usize| {
+        let word = ["name", "path", "kind", "owner"][number % 4];
+        let schema = match number % 4 {
+            0 => json!({ "type": "string", "description": "The name by which it is known, as people write it." }),
+            1 => json!({ "type": "array", "items": { "type": "string", "minLength": 1 }, "maxItems": 20 }),
+            2 => json!({ "enum": ["file", "folder", "link", format!("kind-{number}")] }),
+            _ => json!({ "type": ["integer", "null"], "description": "A number, or nothing where there is none." }),
+        };
+        (format!("{word}_{number}"), schema)
+    };
+    let object = |from: usize| {
+        let properties: serde_json::Map<_, _> = (from..from + 100).map(property).collect();
+        json!({ "type": "object", "properties": properties, "additionalProperties": false })
+    };
+    let objects: serde_json::Map<_, _> = (0..40).map(|group| (format!("group_{group}"), object(100 * group))).collect();
+    let schema = json!({ "type": "object", "properties": objects, "required": ["group_0", "group_7"] }).to_string();
+    assert!((300 << 10..512 << 10).contains(&schema.len()), "{} bytes", schema.len());
+    let mut process = Process::for_grammars();
+    let peak = peak_of(&mut process, |process| {
+        let answer = process.ask(&tries(Grammar::json_schema(schema, false), 1 << 18));
+        assert!(matches!(answer, Some(Answer::Compiles)), "{answer:?}");
+    });
+    println!("an honest schema: {} MiB", peak >> 20);
+    assert!(peak <= 512 << 20, "{} MiB", peak >> 20);
+
+    for (name, question) in [
+        ("merging", tries(Grammar::json_schema(merging(), false), 1 << 18)),
+        ("classes", expresses(Syntax::Regex, &format!("(?i){}", "[!-\u{10FFFF}]".repeat(1_000)))),
+        ("letters", expresses(Syntax::Lark, &format!("start: /{}/", r"\PL".repeat(5_000)))),
+    ] {
+        let mut process = Process::for_grammars();
+        let began = Instant::now();
+        let peak = peak_of(&mut process, |process| {
+            process.tell(&question).unwrap();
+            // The server would have killed it by then.
+            while process.0.try_wait().unwrap().is_none() && began.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        println!("{name}: {} MiB, {:?}, {:?}", peak >> 20, began.elapsed(), process.0.try_wait());
+        assert!(peak <= 512 << 20, "{name}: {} MiB", peak >> 20);
+    }
+}
+
 #[test]
 fn it_ends_with_its_server_whatever_it_does() {
     let mut process = ready();
-    wire::write(process.0.stdin.as_mut().unwrap(), &asks(&conversation(4 << 20))).unwrap();
+    process.tell(&asks(&conversation(4 << 20))).unwrap();
     drop(process.0.stdin.take());
     let deadline = Instant::now() + Duration::from_secs(20);
     while process.0.try_wait().unwrap().is_none() {
         assert!(Instant::now() < deadline, "it outlives its server");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+#[ignore = "prints figures"]
+fn what_a_grammar_process_costs() {
+    for tokens in [1 << 16, 1 << 18] {
+        let question = tries(Grammar::any_json_object(), tokens);
+        for (name, question) in [("a grammar", &question), ("an expression", &expresses(Syntax::Lark, "start: \"a\""))]
+        {
+            let mut took: Vec<Duration> = (0..50)
+                .map(|_| {
+                    let began = Instant::now();
+                    let mut process = Process::for_grammars();
+                    assert!(process.ask(question).is_some());
+                    drop(process);
+                    began.elapsed()
+                })
+                .collect();
+            took.sort_unstable();
+            println!("{name} with {tokens} tokens, from start to end: {:?}, at most {:?}", took[25], took[49]);
+        }
     }
 }
 
@@ -154,7 +309,7 @@ fn what_a_round_trip_costs() {
             let mut conversation = conversation(bytes);
             conversation.turns[0].parts.push(Part::Text(format!("{round}")));
             let began = Instant::now();
-            model.conversation(&conversation, None).unwrap();
+            model.conversation(&conversation, None, &[]).unwrap();
             here.push(began.elapsed());
             let began = Instant::now();
             assert!(matches!(process.ask(&asks(&conversation)), Some(Answer::Tokens(_))));

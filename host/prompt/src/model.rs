@@ -56,15 +56,20 @@ impl Model {
         Ok(self.template.insert(template).takes_tools())
     }
 
-    /// The tokens of a conversation up to where the model goes on.
-    pub fn conversation(&self, conversation: &Conversation, tools_in_words: Option<&str>) -> Result<Vec<u32>, Failure> {
+    /// The tokens of a conversation up to where the model goes on. What is remembered of it serves those with the same salt.
+    pub fn conversation(
+        &self,
+        conversation: &Conversation,
+        tools_in_words: Option<&str>,
+        salt: &[u8],
+    ) -> Result<Vec<u32>, Failure> {
         let Some(template) = &self.template else {
             return Err(Failure::new(FailureCode::Internal, "a prompt process has no template yet"));
         };
-        self.tokens.encode(&template.render(conversation, tools_in_words)?)
+        self.tokens.encode(&template.render(conversation, tools_in_words)?, salt)
     }
 
-    pub fn text(&self, text: &str) -> Result<Vec<u32>, Failure> {
-        self.tokens.encode_text(text)
+    pub fn text(&self, text: &str, salt: &[u8]) -> Result<Vec<u32>, Failure> {
+        self.tokens.encode_text(text, salt)
     }
 }

@@ -1,53 +1,67 @@
 //! The process around a model: questions and answers over its standard streams.
 //!
 //! One thread reads questions and ends the process as soon as the server has gone, whatever the other one does. The other
-//! one answers, on a stack that is deep enough for nested templates. A panic ends the process with a status of its own, as the
-//! memory limit and the end of the stack end it with a signal.
+//! one answers, on a stack that is deep enough for nested templates and grammars. A panic ends the process with a status of
+//! its own, as the memory limit and the end of the stack end it with a signal.
 
 use std::{
     fs::File,
     io::{self, Read, Write},
     os::fd::AsFd,
     panic::{self, AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc,
-        mpsc::{Receiver, sync_channel},
-    },
+    sync::mpsc::{Receiver, sync_channel},
     thread,
 };
 
-use crate::model::Model;
+use crate::{lark, model::Model};
 use pensieve_protocol::{
     grammar::Spec,
     job::{Failure, FailureCode},
-    prompt::{Answer, PANICKED, Question, STACK_BYTES},
-    vocabulary::Vocabulary,
+    prompt::{Answer, GRAMMAR_STACK_BYTES, Numbered, PANICKED, Question, STACK_BYTES},
+    vocabulary::{Alphabet, Vocabulary},
     wire::{self, WireError},
 };
 
 /// How a grammar is tried; the engine that compiles grammars is not of this crate.
-pub type TryGrammar = fn(&Arc<Vocabulary>, &Spec) -> Result<(), Failure>;
+pub type TryGrammar = fn(Alphabet, &Spec) -> Result<(), Failure>;
 
 /// Answers questions from standard input on standard output until the server has gone.
 pub fn serve(try_grammar: TryGrammar) -> io::Result<()> {
     // Foreign code must not be able to fill the log; the server is told of a panic.
     panic::set_hook(Box::new(|_| {}));
     let mut output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let mut input = io::stdin().lock();
+    let Some(first) = read(&mut input)? else { return Ok(()) };
+    // The limit of a grammar process counts the whole stack, touched or not.
+    let stack = if is_of_clients(&first.message) { GRAMMAR_STACK_BYTES } else { STACK_BYTES };
     let (tell, told) = sync_channel(1);
-    thread::Builder::new().name("prompt".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+    thread::Builder::new().name("prompt".to_owned()).stack_size(stack).spawn(move || {
         let ended = answer_all(&told, &mut output, try_grammar);
         std::process::exit(i32::from(ended.is_err()));
     })?;
-    let mut input = io::stdin().lock();
-    while let Some(question) = read(&mut input)? {
+    let mut next = Some(first);
+    while let Some(question) = next {
         if tell.send(question).is_err() {
             break;
         }
+        next = read(&mut input)?;
     }
     Ok(())
 }
 
-fn read(input: &mut impl Read) -> io::Result<Option<Question>> {
+/// Whose programs a process interprets: those of one checkpoint, or those of one client.
+enum Role {
+    Unknown,
+    Model(Box<Model>),
+    Grammars,
+}
+
+/// Whether a question brings a program of a client. All others are about a checkpoint's.
+fn is_of_clients(question: &Question) -> bool {
+    matches!(question, Question::Grammar { .. } | Question::Expression { .. })
+}
+
+fn read(input: &mut impl Read) -> io::Result<Option<Numbered<Question>>> {
     wire::read(input).map_err(|error| match error {
         WireError::Io(error) => error,
         error => io::Error::other(error.to_string()),
@@ -55,37 +69,65 @@ fn read(input: &mut impl Read) -> io::Result<Option<Question>> {
 }
 
 fn answer_all(
-    questions: &Receiver<Question>,
+    questions: &Receiver<Numbered<Question>>,
     output: &mut impl Write,
     try_grammar: TryGrammar,
 ) -> Result<(), WireError> {
-    let mut model = None;
-    while let Ok(question) = questions.recv() {
-        let Ok(answer) = catch_unwind(AssertUnwindSafe(|| answer(&mut model, question, try_grammar))) else {
+    let mut role = Role::Unknown;
+    while let Ok(Numbered { number, message }) = questions.recv() {
+        let Ok(answer) = catch_unwind(AssertUnwindSafe(|| answer(&mut role, message, try_grammar))) else {
             std::process::exit(PANICKED);
         };
-        wire::write(output, &answer.unwrap_or_else(Answer::Failed))?;
+        wire::write(output, &Numbered { number, message: answer.unwrap_or_else(Answer::Failed) })?;
     }
     Ok(())
 }
 
-fn answer(model: &mut Option<Model>, question: Question, try_grammar: TryGrammar) -> Result<Answer, Failure> {
-    if let Question::Tokenizer(tokenizer) = &question {
-        let read = model.insert(Model::new(tokenizer)?);
-        return Ok(Answer::Vocabulary(Box::new(Vocabulary::clone(read.vocabulary()))));
-    }
-    let missing = || Failure::new(FailureCode::Internal, "a prompt process has no tokenizer yet");
-    let model = model.as_mut().ok_or_else(missing)?;
+fn answer(role: &mut Role, question: Question, try_grammar: TryGrammar) -> Result<Answer, Failure> {
     match question {
-        Question::Tokenizer(_) => Err(missing()),
+        Question::Tokenizer(tokenizer) => role.begin(Model::new(&tokenizer)?),
         Question::Template(source) => {
-            let takes_tools = model.read_template(source.as_deref())?;
+            let takes_tools = role.model()?.read_template(source.as_deref())?;
             Ok(Answer::Template { takes_tools })
         }
-        Question::Conversation { conversation, tools_in_words } => {
-            model.conversation(&conversation, tools_in_words.as_deref()).map(Answer::Tokens)
+        Question::Conversation { conversation, tools_in_words, salt } => {
+            role.model()?.conversation(&conversation, tools_in_words.as_deref(), &salt).map(Answer::Tokens)
         }
-        Question::Text(text) => model.text(&text).map(Answer::Tokens),
-        Question::Grammar(spec) => try_grammar(model.vocabulary(), &spec).map(|()| Answer::Compiles),
+        Question::Text { text, salt } => role.model()?.text(&text, &salt).map(Answer::Tokens),
+        Question::Grammar { spec, alphabet } => {
+            role.take_programs()?;
+            try_grammar(alphabet, &spec).map(|()| Answer::Compiles)
+        }
+        Question::Expression { syntax, definition } => {
+            role.take_programs()?;
+            Ok(Answer::Expression(lark::expression(syntax, &definition)))
+        }
     }
+}
+
+impl Role {
+    fn begin(&mut self, model: Model) -> Result<Answer, Failure> {
+        if let Self::Grammars = self {
+            return Err(out_of_order("that has interpreted a client's programs takes no model"));
+        }
+        let vocabulary = Vocabulary::clone(model.vocabulary());
+        *self = Self::Model(Box::new(model));
+        Ok(Answer::Vocabulary(Box::new(vocabulary)))
+    }
+
+    fn model(&mut self) -> Result<&mut Model, Failure> {
+        if let Self::Model(model) = self { Ok(model) } else { Err(out_of_order("has no tokenizer yet")) }
+    }
+
+    fn take_programs(&mut self) -> Result<(), Failure> {
+        if let Self::Model(_) = self {
+            return Err(out_of_order("that serves a model interprets no client's programs"));
+        }
+        *self = Self::Grammars;
+        Ok(())
+    }
+}
+
+fn out_of_order(what: &str) -> Failure {
+    Failure::new(FailureCode::Internal, format!("a prompt process {what}"))
 }

@@ -98,6 +98,14 @@ pub struct Part {
     pub grammar: Grammar,
 }
 
+impl Spec {
+    /// The tokens that must be written around grammars' texts.
+    pub fn written_tokens(&self) -> Vec<u32> {
+        let markers = self.rules.iter().flat_map(|rule| rule.open.iter().chain(&rule.close));
+        markers.filter_map(|marker| if let Marker::Token(token) = marker { Some(*token) } else { None }).collect()
+    }
+}
+
 impl Rule {
     /// What holds for a whole answer.
     pub fn from_start(answer: Part, then: Then) -> Self {

@@ -11,7 +11,7 @@ use pensieve_protocol::{
     conversation::{Conversation, Part, Role, Tool, Turn},
     grammar::Spec,
     job::{Event, Failure, FailureCode, Finish, Job, StageSpec, Tokens, Usage},
-    prompt::{Answer, Question, STACK_BYTES},
+    prompt::{Answer, Numbered, Question, STACK_BYTES},
     wire::{self, Command, Report},
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -76,8 +76,13 @@ fn damaged_frames_of_workers_and_prompt_processes_are_messages_or_errors() {
     let job = Job { tokens: vec![1, 2, 3], stages, grammar: Some(Spec::default()), ..Job::default() };
     let mut corpus = reports();
     corpus.extend([Command::Submit(job), Command::Cancel { id: 7 }, Command::Drain].iter().map(body));
-    corpus.push(body(&Question::Conversation { conversation: Box::new(conversation), tools_in_words: None }));
+    corpus.push(body(&Question::Conversation {
+        conversation: Box::new(conversation),
+        tools_in_words: None,
+        salt: vec![7; 32],
+    }));
     corpus.push(body(&Answer::Tokens(vec![1, 1000, 1_000_000])));
+    corpus.push(body(&Numbered { number: 300, message: Answer::Expression(Ok("a+".into())) }));
     let target = Target { name: "frames", corpus, memory_max: 64 << 20, input_max: 64 << 10 };
     let read_all = |bytes: &[u8]| {
         let all = [
@@ -85,6 +90,7 @@ fn damaged_frames_of_workers_and_prompt_processes_are_messages_or_errors() {
             read::<Command>("command", bytes),
             read::<Question>("question", bytes),
             read::<Answer>("answer", bytes),
+            read::<Numbered<Answer>>("numbered", bytes),
         ];
         all.join("; ")
     };

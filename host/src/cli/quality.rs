@@ -290,7 +290,7 @@ fn with_reference(options: &str) -> Result<String, CliError> {
 
 /// The tokens of a text, as many as predict `positions`, made on a stack as deep as that of a prompt process.
 fn tokens(card: Card, text: String, positions: usize) -> Result<Vec<u32>, CliError> {
-    let make = move || -> Result<Vec<u32>, Failure> { Model::new(&Tokenizer::of(&card))?.text(&text) };
+    let make = move || -> Result<Vec<u32>, Failure> { Model::new(&Tokenizer::of(&card))?.text(&text, &[]) };
     let failed = |what: &str| CliError::new(Exit::Failed, format!("the text could not be made into tokens: {what}"));
     let making = thread::Builder::new().stack_size(STACK_BYTES).spawn(make);
     let making = making.map_err(|error| failed(&error.to_string()))?;

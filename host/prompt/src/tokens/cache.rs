@@ -1,5 +1,7 @@
 //! Remembers the tokens of stretches of text. A conversation comes back longer by a turn, and all the others, system
 //! text and tools among them, are the same to the byte.
+//!
+//! Each client finds its own only: how quickly a prompt is counted would tell it what others have written.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +19,8 @@ pub(super) struct Cache {
 }
 
 struct Stretches {
-    ids: LruCache<Box<str>, Arc<[u32]>>,
+    /// By the client's salt and the text.
+    ids: LruCache<Box<[u8]>, Arc<[u32]>>,
     bytes: usize,
 }
 
@@ -29,23 +32,24 @@ impl Default for Stretches {
 
 impl Cache {
     /// The tokens of this stretch, if it was seen lately.
-    pub fn get(&self, text: &str, opens_text: bool) -> Option<Arc<[u32]>> {
+    pub fn get(&self, salt: &[u8], text: &str, opens_text: bool) -> Option<Arc<[u32]>> {
         if text.len() < STRETCH_BYTES_MIN {
             return None;
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known[usize::from(opens_text)].ids.get(text).cloned()
+        known[usize::from(opens_text)].ids.get(&key(salt, text)).cloned()
     }
 
     /// Remembers one, and forgets those that were not used for longest when there are too many.
-    pub fn put(&self, text: &str, opens_text: bool, ids: Vec<u32>) {
-        let bytes = size_of(text, &ids);
+    pub fn put(&self, salt: &[u8], text: &str, opens_text: bool, ids: Vec<u32>) {
+        let key = key(salt, text);
+        let bytes = size_of(&key, &ids);
         if text.len() < STRETCH_BYTES_MIN || bytes > BYTES_MAX / 2 {
             return;
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let stretches = &mut known[usize::from(opens_text)];
-        if let Some((text, ids)) = stretches.ids.push(text.into(), ids.into()) {
+        if let Some((text, ids)) = stretches.ids.push(key, ids.into()) {
             stretches.bytes -= size_of(&text, &ids);
         }
         stretches.bytes += bytes;
@@ -57,7 +61,12 @@ impl Cache {
     }
 }
 
-fn size_of(text: &str, ids: &[u32]) -> usize {
+/// Salts of one server are of one length, so that no text is taken for the end of one.
+fn key(salt: &[u8], text: &str) -> Box<[u8]> {
+    [salt, text.as_bytes()].concat().into()
+}
+
+fn size_of(text: &[u8], ids: &[u32]) -> usize {
     text.len() + size_of_val(ids)
 }
 
@@ -69,14 +78,15 @@ mod tests {
     fn forgets_what_was_not_used_for_longest() {
         let cache = Cache::default();
         let text = |number: usize| format!("{number:0>1024}");
-        let count = 2 * BYTES_MAX / size_of(&text(0), &[0; 256]);
+        let count = 2 * BYTES_MAX / size_of(text(0).as_bytes(), &[0; 256]);
         for number in 0..count {
-            cache.put(&text(number), false, vec![number as u32; 256]);
-            assert!(cache.get(&text(0), false).is_some(), "{number}");
+            cache.put(&[], &text(number), false, vec![number as u32; 256]);
+            assert!(cache.get(&[], &text(0), false).is_some(), "{number}");
             assert!(cache.known.lock().unwrap()[0].bytes <= BYTES_MAX);
         }
-        assert_eq!(cache.get(&text(count - 1), false).unwrap()[..], vec![count as u32 - 1; 256]);
-        assert!(cache.get(&text(1), false).is_none());
-        assert!(cache.get(&text(0), true).is_none(), "the beginning of a text is another one");
+        assert_eq!(cache.get(&[], &text(count - 1), false).unwrap()[..], vec![count as u32 - 1; 256]);
+        assert!(cache.get(&[], &text(1), false).is_none());
+        assert!(cache.get(&[], &text(0), true).is_none(), "the beginning of a text is another one");
+        assert!(cache.get(&[1; 32], &text(0), false).is_none(), "another client finds it");
     }
 }

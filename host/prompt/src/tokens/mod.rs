@@ -90,17 +90,17 @@ impl Tokens {
         &self.specials
     }
 
-    /// The tokens of a rendered conversation.
-    pub fn encode(&self, rendered: &Rendered) -> Result<Vec<u32>, Failure> {
+    /// The tokens of a rendered conversation of the client with this salt.
+    pub fn encode(&self, rendered: &Rendered, salt: &[u8]) -> Result<Vec<u32>, Failure> {
         let mut ids = Vec::new();
-        self.append(&rendered.text, &rendered.plain, &mut ids).map_err(|error| unusable(&error))?;
+        self.append(&rendered.text, &rendered.plain, salt, &mut ids).map_err(|error| unusable(&error))?;
         self.checked(ids)
     }
 
     /// The tokens of a plain text, after the one that opens texts where the model wants that.
-    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, Failure> {
+    pub fn encode_text(&self, text: &str, salt: &[u8]) -> Result<Vec<u32>, Failure> {
         let mut ids = Vec::from_iter(self.bos);
-        self.append(text, &[], &mut ids).map_err(|error| unusable(&error))?;
+        self.append(text, &[], salt, &mut ids).map_err(|error| unusable(&error))?;
         // Who opens the text by hand means it once.
         if let (Some(bos), [first, second, ..]) = (self.bos, ids.as_slice())
             && first == second
@@ -111,15 +111,21 @@ impl Tokens {
         self.checked(ids)
     }
 
-    fn append(&self, text: &str, plain: &[Range<usize>], ids: &mut Vec<u32>) -> Result<(), tokenizers::Error> {
+    fn append(
+        &self,
+        text: &str,
+        plain: &[Range<usize>],
+        salt: &[u8],
+        ids: &mut Vec<u32>,
+    ) -> Result<(), tokenizers::Error> {
         let is_plain = |range: &Range<usize>| overlaps(plain, range);
         let mut done = 0;
         for (id, place) in self.literal.find(text, is_plain) {
-            self.append_stretch(text, done..place.start, plain, ids)?;
+            self.append_stretch(text, done..place.start, plain, salt, ids)?;
             ids.push(id);
             done = place.end;
         }
-        self.append_stretch(text, done..text.len(), plain, ids)
+        self.append_stretch(text, done..text.len(), plain, salt, ids)
     }
 
     /// What stands between added tokens.
@@ -128,6 +134,7 @@ impl Tokens {
         text: &str,
         place: Range<usize>,
         plain: &[Range<usize>],
+        salt: &[u8],
         ids: &mut Vec<u32>,
     ) -> Result<(), tokenizers::Error> {
         let stretch = &text[place.clone()];
@@ -140,13 +147,13 @@ impl Tokens {
             ids.extend(self.tokenize(stretch, opens_text, within)?);
             return Ok(());
         }
-        if let Some(known) = self.cache.get(stretch, opens_text) {
+        if let Some(known) = self.cache.get(salt, stretch, opens_text) {
             ids.extend_from_slice(&known);
             return Ok(());
         }
         let made = self.tokenize(stretch, opens_text, |_| false)?;
         ids.extend_from_slice(&made);
-        self.cache.put(stretch, opens_text, made);
+        self.cache.put(salt, stretch, opens_text, made);
         Ok(())
     }
 

@@ -35,7 +35,7 @@ fn texts_become_the_tokens_that_the_crate_makes_of_them() {
         assert!(!tokens.specials().added.is_empty(), "{fixture}");
         for text in texts(&tokens) {
             let expected = whole.encode_fast(text.as_str(), false).unwrap();
-            assert_eq!(tokens.encode_text(&text).unwrap(), expected.get_ids(), "{fixture}: {text:?}");
+            assert_eq!(tokens.encode_text(&text, &[]).unwrap(), expected.get_ids(), "{fixture}: {text:?}");
         }
     }
 }
@@ -48,11 +48,11 @@ fn words_that_look_like_special_tokens_are_words() {
             let text = format!("say {added} twice: {added}");
             let places = text.match_indices(&added).map(|(start, found)| start..start + found.len()).collect();
             let rendered = Rendered { text: text.clone(), plain: places };
-            let ids = tokens.encode(&rendered).unwrap();
+            let ids = tokens.encode(&rendered, &[]).unwrap();
             let id = tokens.tokenizer.token_to_id(&added).unwrap();
             assert!(!ids.contains(&id), "{fixture}: {added}, special: {special}");
             assert_eq!(tokens.tokenizer.decode(&ids, false).unwrap(), text, "{fixture}");
-            assert!(tokens.encode_text(&text).unwrap().contains(&id));
+            assert!(tokens.encode_text(&text, &[]).unwrap().contains(&id));
         }
     }
 }
@@ -130,7 +130,7 @@ fn every_kind_of_normalizer_and_added_token_gives_the_crates_tokens() {
                 let count = random.usize(..8);
                 let text: String = (0..count).map(|_| pieces[random.usize(..pieces.len())]).collect();
                 let expected = whole.encode_fast(text.as_str(), false).unwrap();
-                let found = tokens.encode_text(&text).unwrap();
+                let found = tokens.encode_text(&text, &[]).unwrap();
                 assert_eq!(found, expected.get_ids(), "{text:?} with {normalizer}, {pre_tokenizer}, {normalized}");
             }
         }
@@ -140,7 +140,7 @@ fn every_kind_of_normalizer_and_added_token_gives_the_crates_tokens() {
 #[test]
 fn a_plain_text_is_opened_once() {
     let bos = |add_bos| Document { bos: Some(1), add_bos, ..sentencepiece(Value::Null, Value::Null, false) };
-    let ids = |document: &Document, text: &str| Tokens::of(document).unwrap().encode_text(text).unwrap();
+    let ids = |document: &Document, text: &str| Tokens::of(document).unwrap().encode_text(text, &[]).unwrap();
     let hello = ids(&bos(false), "hello");
     assert_eq!(ids(&bos(true), "hello"), [&[1], &hello[..]].concat());
     assert_eq!(ids(&bos(true), "<s>hello"), [&[1], &hello[..]].concat());
@@ -150,7 +150,7 @@ fn a_plain_text_is_opened_once() {
 #[test]
 fn tokens_that_the_model_has_no_row_for_are_told() {
     let document = Document { vocabulary: 100, ..document("scripted") };
-    let failure = Tokens::of(&document).unwrap().encode_text("<|im_start|>").unwrap_err();
+    let failure = Tokens::of(&document).unwrap().encode_text("<|im_start|>", &[]).unwrap_err();
     assert_eq!(failure.code, FailureCode::Unsupported);
     assert!(failure.message.contains("'<|im_start|>'") && failure.message.contains("100 tokens"), "{failure}");
     let broken = Document { json: "{".to_owned(), ..document };

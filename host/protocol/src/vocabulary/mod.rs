@@ -40,6 +40,15 @@ pub struct Vocabulary {
     token_bytes_max: usize,
 }
 
+/// A part of a vocabulary, with the ids that its tokens have there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alphabet {
+    size: u32,
+    /// By rising id: the bytes of each token, and whether it is special.
+    tokens: Vec<(u32, Vec<u8>, bool)>,
+    end_of_turn: Vec<u32>,
+}
+
 /// A vocabulary as it comes from another process.
 #[derive(Deserialize)]
 struct Table {
@@ -129,20 +138,15 @@ impl Vocabulary {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The same ids with the texts of special tokens, single bytes and these tokens only, which is all that a grammar needs
-    /// in order to be compiled.
-    #[must_use]
-    pub fn thinned(&self, kept: &[u32]) -> Self {
-        let keep = |token: u32| {
-            let bytes = self.bytes(token);
-            if bytes.len() == 1 || self.is_special(token) || kept.contains(&token) { bytes } else { &[] }
+    /// The texts of special tokens, single bytes and these tokens, which is all that a grammar needs in order to be compiled.
+    pub fn alphabet(&self, kept: &[u32]) -> Alphabet {
+        let keep = |token: &u32| {
+            let bytes = self.bytes(*token);
+            bytes.len() == 1 || (!bytes.is_empty() && kept.contains(token)) || self.is_special(*token)
         };
-        let mut thin = Self { bytes: Vec::new(), ends: Vec::with_capacity(self.ends.len()), ..self.clone() };
-        for token in 0..self.size() {
-            thin.bytes.extend_from_slice(keep(token));
-            thin.ends.push(thin.bytes.len() as u32);
-        }
-        thin
+        let tokens = (0..self.size()).filter(keep);
+        let tokens = tokens.map(|token| (token, self.bytes(token).to_vec(), self.is_special(token)));
+        Alphabet { size: self.size(), tokens: tokens.collect(), end_of_turn: self.end_of_turn.clone() }
     }
 
     /// The fewest tokens that a text of `text_bytes` bytes can have.
@@ -163,6 +167,39 @@ impl Vocabulary {
             let end = u32::try_from(bytes.len()).map_err(|_| VocabularyError::new("has more than 4 GiB of tokens"))?;
             ends.push(end);
         }
+        Ok(Self { bytes, ends, special, end_of_turn, token_bytes_max })
+    }
+}
+
+impl Alphabet {
+    /// Bytes of tokens in it.
+    pub fn bytes(&self) -> usize {
+        self.tokens.iter().map(|(_, bytes, _)| bytes.len() + size_of::<u32>()).sum()
+    }
+}
+
+/// A vocabulary in which all other ids stand for nothing.
+impl TryFrom<Alphabet> for Vocabulary {
+    type Error = VocabularyError;
+
+    fn try_from(alphabet: Alphabet) -> Result<Self, VocabularyError> {
+        let Alphabet { size, tokens, end_of_turn } = alphabet;
+        let in_order = tokens.is_sorted_by(|(one, ..), (next, ..)| one < next);
+        let last = tokens.last().map_or(0, |(token, ..)| *token);
+        if !in_order || last >= size || size > TOKENS_MAX {
+            return Err(VocabularyError::new("is not told as a table of tokens"));
+        }
+        let token_bytes_max = tokens.iter().map(|(_, bytes, _)| bytes.len()).max().unwrap_or(0).max(1);
+        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(size as usize));
+        let mut special = vec![false; size as usize];
+        for (token, word, is_special) in tokens {
+            ends.resize(token as usize, bytes.len() as u32);
+            bytes.extend(word);
+            ends.push(bytes.len() as u32);
+            special[token as usize] = is_special;
+        }
+        ends.resize(size as usize, bytes.len() as u32);
+        let end_of_turn = end_of_turn.into_iter().filter(|token| *token < size).collect();
         Ok(Self { bytes, ends, special, end_of_turn, token_bytes_max })
     }
 }

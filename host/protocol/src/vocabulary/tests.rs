@@ -171,3 +171,33 @@ fn survives_truncated_and_altered_documents() {
         }
     }
 }
+
+#[test]
+fn an_alphabet_has_the_single_bytes_the_special_tokens_and_those_that_are_asked_for() {
+    let whole = Vocabulary::new(&byte_level().to_string(), 300, &[258]).unwrap();
+    let thin = Vocabulary::try_from(whole.alphabet(&[257])).unwrap();
+    assert_eq!((thin.size(), thin.end_of_turn()), (300, &[258][..]));
+    for token in 0..310 {
+        let kept = token < 256 || [257, 258].contains(&token);
+        assert_eq!(thin.bytes(token), if kept { whole.bytes(token) } else { &[] }, "token {token}");
+        assert_eq!(thin.is_special(token), token == 258, "token {token}");
+    }
+    let frame = |alphabet: &Alphabet| crate::wire::encode(alphabet).unwrap().len();
+    let large = Vocabulary::new(&byte_level().to_string(), 260_000, &[]).unwrap();
+    assert!(frame(&large.alphabet(&[])) < 2048, "tokens that no grammar needs cost nothing");
+}
+
+#[test]
+fn an_alphabet_that_makes_no_sense_is_refused() {
+    let token = |id: u32| (id, vec![b'a'], false);
+    for (size, tokens) in [
+        (2, vec![token(0), token(2)]),
+        (2, vec![token(1), token(0)]),
+        (2, vec![token(1), token(1)]),
+        (TOKENS_MAX + 1, vec![token(0)]),
+    ] {
+        assert!(Vocabulary::try_from(Alphabet { size, tokens, end_of_turn: Vec::new() }).is_err());
+    }
+    let thin = Vocabulary::try_from(Alphabet { size: 2, tokens: vec![token(1)], end_of_turn: vec![1, 7] }).unwrap();
+    assert_eq!((thin.bytes(0), thin.bytes(1), thin.end_of_turn()), (&b""[..], &b"a"[..], &[1][..]));
+}

@@ -1,21 +1,22 @@
 //! Requests into jobs.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use super::{
     convention::{Convention, Conventions, ToolDialect},
     formats::{OutputFormat, Rules, Signature, Thoughts, ToolParser},
     generation::{AnswerReader, Generation},
-    pool::Pool,
+    pool::{Expressed, Grammars, Pool},
     sampling, size,
 };
 use crate::{
-    chat::{Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
+    chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
     fleet::{Fleet, Target},
 };
 use pensieve_protocol::{
     grammar::{Part, Rule, Spec, Then},
     job::{Failure, FailureCode, Job},
+    prompt::Syntax,
 };
 
 /// Tokens at a prompt's end that are looked at for opened thoughts.
@@ -26,6 +27,7 @@ const TAIL_TOKENS: usize = 32;
 pub struct Chats {
     fleet: Arc<Fleet>,
     conventions: Conventions,
+    grammars: Grammars,
 }
 
 /// A request that is rendered, tokenized, counted and checked, and not yet queued.
@@ -61,7 +63,8 @@ struct Prompt {
 impl Chats {
     pub fn new(fleet: Arc<Fleet>) -> Self {
         let pool = Pool::new(fleet.program().to_path_buf());
-        Self { fleet, conventions: Conventions::new(pool) }
+        let grammars = Grammars::new(fleet.program().to_path_buf());
+        Self { fleet, conventions: Conventions::new(pool), grammars }
     }
 
     pub fn fleet(&self) -> &Arc<Fleet> {
@@ -87,7 +90,7 @@ impl Chats {
         // After the client's own, so that their indices stay valid.
         let stops = request.stops.into_iter().chain(own_stops.iter().map(|stop| (*stop).to_owned()));
         let stops = stops.map(String::into_bytes).collect();
-        let prompt = write(&convention, request.input, answer).await?;
+        let prompt = write(&convention, request.input, answer, &request.client.salt).await?;
         let count = prompt.tokens.len();
         let input_tokens = u32::try_from(count).unwrap_or(u32::MAX);
         if input_tokens > maximum {
@@ -95,7 +98,13 @@ impl Chats {
             return Err(Failure::new(FailureCode::TooLong, message));
         }
         if let Some(spec) = &prompt.spec {
-            convention.prompter.try_grammar(request.client.share, spec).await?;
+            let written = spec.written_tokens();
+            let alphabet = if written.is_empty() {
+                Cow::Borrowed(&convention.alphabet)
+            } else {
+                Cow::Owned(convention.vocabulary.alphabet(&written))
+            };
+            self.grammars.try_grammar(&request.client, &alphabet, spec).await?;
         }
         let room = target.context - input_tokens;
         let job = Job {
@@ -124,13 +133,19 @@ impl Chats {
         })
     }
 
+    /// Formats of custom tools as expressions, in their order; for each that has none, why. Fails only if nothing could be
+    /// asked at all.
+    pub async fn expressions(&self, client: &Client, formats: &[(Syntax, &str)]) -> Result<Vec<Expressed>, Failure> {
+        self.grammars.expressions(client, formats).await
+    }
+
     /// Tokens of a request's prompt, exactly. One that does not fit is counted all the same, unless its bytes alone tell.
     pub async fn count(&self, request: Request) -> Result<u32, Failure> {
         let target = self.fleet.target(&request.model).await?;
         check_tokens(&request, target.card.vocabulary)?;
         let convention = self.conventions.of(&target).await?;
         size::check(&request.input, &convention.vocabulary, target.context.saturating_sub(1))?;
-        let prompt = write(&convention, request.input, None).await?;
+        let prompt = write(&convention, request.input, None, &request.client.salt).await?;
         Ok(u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX))
     }
 }
@@ -186,10 +201,15 @@ impl Prepared {
 }
 
 /// Makes the prompt's tokens.
-async fn write(convention: &Arc<Convention>, input: Input, answer: Option<Part>) -> Result<Prompt, Failure> {
+async fn write(
+    convention: &Arc<Convention>,
+    input: Input,
+    answer: Option<Part>,
+    salt: &[u8],
+) -> Result<Prompt, Failure> {
     let tokens = match input {
-        Input::Chat(conversation) => return converse(convention, conversation, answer).await,
-        Input::Text(text) => convention.prompter.text(text).await?,
+        Input::Chat(conversation) => return converse(convention, conversation, answer, salt).await,
+        Input::Text(text) => convention.prompter.text(text, salt.to_vec()).await?,
         Input::Tokens(tokens) => tokens,
     };
     if tokens.is_empty() {
@@ -205,6 +225,7 @@ async fn converse(
     convention: &Arc<Convention>,
     mut conversation: Conversation,
     answer: Option<Part>,
+    salt: &[u8],
 ) -> Result<Prompt, Failure> {
     let (tools, choice, single) =
         (conversation.tools.clone(), conversation.tool_choice.clone(), conversation.single_call);
@@ -212,7 +233,7 @@ async fn converse(
     let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant);
     let (dialect, in_words) = convention.dialect(&mut conversation);
     let is_taught = in_words.is_some();
-    let tokens = convention.prompter.conversation(conversation, in_words).await?;
+    let tokens = convention.prompter.conversation(conversation, in_words, salt.to_vec()).await?;
     let tail = convention.vocabulary.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
     let thoughts = match dialect.format.thoughts(&tail) {
         // An answer that has begun thinks no more.

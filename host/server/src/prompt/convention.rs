@@ -17,7 +17,7 @@ use crate::{chat::Conversation, fleet::Target};
 use pensieve_protocol::{
     card::Card,
     job::{Failure, FailureCode},
-    vocabulary::Vocabulary,
+    vocabulary::{Alphabet, Vocabulary},
 };
 
 const KEPT_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
@@ -53,6 +53,8 @@ const PLAIN_STOPS: [&str; 2] = ["\n\nUser:", "\nUser:"];
 pub(super) struct Convention {
     pub prompter: Arc<Prompter>,
     pub vocabulary: Arc<Vocabulary>,
+    /// What of the vocabulary every grammar is tried with.
+    pub alphabet: Alphabet,
     /// How it writes calls if its template tells it of tools.
     pub own: ToolDialect,
     /// How it writes them if it is told in words.
@@ -130,6 +132,7 @@ impl Convention {
             stops: if card.chat_template.is_none() { &PLAIN_STOPS } else { &[] },
             own: ToolDialect { markers: Markers::of(&format, &vocabulary), format },
             taught: ToolDialect { markers: Markers::of(&taught, &vocabulary), format: taught },
+            alphabet: vocabulary.alphabet(&[]),
             vocabulary,
             prompter,
         })

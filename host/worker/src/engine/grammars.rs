@@ -41,7 +41,7 @@ pub struct Ready {
 impl Grammars {
     /// Begins to compile a job's grammar; the job waits here meanwhile.
     pub fn begin(&mut self, job: Job, spec: &Spec, text: &Text) -> Result<(), Failure> {
-        let compiling = self.compiler(text)?.begin(spec).map_err(|error| error.failure())?;
+        let compiling = self.compiler(text)?.begin(spec, &job.salt).map_err(|error| error.failure())?;
         self.waiting.push(Waiting { job, since: Instant::now(), compiling });
         Ok(())
     }

@@ -21,9 +21,9 @@ use super::{
     rules::Rules,
     source::{self, Source},
 };
-use pensieve_protocol::grammar::{Marker, Spec};
+use pensieve_protocol::grammar::Spec;
 use pensieve_protocol::job::Failure;
-use pensieve_protocol::vocabulary::Vocabulary;
+use pensieve_protocol::vocabulary::{Alphabet, Vocabulary};
 
 const HELPERS_MAX: usize = 2;
 const QUEUE_MAX: usize = 256;
@@ -67,16 +67,15 @@ struct Job {
 /// Compiles a grammar on this thread and forgets it: a process that is limited finds out in the worker's place whether it can
 /// be compiled at all. The worker's own tokens make no difference to that, so only a few of them are taken. Needs a stack
 /// of some hundred megabytes.
-pub fn try_compile(vocabulary: &Arc<Vocabulary>, spec: &Spec) -> Result<(), Failure> {
+pub fn try_compile(alphabet: Alphabet, spec: &Spec) -> Result<(), Failure> {
     let compile = || {
         limits::check(spec)?;
-        let markers = spec.rules.iter().flat_map(|rule| rule.open.iter().chain(&rule.close));
-        let kept: Vec<u32> =
-            markers.filter_map(|marker| if let Marker::Token(token) = marker { Some(*token) } else { None }).collect();
-        let vocabulary = Arc::new(TokenTrie::new(Arc::new(vocabulary.thinned(&kept))));
+        let vocabulary =
+            Vocabulary::try_from(alphabet).map_err(|error| GrammarError::Unsupported(error.to_string()))?;
+        let vocabulary = Arc::new(TokenTrie::new(Arc::new(vocabulary)));
         let shared = Shared { vocabulary, factory: OnceLock::new(), limit: Duration::MAX, state: Mutex::default() };
         spec.rules.iter().try_for_each(|rule| {
-            let compiled = shared.compile_or_relax(&Source::of(rule));
+            let compiled = shared.compile_or_relax(&Source::of(rule, &[]));
             compiled.map(drop).map_err(|error| error.at(&rule.field))
         })
     };
@@ -96,19 +95,19 @@ impl Compiler {
         self.shared.factory().map(drop)
     }
 
-    /// Begins to compile what is not there yet. Returns at once.
-    pub fn begin(&self, spec: &Spec) -> Result<Compiling, GrammarError> {
+    /// Begins to compile what no request with this salt has brought yet. Returns at once.
+    pub fn begin(&self, spec: &Spec, salt: &[u8]) -> Result<Compiling, GrammarError> {
         limits::check(spec)?;
         let preparation = if self.shared.factory.get().is_some() { Duration::ZERO } else { PREPARATION };
         let deadline = Instant::now() + self.shared.limit + preparation;
-        let sources = spec.rules.iter().map(Source::of);
+        let sources = spec.rules.iter().map(|rule| Source::of(rule, salt));
         let slots = sources.map(|source| self.shared.slot(source, deadline)).collect::<Result<_, _>>()?;
         Ok(Compiling { shared: self.shared.clone(), spec: spec.clone(), slots, deadline })
     }
 
     /// Compiles, and waits for it.
     pub fn compile(&self, spec: &Spec) -> Result<Constraint, GrammarError> {
-        self.begin(spec)?.finish()
+        self.begin(spec, &[])?.finish()
     }
 
     #[cfg(test)]

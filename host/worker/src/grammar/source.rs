@@ -10,6 +10,8 @@ use pensieve_protocol::grammar::{Grammar, Marker, Part, Rule};
 /// What a compiled grammar depends on, and what it is found by in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Source {
+    /// Whoever has another one compiles it anew, as the time would tell what others have asked for.
+    salt: Vec<u8>,
     open: Option<Marker>,
     grammar: Grammar,
     close: Option<Marker>,
@@ -22,8 +24,8 @@ const JSON_SPACE: &str = r" |\r?\n( {0,32}|\t{0,16})";
 const JSON_MARGIN_MAX: usize = 8;
 
 impl Source {
-    pub(super) fn of(rule: &Rule) -> Self {
-        Self { open: rule.open.clone(), grammar: rule.grammar.clone(), close: rule.close.clone() }
+    pub(super) fn of(rule: &Rule, salt: &[u8]) -> Self {
+        Self { salt: salt.to_vec(), open: rule.open.clone(), grammar: rule.grammar.clone(), close: rule.close.clone() }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -40,7 +42,7 @@ impl Source {
         let Grammar::Framed { frame, parts } = &self.grammar else { return Err(error) };
         let mut relaxed = parts.clone();
         for part in &mut relaxed {
-            let alone = Self { open: None, grammar: part.grammar.clone(), close: None };
+            let alone = Self { salt: Vec::new(), open: None, grammar: part.grammar.clone(), close: None };
             match compile(&alone) {
                 Ok(()) => {}
                 Err(error) => match &part.grammar {

@@ -13,7 +13,6 @@
 mod echo;
 mod encoder;
 mod input;
-mod lark;
 mod replay;
 mod request;
 mod store;
@@ -52,7 +51,8 @@ const TRUNCATIONS_MAX: usize = 8;
 
 /// `POST /v1/responses`.
 pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (Asked { response: asked, items, inputs }, mut warnings) = call.read(read).await?;
+    let (Asked { response: mut asked, items, inputs }, mut warnings) = call.read(read).await?;
+    enforce(&chats, &mut asked, &mut warnings).await?;
     let permit = asked.stream.then(|| call.stream_permit()).transpose()?;
     let prepared = prepare(&chats, &call, asked.request, asked.truncate, &mut warnings).await?;
     let head = Head {
@@ -78,8 +78,9 @@ pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
 
 /// `POST /v1/responses/input_tokens`: counts the prompt that the same response would have.
 pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (asked, warnings) = call.read(read).await?;
-    let tokens = chats.count(asked.response.request).await.map_err(ApiError::of_model)?;
+    let (Asked { response: mut asked, .. }, mut warnings) = call.read(read).await?;
+    enforce(&chats, &mut asked, &mut warnings).await?;
+    let tokens = chats.count(asked.request).await.map_err(ApiError::of_model)?;
     let body = json!({ "object": "response.input_tokens", "input_tokens": tokens });
     Ok(ApiResponse::json(&body).with_warnings(warnings))
 }
@@ -128,6 +129,12 @@ fn read(call: &ApiRequest, body: &Field<'_>) -> Result<Asked, ApiError> {
     response.request = Request { client: call.client(), model, max_tokens, ..response.request };
     super::extensions::read(body, &mut response.request)?;
     Ok(Asked { response, items, inputs })
+}
+
+/// Holds the model to the formats of custom tools.
+async fn enforce(chats: &Chats, asked: &mut ResponseRequest, warnings: &mut Vec<String>) -> Result<(), ApiError> {
+    let Input::Chat(conversation) = &mut asked.request.input else { return Ok(()) };
+    asked.tools.enforce(chats, &asked.request.client, &mut conversation.tools, warnings).await
 }
 
 /// Prepares a request. Under `truncation: "auto"` the oldest turns go until the rest fits.

@@ -176,7 +176,7 @@ fn a_call_goes_back_under_the_name_and_in_the_form_that_the_client_knows() {
     let strict = json!([{"type": "function", "name": "f", "strict": true, "parameters": {"type": "object"}}]);
     assert!(conversation(json!({ "tools": strict })).tools[0].strict);
     assert_eq!(known[0].name, "agents__close");
-    assert_eq!(known[1].schema["properties"]["input"]["pattern"], "^(?:a+)$");
+    assert_eq!(known[1].schema["required"], json!(["input"]));
     let items = json!([
         {"role": "user", "content": "go"}, output[0], output[1],
         {"role": "developer", "content": "late"},
@@ -192,28 +192,44 @@ fn a_call_goes_back_under_the_name_and_in_the_form_that_the_client_knows() {
 }
 
 #[test]
-fn the_grammar_of_a_custom_tool_is_enforced_or_a_warning() {
-    let custom = |syntax: &str, definition: &str| {
-        let format = json!({"type": "grammar", "syntax": syntax, "definition": definition});
-        let (asked, warnings) = read(json!({"tools": [{"type": "custom", "name": "patch", "format": format}]}));
-        let Input::Chat(conversation) = asked.unwrap().request.input else { panic!("a response is a chat") };
-        let tool = conversation.tools[0].clone();
-        assert!(tool.description.contains(definition) && !tool.strict);
-        (tool.schema["properties"]["input"]["pattern"].as_str().map(str::to_owned), warnings)
-    };
-    assert_eq!(custom("regex", "a+|b"), (Some("^(?:a+|b)$".into()), vec![]));
-    assert_eq!(custom("lark", "start: \"a\"+ LF\n%import common.LF"), (Some(r"^(?:a+\n)$".into()), vec![]));
-    for (syntax, definition, why) in [
-        ("lark", "start: \"(\" start \")\" | \"x\"", "'start' is recursive"),
-        ("lark", "no grammar", "'grammar' stands where ':' should"),
-        ("regex", "a(?=b)", "look-around"),
-        ("regex", "(a", "unclosed group"),
-    ] {
-        let (pattern, warnings) = custom(syntax, definition);
-        assert_eq!((pattern, warnings.len()), (None, 1), "{definition}");
-        let start = "tools.0.format.definition: is shown to the model, but not enforced: ";
-        assert!(warnings[0].starts_with(start) && warnings[0].contains(why), "{warnings:?}");
+fn a_custom_tool_is_held_to_what_its_format_became_and_else_there_is_a_warning() {
+    let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\"+"});
+    let custom = |name: &str| json!({"type": "custom", "name": name, "format": format});
+    let tools =
+        json!([custom("one"), {"type": "namespace", "name": "more", "tools": [custom("two")]}, custom("three")]);
+    let choice = json!({"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "custom", "name": "one"}, {"type": "custom", "name": "two", "namespace": "more"}]});
+    let (asked, mut warnings) = read(json!({ "tools": tools, "tool_choice": choice }));
+    let asked = asked.unwrap();
+    let Input::Chat(mut conversation) = asked.request.input else { panic!("a response is a chat") };
+    assert!(conversation.tools.iter().all(|tool| tool.description.contains("start: \"a\"+") && !tool.strict));
+    let formats = asked.tools.formats_of(&conversation.tools, &mut warnings);
+    assert_eq!((formats.len(), warnings.len()), (2, 0), "a tool that may not be called needs no expression");
+    for (format, expressed) in formats.into_iter().zip([Err("why".to_owned()), Ok("a+|b".to_owned())]) {
+        format.hold(&mut conversation.tools, expressed, &mut warnings);
     }
+    let pattern = |tool: usize| &conversation.tools[tool].schema["properties"]["input"]["pattern"];
+    assert_eq!((pattern(0), pattern(1)), (&Value::Null, &json!("^(?:a+|b)$")));
+    assert_eq!(warnings, ["tools.0.format.definition: is shown to the model, but not enforced: why"]);
+}
+
+#[test]
+fn formats_beyond_what_is_enforced_are_warnings() {
+    let custom = |number: usize, definition: &str| {
+        json!({"type": "custom", "name": format!("t{number}"),
+            "format": {"type": "grammar", "syntax": "regex", "definition": definition}})
+    };
+    let count = |tools: Vec<Value>| {
+        let (asked, mut warnings) = read(json!({ "tools": tools }));
+        let asked = asked.unwrap();
+        let Input::Chat(conversation) = asked.request.input else { panic!("a response is a chat") };
+        (asked.tools.formats_of(&conversation.tools, &mut warnings).len(), warnings)
+    };
+    let (many, warnings) = count((0..100).map(|number| custom(number, "a")).collect());
+    assert_eq!((many, warnings.len()), (32, 16), "{warnings:?}");
+    assert!(warnings[0].starts_with("tools.32.format.definition: is shown"), "{warnings:?}");
+    let (long, warnings) = count((0..6).map(|number| custom(number, &"a".repeat(60_000))).collect());
+    assert_eq!((long, warnings.len()), (4, 2), "{warnings:?}");
 }
 
 #[test]

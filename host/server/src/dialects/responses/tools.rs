@@ -5,18 +5,24 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::lark;
 use crate::{
-    chat::{Tool, ToolChoice},
+    chat::{Client, Tool, ToolChoice},
     dialects::{
         ApiError, extensions,
         fields::{Field, Quote},
     },
+    prompt::Chats,
 };
+use pensieve_protocol::prompt::Syntax;
 
 const TOOLS_MAX: usize = 512;
 pub(super) const NAME_BYTES_MAX: usize = 128;
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
+/// How many formats of a request are enforced, and how long they may be together.
+const FORMATS_MAX: usize = 32;
+const FORMATS_BYTES_MAX: usize = 256 << 10;
+/// How many warnings a request gets; the rest would say the same.
+const WARNINGS_MAX: usize = 16;
 /// Stands between a namespace and the name of its tool.
 const SEPARATOR: &str = "__";
 /// The argument of the function that a custom tool becomes.
@@ -37,8 +43,21 @@ pub(super) struct Tools {
     pub(super) choice: ToolChoice,
     pub(super) single_call: bool,
     origins: HashMap<String, Origin>,
+    /// The formats of custom tools, which wait for [`Tools::enforce`].
+    formats: Vec<Format>,
     /// Whether the request has tools that are not served here.
     has_dropped: bool,
+}
+
+/// What the input of a custom tool has to match.
+#[derive(Clone, Debug)]
+pub(super) struct Format {
+    /// The flat name of its tool.
+    tool: String,
+    /// The field that has the definition.
+    path: String,
+    syntax: Syntax,
+    definition: String,
 }
 
 /// The name under which the model knows a tool.
@@ -68,11 +87,51 @@ impl Tools {
         self.origins.get(flat).cloned().unwrap_or_else(plain)
     }
 
+    /// Holds custom tools among `tools` to their formats: each becomes an expression in a grammar process. One that cannot
+    /// is a warning, as a 400 would end a session of Codex.
+    pub(super) async fn enforce(
+        &mut self,
+        chats: &Chats,
+        client: &Client,
+        tools: &mut [Tool],
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ApiError> {
+        let asked = self.formats_of(tools, warnings);
+        let formats: Vec<_> = asked.iter().map(|format| (format.syntax, format.definition.as_str())).collect();
+        let expressed = chats.expressions(client, &formats).await.map_err(ApiError::of_model)?;
+        for (format, expressed) in asked.into_iter().zip(expressed) {
+            format.hold(tools, expressed, warnings);
+        }
+        // They may be long, and an answer needs them no more.
+        self.formats = Vec::new();
+        Ok(())
+    }
+
+    /// The formats of these tools, as many as there is room for.
+    pub(super) fn formats_of(&self, tools: &[Tool], warnings: &mut Vec<String>) -> Vec<&Format> {
+        let mut room = FORMATS_BYTES_MAX;
+        let mut formats = Vec::new();
+        for format in self.formats.iter().filter(|format| tools.iter().any(|tool| tool.name == format.tool)) {
+            match room.checked_sub(format.definition.len()).filter(|_| formats.len() < FORMATS_MAX) {
+                Some(left) => {
+                    room = left;
+                    formats.push(format);
+                }
+                None => format.warn("the request has too many formats, or they are too long together", warnings),
+            }
+        }
+        formats
+    }
+
     fn add(&mut self, item: &Field<'_>, namespace: Option<&str>) -> Result<(), ApiError> {
         item.object()?;
         match item.get("type").string()? {
             "function" => self.push(function(item)?, namespace, item, false),
-            "custom" => self.push(custom(item)?, namespace, item, true),
+            "custom" => {
+                let (tool, format) = custom(item)?;
+                self.formats.extend(format.map(|format| Format { tool: flat(namespace, &tool.name), ..format }));
+                self.push(tool, namespace, item, true)
+            }
             "namespace" if namespace.is_none() => {
                 let name = name(&item.get("name"))?.to_owned();
                 for inner in item.get("tools").items(TOOLS_MAX)? {
@@ -172,38 +231,56 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
     })
 }
 
-/// A custom tool as a function. Its format is shown in the description, and enforced as an expression if it can be one.
-fn custom(item: &Field<'_>) -> Result<Tool, ApiError> {
-    let format = item.get("format");
-    let mut text = json!({ "type": "string" });
-    let mut description = description(item)?;
-    let definition = format.get("definition");
-    if let Some(format) = format.present() {
-        format.object()?;
-        if format.get("type").choice(&["text", "grammar"])? == 1 {
-            let given = definition.text(GRAMMAR_BYTES_MAX)?;
-            let (kind, expression) = match format.get("syntax").choice(&["lark", "regex"])? {
-                0 => ("Lark grammar", lark::pattern(given)),
-                _ => ("regular expression", lark::checked(given).map(|()| given.to_owned())),
-            };
-            match expression {
-                Ok(expression) => text["pattern"] = format!("^(?:{expression})$").into(),
-                // A 400 would end a session of Codex.
-                Err(why) => definition.note(format_args!("is shown to the model, but not enforced: {why}")),
+impl Format {
+    /// Holds its tool to what it became.
+    pub(super) fn hold(&self, tools: &mut [Tool], expressed: Result<String, String>, warnings: &mut Vec<String>) {
+        match (expressed, tools.iter_mut().find(|tool| tool.name == self.tool)) {
+            (Ok(expression), Some(tool)) => {
+                let pattern = format!("^(?:{expression})$");
+                tool.schema["properties"][CUSTOM_ARGUMENT]["pattern"] = pattern.into();
             }
-            description.push_str(&format!("\nThe input has to match this {kind}:\n{given}"));
+            (Err(why), _) => self.warn(&why, warnings),
+            (Ok(_), None) => {}
         }
     }
-    Ok(Tool {
+
+    fn warn(&self, why: &str, warnings: &mut Vec<String>) {
+        if warnings.len() < WARNINGS_MAX {
+            warnings.push(format!("{}: is shown to the model, but not enforced: {why}", self.path));
+        }
+    }
+}
+
+/// A custom tool as a function, and what its input has to match. That is shown in the description.
+fn custom(item: &Field<'_>) -> Result<(Tool, Option<Format>), ApiError> {
+    let given = item.get("format");
+    let mut description = description(item)?;
+    let definition = given.get("definition");
+    let mut format = None;
+    if let Some(given) = given.present() {
+        given.object()?;
+        if given.get("type").choice(&["text", "grammar"])? == 1 {
+            let text = definition.text(GRAMMAR_BYTES_MAX)?;
+            let (kind, syntax) = match given.get("syntax").choice(&["lark", "regex"])? {
+                0 => ("Lark grammar", Syntax::Lark),
+                _ => ("regular expression", Syntax::Regex),
+            };
+            let (path, definition) = (definition.path().to_owned(), text.to_owned());
+            format = Some(Format { tool: String::new(), path, syntax, definition });
+            description.push_str(&format!("\nThe input has to match this {kind}:\n{text}"));
+        }
+    }
+    let tool = Tool {
         name: name(&item.get("name"))?.to_owned(),
         description,
         schema: json!({
-            "type": "object", "properties": { CUSTOM_ARGUMENT: text }, "required": [CUSTOM_ARGUMENT],
+            "type": "object", "properties": { CUSTOM_ARGUMENT: { "type": "string" } }, "required": [CUSTOM_ARGUMENT],
             "additionalProperties": false,
         }),
         strict: false,
         field: definition.path().to_owned(),
-    })
+    };
+    Ok((tool, format))
 }
 
 fn description(item: &Field<'_>) -> Result<String, ApiError> {

@@ -3,6 +3,8 @@
 //! Where a model writes arguments between tags, a string stands there without quotes, and only the tool's schema tells
 //! `42` the number from `42` the text.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 use super::{literal::Literal, pieces::escape};
@@ -10,6 +12,14 @@ use crate::chat::Tool;
 
 /// References and branches are followed so deep.
 const DEPTH_MAX: usize = 16;
+/// How many schemas are looked at for one argument, and for all of a tool. Branches may lead back to themselves, a hundred
+/// at a time; what is not looked at may be anything.
+const VISITS_MAX: usize = 1_000;
+const TOOL_VISITS_MAX: usize = 20_000;
+/// How many values of an enumeration count as one schema.
+const VALUES_PER_VISIT: usize = 64;
+/// The longest reference that is followed.
+const REFERENCE_BYTES_MAX: usize = 1024;
 
 /// A tool as its calls are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +35,14 @@ pub(super) struct Types(u8);
 impl Signature {
     pub fn of(tool: &Tool) -> Self {
         let properties = tool.schema.get("properties").and_then(Value::as_object);
-        let of = |(key, schema): (&String, &Value)| (key.clone(), Types::of(schema, &tool.schema));
+        let mut visits = TOOL_VISITS_MAX;
+        let of = |(key, schema): (&String, &Value)| {
+            let own = visits.min(VISITS_MAX);
+            let mut left = own;
+            let types = Types::within(schema, &tool.schema, DEPTH_MAX, &mut left);
+            visits -= own - left;
+            (key.clone(), types)
+        };
         Self { name: tool.name.clone(), parameters: properties.into_iter().flatten().map(of).collect() }
     }
 
@@ -46,37 +63,53 @@ impl Types {
 
     /// What fits a schema, as far as that is plain to see.
     pub fn of(schema: &Value, root: &Value) -> Self {
-        Self::within(schema, root, DEPTH_MAX)
+        Self::within(schema, root, DEPTH_MAX, &mut { VISITS_MAX })
     }
 
-    fn within(schema: &Value, root: &Value, depth: usize) -> Self {
+    /// The same with so many visits left.
+    fn within(schema: &Value, root: &Value, depth: usize, visits: &mut usize) -> Self {
         let Some((schema, depth)) = schema.as_object().zip(depth.checked_sub(1)) else { return Self::ANY };
+        let values = |name: &str| schema.get(name).and_then(Value::as_array);
+        let listed = ["enum", "type"].into_iter().filter_map(values).map(Vec::len).sum::<usize>();
+        let Some(left) = visits.checked_sub(1 + listed / VALUES_PER_VISIT) else {
+            *visits = 0;
+            return Self::ANY;
+        };
+        *visits = left;
         let union = |types: &mut dyn Iterator<Item = Self>| types.fold(Self(0), |all, one| Self(all.0 | one.0));
-        let branches =
-            |of: &Value| of.as_array().map(|all| union(&mut all.iter().map(|one| Self::within(one, root, depth))));
-        let keyword = |name: &str| schema.get(name);
         let mut types = Self::ANY;
-        if let Some(target) = keyword("$ref").and_then(Value::as_str).and_then(|target| resolve(target, root)) {
-            types = types.and(Self::within(target, root, depth));
+        if let Some(target) = schema.get("$ref").and_then(Value::as_str).and_then(|target| resolve(target, root)) {
+            types = types.and(Self::within(target, root, depth, visits));
         }
-        if let Some(value) = keyword("const") {
+        if let Some(value) = schema.get("const") {
             types = types.and(Self::of_value(value));
         }
-        if let Some(values) = keyword("enum").and_then(Value::as_array) {
+        if let Some(values) = values("enum") {
             types = types.and(union(&mut values.iter().map(Self::of_value)));
         }
-        match keyword("type") {
+        match schema.get("type") {
             Some(Value::String(name)) => types = types.and(Self::named(name)),
             Some(Value::Array(names)) => {
                 types = types.and(union(&mut names.iter().filter_map(Value::as_str).map(Self::named)));
             }
             _ => {}
         }
-        for name in ["anyOf", "oneOf"] {
-            types = keyword(name).and_then(branches).map_or(types, |found| types.and(found));
+        for branches in ["anyOf", "oneOf"].into_iter().filter_map(values) {
+            // Once anything may come, the rest makes no difference.
+            let mut all = Self(0);
+            for branch in branches {
+                all = Self(all.0 | Self::within(branch, root, depth, visits).0);
+                if all == Self::ANY {
+                    break;
+                }
+            }
+            types = types.and(all);
         }
-        for part in keyword("allOf").and_then(Value::as_array).into_iter().flatten() {
-            types = types.and(Self::within(part, root, depth));
+        for part in values("allOf").into_iter().flatten() {
+            if *visits == 0 {
+                break;
+            }
+            types = types.and(Self::within(part, root, depth, visits));
         }
         if types == Self::ANY && schema.contains_key("properties") { Self::OBJECT } else { types }
     }
@@ -138,12 +171,62 @@ impl Types {
 
 /// What a reference within a document leads to.
 pub(super) fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
+    if reference.len() > REFERENCE_BYTES_MAX {
+        return None;
+    }
     root.pointer(reference.strip_prefix('#')?.trim_end_matches('/'))
 }
 
 /// The properties of an object's schema, and which of them must be there.
-pub(super) fn properties(schema: &Value) -> (Option<&Map<String, Value>>, Vec<&str>) {
+pub(super) fn properties(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
     let properties = schema.get("properties").and_then(Value::as_object).filter(|fields| !fields.is_empty());
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     (properties, required.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn signature(schema: Value) -> (Signature, Duration) {
+        let tool = Tool { name: "f".into(), schema, ..Tool::default() };
+        let began = Instant::now();
+        (Signature::of(&tool), began.elapsed())
+    }
+
+    #[test]
+    fn a_schema_that_leads_back_to_itself_a_hundred_times_is_anything_at_once() {
+        let again = vec![json!({ "$ref": "#/$defs/a" }); 100];
+        for keyword in ["anyOf", "oneOf", "allOf"] {
+            // Each of them knows a type, so that none ends the search.
+            let schema = json!({
+                "properties": { "x": { "$ref": "#/$defs/a" }, "n": { "type": "integer" } },
+                "$defs": { "a": { keyword: again, "type": ["string", "null"] } },
+            });
+            let (signature, took) = signature(schema);
+            assert!(took < Duration::from_secs(1), "{keyword}: {took:?}");
+            assert_eq!(signature.types("n"), Types::NUMBER, "{keyword}");
+            assert!(signature.types("x").has(Types::TEXT), "{keyword}");
+        }
+    }
+
+    #[test]
+    fn many_arguments_that_share_a_long_list_or_name_a_long_way_are_read_at_once() {
+        let shared: serde_json::Map<_, _> =
+            (0..20_000).map(|number| (format!("p{number}"), json!({ "$ref": "#/$defs/a" }))).collect();
+        let many = json!({ "properties": shared, "$defs": { "a": { "enum": vec!["word"; 60_000] } } });
+        let far = format!("#{}", "/x".repeat(500_000));
+        let away = json!({ "properties": { "p0": { "anyOf": vec![json!({ "$ref": far }); 20] } } });
+        for schema in [many, away] {
+            let (_, took) = signature(schema);
+            assert!(took < Duration::from_secs(1), "{took:?}");
+        }
+        let honest = json!({ "properties": { "p": { "anyOf": [{ "$ref": "#/$defs/a" }, { "type": "null" }] } },
+            "$defs": { "a": { "enum": vec!["word"; 5_000] } } });
+        assert_eq!(signature(honest).0.types("p"), Types(Types::TEXT.0 | Types::NULL.0));
+    }
 }

@@ -1,46 +1,43 @@
-//! The prompt processes: whatever a checkpoint brings that is a program (its chat template, its tokenizer), and grammars
-//! that clients bring, run in there and nowhere else in the server.
+//! The prompt processes: whatever a checkpoint brings that is a program (its chat template, its tokenizer) runs in there and
+//! nowhere else in the server. What clients bring has processes of its own ([`Grammars`]).
 //!
 //! A process serves one model and answers one question at a time, under a limit of memory and a deadline. So a question that
-//! ends it costs no other one anything: those that wait are asked of the next process. A model has few of them. Grammars
-//! never hold all of those, and one client's grammars never all that grammars may hold. Processes of models that are not
-//! asked for give way to those of others.
+//! ends it costs no other one anything: those that wait are asked of the next process. A model has few of them. Processes of
+//! models that are not asked for give way to those of others.
 
+mod grammars;
 mod process;
 
+#[cfg(test)]
+mod tests;
+
+pub use grammars::{Expressed, Grammars};
+
 use std::{
-    collections::HashMap,
-    num::NonZeroUsize,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
-use lru::LruCache;
-use sha2::{Digest, Sha256};
 use tokio::{
     sync::{Notify, OnceCell, OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
 
 use self::process::{Death, Process};
+use crate::fleet::fence;
 use pensieve_protocol::{
     card::Card,
     conversation::Conversation,
-    grammar::Spec,
     job::{Failure, FailureCode},
     prompt::{Answer, Question, Tokenizer},
     vocabulary::Vocabulary,
-    wire,
 };
 
 /// How many processes there are, for all models together.
 const PROCESSES_MAX: usize = 8;
 /// How many there are for one model. More than one are only started while others are busy.
 const MODEL_PROCESSES_MAX: usize = 4;
-/// How many of those try grammars at a time, and how many of them for one client.
-const MODEL_GRAMMARS_MAX: usize = 3;
-const CLIENT_GRAMMARS_MAX: usize = 2;
 /// Memory of a process, beside what its tokenizer is known to take.
 const MEMORY_BYTES: u64 = 1 << 30;
 /// What a tokenizer takes for each byte of its `tokenizer.json`, with much to spare.
@@ -52,11 +49,8 @@ const TOKENIZER_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long reading a template may take, which renders it some two dozen times.
 const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
 const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
-const GRAMMAR_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a checkpoint that cannot be read is not read again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
-/// How many grammars are remembered that have compiled once.
-const GRAMMARS_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
 #[derive(Debug)]
 pub struct Pool {
@@ -75,9 +69,6 @@ pub struct Prompter {
     /// What was told of the model when it was first read.
     model: OnceCell<Model>,
     turns: Arc<Semaphore>,
-    grammars: Arc<Semaphore>,
-    /// The shares of clients that have grammars tried or wait for that.
-    clients: Mutex<HashMap<u64, Arc<Semaphore>>>,
     /// Shared with each of its processes.
     alive: Arc<()>,
     state: Mutex<State>,
@@ -95,8 +86,6 @@ pub struct Model {
 struct State {
     idle: Vec<LoadedProcess>,
     refused: Option<(Instant, Failure)>,
-    /// Digests of grammars that have compiled.
-    compiled: LruCache<[u8; 32], ()>,
 }
 
 /// A process that has read the model, or is about to.
@@ -106,9 +95,6 @@ struct LoadedProcess {
     _place: OwnedSemaphorePermit,
     _alive: Arc<()>,
 }
-
-/// The right to ask one process of a model; of a grammar, the client's share and that of all grammars as well.
-type Turn = Vec<OwnedSemaphorePermit>;
 
 impl Pool {
     /// Processes that run this program.
@@ -123,10 +109,8 @@ impl Pool {
             card: card.clone(),
             model: OnceCell::new(),
             turns: Arc::new(Semaphore::new(MODEL_PROCESSES_MAX)),
-            grammars: Arc::new(Semaphore::new(MODEL_GRAMMARS_MAX)),
-            clients: Mutex::default(),
             alive: Arc::new(()),
-            state: Mutex::new(State { idle: Vec::new(), refused: None, compiled: LruCache::new(GRAMMARS_MAX) }),
+            state: Mutex::new(State { idle: Vec::new(), refused: None }),
             freed: Notify::new(),
         });
         lock(&self.models).push(Arc::downgrade(&prompter));
@@ -162,7 +146,7 @@ impl Prompter {
     pub async fn model(self: &Arc<Self>) -> Result<&Model, Failure> {
         if self.model.get().is_none() {
             // A process that has read it stays for the question to come.
-            let turn = self.turn(&[]).await?;
+            let turn = self.turn().await?;
             let loaded = self.process().await?;
             self.give_back(loaded);
             drop(turn);
@@ -176,42 +160,18 @@ impl Prompter {
         self: &Arc<Self>,
         conversation: Conversation,
         tools_in_words: Option<String>,
+        salt: Vec<u8>,
     ) -> Result<Vec<u32>, Failure> {
-        self.tokens(Question::Conversation { conversation: Box::new(conversation), tools_in_words }).await
+        self.tokens(Question::Conversation { conversation: Box::new(conversation), tools_in_words, salt }).await
     }
 
-    pub async fn text(self: &Arc<Self>, text: String) -> Result<Vec<u32>, Failure> {
-        self.tokens(Question::Text(text)).await
-    }
-
-    /// Fails if a grammar cannot be compiled with the memory of a process and in time.
-    pub async fn try_grammar(self: &Arc<Self>, client: u64, spec: &Spec) -> Result<(), Failure> {
-        let encoded = wire::encode(spec).map_err(|error| Failure::new(FailureCode::Invalid, error.to_string()))?;
-        let digest: [u8; 32] = Sha256::digest(&encoded).into();
-        if lock(&self.state).compiled.get(&digest).is_some() {
-            return Ok(());
-        }
-        let shares = [self.share(client), self.grammars.clone()];
-        match self.ask(&shares, Question::Grammar(spec.clone()), GRAMMAR_TIME_MAX).await? {
-            Ok(Answer::Compiles) => {
-                lock(&self.state).compiled.put(digest, ());
-                Ok(())
-            }
-            Ok(Answer::Failed(failure)) => Err(failure),
-            Ok(_) => {
-                Err(self.failure(FailureCode::Internal, "compiling a grammar", "was answered with something else"))
-            }
-            Err(death) => {
-                let field = spec.rules.iter().map(|rule| rule.field.as_str()).find(|field| !field.is_empty());
-                let failure = Failure::new(FailureCode::Invalid, format!("compiling the grammar {death}"));
-                Err(failure.at(field.unwrap_or_default()).with_help("simplify it"))
-            }
-        }
+    pub async fn text(self: &Arc<Self>, text: String, salt: Vec<u8>) -> Result<Vec<u32>, Failure> {
+        self.tokens(Question::Text { text, salt }).await
     }
 
     async fn tokens(self: &Arc<Self>, question: Question) -> Result<Vec<u32>, Failure> {
         const WORK: &str = "writing the prompt";
-        match self.ask(&[], question, PROMPT_TIME_MAX).await? {
+        match self.ask(question, PROMPT_TIME_MAX).await? {
             Ok(Answer::Tokens(tokens)) => Ok(tokens),
             Ok(Answer::Failed(failure)) => Err(failure),
             Ok(_) => Err(self.failure(FailureCode::Internal, WORK, "was answered with something else")),
@@ -221,13 +181,8 @@ impl Prompter {
 
     /// Asks a process of this model. It is asked to the end, whether or not the caller waits that long, so that a client
     /// that goes away does not cost the process.
-    async fn ask(
-        self: &Arc<Self>,
-        shares: &[Arc<Semaphore>],
-        question: Question,
-        deadline: Duration,
-    ) -> Result<Result<Answer, Death>, Failure> {
-        let turn = self.turn(shares).await?;
+    async fn ask(self: &Arc<Self>, question: Question, deadline: Duration) -> Result<Result<Answer, Death>, Failure> {
+        let turn = self.turn().await?;
         let mut loaded = self.process().await?;
         let prompter = self.clone();
         let asked = tokio::spawn(async move {
@@ -241,24 +196,11 @@ impl Prompter {
         asked.await.map_err(|_| self.failure(FailureCode::Internal, "asking a prompt process", "was broken off"))
     }
 
-    /// Waits until all of these, and the model, allow one more.
-    async fn turn(self: &Arc<Self>, shares: &[Arc<Semaphore>]) -> Result<Turn, Failure> {
+    /// Waits for the right to ask one process of this model.
+    async fn turn(self: &Arc<Self>) -> Result<OwnedSemaphorePermit, Failure> {
         self.pool.used(self);
-        let turn = async {
-            let mut turn = Turn::new();
-            for share in shares.iter().chain([&self.turns]) {
-                turn.push(share.clone().acquire_owned().await.ok()?);
-            }
-            Some(turn)
-        };
-        timeout(WAIT_TIME_MAX, turn).await.ok().flatten().ok_or_else(|| self.busy())
-    }
-
-    /// What one client's grammars share. Those that wait for a place wait in the order in which they came.
-    fn share(&self, client: u64) -> Arc<Semaphore> {
-        let mut clients = lock(&self.clients);
-        clients.retain(|_, share| Arc::strong_count(share) > 1);
-        clients.entry(client).or_insert_with(|| Arc::new(Semaphore::new(CLIENT_GRAMMARS_MAX))).clone()
+        let turn = timeout(WAIT_TIME_MAX, self.turns.clone().acquire_owned()).await;
+        turn.ok().and_then(Result::ok).ok_or_else(|| self.busy())
     }
 
     /// A process that has read the model. The caller has a turn.
@@ -293,7 +235,7 @@ impl Prompter {
 
     async fn read(&self, place: OwnedSemaphorePermit, alive: Arc<()>) -> Result<LoadedProcess, Failure> {
         let memory = MEMORY_BYTES + self.card.tokenizer.len() as u64 * MEMORY_PER_TOKENIZER_BYTE;
-        let started = Process::start(&self.pool.program, memory);
+        let started = Process::start(&self.pool.program, &fence::prompt(memory));
         let process = started.map_err(|death| self.died("reading the model", &death))?;
         let mut loaded = LoadedProcess { process, _place: place, _alive: alive };
         let model = self.introduce(&mut loaded.process).await;

@@ -14,10 +14,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::fleet::{child::signal_name, fence};
+use crate::fleet::child::signal_name;
 use pensieve_protocol::{
-    fence::VARIABLE,
-    prompt::{Answer, PANICKED, Question},
+    fence::{Policy, VARIABLE},
+    prompt::{Answer, Numbered, PANICKED, Question},
     wire,
 };
 
@@ -32,6 +32,8 @@ pub(super) struct Process {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
+    /// How many questions it was asked.
+    asked: u64,
 }
 
 /// Why there is no answer. The process is not asked again.
@@ -48,16 +50,16 @@ pub(super) enum Death {
 }
 
 impl Process {
-    pub fn start(program: &Path, memory_bytes: u64) -> Result<Self, Death> {
+    pub fn start(program: &Path, policy: &Policy) -> Result<Self, Death> {
         let mut command = Command::new(program);
         command.arg("prompt");
         command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-        command.env(VARIABLE, fence::prompt(memory_bytes).to_variable());
+        command.env(VARIABLE, policy.to_variable());
         // What it says is the allocator's last word at most, and the status tells as much.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(Death::Spawn)?;
         match (child.stdin.take(), child.stdout.take()) {
-            (Some(stdin), Some(stdout)) => Ok(Self { child, stdin, stdout }),
+            (Some(stdin), Some(stdout)) => Ok(Self { child, stdin, stdout, asked: 0 }),
             _ => Err(Death::Garbled),
         }
     }
@@ -67,11 +69,21 @@ impl Process {
         matches!(self.child.try_wait(), Ok(None))
     }
 
+    /// Kills it and waits until it has gone.
+    pub async fn end(mut self) {
+        // It has ended by itself, or cannot be reached; nothing more can be done.
+        let _ = timeout(REAP_TIME, self.child.kill()).await;
+    }
+
     pub async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
-        let frame = wire::encode(question).map_err(Death::TooLong)?;
+        self.asked += 1;
+        let frame = wire::encode(&Numbered { number: self.asked, message: question }).map_err(Death::TooLong)?;
         match timeout(deadline, self.exchange(&frame)).await {
             Err(_) => Err(Death::Overdue(deadline)),
-            Ok(Ok(body)) => wire::decode(&body).map_err(|_| Death::Garbled),
+            Ok(Ok(body)) => match wire::decode::<Numbered<Answer>>(&body) {
+                Ok(Numbered { number, message }) if number == self.asked => Ok(message),
+                _ => Err(Death::Garbled),
+            },
             Ok(Err(error)) if error.kind() == io::ErrorKind::InvalidData => Err(Death::Garbled),
             Ok(Err(_)) => {
                 let status = timeout(REAP_TIME, self.child.wait()).await;

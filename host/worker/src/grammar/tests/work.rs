@@ -21,7 +21,7 @@ fn overrunning_grammars_are_refused_and_then_new_ones_until_a_helper_is_free() {
     let compiler = Compiler::new(vocabulary, Duration::from_millis(50));
     compiler.prepare().unwrap();
     let began = Instant::now();
-    let compiling: Vec<_> = (0..2).map(|number| compiler.begin(&slow(number)).unwrap()).collect();
+    let compiling: Vec<_> = (0..2).map(|number| compiler.begin(&slow(number), &[]).unwrap()).collect();
     for compiling in compiling {
         assert_eq!(compiling.finish().err(), Some(GrammarError::Deadline { limit_ms: 50 }));
     }
@@ -36,7 +36,7 @@ fn overrunning_grammars_are_refused_and_then_new_ones_until_a_helper_is_free() {
 }
 
 #[test]
-fn a_grammar_is_compiled_once_for_all_who_ask() {
+fn a_grammar_is_compiled_once_for_all_requests_of_a_client() {
     let compiler = Arc::new(compiler(&vocabulary(true)));
     let spec = slow(7);
     let began = Instant::now();
@@ -45,16 +45,26 @@ fn a_grammar_is_compiled_once_for_all_who_ask() {
 
     let spec = slow(8);
     let began = Instant::now();
-    let compiling: Vec<_> = (0..20).map(|_| compiler.begin(&spec).unwrap()).collect();
+    let compiling: Vec<_> = (0..20).map(|_| compiler.begin(&spec, &[]).unwrap()).collect();
     assert!(compiling.into_iter().all(|compiling| compiling.finish().is_ok()));
     assert!(began.elapsed() < alone * 5, "20 took {:?}, one {alone:?}", began.elapsed());
     assert_eq!(compiler.cached(), 2);
 }
 
 #[test]
+fn a_grammar_is_compiled_anew_for_another_client() {
+    let compiler = compiler(&vocabulary(true));
+    let spec = from_start(Grammar::Regex("a+".to_owned()));
+    for (salt, cached) in [([1; 32], 1), ([1; 32], 1), ([2; 32], 2), ([1; 32], 2)] {
+        assert!(compiler.begin(&spec, &salt).unwrap().finish().is_ok());
+        assert_eq!(compiler.cached(), cached);
+    }
+}
+
+#[test]
 fn polling_never_waits() {
     let compiler = compiler(&vocabulary(true));
-    let mut compiling = compiler.begin(&slow(9)).unwrap();
+    let mut compiling = compiler.begin(&slow(9), &[]).unwrap();
     let began = Instant::now();
     assert!(compiling.poll().is_none());
     assert!(began.elapsed() < Duration::from_millis(20));

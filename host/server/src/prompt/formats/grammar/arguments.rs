@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{
     super::{
@@ -24,6 +24,11 @@ const SCHEMAS_BYTES_MAX: usize = 2 << 20;
 /// Once a frame has this many bytes, further tools may have any arguments, and further parts are any value.
 const FRAME_BYTES_MAX: usize = 24 << 10;
 const PARTS_MAX: usize = 768;
+/// An object with more properties than there is room for, or with longer names, may have any.
+const FIELDS_MAX: usize = 1_000;
+const NAME_BYTES_MAX: usize = 256;
+/// Texts of an enumeration, in bytes, beyond which a literal is any text.
+const TEXTS_BYTES_MAX: usize = 16 << 10;
 /// Literals within literals that are held to their schema.
 const DEPTH_MAX: usize = 4;
 
@@ -33,6 +38,10 @@ pub(super) struct Writer<'a> {
     lines: String,
     parts: Vec<Part>,
     known: HashMap<String, usize>,
+    /// Parts by tool and property: a tool's definitions are put into each of them, and may be long.
+    values: HashMap<(*const Tool, String), Option<usize>>,
+    /// How long a tool's definitions are.
+    definitions: HashMap<*const Tool, usize>,
     schemas_room: usize,
     has_tags: bool,
     has_literals: bool,
@@ -41,9 +50,17 @@ pub(super) struct Writer<'a> {
 impl<'a> Writer<'a> {
     pub fn new(markers: &'a Markers, answer: Option<&Part>) -> Self {
         let parts = answer.cloned().into_iter().collect();
-        let (lines, known) = (String::new(), HashMap::new());
-        let schemas_room = SCHEMAS_BYTES_MAX;
-        Self { markers, lines, parts, known, schemas_room, has_tags: false, has_literals: false }
+        Self {
+            markers,
+            lines: String::new(),
+            parts,
+            known: HashMap::new(),
+            values: HashMap::new(),
+            definitions: HashMap::new(),
+            schemas_room: SCHEMAS_BYTES_MAX,
+            has_tags: false,
+            has_literals: false,
+        }
     }
 
     pub fn line(&mut self, line: &str) {
@@ -70,6 +87,12 @@ impl<'a> Writer<'a> {
         format!("@part{}", self.parts.len() - 1)
     }
 
+    /// Whether these properties can be written out.
+    fn has_room_for(&self, fields: &Map<String, Value>) -> bool {
+        let fits = fields.len() <= FIELDS_MAX && fields.keys().all(|key| key.len() <= NAME_BYTES_MAX);
+        fits && self.has_room()
+    }
+
     fn has_room(&self) -> bool {
         self.lines.len() < FRAME_BYTES_MAX
     }
@@ -84,12 +107,12 @@ impl<'a> Writer<'a> {
         }
         let (fields, required) = properties(&tool.schema);
         let mut arguments = String::new();
-        let fields = fields.filter(|_| self.has_room());
+        let fields = fields.filter(|fields| self.has_room_for(fields));
         for (place, (key, schema)) in fields.into_iter().flatten().enumerate() {
             let head = self.markers.lark(&format!("{}{key}{}", tags.key, tags.key_end));
             let tail = self.tagged(tool, schema, tags);
             self.line(&format!("p{index}x{place}: {head} {value} {tail}"));
-            let is_required = required.contains(&key.as_str());
+            let is_required = required.contains(key.as_str());
             arguments +=
                 &if is_required { format!("p{index}x{place} SPACE ") } else { format!("(p{index}x{place} SPACE)? ") };
         }
@@ -149,22 +172,35 @@ impl<'a> Writer<'a> {
 
     /// A property's value as JSON; none where there is no room for its schema.
     fn value_part(&mut self, tool: &Tool, schema: &Value) -> Option<usize> {
+        let key = (std::ptr::from_ref(tool), schema.to_string());
+        if let Some(part) = self.values.get(&key) {
+            return *part;
+        }
+        let part = self.new_value_part(tool, schema, key.1.len());
+        self.values.insert(key, part);
+        part
+    }
+
+    fn new_value_part(&mut self, tool: &Tool, schema: &Value, bytes: usize) -> Option<usize> {
+        // References lead into the whole document.
+        let definitions = ["$defs", "definitions"].map(|name| Some((name, tool.schema.get(name)?)));
+        let definitions = definitions.into_iter().flatten();
+        let room = self.schemas_room.min(SCHEMA_BYTES_MAX);
+        let own = self.definitions.entry(std::ptr::from_ref(tool));
+        let own = *own.or_insert_with(|| definitions.clone().map(|(_, value)| value.to_string().len()).sum());
+        if self.parts.len() >= PARTS_MAX || bytes.saturating_add(own) > room {
+            return None;
+        }
         let mut schema = schema.clone();
         let fields = schema.as_object_mut()?;
-        for name in ["$defs", "definitions"] {
-            // References lead into the whole document.
-            if let Some(definitions) = tool.schema.get(name) {
-                fields.entry(name).or_insert_with(|| definitions.clone());
-            }
+        for (name, value) in definitions {
+            fields.entry(name).or_insert_with(|| value.clone());
         }
         let text = schema.to_string();
         if let Some(part) = self.known.get(&text) {
             return Some(*part);
         }
-        if self.parts.len() >= PARTS_MAX || text.len() > self.schemas_room.min(SCHEMA_BYTES_MAX) {
-            return None;
-        }
-        self.schemas_room -= text.len();
+        self.schemas_room = self.schemas_room.checked_sub(text.len())?;
         self.parts.push(Part::new(&tool.field, Grammar::json_schema(text.clone(), !tool.strict)));
         self.known.insert(text, self.parts.len() - 1);
         Some(self.parts.len() - 1)
@@ -215,7 +251,7 @@ impl<'a> Writer<'a> {
     /// The fields of an object, with commas between them.
     fn fields(&mut self, notation: &Notation<'_>, schema: &Value, name: &str, is_outer: bool, depth: usize) -> String {
         let (fields, required) = properties(schema);
-        let Some(fields) = fields.filter(|_| self.has_room()) else {
+        let Some(fields) = fields.filter(|fields| self.has_room_for(fields)) else {
             let field = if notation.is_python() && is_outer { "KEY \"=\" value" } else { "field" };
             return format!("({field} (COMMA {field})*)?");
         };
@@ -227,12 +263,12 @@ impl<'a> Writer<'a> {
         let mut fields: Vec<_> = fields.iter().collect();
         if !notation.is_python() {
             // Gemma's templates sort them.
-            fields.sort_by_key(|(key, _)| key.to_lowercase());
+            fields.sort_by_cached_key(|(key, _)| key.to_lowercase());
         }
         let mut items: Vec<(String, bool)> = Vec::new();
         for (place, (key, schema)) in fields.into_iter().enumerate() {
             let value = self.literal(notation, schema, &format!("{name}x{place}"), depth);
-            items.push((format!("{} {value}", key_of(key)), required.contains(&key.as_str())));
+            items.push((format!("{} {value}", key_of(key)), required.contains(key.as_str())));
         }
         // A tail is what may follow an item, with its comma; a head is the first item that is there.
         let mut tail = String::new();
@@ -264,9 +300,9 @@ impl<'a> Writer<'a> {
         } else {
             ["\"true\"", "\"false\"", "\"null\""]
         };
-        if let Some(values) =
-            schema.get("enum").and_then(Value::as_array).filter(|values| values.iter().all(Value::is_string))
-        {
+        let texts = schema.get("enum").and_then(Value::as_array).filter(|values| values.iter().all(Value::is_string));
+        let bytes = |values: &Vec<Value>| values.iter().filter_map(Value::as_str).map(str::len).sum::<usize>();
+        if let Some(values) = texts.filter(|values| bytes(values) <= TEXTS_BYTES_MAX) {
             let texts = values.iter().filter_map(Value::as_str).map(|text| self.literal_text(notation, text));
             return format!("({})", texts.collect::<Vec<_>>().join(" | "));
         }

@@ -1,10 +1,12 @@
 //! Regular expressions that are put together from parts, with brackets where they need them.
 
-/// How long an expression may become, since rules are copied to where they are named.
-const PATTERN_BYTES_MAX: usize = 16 << 10;
+use pensieve_protocol::prompt::EXPRESSION_BYTES_MAX;
 
 /// An expression without anchors, as the engine takes it.
-pub(in super::super) fn checked(expression: &str) -> Result<(), String> {
+pub(super) fn checked(expression: &str) -> Result<(), String> {
+    if expression.len() > EXPRESSION_BYTES_MAX {
+        return Err(format!("a regular expression has more than {EXPRESSION_BYTES_MAX} bytes"));
+    }
     let read = regex_syntax::parse(expression).map_err(|error| {
         let kind = match &error {
             regex_syntax::Error::Parse(error) => error.kind().to_string(),
@@ -59,8 +61,8 @@ pub(super) fn collected(parts: impl Iterator<Item = Result<Expression, String>>)
     let limited = parts.map(|part| {
         let part = part?;
         bytes += part.text.len();
-        if bytes > PATTERN_BYTES_MAX {
-            return Err(format!("as one expression it has more than {PATTERN_BYTES_MAX} bytes"));
+        if bytes > EXPRESSION_BYTES_MAX {
+            return Err(format!("as one expression it has more than {EXPRESSION_BYTES_MAX} bytes"));
         }
         Ok(part)
     });

@@ -1,4 +1,4 @@
-//! A custom tool's Lark grammar as one regular expression.
+//! The format of a custom tool, a regular expression or a grammar in Lark, as one regular expression.
 //!
 //! The tool's text travels in a JSON string, where the engine holds a text to an expression but not to a grammar: a terminal
 //! such as `/.*/` would not end before a line break, since the escapes of both begin with a backslash there. A grammar
@@ -6,19 +6,23 @@
 //!
 //! What is read is Lark as its own documentation has it, but for templates, `%declare`, `%extend` and `%override`. What
 //! cannot become an expression is an error in words, for a warning: the model still sees such a grammar.
+//!
+//! Both are programs of a client: a character class of eight bytes takes milliseconds and kilobytes to read. So this runs in
+//! a grammar process alone, and what recurses here is limited by how deep it goes, whatever the reason.
 
 mod expression;
 mod tokens;
 
 use std::collections::HashMap;
 
-use expression::{Binding, Expression, choice, collected, sequence};
+use expression::{Binding, Expression, checked, choice, collected, sequence};
+use pensieve_protocol::prompt::Syntax;
 use tokens::{Token, tokens};
 
-pub(super) use expression::checked;
-
-/// How many rules and brackets may lie within each other.
-const DEPTH_MAX: usize = 64;
+/// How many rules and brackets may lie within each other, counted together: each takes a few stack frames to read and to write.
+const DEPTH_MAX: usize = 128;
+/// Complaints repeat names and characters of the grammar, and end as a warning.
+const COMPLAINT_CHARS_MAX: usize = 200;
 
 /// The terminals of Lark's `common`.
 const COMMON: [(&str, &str); 24] = [
@@ -48,8 +52,16 @@ const COMMON: [(&str, &str); 24] = [
     ("SQL_COMMENT", r"--[^\n]*"),
 ];
 
-/// The expression that whole texts match which fit the grammar, without anchors; why there is none.
-pub(super) fn pattern(grammar: &str) -> Result<String, String> {
+/// The expression that whole texts match which fit the format, without anchors; why there is none.
+pub(crate) fn expression(syntax: Syntax, definition: &str) -> Result<String, String> {
+    let expression = match syntax {
+        Syntax::Lark => pattern(definition),
+        Syntax::Regex => checked(definition).map(|()| definition.to_owned()),
+    };
+    expression.map_err(|complaint| complaint.chars().take(COMPLAINT_CHARS_MAX).collect())
+}
+
+fn pattern(grammar: &str) -> Result<String, String> {
     let tokens = tokens(grammar)?;
     let mut reader = Reader { tokens: &tokens, depth: 0, grammar: Grammar::default() };
     while let Some((token, rest)) = reader.tokens.split_first() {
@@ -150,7 +162,7 @@ impl Reader<'_> {
     /// Alternatives, up to what ends them.
     fn choice(&mut self) -> Result<Node, String> {
         if self.depth == DEPTH_MAX {
-            return Err(format!("brackets are nested more than {DEPTH_MAX} deep"));
+            return Err(too_deep());
         }
         self.depth += 1;
         let mut alternatives = Vec::new();
@@ -306,14 +318,9 @@ impl<'a> Writer<'a> {
         let Some((name, node)) = self.grammar.definitions.get_key_value(name) else {
             return Err(format!("'{name}' is not defined"));
         };
-        if self.depth == DEPTH_MAX {
-            return Err(format!("rules are nested more than {DEPTH_MAX} deep"));
-        }
-        self.depth += 1;
         self.known.insert(name, None);
         let written = self.node(node, !is_terminal(name))?;
         self.known.insert(name, Some(written.clone()));
-        self.depth -= 1;
         Ok(written)
     }
 
@@ -327,15 +334,29 @@ impl<'a> Writer<'a> {
             Node::Sequence(items) => {
                 return Ok(sequence(collected(items.iter().map(|item| self.node(item, in_rule)))?));
             }
-            Node::Choice(items) => return Ok(choice(collected(items.iter().map(|item| self.node(item, in_rule)))?)),
+            Node::Choice(items) => return self.alternatives(items, in_rule),
         };
         Ok(match &self.ignored {
             Some(ignored) if in_rule => sequence(vec![terminal, ignored.clone()]),
             _ => terminal,
         })
     }
+
+    /// What a rule or a pair of brackets holds. All recursion passes through here, so that this depth bounds the stack.
+    fn alternatives(&mut self, items: &'a [Node], in_rule: bool) -> Result<Expression, String> {
+        if self.depth == DEPTH_MAX {
+            return Err(too_deep());
+        }
+        self.depth += 1;
+        let written = collected(items.iter().map(|item| self.node(item, in_rule)))?;
+        self.depth -= 1;
+        Ok(choice(written))
+    }
+}
+
+fn too_deep() -> String {
+    format!("rules and brackets are nested more than {DEPTH_MAX} deep")
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests;
