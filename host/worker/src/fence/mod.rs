@@ -2,7 +2,8 @@
 //!
 //! Five parts hold on Linux: limits of memory, addresses and files; namespaces, where the system gives them; Landlock, which
 //! restricts files, TCP and signals, and keeps other processes' memory and environment out of reach even for root; a seccomp
-//! filter, which allows the calls that this kind of child needs; and the loss of root's capabilities. What a kernel does not know is left out and said: an old system runs models too.
+//! filter, which allows the calls that this kind of child needs; and the loss of root's capabilities. On macOS there are the limits
+//! and a sandbox profile. What a kernel does not know is left out and said: an old system runs models too.
 
 #[cfg(target_os = "linux")]
 mod allowed;
@@ -16,6 +17,8 @@ mod filter;
 mod namespaces;
 #[cfg(target_os = "linux")]
 mod paths;
+#[cfg(any(target_os = "macos", test))]
+mod seatbelt;
 
 use pensieve_protocol::fence::{Fenced, Policy, VARIABLE};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -24,7 +27,7 @@ use std::{io, sync::OnceLock, thread};
 /// The stack of the first thread, which the limit of private memory does not count.
 const STACK_BYTES_MAX: u64 = 64 << 20;
 
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "linux", target_os = "macos"))]
 const OPEN: &str = "files, network and processes: the configuration allows its plugin all of them";
 
 static ENTERED: OnceLock<Fenced> = OnceLock::new();
@@ -59,7 +62,13 @@ fn enter(policy: &Policy) -> Fenced {
     limits(policy, &mut fenced);
     #[cfg(target_os = "linux")]
     enter_on_linux(policy, &mut fenced);
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(target_os = "macos")]
+    if policy.open {
+        fenced.missing.push(OPEN.into());
+    } else {
+        fenced.note(seatbelt::HOLDS, seatbelt::enter(policy));
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
     fenced.missing.push("files, network and processes: this system has neither Landlock nor seccomp".into());
     fenced
 }
