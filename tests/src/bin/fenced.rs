@@ -1,6 +1,8 @@
 //! A child behind the fence of any kind, without a server: it tries the attacks, or every system call that there is, and says
 //! what succeeded. `fenced around WHAT` starts it with the policy of the variable `POLICY`, so that its parent runs as the same user.
 
+#![allow(clippy::unwrap_used, reason = "what fails here fails its test")]
+
 #[cfg(target_os = "linux")]
 #[path = "../../plugins/attacks.rs"]
 mod attacks;
