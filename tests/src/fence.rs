@@ -1,8 +1,23 @@
 //! The fence around children, tried by a plugin that attacks wherever its code runs: under the real program, as root and as
-//! another user.
+//! another user. The fences of children that run no plugin, or on machines with a GPU, are tried by a program of the tests.
+
+mod survey;
 
 use serde_json::json;
-use std::fs;
+use std::{
+    fs,
+    io::ErrorKind,
+    os::unix::{
+        fs::{MetadataExt, lchown},
+        net::UnixDatagram,
+        process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::Command,
+    time::SystemTime,
+};
+
+use pensieve_protocol::fence::{Kind, Policy};
 
 use crate::{
     artifacts::test_plugin,
@@ -35,22 +50,53 @@ fn can_fence() -> bool {
     version >= 6
 }
 
-/// A server with the hostile plugin, and a model of its in a home with a secret.
-fn start(user: Option<u32>, config: &str) -> Server {
+/// What attacks find in a home: a secret, a model, and a socket that takes datagrams.
+struct Targets {
+    files: Vec<(PathBuf, u32, SystemTime)>,
+    datagrams: UnixDatagram,
+}
+
+impl Targets {
+    fn put_into(home: &Path, user: Option<u32>) -> Self {
+        let model = home.join("model");
+        fs::create_dir(&model).unwrap();
+        fs::write(model.join("config.json"), r#"{"architectures": ["HostileForCausalLM"]}"#).unwrap();
+        fs::write(home.join("secret"), "key").unwrap();
+        let datagrams = UnixDatagram::bind(home.join("datagrams")).unwrap();
+        datagrams.set_nonblocking(true).unwrap();
+        for path in [home, &model, &model.join("config.json"), &home.join("secret"), &home.join("datagrams")] {
+            user.iter().for_each(|user| lchown(path, Some(*user), Some(*user)).unwrap());
+        }
+        let files = [model.join("config.json"), home.join("secret")].map(|path| {
+            let found = path.metadata().unwrap();
+            (path, found.mode(), found.modified().unwrap())
+        });
+        Self { files: files.into(), datagrams }
+    }
+
+    /// Nothing of them is changed, as seen from outside.
+    fn check(&self, as_whom: &str) {
+        for (path, mode, modified) in &self.files {
+            let found = path.metadata().unwrap();
+            assert_eq!((found.mode(), found.modified().unwrap()), (*mode, *modified), "{}: {as_whom}", path.display());
+        }
+        assert_eq!(self.datagrams.recv(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "{as_whom}");
+    }
+}
+
+/// A server with the hostile plugin, and a model of its in a home with what can be attacked.
+fn start(user: Option<u32>, config: &str) -> (Server, Targets) {
     let home = home();
-    let model = home.path().join("model");
-    fs::create_dir(&model).unwrap();
-    fs::write(model.join("config.json"), r#"{"architectures": ["HostileForCausalLM"]}"#).unwrap();
-    fs::write(home.path().join("secret"), "key").unwrap();
+    let targets = Targets::put_into(home.path(), user);
     let options = Options {
         plugins: vec![test_plugin("hostile")],
-        models: vec![("hostile".into(), model)],
+        models: vec![("hostile".into(), home.path().join("model"))],
         config: config.into(),
         variables: vec![("SECRET".into(), "key".into())],
         user,
         ..Options::default()
     };
-    options.start_in(&home)
+    (options.start_in(&home), targets)
 }
 
 /// What the plugin's model answers, loaded or not.
@@ -73,12 +119,13 @@ fn a_hostile_plugin_achieves_nothing_wherever_it_runs() {
         return;
     }
     for user in users() {
-        let server = start(user, "");
+        let (server, targets) = start(user, "");
         assert_eq!(server.get("/v1/plugins").json()["data"][0]["description"], "opened, it achieved []", "as {user:?}");
         assert_eq!(achieved_by_loading(&server), "", "as {user:?}");
         let health = server.get("/health").json();
         assert_eq!(health["fence"]["missing"], json!([]), "{health:#}");
         assert!(!server.home().path().join("planted").exists());
+        targets.check(&format!("as {user:?}"));
         server.stop();
     }
 }
@@ -86,13 +133,26 @@ fn a_hostile_plugin_achieves_nothing_wherever_it_runs() {
 #[test]
 fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
     for user in users() {
-        let server = start(user, "[plugins]\nunfenced = [\"hostile\"]\n");
+        let (server, _targets) = start(user, "[plugins]\nunfenced = [\"hostile\"]\n");
         // It is looked at like any other.
         assert!(!can_fence() || server.get("/v1/plugins").text().contains("opened, it achieved []"));
         // Its worker asks it about the checkpoint before it loads it.
         let achieved = answer(&server);
-        let expected =
-            ["read a secret file", "wrote into the home", "took six gigabytes", "forked", "opened a TCP socket"];
+        let expected = [
+            "read a secret file",
+            "wrote into the home",
+            "changed a file's mode",
+            "changed a file's times",
+            "watched a folder",
+            "had the kernel signal its parent",
+            "set its parent's priority",
+            "took six gigabytes",
+            "mapped a terabyte",
+            "left memory in the kernel",
+            "forked",
+            "opened a TCP socket",
+            "sent a datagram",
+        ];
         for what in expected {
             assert!(achieved.contains(what), "as {user:?} it {achieved}");
         }
@@ -101,5 +161,53 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
             assert!(user.is_none() || !achieved.contains(what), "as {user:?} it {achieved}");
         }
         server.stop();
+    }
+}
+
+/// What a child of this kind says that does `what` behind its fence, as this user, with a model's folder to read.
+fn said_by(what: &str, kind: Kind, user: Option<u32>, home: &Path) -> Vec<String> {
+    const GIB: u64 = 1 << 30;
+    let is_limited = !kind.has_drivers();
+    let policy = Policy {
+        kind,
+        read: vec![home.join("model")],
+        data_bytes: is_limited.then_some(GIB),
+        address_bytes: is_limited.then_some(64 * GIB),
+        files: 64,
+        ..Policy::default()
+    };
+    // Where any user can run it.
+    let own = home.join("fenced");
+    if !own.exists() {
+        fs::copy(env!("CARGO_BIN_EXE_fenced"), &own).unwrap();
+    }
+    let mut command = Command::new(own);
+    command.args(["around", what]).env_clear().env("HOME", home).env("POLICY", policy.to_variable()).current_dir(home);
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{kind:?} as {user:?}: {said}{}", String::from_utf8_lossy(&output.stderr));
+    said.lines().map(str::to_owned).collect()
+}
+
+const KINDS: [Kind; 4] = [Kind::Look, Kind::Prompt, Kind::Worker, Kind::GpuWorker];
+
+#[test]
+fn no_kind_of_child_achieves_more_than_its_driver_needs() {
+    if !can_fence() {
+        return;
+    }
+    for user in users() {
+        let home = home();
+        let targets = Targets::put_into(home.path(), user);
+        for kind in KINDS {
+            let memory = ["took six gigabytes", "shared six gigabytes", "grew by six gigabytes", "mapped a terabyte"];
+            let of_drivers = ["locked a file", memory[0], memory[1], memory[2], memory[3], "opened a local socket"];
+            let expected: &[&str] = if kind.has_drivers() { &of_drivers } else { &[] };
+            assert_eq!(said_by("attack", kind, user, home.path()), expected, "{kind:?} as {user:?}");
+            targets.check(&format!("{kind:?} as {user:?}"));
+        }
     }
 }

@@ -11,9 +11,35 @@ use std::path::PathBuf;
 /// The variable that holds a child's policy, in JSON.
 pub const VARIABLE: &str = "PENSIEVE_FENCE";
 
+/// What a child is there for, which decides what it may ask of the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// It opens a plugin, or the head of a checkpoint, for one question.
+    #[default]
+    Look,
+    /// It renders templates, tokenizes and tries grammars.
+    Prompt,
+    /// It computes with a model on the processor.
+    Worker,
+    /// It computes with a model where a GPU's driver has to work: device files, shared memory, address space that is reserved.
+    GpuWorker,
+}
+
+impl Kind {
+    pub fn has_drivers(self) -> bool {
+        self == Self::GpuWorker
+    }
+
+    /// Whether it serves a model, and so has a socket and may have a cache on disk.
+    pub fn is_worker(self) -> bool {
+        matches!(self, Self::Worker | Self::GpuWorker)
+    }
+}
+
 /// What a child may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Policy {
+    pub kind: Kind,
     /// Files and folders that it may read, besides the system's libraries.
     pub read: Vec<PathBuf>,
     /// Folders that it may also write to.
@@ -24,8 +50,6 @@ pub struct Policy {
     pub address_bytes: Option<u64>,
     /// How many files it may have open at once.
     pub files: u64,
-    /// Whether a GPU's driver has to work in it: device files, sockets on this machine, processes of its own.
-    pub drivers: bool,
     /// It ends when its standard input does, as its server has gone then; others see that by themselves.
     pub ends_with_input: bool,
     /// The operator has allowed a plugin of this child everything that the user may do; limits and privileges stay.
@@ -46,4 +70,7 @@ pub struct Fenced {
     pub holds: Vec<String>,
     /// What does not, and why.
     pub missing: Vec<String>,
+    /// What this system does not give, where another part of the fence holds what it would have held.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }

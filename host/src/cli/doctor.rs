@@ -203,6 +203,7 @@ async fn models(found: &mut Findings, config: &Config) {
     let fenced = fleet.fenced().await;
     fenced.holds.iter().for_each(|what| found.good("fence", what));
     fenced.missing.iter().for_each(|what| found.odd("fence", &format!("missing: {what}")));
+    fenced.notes.iter().for_each(|what| found.odd("fence", what));
     for line in config.missing_samplers(&super::sampler_names(&fleet)) {
         found.broken("samplers", &line);
     }

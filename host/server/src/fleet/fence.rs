@@ -2,7 +2,7 @@
 //!
 //! A child reads the files that its question or its model is about, writes its own cache, and takes the memory that it is
 //! known to need with a margin. No process outlives it: it can neither start one nor leave the group that is killed when it
-//! ends. Where a GPU's driver works the fence is wider, as drivers start programs and reserve address space.
+//! ends. Where a GPU's driver works the fence is wider, as drivers open device files and reserve address space.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +11,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pensieve_protocol::{fence::Policy, prompt::STACK_BYTES, wire::Load};
+use pensieve_protocol::{
+    fence::{Kind, Policy},
+    prompt::STACK_BYTES,
+    wire::Load,
+};
+
+use super::machine::installed_bytes;
 
 const GIB: u64 = 1 << 30;
 /// Opening a library and reading its manifest takes a few megabytes.
@@ -22,6 +28,13 @@ const DESCRIPTION_BYTES: u64 = 4 * GIB;
 const DESCRIPTION_ADDRESS_BYTES: u64 = 16 * GIB;
 /// What a worker may take beyond twice what its card says.
 const WORKER_MARGIN_BYTES: u64 = 4 * GIB;
+/// How often a worker may map each file that it reads: when it is asked about its checkpoint, and when it loads it.
+const WORKER_MAPS: u64 = 2;
+/// Stacks of threads, the heaps that a C library reserves for them, and adapters that come later. The tables of so many
+/// pages take 128 MiB.
+const WORKER_MAPPED_BYTES: u64 = 64 * GIB;
+/// A child that computes on its own loads a model several times over, and may take all memory that there is.
+const MEASUREMENT_MAPS: u64 = 8;
 const FILES_MAX: u64 = 4096;
 /// What a prompt process maps besides what it allocates: the program, its libraries, and stacks of threads.
 const PROMPT_MAPPED_BYTES: u64 = 2 * GIB;
@@ -47,6 +60,7 @@ pub fn inspection(plugin: &Path) -> Policy {
 /// For a prompt process that may take this much memory, stacks aside. Everything it works on comes in questions.
 pub fn prompt(memory_bytes: u64) -> Policy {
     Policy {
+        kind: Kind::Prompt,
         // A kernel that counts only one of the two counts that one.
         data_bytes: Some(memory_bytes + 3 * STACK_BYTES as u64),
         address_bytes: Some(memory_bytes + PROMPT_MAPPED_BYTES),
@@ -59,7 +73,7 @@ pub fn prompt(memory_bytes: u64) -> Policy {
 pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Policy {
     let mut read = checkpoint(source);
     read.extend(plugin.map(absolute));
-    let bytes = read.iter().fold(0_u64, |sum, path| sum.saturating_add(file_bytes(path)));
+    let bytes = mapped_bytes(&read);
     Policy {
         read,
         data_bytes: Some(DESCRIPTION_BYTES),
@@ -73,45 +87,62 @@ pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Policy {
 /// For a worker: `bytes` is what its card says, and adapters may come from `adapters` later. With `open`, the configuration
 /// trusts its plugin.
 pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool) -> Policy {
-    let drivers = needs_drivers(&load.spec.device);
+    let kind = kind(&load.spec.device);
     let plugins = [&load.architecture.plugin].into_iter().chain(&load.samplers).chain(&load.adapter_formats);
     let mut read: Vec<PathBuf> = plugins.map(|plugin| absolute(plugin)).chain(checkpoint(&load.source)).collect();
     read.extend(load.merged.iter().flat_map(|adapter| checkpoint(&adapter.path)));
     read.extend(adapters);
     let limit = bytes.saturating_mul(2).saturating_add(WORKER_MARGIN_BYTES);
+    let mapped = mapped_bytes(&read).saturating_mul(WORKER_MAPS).saturating_add(WORKER_MAPPED_BYTES);
+    let is_limited = !kind.has_drivers() && !open;
     if let Some(tier) = &load.spec.disk {
         // Only a folder that is there can be let through. The worker says what is wrong with one that cannot be made.
         let _ = DirBuilder::new().recursive(true).mode(0o700).create(&tier.folder);
     }
     Policy {
+        kind,
         read,
         write: load.spec.disk.iter().map(|tier| absolute(&tier.folder)).collect(),
-        data_bytes: Some(limit).filter(|_| !drivers && !open),
-        address_bytes: None,
+        data_bytes: is_limited.then_some(limit),
+        address_bytes: is_limited.then(|| limit.saturating_add(mapped)),
         files: FILES_MAX,
-        drivers,
         ends_with_input: false,
         open,
     }
 }
 
 /// For a child that computes with a model on its own and reads `text` besides. It says how much memory that takes, and a person
-/// waits for it.
+/// waits for it: it may take what this machine has.
 pub(super) fn measurement(plugin: &Path, source: &Path, text: &Path, device: &str, open: bool) -> Policy {
     let mut read = checkpoint(source);
     read.extend([absolute(plugin), absolute(text)]);
-    let drivers = needs_drivers(device);
-    Policy { read, files: FILES_MAX, drivers, ends_with_input: true, open, ..Policy::default() }
+    let kind = kind(device);
+    let mapped = mapped_bytes(&read).saturating_mul(MEASUREMENT_MAPS).saturating_add(WORKER_MAPPED_BYTES);
+    let address_bytes = installed_bytes().map(|installed| installed.saturating_mul(2).saturating_add(mapped));
+    Policy {
+        kind,
+        read,
+        address_bytes: address_bytes.filter(|_| !kind.has_drivers() && !open),
+        files: FILES_MAX,
+        ends_with_input: true,
+        open,
+        ..Policy::default()
+    }
 }
 
 /// Whether a GPU's driver may be at work in a worker for this device.
-fn needs_drivers(device: &str) -> bool {
-    match device {
+fn kind(device: &str) -> Kind {
+    let has_drivers = match device {
         "cpu" => false,
         _ if device.starts_with("cpu:") => false,
-        "auto" => GPU_FILES.iter().any(|path| Path::new(path).exists()),
+        "auto" => cfg!(target_os = "macos") || GPU_FILES.iter().any(|path| Path::new(path).exists()),
         _ => true,
-    }
+    };
+    if has_drivers { Kind::GpuWorker } else { Kind::Worker }
+}
+
+fn mapped_bytes(paths: &[PathBuf]) -> u64 {
+    paths.iter().fold(0, |sum, path| sum.saturating_add(file_bytes(path)))
 }
 
 /// A checkpoint or an adapter as the system finds it: its file or folder, and what links in it lead to.
@@ -188,9 +219,8 @@ mod tests {
         assert_eq!(found("blobs/b.gguf"), expected(&["blobs/b.gguf", "blobs/tokenizer.json"]));
     }
 
-    #[test]
-    fn a_worker_on_the_cpu_is_limited_and_one_with_drivers_is_not() {
-        let load = |device: &str| Load {
+    fn load(device: &str) -> Load {
+        Load {
             architecture: Provider { plugin: "/p".into(), name: "a".into() },
             samplers: Vec::new(),
             adapter_formats: Vec::new(),
@@ -198,12 +228,27 @@ mod tests {
             adapter_deadline: Duration::ZERO,
             source: "/m".into(),
             spec: ModelSpec { device: device.into(), ..ModelSpec::default() },
-        };
+        }
+    }
+
+    #[test]
+    fn a_worker_on_the_cpu_is_limited_and_one_with_drivers_is_not() {
         let policy = worker(&load("cpu"), GIB, Vec::new(), false);
-        assert_eq!((policy.data_bytes, policy.drivers), (Some(6 * GIB), false));
+        assert_eq!((policy.kind, policy.data_bytes), (Kind::Worker, Some(6 * GIB)));
+        assert_eq!(policy.address_bytes, Some(6 * GIB + WORKER_MAPPED_BYTES));
         let policy = worker(&load("cuda:0"), GIB, Vec::new(), false);
-        assert_eq!((policy.data_bytes, policy.drivers, policy.open), (None, true, false));
+        assert_eq!((policy.kind, policy.data_bytes, policy.address_bytes), (Kind::GpuWorker, None, None));
         let policy = worker(&load("cpu"), GIB, Vec::new(), true);
-        assert_eq!((policy.data_bytes, policy.open), (None, true));
+        assert_eq!((policy.open, policy.data_bytes, policy.address_bytes), (true, None, None));
+    }
+
+    #[test]
+    fn a_worker_may_map_its_checkpoint_however_large_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let file = fs::File::create(root.path().join("model.safetensors")).unwrap();
+        file.set_len(500 * GIB).unwrap();
+        let load = Load { source: root.path().to_path_buf(), ..load("cpu") };
+        let policy = worker(&load, 510 * GIB, Vec::new(), false);
+        assert_eq!(policy.address_bytes, Some((2 * 510 + 4 + 2 * 500) * GIB + WORKER_MAPPED_BYTES));
     }
 }

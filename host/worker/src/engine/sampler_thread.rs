@@ -187,14 +187,26 @@ impl State {
         self.thread = u32::try_from(unsafe { libc::gettid() }).ok();
     }
 
-    /// Leaves the processor to every other thread that wants it.
+    /// Leaves the processor to every other thread that wants it. A thread behind the fence can change the priority of no other
+    /// one, as the number of a thread of its own cannot be told from that of a stranger's. So the thread is interrupted
+    /// and lowers itself. Other code of the process does not use this signal, which is ignored where nobody has a handler.
     fn yield_to_others(&self) {
-        const LOWEST: i32 = 19;
-        if let Some(thread) = self.thread {
-            // SAFETY: the call takes plain numbers; a process may lower the priority of its own threads.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, LOWEST) };
+        let Some(thread) = self.thread else { return };
+        let handler = lower_own_priority as extern "C" fn(libc::c_int);
+        // SAFETY: the handler makes one system call, which takes plain numbers and is safe in a handler.
+        let known = unsafe { libc::signal(libc::SIGURG, handler as libc::sighandler_t) };
+        if known != libc::SIG_ERR {
+            // SAFETY: the call takes plain numbers; a thread that has ended meanwhile is no error worth telling.
+            unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, libc::SIGURG) };
         }
     }
+}
+
+#[cfg(target_os = "linux")]
+extern "C" fn lower_own_priority(_signal: libc::c_int) {
+    const LOWEST: libc::c_int = 19;
+    // SAFETY: the call takes plain numbers; zero is the calling thread, and lowering always succeeds.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, LOWEST) };
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -213,6 +225,28 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 mod tests {
     use super::*;
     use std::sync::mpsc::channel;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_thread_that_is_left_behind_has_the_lowest_priority_and_the_next_one_has_not() {
+        let nice = || std::fs::read_to_string("/proc/thread-self/stat").unwrap().split(' ').nth(18).unwrap().to_owned();
+        let mut thread = SamplerThread::new(Duration::from_millis(100));
+        let bad = SamplerName::new("bad", false);
+        let (sender, read) = channel();
+        let (usual, after) = (nice(), sender.clone());
+        let spin = move |enter: &dyn Fn(&Arc<SamplerName>)| {
+            enter(&bad);
+            let began = Instant::now();
+            while nice() != "19" && began.elapsed() < Duration::from_secs(20) {}
+            sender.send(nice()).unwrap();
+        };
+        thread.call(0, Box::new(spin));
+        assert_eq!(thread.wait().len(), 1);
+        assert_eq!(read.recv().unwrap(), "19");
+        thread.call(1, Box::new(move |_| after.send(nice()).unwrap()));
+        assert!(thread.wait().is_empty());
+        assert_eq!(read.recv().unwrap(), usual);
+    }
 
     #[test]
     fn a_call_that_does_not_return_is_left_behind_and_the_others_are_made() {

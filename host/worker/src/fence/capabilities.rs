@@ -1,4 +1,4 @@
-//! Takes root's capabilities from this thread, and so from every later one, except those that reading files of other users
+//! Takes all capabilities from this thread, and so from every later one. Root keeps those that reading files of other users
 //! needs: containers run as root, and what a model's files belong to is not known.
 
 use std::io;
@@ -23,7 +23,7 @@ const DAC_OVERRIDE: u32 = 1;
 const DAC_READ_SEARCH: u32 = 2;
 const KEPT: u32 = (1 << DAC_OVERRIDE) | (1 << DAC_READ_SEARCH);
 
-pub(super) fn drop() -> Result<(), String> {
+pub(super) fn drop(is_root: bool) -> Result<(), String> {
     let mut header = Header { version: VERSION, pid: 0 };
     let mut sets = [Sets { effective: 0, permitted: 0, inheritable: 0 }; 2];
     // SAFETY: both pointers lead to values of the layout that version 3 has, and live through the call.
@@ -31,7 +31,8 @@ pub(super) fn drop() -> Result<(), String> {
     if read != 0 {
         return Err(io::Error::last_os_error().to_string());
     }
-    let kept = sets[0].permitted & KEPT;
+    // Others have some in a user namespace of their own at most, where files of theirs are within their reach.
+    let kept = if is_root { sets[0].permitted & KEPT } else { 0 };
     sets = [
         Sets { effective: kept, permitted: kept, inheritable: 0 },
         Sets { effective: 0, permitted: 0, inheritable: 0 },

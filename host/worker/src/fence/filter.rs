@@ -1,12 +1,17 @@
 //! The seccomp filter: a short program that the kernel runs at every system call of this process.
 //!
-//! It refuses what no model needs and an intruder does: new processes and programs, sockets (Landlock knows TCP only),
-//! signals and looks into other processes, and kernel interfaces with a long history of holes. Leaving the process group is
-//! refused as well, so that killing the group, as the server does, leaves nothing behind. And it refuses memory that the
-//! limit of private memory does not count: what is shared without a file, and what grows downwards.
+//! It allows what [`allowed`](super::allowed) lists for the kind of child, and refuses the rest: new processes and programs, sockets
+//! (Landlock knows TCP only), signals and looks into other processes, and kernel interfaces with a long history of holes.
+//! Leaving the process group is refused as well, so that killing the group, as the server does, leaves nothing behind.
 
-use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter, sock_fprog};
+use libc::{
+    BPF_ABS, BPF_ALU, BPF_AND, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter,
+    sock_fprog,
+};
 use std::io;
+
+use super::allowed::{ABSENT, ABSENT_FROM, Rule, Test, rules};
+use pensieve_protocol::fence::Kind;
 
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: Option<u32> = Some(0xc000_003e);
@@ -21,77 +26,21 @@ const MACHINE: u32 = 4;
 const fn argument(index: u32) -> u32 {
     16 + 8 * index
 }
+const UPPER_HALF: u32 = 4;
 
 /// Calls of another numbering on the same machine (x32).
 const OTHER_NUMBERING: u32 = 0x4000_0000;
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const DENY: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-/// A bit of the flag `MAP_SHARED` and of its variants, but not of `MAP_PRIVATE`.
-const SHARED: u32 = 1;
-/// The C library then uses `clone`, whose flags a filter can see.
-const ABSENT: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
-
-/// Refused in every child.
-const REFUSED: [c_long; 45] = [
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_pidfd_open,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_pidfd_send_signal,
-    libc::SYS_socket,
-    libc::SYS_kill,
-    libc::SYS_tkill,
-    libc::SYS_rt_sigqueueinfo,
-    libc::SYS_rt_tgsigqueueinfo,
-    libc::SYS_setsid,
-    libc::SYS_setpgid,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_userfaultfd,
-    libc::SYS_io_uring_setup,
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_open_tree,
-    libc::SYS_move_mount,
-    libc::SYS_fsopen,
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_reboot,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_acct,
-    libc::SYS_quotactl,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_sethostname,
-    libc::SYS_setdomainname,
-];
-/// Refused besides where no GPU's driver has to work, as they make memory that no limit counts.
-const REFUSED_WITHOUT_DRIVERS: [c_long; 2] = [libc::SYS_memfd_create, libc::SYS_shmget];
-
-/// Old names of `clone` on some machines.
-#[cfg(target_arch = "x86_64")]
-const FORKS: [c_long; 2] = [libc::SYS_fork, libc::SYS_vfork];
-#[cfg(not(target_arch = "x86_64"))]
-const FORKS: [c_long; 0] = [];
+/// The C library goes on without it then: with `clone` for `clone3`, for example, whose flags a filter can see.
+const DENY_AS_ABSENT: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+/// A jump to where a rule does not hold, until its length is known. No rule is so long.
+const FAIL: u8 = u8::MAX;
 
 /// Installs the filter for this thread and all later ones.
-pub(super) fn install(drivers: bool) -> Result<(), String> {
+pub(super) fn install(kind: Kind) -> Result<(), String> {
     let architecture = ARCHITECTURE.ok_or("the filter is not written for this machine")?;
-    let mut program = program(architecture, drivers, std::process::id());
+    let mut program = program(architecture, &rules(kind, std::process::id()));
     let length = u16::try_from(program.len()).map_err(|error| error.to_string())?;
     let description = sock_fprog { len: length, filter: program.as_mut_ptr() };
     // SAFETY: the description leads to as many instructions as it says, and both live through the call, which copies them.
@@ -102,30 +51,63 @@ pub(super) fn install(drivers: bool) -> Result<(), String> {
     Ok(())
 }
 
-fn program(architecture: u32, drivers: bool, process: u32) -> Vec<sock_filter> {
+/// The rules one after the other: the kernel itself remembers the calls that are allowed whatever their arguments are.
+fn program(architecture: u32, rules: &[Rule]) -> Vec<sock_filter> {
     let mut code = vec![load(MACHINE), jump(BPF_JEQ, architecture, 1, 0), give(DENY), load(NUMBER)];
     code.extend([jump(BPF_JSET, OTHER_NUMBERING, 0, 1), give(DENY)]);
-    let without_drivers = REFUSED_WITHOUT_DRIVERS.iter().filter(|_| !drivers);
-    for number in REFUSED.iter().chain(&FORKS).chain(without_drivers) {
-        code.extend([jump(BPF_JEQ, *number as u32, 0, 1), give(DENY)]);
+    rules.iter().for_each(|rule| code.extend(compile(rule)));
+    for number in ABSENT {
+        code.extend([jump(BPF_JEQ, number as u32, 0, 1), give(DENY_AS_ABSENT)]);
     }
-    code.extend([jump(BPF_JEQ, libc::SYS_clone3 as u32, 0, 1), give(ABSENT)]);
-    // Threads are cloned, too.
-    code.extend([jump(BPF_JEQ, libc::SYS_clone as u32, 0, 4), load(argument(0))]);
-    code.extend([jump(BPF_JSET, libc::CLONE_THREAD as u32, 0, 1), give(ALLOW), give(DENY)]);
-    if !drivers {
-        code.extend([jump(BPF_JEQ, libc::SYS_mmap as u32, 0, 6), load(argument(3))]);
-        code.extend([jump(BPF_JSET, libc::MAP_GROWSDOWN as u32, 2, 0), jump(BPF_JSET, SHARED, 0, 2)]);
-        code.extend([jump(BPF_JSET, libc::MAP_ANONYMOUS as u32, 0, 1), give(DENY), give(ALLOW)]);
-    }
-    // A process may change its own limits.
-    code.extend([jump(BPF_JEQ, libc::SYS_prlimit64 as u32, 0, 5), load(argument(0))]);
-    code.extend([jump(BPF_JEQ, 0, 1, 0), jump(BPF_JEQ, process, 0, 1), give(ALLOW), give(DENY)]);
-    // It may abort itself.
-    code.extend([jump(BPF_JEQ, libc::SYS_tgkill as u32, 0, 4), load(argument(0))]);
-    code.extend([jump(BPF_JEQ, process, 0, 1), give(ALLOW), give(DENY)]);
-    code.push(give(ALLOW));
+    code.extend([jump(BPF_JGE, ABSENT_FROM, 0, 1), give(DENY_AS_ABSENT), give(DENY)]);
     code
+}
+
+/// Allows the call if the rule is about it and holds. Otherwise the next rule follows, with the call's number loaded.
+fn compile(rule: &Rule) -> Vec<sock_filter> {
+    if rule.tests.is_empty() {
+        return vec![jump(BPF_JEQ, rule.number as u32, 0, 1), give(ALLOW)];
+    }
+    let mut tests: Vec<sock_filter> = rule.tests.iter().flat_map(test).collect();
+    // Past the tests there is the answer, then what loads the number again.
+    let failed = tests.len() + 1;
+    for (place, instruction) in tests.iter_mut().enumerate() {
+        let skipped = u8::try_from(failed - place - 1).unwrap_or(FAIL - 1);
+        for way in [&mut instruction.jt, &mut instruction.jf] {
+            *way = if *way == FAIL { skipped } else { *way };
+        }
+    }
+    let past = u8::try_from(failed + 1).unwrap_or(FAIL - 1);
+    let mut code = vec![jump(BPF_JEQ, rule.number as u32, 0, past)];
+    code.extend(tests);
+    code.extend([give(ALLOW), load(NUMBER)]);
+    code
+}
+
+fn test(test: &Test) -> Vec<sock_filter> {
+    match test {
+        Test::IsOneOf(place, values) => {
+            let mut code = vec![load(argument(*place))];
+            for (index, value) in values.iter().enumerate() {
+                let left = values.len() - index - 1;
+                let fails = if left == 0 { FAIL } else { 0 };
+                code.push(jump(BPF_JEQ, *value, u8::try_from(left).unwrap_or(FAIL - 1), fails));
+            }
+            code
+        }
+        Test::HasAny(place, bits) => vec![load(argument(*place)), jump(BPF_JSET, *bits, 0, FAIL)],
+        Test::HasNone(place, bits) => vec![load(argument(*place)), jump(BPF_JSET, *bits, FAIL, 0)],
+        Test::Masked(place, bits, value) => {
+            let and = sock_filter { code: (BPF_ALU | BPF_AND | BPF_K) as u16, jt: 0, jf: 0, k: *bits };
+            vec![load(argument(*place)), and, jump(BPF_JEQ, *value, 0, FAIL)]
+        }
+        Test::IsNull(place) => vec![
+            load(argument(*place)),
+            jump(BPF_JEQ, 0, 0, FAIL),
+            load(argument(*place) + UPPER_HALF),
+            jump(BPF_JEQ, 0, 0, FAIL),
+        ],
+    }
 }
 
 fn load(place: u32) -> sock_filter {
@@ -142,69 +124,4 @@ fn give(action: u32) -> sock_filter {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Runs the filter as the kernel would, on a call with this value in the argument that matters.
-    fn run(code: &[sock_filter], machine: u32, number: c_long, argument: u32) -> u32 {
-        let (mut place, mut value) = (0, 0);
-        loop {
-            let sock_filter { code, jt, jf, k } = code[place];
-            let code = u32::from(code);
-            place += 1;
-            match code & 0x07 {
-                BPF_LD => {
-                    value = match k {
-                        NUMBER => number as u32,
-                        MACHINE => machine,
-                        _ => argument,
-                    }
-                }
-                BPF_RET => return k,
-                _ => {
-                    let holds = if code & 0xf0 == BPF_JEQ { value == k } else { value & k != 0 };
-                    place += usize::from(if holds { jt } else { jf });
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn refuses_what_leaves_the_process_and_allows_the_rest() {
-        const MACHINE: u32 = 7;
-        const PROCESS: u32 = 4711;
-        let thread = (libc::CLONE_VM | libc::CLONE_THREAD) as u32;
-        let map = |flags: i32| (libc::SYS_mmap, flags as u32);
-        for ((number, argument), alone, with_drivers) in [
-            ((libc::SYS_read, 0), ALLOW, ALLOW),
-            ((libc::SYS_ptrace, 0), DENY, DENY),
-            ((libc::SYS_setdomainname, 0), DENY, DENY),
-            ((libc::SYS_setsid, 0), DENY, DENY),
-            ((libc::SYS_execve, 0), DENY, DENY),
-            ((libc::SYS_socket, libc::AF_INET as u32), DENY, DENY),
-            ((libc::SYS_clone3, 0), ABSENT, ABSENT),
-            ((libc::SYS_clone, thread), ALLOW, ALLOW),
-            ((libc::SYS_clone, libc::SIGCHLD as u32), DENY, DENY),
-            ((libc::SYS_tgkill, PROCESS), ALLOW, ALLOW),
-            ((libc::SYS_tgkill, PROCESS + 1), DENY, DENY),
-            ((libc::SYS_kill, PROCESS), DENY, DENY),
-            ((libc::SYS_prlimit64, 0), ALLOW, ALLOW),
-            ((libc::SYS_prlimit64, PROCESS), ALLOW, ALLOW),
-            ((libc::SYS_prlimit64, PROCESS + 1), DENY, DENY),
-            (map(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS), ALLOW, ALLOW),
-            (map(libc::MAP_PRIVATE), ALLOW, ALLOW),
-            (map(libc::MAP_SHARED), ALLOW, ALLOW),
-            (map(libc::MAP_SHARED | libc::MAP_ANONYMOUS), DENY, ALLOW),
-            (map(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_GROWSDOWN), DENY, ALLOW),
-            ((libc::SYS_memfd_create, 0), DENY, ALLOW),
-            ((c_long::from(OTHER_NUMBERING), 0), DENY, DENY),
-        ] {
-            for (drivers, expected) in [(false, alone), (true, with_drivers)] {
-                let code = program(MACHINE, drivers, PROCESS);
-                let done = run(&code, MACHINE, number, argument);
-                assert_eq!(done, expected, "call {number}({argument}), drivers: {drivers}");
-                assert_eq!(run(&code, MACHINE + 1, number, argument), DENY, "another machine's call {number}");
-            }
-        }
-    }
-}
+mod tests;

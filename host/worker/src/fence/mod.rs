@@ -1,16 +1,24 @@
 //! Enters the fence that the server has written down for this process, before anything foreign is opened in it.
 //!
-//! Four parts hold: limits of memory and files; Landlock, which restricts files, TCP and signals, and keeps other
-//! processes' memory and environment out of reach even for root; a seccomp filter, which refuses new processes, sockets and
-//! the calls that inspect other processes; and the loss of root's capabilities. What a kernel does not know is left out and
-//! said: an old system runs models too.
+//! Five parts hold on Linux: limits of memory, addresses and files; namespaces, where the system gives them; Landlock, which
+//! restricts files, TCP and signals, and keeps other processes' memory and environment out of reach even for root; a seccomp
+//! filter, which allows the calls that this kind of child needs; and the loss of root's capabilities. On macOS there are the limits
+//! and a sandbox profile. What a kernel does not know is left out and said: an old system runs models too.
 
+#[cfg(target_os = "linux")]
+mod allowed;
 #[cfg(target_os = "linux")]
 mod capabilities;
 #[cfg(target_os = "linux")]
+mod drivers;
+#[cfg(target_os = "linux")]
 mod filter;
 #[cfg(target_os = "linux")]
+mod namespaces;
+#[cfg(target_os = "linux")]
 mod paths;
+#[cfg(any(target_os = "macos", test))]
+mod seatbelt;
 
 use pensieve_protocol::fence::{Fenced, Policy, VARIABLE};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -18,6 +26,9 @@ use std::{io, sync::OnceLock, thread};
 
 /// The stack of the first thread, which the limit of private memory does not count.
 const STACK_BYTES_MAX: u64 = 64 << 20;
+
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+const OPEN: &str = "files, network and processes: the configuration allows its plugin all of them";
 
 static ENTERED: OnceLock<Fenced> = OnceLock::new();
 
@@ -48,29 +59,45 @@ pub fn entered() -> Fenced {
 
 fn enter(policy: &Policy) -> Fenced {
     let mut fenced = Fenced::default();
-    let limits = limits(policy);
-    fenced.note("limits of memory and files, no core dumps", limits);
+    limits(policy, &mut fenced);
     #[cfg(target_os = "linux")]
-    {
-        if policy.drivers && !policy.open {
-            // Which of a driver's needs a fence would cut is not tried out yet on a machine with a GPU.
-            fenced.missing.push("files, network and processes: a GPU's driver works in this process".into());
-            return fenced;
-        }
-        let hidden = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
-        fenced.note("its memory is hidden from other processes", hidden.map_err(|error| error.to_string()));
-        fenced.note("no new privileges", no_new_privileges());
-        if policy.open {
-            fenced.missing.push("files, network and processes: the configuration allows its plugin all of them".into());
-            return fenced;
-        }
-        fenced.note("root's capabilities are dropped", capabilities::drop());
-        paths::restrict(policy, &mut fenced);
-        fenced.note("no new processes, no sockets, no looking into other processes", filter::install(policy.drivers));
+    enter_on_linux(policy, &mut fenced);
+    #[cfg(target_os = "macos")]
+    if policy.open {
+        fenced.missing.push(OPEN.into());
+    } else {
+        fenced.note(seatbelt::HOLDS, seatbelt::enter(policy));
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "linux", target_os = "macos")))]
     fenced.missing.push("files, network and processes: this system has neither Landlock nor seccomp".into());
     fenced
+}
+
+#[cfg(target_os = "linux")]
+fn enter_on_linux(policy: &Policy, fenced: &mut Fenced) {
+    use rustix::process::{DumpableBehavior, geteuid, set_dumpable_behavior};
+
+    if policy.kind.has_drivers() {
+        drivers::prepare();
+    }
+    let writable = paths::writable(policy);
+    if !policy.open {
+        match namespaces::enter(&writable) {
+            Ok(()) => fenced.holds.push("a network and a read-only view of files of its own (namespaces)".into()),
+            Err(why) => fenced.notes.push(format!("no namespaces ({why}): the other parts hold without them")),
+        }
+    }
+    let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    fenced.note("its memory is hidden from other processes", hidden.map_err(|error| error.to_string()));
+    fenced.note("no new privileges", no_new_privileges());
+    if policy.open {
+        fenced.missing.push(OPEN.into());
+        return;
+    }
+    fenced.note("root's capabilities are dropped", capabilities::drop(geteuid().is_root()));
+    paths::restrict(policy, writable, fenced);
+    let holds = "only the system calls that it needs: no processes, no sockets, nothing of other processes (seccomp)";
+    fenced.note(holds, filter::install(policy.kind));
 }
 
 trait Note {
@@ -93,7 +120,8 @@ fn no_new_privileges() -> Result<(), String> {
     if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().to_string()) }
 }
 
-fn limits(policy: &Policy) -> Result<(), String> {
+/// Each by itself, as a system may refuse one of them alone.
+fn limits(policy: &Policy, fenced: &mut Fenced) {
     let limits = [
         (Resource::Core, Some(0)),
         (Resource::Data, policy.data_bytes),
@@ -101,13 +129,17 @@ fn limits(policy: &Policy) -> Result<(), String> {
         (Resource::Stack, Some(STACK_BYTES_MAX)),
         (Resource::Nofile, Some(policy.files)),
     ];
+    let mut refused = Vec::new();
     for (resource, bytes) in limits {
         let Some(bytes) = bytes else { continue };
         // A limit that is lower already stays.
         let known = getrlimit(resource);
         let lower = |limit: Option<u64>| Some(limit.map_or(bytes, |limit| limit.min(bytes)));
         let limit = Rlimit { current: lower(known.current), maximum: lower(known.maximum) };
-        setrlimit(resource, limit).map_err(|error| format!("{resource:?}: {error}"))?;
+        if let Err(error) = setrlimit(resource, limit) {
+            refused.push(format!("{resource:?}: {error}"));
+        }
     }
-    Ok(())
+    let limited = if refused.is_empty() { Ok(()) } else { Err(refused.join(", ")) };
+    fenced.note("limits of memory, addresses and files, no core dumps", limited);
 }

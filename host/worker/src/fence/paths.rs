@@ -6,7 +6,11 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, RestrictionStatus, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetError, RulesetStatus, Scope, path_beneath_rules,
 };
-use std::{fs::File, path::PathBuf};
+use std::{
+    fs::{DirBuilder, File},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
 
 use pensieve_protocol::fence::{Fenced, Policy};
 
@@ -37,28 +41,45 @@ const SYSTEM: [&str; 21] = [
 ];
 /// Where the loader and drivers may look besides.
 const SEARCHED: [&str; 3] = ["LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"];
-/// What a GPU's driver writes to, besides its cache, and what it reads.
-const DEVICES: [&str; 2] = ["/dev", "/proc/self"];
-const DRIVERS: &str = "/proc/driver";
+/// What a GPU's driver reads besides.
+const DRIVERS: [&str; 6] =
+    ["/proc/driver", "/proc/devices", "/proc/modules", "/proc/filesystems", "/etc/nvidia", "/etc/OpenCL"];
+/// How the names of device files begin that drivers work with: NVIDIA's, AMD's, the kernel's graphics, WSL's.
+const DEVICES: [&str; 4] = ["nvidia", "kfd", "dri", "dxg"];
 
 /// The newest version whose rights are used; an older kernel enforces those that it knows.
 const NEWEST: ABI = ABI::V6;
 
+/// The folders that may be written to. The one of a driver's cache is made, as only one that is there can be let through.
+pub(super) fn writable(policy: &Policy) -> Vec<PathBuf> {
+    let mut folders = policy.write.clone();
+    if policy.kind.has_drivers() && !policy.open {
+        for folder in driver_cache() {
+            // Without a cache the driver compiles its kernels anew.
+            let _ = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+            folders.push(folder);
+        }
+    }
+    folders
+}
+
 /// Restricts this thread and all later ones, and says what holds.
-pub(super) fn restrict(policy: &Policy, fenced: &mut Fenced) {
+pub(super) fn restrict(policy: &Policy, writable: Vec<PathBuf>, fenced: &mut Fenced) {
     let holds = "reads its model and plugins, writes its own cache, no TCP, no signals to others (Landlock)";
-    match enforce(policy) {
+    match enforce(policy, writable) {
         Ok(RestrictionStatus { ruleset: RulesetStatus::FullyEnforced, .. }) => fenced.holds.push(holds.into()),
         Ok(RestrictionStatus { ruleset: RulesetStatus::PartiallyEnforced, .. }) => {
             fenced.holds.push("reads its model and plugins, writes its own cache (Landlock)".into());
-            fenced.missing.push("TCP, signals and some rights: this kernel's Landlock is too old".into());
+            fenced
+                .notes
+                .push("this kernel's Landlock knows no TCP or no signals: the filter alone refuses both".into());
         }
         Ok(_) => fenced.missing.push(format!("{holds}: this kernel has no Landlock, or has it turned off")),
         Err(error) => fenced.missing.push(format!("{holds}: {error}")),
     }
 }
 
-fn enforce(policy: &Policy) -> Result<RestrictionStatus, RulesetError> {
+fn enforce(policy: &Policy, mut write: Vec<PathBuf>) -> Result<RestrictionStatus, RulesetError> {
     let ruleset = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
@@ -70,10 +91,9 @@ fn enforce(policy: &Policy) -> Result<RestrictionStatus, RulesetError> {
     let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
     read.extend(searched());
     read.extend(policy.read.iter().cloned());
-    let mut write = policy.write.clone();
-    if policy.drivers {
-        read.push(DRIVERS.into());
-        write.extend(DEVICES.iter().map(PathBuf::from).chain(driver_cache()));
+    if policy.kind.has_drivers() {
+        read.extend(DRIVERS.iter().map(PathBuf::from));
+        write.extend(devices());
     }
     let reads = AccessFs::ReadFile | AccessFs::ReadDir;
     let writes = AccessFs::from_all(NEWEST) & !AccessFs::Execute;
@@ -87,6 +107,12 @@ fn enforce(policy: &Policy) -> Result<RestrictionStatus, RulesetError> {
 fn searched() -> impl Iterator<Item = PathBuf> {
     let values = SEARCHED.iter().filter_map(std::env::var_os);
     values.flat_map(|value| std::env::split_paths(&value).collect::<Vec<_>>()).filter(|path| path.is_absolute())
+}
+
+fn devices() -> impl Iterator<Item = PathBuf> {
+    let entries = Path::new("/dev").read_dir().into_iter().flatten().flatten();
+    let is_one = |name: &str| DEVICES.iter().any(|start| name.starts_with(start));
+    entries.filter(move |entry| entry.file_name().to_str().is_some_and(is_one)).map(|entry| entry.path())
 }
 
 fn driver_cache() -> impl Iterator<Item = PathBuf> {
