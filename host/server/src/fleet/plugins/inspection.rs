@@ -12,7 +12,7 @@ use crate::fleet::{
     child::{self, ChildError},
     fence,
 };
-use pensieve_protocol::{questions::Checked, refusal::Refusal};
+use pensieve_protocol::{outside::Outside, questions::Checked, refusal::Refusal};
 
 /// What came of looking at a file.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ pub(super) async fn inspect(
 }
 
 fn name(path: &Path) -> String {
-    format!("plugin '{}'", path.file_name().unwrap_or(path.as_os_str()).display())
+    format!("plugin '{}'", Outside::path(path.file_name().unwrap_or(path.as_os_str())))
 }
 
 fn help(error: &ChildError) -> &'static str {
