@@ -15,7 +15,6 @@ mod transfer;
 
 use std::{env, path::PathBuf, time::Duration};
 
-pub use choice::parts;
 pub use error::{HubError, HubErrorKind};
 pub use name::HubName;
 

@@ -22,10 +22,13 @@ use super::{
     progress::Spinner,
     reference::{self, Computed, TRANSFORMERS},
     reply::Reply,
+    terminal::tell,
 };
 use crate::config::units::Amount;
 use monitor::{LawMonitor, further, provides};
-use pensieve_protocol::{manifest::Manifest, questions::Checked, refusal::Refusal};
+use pensieve_protocol::{
+    checkpoint_files::readable, manifest::Manifest, outside::Outside, questions::Checked, refusal::Refusal,
+};
 use pensieve_server::fleet::{
     child::{self, ChildError},
     fence::{hide_from_children, inspection},
@@ -75,8 +78,11 @@ impl Check {
             return check_for_programs(&self.file);
         }
         end(self.inspect().map(|manifest| {
-            drop(super::say(provides(&manifest).trim_end_matches('\n')));
-            eprintln!("it was opened and asked what it provides, and none of that was run{}", further(&manifest));
+            drop(super::terminal::say(provides(&manifest).trim_end_matches('\n')));
+            tell(format_args!(
+                "it was opened and asked what it provides, and none of that was run{}",
+                further(&manifest)
+            ));
         }))
     }
 
@@ -88,7 +94,7 @@ impl Check {
         let asked = super::runtime()?.block_on(async {
             child::ask(&program()?, &arguments, &inspection(&self.file), INSPECTION_TIME_MAX).await
         });
-        let name = self.file.display();
+        let name = Outside::path(&self.file);
         match asked {
             Ok(Checked::Manifest(manifest)) => Ok(manifest),
             Ok(Checked::Refusal(refusal)) => {
@@ -105,15 +111,20 @@ impl Check {
         monitor.begin(&manifest);
         self.refuse_nothing(&manifest)?;
         for file in self.setting.adapter.iter().chain(&self.setting.formats) {
-            file.metadata().map_err(|error| CliError::system(format_args!("'{}'", file.display()), &error))?;
+            file.metadata().map_err(|error| CliError::system(format_args!("'{}'", Outside::path(&file)), &error))?;
         }
         let given = self.setting.reference.as_deref();
         let is_computed = given.is_some_and(|reference| reference.as_os_str() == TRANSFORMERS);
         if let Some(reference) = given.filter(|_| !is_computed) {
             let there = reference.metadata();
-            there.map_err(|error| CliError::system(format_args!("the reference '{}'", reference.display()), &error))?;
+            there.map_err(|error| {
+                CliError::system(format_args!("the reference '{}'", Outside::path(&reference)), &error)
+            })?;
         }
         let source = self.model.as_deref().map(common_args::locate_checkpoint).transpose()?;
+        for path in source.iter().chain(&self.setting.adapter) {
+            readable(path)?;
+        }
         let computing = (is_computed && !self.json).then(Spinner::new);
         if let Some(spinner) = &computing {
             spinner.at("having transformers compute a reference".into());
@@ -199,7 +210,7 @@ fn check_for_programs(file: &Path) -> ExitCode {
         answer.send(&checked).map(|()| code)
     });
     answered.unwrap_or_else(|error| {
-        eprintln!("the answer cannot be written: {error}");
+        tell(format_args!("the answer cannot be written: {error}"));
         ExitCode::FAILURE
     })
 }

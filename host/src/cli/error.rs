@@ -1,14 +1,19 @@
 //! How the program ends: a code for scripts, and one line for people.
 
+use super::terminal::tell;
 use serde::{Deserialize, Serialize};
 use std::{fmt, process::ExitCode};
 
 use crate::config::ConfigError;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
+    outside::Outside,
     refusal::Refusal,
 };
 use pensieve_server::hub::{HubError, HubErrorKind};
+
+/// Characters of a line. What is longer repeats something from outside.
+const LINE_CHARS_MAX: usize = 8192;
 
 /// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,10 +62,14 @@ impl CliError {
 /// Says what went wrong, if something did.
 pub(super) fn end(outcome: CliResult) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
-    for line in &error.lines {
-        eprintln!("pensieve: {line}");
-    }
+    tell_all(&error);
     ExitCode::from(error.exit as u8)
+}
+
+pub(super) fn tell_all(error: &CliError) {
+    for line in &error.lines {
+        tell(format_args!("pensieve: {}", Outside::new(line).at_most(LINE_CHARS_MAX)));
+    }
 }
 
 impl From<ConfigError> for CliError {

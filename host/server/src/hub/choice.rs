@@ -4,6 +4,10 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 
 use super::{HubError, HubErrorKind, HubName};
+use pensieve_protocol::{
+    checkpoint_files::{BESIDE_WEIGHTS, numbered, parts},
+    outside::Outside,
+};
 
 /// Quantizations in the order in which they are taken: first what is small and nearly as good as the original, then what is
 /// better and larger, then what is worse, and last what is not quantized at all.
@@ -11,21 +15,6 @@ const QUANTS: [&str; 32] = [
     "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q4_1",
     "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q3_K", "IQ3_S",
     "IQ3_XXS", "Q2_K_XL", "Q2_K", "Q2_K_S", "IQ2_M", "BF16", "F16", "F32",
-];
-/// What a folder with safetensors may need besides its weights.
-const BESIDE: [&str; 12] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "adapter_config.json",
 ];
 /// What an adapter consists of, as PEFT saves it.
 const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
@@ -86,7 +75,7 @@ impl Choice {
         for shard in shards {
             // Only what the repository lists is ever asked for or opened, and those names are checked.
             if !names.iter().any(|name| name == shard) {
-                return Err(damaged(format!("names the shard '{}', which is not there", shard.escape_debug())));
+                return Err(damaged(format!("names the shard '{}', which is not there", Outside::new(shard))));
             }
             self.files.push(shard.to_owned());
         }
@@ -140,7 +129,8 @@ fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -
         return Ok(Choice { head: files[0].clone(), files: files.clone(), index: None, why });
     }
     let has = |file: &str| names.iter().any(|name| name == file);
-    let mut files: Vec<String> = BESIDE.iter().filter(|file| has(file)).map(|file| (*file).to_owned()).collect();
+    let mut files: Vec<String> =
+        BESIDE_WEIGHTS.iter().filter(|file| has(file)).map(|file| (*file).to_owned()).collect();
     if has("config.json") && has(INDEX) {
         files.push(INDEX.into());
         return Ok(Choice { head: String::new(), files, index: Some(INDEX.into()), why: None });
@@ -172,23 +162,6 @@ fn is_checkpoint(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let first = numbered(&file).is_none_or(|(_, number, _)| number == 1);
     is_gguf(&file) && first && !file.contains("mmproj") && !file.contains("imatrix") && !file.starts_with("ggml-vocab")
-}
-
-/// All parts of the checkpoint that a file belongs to, or the file alone.
-pub fn parts(name: &str) -> Vec<String> {
-    match numbered(name) {
-        Some((stem, _, count)) => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
-        None => vec![name.to_owned()],
-    }
-}
-
-/// `STEM-00002-of-00005.gguf`.
-fn numbered(name: &str) -> Option<(&str, u32, u32)> {
-    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    let digits = |text: &str| (text.len() == 5).then(|| text.parse::<u32>().ok()).flatten();
-    let (number, count) = (digits(number)?, digits(count)?);
-    ((1..=count).contains(&number) && count as usize <= SHARDS_MAX).then_some((stem, number, count))
 }
 
 /// The place of a file's quantization among [`QUANTS`].

@@ -25,6 +25,7 @@ use super::{
     error::cleaned,
     remote::{Digest, Remote},
 };
+use pensieve_protocol::outside::Outside;
 
 const ANSWER_BYTES_MAX: u64 = 32 << 20;
 const ANSWER_FAILURES_MAX: u32 = 3;
@@ -259,7 +260,7 @@ fn certificates() -> Result<Option<RootCerts>, HubError> {
         })
         .collect();
     if roots.is_empty() {
-        let message = format!("SSL_CERT_FILE '{}' holds no certificate", path.display());
+        let message = format!("SSL_CERT_FILE '{}' holds no certificate", Outside::path(&path));
         return Err(HubError::new(HubErrorKind::Usage, message).help("correct or unset it"));
     }
     Ok(Some(RootCerts::from(roots)))
