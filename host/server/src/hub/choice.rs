@@ -1,7 +1,18 @@
-//! Which files of a repository make up a checkpoint, and which checkpoint is meant where none is named. Pure: it sees names.
+//! Which files of a repository make up a checkpoint, and which checkpoint is meant where none is named. It sees names, and the
+//! index that names shards.
 
-use serde_json::Value;
-use std::collections::BTreeSet;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    fmt,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 use super::{HubError, HubErrorKind, HubName};
 use pensieve_protocol::{
@@ -20,6 +31,8 @@ const QUANTS: [&str; 32] = [
 const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 1000;
+/// The largest there are name a hundred thousand tensors, in a tenth of this.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
 const LISTED_MAX: usize = 12;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,21 +79,75 @@ impl Choice {
 
     pub(super) fn add_shards(&mut self, index: &[u8], names: &[String]) -> Result<(), HubError> {
         let damaged = |what: String| HubError::new(HubErrorKind::Damaged, format!("'{INDEX}' {what}"));
-        let index: Value = serde_json::from_slice(index).map_err(|error| damaged(format!("is not JSON: {error}")))?;
-        let map = index["weight_map"].as_object().ok_or_else(|| damaged("has no weight_map".into()))?;
-        let shards: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
-        if shards.is_empty() || shards.len() > SHARDS_MAX {
-            return Err(damaged(format!("names {} shards", shards.len())));
+        let index: Index =
+            serde_json::from_slice(index).map_err(|error| damaged(format!("is no index of shards: {error}")))?;
+        let Shards(shards) = index.weight_map;
+        if shards.is_empty() {
+            return Err(damaged("names no shards".into()));
         }
         for shard in shards {
             // Only what the repository lists is ever asked for or opened, and those names are checked.
-            if !names.iter().any(|name| name == shard) {
+            if !names.contains(&shard) {
                 return Err(damaged(format!("names the shard '{}', which is not there", Outside::new(shard))));
             }
-            self.files.push(shard.to_owned());
+            self.files.push(shard);
         }
         Ok(())
     }
+}
+
+/// The shards that an index names. It names every tensor, of which nothing is kept.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Shards,
+}
+
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Shards;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("names of tensors with those of their files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+                let mut shards = BTreeSet::new();
+                while let Some((_, shard)) = map.next_entry::<IgnoredAny, Cow<'_, str>>()? {
+                    if !shards.contains(&*shard) {
+                        shards.insert(shard.into_owned());
+                    }
+                    if shards.len() > SHARDS_MAX {
+                        return Err(A::Error::custom(format!("it names more than {SHARDS_MAX} shards")));
+                    }
+                }
+                Ok(Shards(shards))
+            }
+        }
+        deserializer.deserialize_map(Reader)
+    }
+}
+
+/// Refuses an index that is too long to be one, before it is downloaded.
+pub(super) fn check_index(name: &str, bytes: u64) -> Result<(), HubError> {
+    if bytes <= INDEX_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("'{name}' has {bytes} bytes, more than the {INDEX_BYTES_MAX} that are read");
+    Err(HubError::new(HubErrorKind::Damaged, message).help("tell its owner"))
+}
+
+pub(super) fn read_index(path: &Path) -> Result<Vec<u8>, HubError> {
+    let failed = |error: io::Error| HubError::file(path, &error);
+    let file = File::open(path).map_err(failed)?;
+    check_index(INDEX, file.metadata().map_err(failed)?.len())?;
+    let mut text = Vec::new();
+    file.take(INDEX_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 /// The GGUF checkpoints of a repository, each with all of its parts, in the order of preference.
@@ -266,6 +333,10 @@ mod tests {
                 "{index}"
             );
         }
+        let many: Vec<String> = (0..=SHARDS_MAX).map(|shard| format!("\"t{shard}\": \"{shard}\"")).collect();
+        let many = format!("{{\"weight_map\": {{{}}}}}", many.join(","));
+        assert!(choice.add_shards(many.as_bytes(), &names).unwrap_err().message.contains("more than 1000 shards"));
+        assert!(check_index(INDEX, 20 << 30).is_err() && check_index(INDEX, 20 << 20).is_ok());
         let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];
         check("hf:o/r", &names, Ok(("", &["adapter_config.json", "adapter_model.safetensors"])));
         check("hf:o/r", &["README.md", "config.json", "model.bin"], Err("holds no checkpoint"));

@@ -4,12 +4,17 @@
 //! `42` the number from `42` the text.
 
 use serde_json::{Map, Value};
+use std::{cell::Cell, collections::HashSet};
 
 use super::{literal::Literal, pieces::escape};
 use crate::chat::Tool;
 
 /// References and branches are followed so deep.
 const DEPTH_MAX: usize = 16;
+/// Schemas that are looked at for one value, and for all values of a tool. Branches that each lead back to all of them are more
+/// than anyone can walk; what is not looked at may be anything.
+const SCHEMAS_MAX: usize = 1000;
+const SCHEMAS_OF_TOOL_MAX: usize = 10_000;
 
 /// A tool as its calls are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +30,14 @@ pub(super) struct Types(u8);
 impl Signature {
     pub fn of(tool: &Tool) -> Self {
         let properties = tool.schema.get("properties").and_then(Value::as_object);
-        let of = |(key, schema): (&String, &Value)| (key.clone(), Types::of(schema, &tool.schema));
+        let left = Cell::new(SCHEMAS_OF_TOOL_MAX);
+        let of = |(key, schema): (&String, &Value)| {
+            let limit = Cell::new(left.get().min(SCHEMAS_MAX));
+            let given = limit.get();
+            let types = Types::within(schema, &tool.schema, DEPTH_MAX, &limit);
+            left.set(left.get() - (given - limit.get()));
+            (key.clone(), types)
+        };
         Self { name: tool.name.clone(), parameters: properties.into_iter().flatten().map(of).collect() }
     }
 
@@ -46,18 +58,21 @@ impl Types {
 
     /// What fits a schema, as far as that is plain to see.
     pub fn of(schema: &Value, root: &Value) -> Self {
-        Self::within(schema, root, DEPTH_MAX)
+        Self::within(schema, root, DEPTH_MAX, &Cell::new(SCHEMAS_MAX))
     }
 
-    fn within(schema: &Value, root: &Value, depth: usize) -> Self {
+    fn within(schema: &Value, root: &Value, depth: usize, left: &Cell<usize>) -> Self {
         let Some((schema, depth)) = schema.as_object().zip(depth.checked_sub(1)) else { return Self::ANY };
+        let Some(fewer) = left.get().checked_sub(1) else { return Self::ANY };
+        left.set(fewer);
         let union = |types: &mut dyn Iterator<Item = Self>| types.fold(Self(0), |all, one| Self(all.0 | one.0));
-        let branches =
-            |of: &Value| of.as_array().map(|all| union(&mut all.iter().map(|one| Self::within(one, root, depth))));
+        let branches = |of: &Value| {
+            of.as_array().map(|all| union(&mut all.iter().map(|one| Self::within(one, root, depth, left))))
+        };
         let keyword = |name: &str| schema.get(name);
         let mut types = Self::ANY;
         if let Some(target) = keyword("$ref").and_then(Value::as_str).and_then(|target| resolve(target, root)) {
-            types = types.and(Self::within(target, root, depth));
+            types = types.and(Self::within(target, root, depth, left));
         }
         if let Some(value) = keyword("const") {
             types = types.and(Self::of_value(value));
@@ -76,7 +91,7 @@ impl Types {
             types = keyword(name).and_then(branches).map_or(types, |found| types.and(found));
         }
         for part in keyword("allOf").and_then(Value::as_array).into_iter().flatten() {
-            types = types.and(Self::within(part, root, depth));
+            types = types.and(Self::within(part, root, depth, left));
         }
         if types == Self::ANY && schema.contains_key("properties") { Self::OBJECT } else { types }
     }
@@ -142,8 +157,38 @@ pub(super) fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value>
 }
 
 /// The properties of an object's schema, and which of them must be there.
-pub(super) fn properties(schema: &Value) -> (Option<&Map<String, Value>>, Vec<&str>) {
+pub(super) fn properties(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
     let properties = schema.get("properties").and_then(Value::as_object).filter(|fields| !fields.is_empty());
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     (properties, required.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::time::{Duration, Instant};
+
+    fn of(schema: Value) -> Types {
+        let tool = Tool { schema: json!({"properties": {"x": schema}}), ..Tool::default() };
+        Signature::of(&tool).types("x")
+    }
+
+    #[test]
+    fn branches_that_lead_back_to_each_other_cost_no_time() {
+        let back = vec![json!({"$ref": "#/properties/x"}); 100];
+        for schema in [json!({"anyOf": back}), json!({"allOf": back}), json!({"oneOf": back, "allOf": back})] {
+            let began = Instant::now();
+            assert_eq!(of(schema), Types::ANY);
+            assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        }
+        let mut many: Map<String, Value> =
+            (0..10_000).map(|n| (format!("p{n}"), json!({"$ref": "#/properties/x"}))).collect();
+        many.insert("x".into(), json!({ "anyOf": back }));
+        let began = Instant::now();
+        Signature::of(&Tool { schema: json!({ "properties": many }), ..Tool::default() });
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+        assert_eq!(of(json!({"anyOf": [{"type": "string"}, {"type": "null"}]})), Types(Types::TEXT.0 | Types::NULL.0));
+        assert_eq!(of(json!({"allOf": [{"anyOf": [{"type": "integer"}]}]})), Types::NUMBER);
+    }
 }

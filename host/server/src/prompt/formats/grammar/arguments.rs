@@ -21,6 +21,7 @@ use pensieve_protocol::grammar::{Grammar, Part};
 /// The longest schema that is enforced, and how long all of them together may be; the engine takes no more.
 const SCHEMA_BYTES_MAX: usize = 256 << 10;
 const SCHEMAS_BYTES_MAX: usize = 2 << 20;
+const WRITTEN_BYTES_MAX: usize = 4 * SCHEMAS_BYTES_MAX;
 /// Once a frame has this many bytes, further tools may have any arguments, and further parts are any value.
 const FRAME_BYTES_MAX: usize = 24 << 10;
 const PARTS_MAX: usize = 768;
@@ -34,6 +35,8 @@ pub(super) struct Writer<'a> {
     parts: Vec<Part>,
     known: HashMap<String, usize>,
     schemas_room: usize,
+    /// Bytes of schemas that were written for properties, whether they became parts or not.
+    written: usize,
     has_tags: bool,
     has_literals: bool,
 }
@@ -43,7 +46,7 @@ impl<'a> Writer<'a> {
         let parts = answer.cloned().into_iter().collect();
         let (lines, known) = (String::new(), HashMap::new());
         let schemas_room = SCHEMAS_BYTES_MAX;
-        Self { markers, lines, parts, known, schemas_room, has_tags: false, has_literals: false }
+        Self { markers, lines, parts, known, schemas_room, written: 0, has_tags: false, has_literals: false }
     }
 
     pub fn line(&mut self, line: &str) {
@@ -87,7 +90,7 @@ impl<'a> Writer<'a> {
         let fields = fields.filter(|_| self.has_room());
         for (place, (key, schema)) in fields.into_iter().flatten().enumerate() {
             let head = self.markers.lark(&format!("{}{key}{}", tags.key, tags.key_end));
-            let tail = self.tagged(tool, schema, tags);
+            let tail = if self.has_room() { self.tagged(tool, schema, tags) } else { "text".to_owned() };
             self.line(&format!("p{index}x{place}: {head} {value} {tail}"));
             let is_required = required.contains(&key.as_str());
             arguments +=
@@ -149,6 +152,10 @@ impl<'a> Writer<'a> {
 
     /// A property's value as JSON; none where there is no room for its schema.
     fn value_part(&mut self, tool: &Tool, schema: &Value) -> Option<usize> {
+        // Each property's schema is written with all definitions, of which a client may send many.
+        if self.parts.len() >= PARTS_MAX || self.written >= WRITTEN_BYTES_MAX {
+            return None;
+        }
         let mut schema = schema.clone();
         let fields = schema.as_object_mut()?;
         for name in ["$defs", "definitions"] {
@@ -158,10 +165,11 @@ impl<'a> Writer<'a> {
             }
         }
         let text = schema.to_string();
+        self.written += text.len();
         if let Some(part) = self.known.get(&text) {
             return Some(*part);
         }
-        if self.parts.len() >= PARTS_MAX || text.len() > self.schemas_room.min(SCHEMA_BYTES_MAX) {
+        if text.len() > self.schemas_room.min(SCHEMA_BYTES_MAX) {
             return None;
         }
         self.schemas_room -= text.len();
