@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{fs, path::Path, thread};
+use std::{fs, path::Path};
 
 use pensieve_fuzz::{Target, files};
 use pensieve_protocol::{
@@ -79,20 +79,11 @@ fn damaged_frames_of_workers_and_prompt_processes_are_messages_or_errors() {
     corpus.push(body(&Question::Conversation { conversation: Box::new(conversation), tools_in_words: None }));
     corpus.push(body(&Answer::Tokens(vec![1, 1000, 1_000_000])));
     let target = Target { name: "frames", corpus, memory_max: 64 << 20, input_max: 64 << 10 };
-    let read_all = |bytes: &[u8]| {
-        let all = [
-            read::<Report>("report", bytes),
-            read::<Command>("command", bytes),
-            read::<Question>("question", bytes),
-            read::<Answer>("answer", bytes),
-        ];
-        all.join("; ")
-    };
+    target.run(|bytes| [read::<Report>("report", bytes), read::<Answer>("answer", bytes)].join("; "));
     // Grammars have grammars in them. Only the server sends any, and none that is deep; damaged ones take a stack as that of
     // prompt processes.
-    thread::scope(|scope| {
-        let builder = thread::Builder::new().stack_size(STACK_BYTES);
-        builder.spawn_scoped(scope, || target.run(read_all)).unwrap().join().unwrap();
+    target.run_on(STACK_BYTES, |bytes| {
+        [read::<Command>("command", bytes), read::<Question>("question", bytes)].join("; ")
     });
 }
 
