@@ -92,7 +92,7 @@ impl Check {
         let arguments = [&arguments[..], &["--".into(), self.file.clone().into()]].concat();
         hide_from_children();
         let asked = super::runtime()?.block_on(async {
-            child::ask(&program()?, &arguments, &inspection(&self.file), INSPECTION_TIME_MAX).await
+            child::inspect(&program()?, &arguments, &inspection(&self.file), INSPECTION_TIME_MAX).await
         });
         let name = Outside::path(&self.file);
         match asked {

@@ -60,7 +60,7 @@ pub(super) async fn inspect(
     let arguments = ["plugins", "check", "--json"].map(OsString::from);
     let arguments = arguments.into_iter().chain([copy.path().into()]).collect::<Vec<_>>();
     let policy = fence::inspection(copy.path());
-    let refusal = match child::ask(&settings.program, &arguments, &policy, settings.limits.inspection).await {
+    let refusal = match child::inspect(&settings.program, &arguments, &policy, settings.limits.inspection).await {
         Ok(Checked::Manifest(manifest)) => {
             let plugin = Plugin { file: found.path, manifest, copy };
             return Inspected::Knowledge(Knowledge::Plugin(Arc::new(plugin)));
