@@ -44,7 +44,7 @@ const LINK_CHARS_SHOWN: usize = 300;
 /// with the parts that it was split into. A source that is not there is returned as it is; its reader tells.
 pub fn readable(source: &Path) -> Result<Vec<PathBuf>, Failure> {
     let Ok(found) = source.canonicalize() else { return Ok(vec![source.to_path_buf()]) };
-    if found.is_dir() { folder(source, found) } else { file(source, found) }
+    if found.is_dir() { folder(source, &found) } else { file(source, &found) }
 }
 
 /// All parts of the GGUF file that one of them belongs to, or the file alone, by name.
@@ -69,10 +69,10 @@ fn is_named(name: &str) -> bool {
 }
 
 /// Links in folders further down lead nowhere: the fence lets through what is named here and what lies in the folder.
-fn folder(source: &Path, found: PathBuf) -> Result<Vec<PathBuf>, Failure> {
-    let blobs = blobs(&found);
-    let mut readable = vec![found.clone()];
-    let entries = fs::read_dir(&found).map_err(|error| unread(source, &error))?;
+fn folder(source: &Path, found: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let blobs = blobs(found);
+    let mut readable = vec![found.to_path_buf()];
+    let entries = fs::read_dir(found).map_err(|error| unread(source, &error))?;
     for (place, entry) in entries.enumerate() {
         let entry = entry.map_err(|error| unread(source, &error))?;
         let name = entry.file_name();
@@ -88,7 +88,7 @@ fn folder(source: &Path, found: PathBuf) -> Result<Vec<PathBuf>, Failure> {
         }
         // A link to nothing, or to itself, can be read by nobody.
         let Ok(end) = path.canonicalize() else { continue };
-        let is_inside = end.starts_with(&found);
+        let is_inside = end.starts_with(found);
         let is_blob = blobs.as_deref().is_some_and(|blobs| end.parent() == Some(blobs));
         if !is_inside && !is_blob {
             return Err(leads_out(&path, &end, "the checkpoint's folder"));
@@ -109,12 +109,12 @@ fn folder(source: &Path, found: PathBuf) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// A file that the user has named may itself be a link. What is read beside it lies where it does, or where its end does.
-fn file(source: &Path, found: PathBuf) -> Result<Vec<PathBuf>, Failure> {
+fn file(source: &Path, found: &Path) -> Result<Vec<PathBuf>, Failure> {
     if !found.is_file() {
         return Err(irregular(source));
     }
     let name = source.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let mut readable = vec![found.clone()];
+    let mut readable = vec![found.to_path_buf()];
     if !name.ends_with(".gguf") {
         return Ok(readable);
     }

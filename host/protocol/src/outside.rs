@@ -37,7 +37,7 @@ impl<'a> Outside<'a> {
 impl fmt::Display for Outside<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let end = self.text.char_indices().nth(self.chars_max).map(|(end, _)| end);
-        escape(f, &self.text[..end.unwrap_or(self.text.len())], |letter| is_hidden(letter))?;
+        escape(f, &self.text[..end.unwrap_or(self.text.len())], is_hidden)?;
         if end.is_some() { f.write_str("…") } else { Ok(()) }
     }
 }

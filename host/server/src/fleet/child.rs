@@ -210,7 +210,8 @@ impl RunningChild {
         let mut line = Vec::new();
         let answered = async {
             self.stdout.read_until(b'\n', &mut line).await.ok();
-            if line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
+            let is_cut = line.last() != Some(&b'\n') && self.stdout.get_ref().limit() == 0;
+            if is_cut || line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
         };
         match timeout(deadline, answered).await {
             Err(_) => Err(ChildError::TimedOut(deadline)),
