@@ -127,7 +127,7 @@ impl Check {
         }
         let computing = (is_computed && !self.json).then(Spinner::new);
         if let Some(spinner) = &computing {
-            spinner.at("having transformers compute a reference".into());
+            spinner.at("having transformers compute a reference");
         }
         let computed = source.as_deref().filter(|_| is_computed).map(reference::compute).transpose()?;
         drop(computing);

@@ -184,9 +184,9 @@ impl Spinner {
         Self(bar)
     }
 
-    pub(super) fn at(&self, what: String) {
+    pub(super) fn at(&self, what: &str) {
         if let Some(bar) = &self.0 {
-            bar.set_message(outside::lines(&what).into_owned());
+            bar.set_message(Outside::new(what).to_string());
         }
     }
 

@@ -108,7 +108,7 @@ impl LawMonitor {
             }
             LawEvent::Tries { law } => {
                 if let Some(spinner) = &self.spinner {
-                    spinner.at(format!("trying '{law}'"));
+                    spinner.at(&format!("trying '{law}'"));
                 }
                 self.law = Some(law);
             }
