@@ -30,8 +30,9 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use tokio::runtime::{Builder, Runtime};
 
-use error::{CliError, end};
+use error::CliError;
 use pensieve_server::fleet::Fleet;
+use terminal::end;
 
 /// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
 /// adapter formats are plugins.

@@ -17,12 +17,12 @@ use clap::{ArgGroup, Args};
 
 use super::{
     common_args,
-    error::{CliError, CliResult, Exit, end},
+    error::{CliError, CliResult, Exit},
     laws::LawOptions,
     progress::Spinner,
     reference::{self, Computed, TRANSFORMERS},
     reply::Reply,
-    terminal::tell,
+    terminal::{end, tell},
 };
 use crate::config::units::Amount;
 use monitor::{LawMonitor, further, provides};

@@ -1,19 +1,14 @@
 //! How the program ends: a code for scripts, and one line for people.
 
-use super::terminal::tell;
 use serde::{Deserialize, Serialize};
-use std::{fmt, process::ExitCode};
+use std::fmt;
 
 use crate::config::ConfigError;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    outside::Outside,
     refusal::Refusal,
 };
 use pensieve_server::hub::{HubError, HubErrorKind};
-
-/// Characters of a line. What is longer repeats something from outside.
-const LINE_CHARS_MAX: usize = 8192;
 
 /// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,19 +51,6 @@ impl CliError {
             _ => Exit::Failed,
         };
         Self::new(exit, format!("{what}: {error}"))
-    }
-}
-
-/// Says what went wrong, if something did.
-pub(super) fn end(outcome: CliResult) -> ExitCode {
-    let Err(error) = outcome else { return ExitCode::SUCCESS };
-    tell_all(&error);
-    ExitCode::from(error.exit as u8)
-}
-
-pub(super) fn tell_all(error: &CliError) {
-    for line in &error.lines {
-        tell(format_args!("pensieve: {}", Outside::new(line).at_most(LINE_CHARS_MAX)));
     }
 }
 

@@ -29,11 +29,11 @@ use tokio::{
 
 use super::{
     common_args::{CommonArgs, ResolvedConfig},
-    error::{CliError, Exit, end},
+    error::{CliError, Exit},
     log,
     serve::bind,
     shell_integration::word,
-    terminal::{self, tell},
+    terminal::{self, end, tell},
 };
 use clients::{Client, Endpoint, Setup};
 use pensieve_protocol::outside::Outside;

@@ -4,10 +4,27 @@
 use std::{
     fmt::Display,
     io::{self, IsTerminal, Write},
+    process::ExitCode,
 };
 
 use super::error::{CliError, CliResult};
-use pensieve_protocol::outside;
+use pensieve_protocol::outside::{self, Outside};
+
+/// Characters of a line. What is longer repeats something from outside.
+const LINE_CHARS_MAX: usize = 8192;
+
+/// Says what went wrong, if something did.
+pub(super) fn end(outcome: CliResult) -> ExitCode {
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    tell_all(&error);
+    ExitCode::from(error.exit as u8)
+}
+
+pub(super) fn tell_all(error: &CliError) {
+    for line in &error.lines {
+        tell(format_args!("pensieve: {}", Outside::new(line).at_most(LINE_CHARS_MAX)));
+    }
+}
 
 /// Prints lines to standard output; a closed pipe is an error.
 pub(super) fn print(text: &str) -> CliResult {

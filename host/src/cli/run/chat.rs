@@ -13,10 +13,7 @@ use tokio::{
     sync::mpsc::{self, Receiver},
 };
 
-use super::super::{
-    error::tell_all,
-    terminal::{say, tell, tell_part},
-};
+use super::super::terminal::{say, tell, tell_all, tell_part};
 use super::{CliError, CliResult, Completion, PROMPT_BYTES_MAX, Run};
 use pensieve_server::{
     chat::{Part, Request, Role, Turn},
