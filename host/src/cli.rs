@@ -23,14 +23,16 @@ mod reply;
 mod run;
 mod serve;
 mod shell_integration;
+mod terminal;
 mod worker;
 
 use clap::{Parser, Subcommand};
-use std::{io::Write, process::ExitCode};
+use std::process::ExitCode;
 use tokio::runtime::{Builder, Runtime};
 
-use error::{CliError, CliResult, end};
+use error::CliError;
 use pensieve_server::fleet::Fleet;
+use terminal::end;
 
 /// A local inference host: Anthropic's and OpenAI's APIs for models on this machine, whose architectures, samplers and
 /// adapter formats are plugins.
@@ -100,18 +102,6 @@ pub fn run() -> ExitCode {
         Verb::Prompt(prompt) => prompt.run(),
         Verb::Worker(worker) => worker.run(),
     }
-}
-
-/// Prints a text to standard output and flushes it; a closed pipe is an error.
-fn print(text: impl AsRef<[u8]>) -> CliResult {
-    let mut stdout = std::io::stdout().lock();
-    let written = stdout.write_all(text.as_ref()).and_then(|()| stdout.flush());
-    written.map_err(|error| CliError::system("standard output", &error))
-}
-
-/// The same with the end of its line.
-fn say(text: &str) -> CliResult {
-    print(format!("{text}\n"))
 }
 
 /// The samplers of the plugins at hand.

@@ -26,7 +26,7 @@ pub use server::{ServerSettings, listen_address};
 pub use source::Source;
 pub use variables::{VARIABLES, Variable, apply};
 
-use pensieve_protocol::wire;
+use pensieve_protocol::{outside::Outside, wire};
 use pensieve_server::fleet;
 use reader::{Document, Section};
 
@@ -121,7 +121,7 @@ impl Config {
     /// Reads, and tells every key that there is, as `section.key`.
     fn read_with_keys(text: &str, file: &Path, home: &Path) -> Result<(Self, BTreeSet<String>), ConfigError> {
         let document = Document::new(text);
-        let name = |line: String| format!("{}: {line}", file.display());
+        let name = |line: String| format!("{}: {line}", Outside::path(&file));
         let table = DeTable::parse(text).map_err(|error| {
             let line = error.span().map(|span| format!(", line {}", document.line(&span))).unwrap_or_default();
             ConfigError {

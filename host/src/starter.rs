@@ -3,6 +3,7 @@
 //! It is part of the binary, as that is the one file which is always there. Workers map files, so it is written to the home
 //! once, and again when it is another one.
 
+use pensieve_protocol::outside::Outside;
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -24,7 +25,7 @@ fn unpack(bytes: &[u8], folder: &Path) -> io::Result<PathBuf> {
         return Err(io::Error::new(io::ErrorKind::NotFound, what));
     }
     let path = folder.join("pensieve-starter.gguf");
-    let name = |error: io::Error| io::Error::new(error.kind(), format!("'{}': {error}", path.display()));
+    let name = |error: io::Error| io::Error::new(error.kind(), format!("'{}': {error}", Outside::path(&path)));
     let is_there = path.metadata().is_ok_and(|there| there.len() == bytes.len() as u64);
     if is_there && fs::read(&path).is_ok_and(|there| there == bytes) {
         return Ok(path);

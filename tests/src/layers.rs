@@ -20,9 +20,10 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
     (
         "host/protocol",
         &[
-            &["path_policy", "prompt", "questions", "wire"],
+            &["checkpoint_files", "path_policy", "prompt", "questions", "wire"],
             &["job"],
             &["card", "checkpoint", "conversation", "fence", "grammar", "manifest", "refusal", "share", "vocabulary"],
+            &["outside"],
         ],
     ),
 ];

@@ -41,6 +41,7 @@ mod fleet;
 mod grammars;
 mod http;
 mod layers;
+mod links;
 mod llama;
 mod loading;
 mod lora;

@@ -197,3 +197,74 @@ fn every_file_says_what_it_is_for() {
         }
     }
 }
+
+/// The code of a file without its unit tests and its comments.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.split("#[cfg(test)]\n#[allow").next().unwrap_or_default();
+    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+    text.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+fn is_test(path: &Path) -> bool {
+    path.iter().any(|part| part.to_str().is_some_and(|part| part.starts_with("tests") || part.ends_with("_tests.rs")))
+}
+
+#[test]
+fn the_command_line_writes_by_one_module_alone() {
+    // It escapes what comes from outside. A reply is a pipe to the server, and a progress bar gets escaped words.
+    let writes = [
+        "println!(",
+        "eprintln!(",
+        "print!(",
+        "eprint!(",
+        "stdout().lock",
+        "stderr().lock",
+        "io::stdout()",
+        "io::stderr()",
+    ];
+    for path in sources("host/src").into_iter().filter(|path| !is_test(path)) {
+        let writes_itself = code(&path).lines().any(|line| {
+            let line = line
+                .replace("stdio::", "")
+                .replace("io::stdout().is_terminal()", "")
+                .replace("io::stderr().is_terminal()", "");
+            writes.iter().any(|write| line.contains(write))
+        });
+        assert_eq!(
+            writes_itself,
+            path.ends_with("cli/terminal.rs"),
+            "{} writes to the terminal itself",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn no_path_is_shown_as_it_is() {
+    // What these make of a path is no text for people: a variable, a source as it was written, a key of a cache.
+    let others =
+        ["cli/launch/clients.rs", "cli/new.rs", "config/source.rs", "fleet/adapter_registry.rs", "fleet/probe.rs"];
+    for path in sources("host").into_iter().filter(|path| !is_test(path)) {
+        let shows = code(&path).contains(".display()");
+        let may = others.iter().any(|other| path.ends_with(other));
+        assert_eq!(shows, may, "{}: show paths by pensieve_protocol::outside::Outside", path.display());
+    }
+}
+
+#[test]
+fn what_the_sdk_reads_beside_weights_is_what_links_may_stand_for() {
+    let named = fs::read_to_string(root().join("host/protocol/src/checkpoint_files.rs")).unwrap();
+    let list = named.split("BESIDE_WEIGHTS").nth(1).unwrap().split("];").next().unwrap();
+    let mut seen = 0;
+    for path in ["tokenizer/folder.rs", "tokenizer/beside.rs", "config.rs"] {
+        let text = code(&root().join("sdk/src/weights").join(path));
+        let names = text.split('"').filter(|word| [".json", ".jinja", ".model"].iter().any(|end| word.ends_with(end)));
+        for name in names.filter(|name| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._".contains(&byte)))
+        {
+            seen += 1;
+            assert!(list.contains(&format!("\"{name}\"")) || name.contains(".huggingface."), "{path} reads '{name}'");
+        }
+    }
+    assert!(seen > 8, "{seen}");
+}

@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::outside::Outside;
+
 const NAME_BYTES_MAX: u64 = 512;
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
 /// How far into a GGUF file its name is looked for: behind a vocabulary, if need be.
@@ -29,16 +31,16 @@ pub enum CheckpointName {
 impl CheckpointName {
     /// Reads it out of a `.gguf` file or a folder with a `config.json`. The error is one line for a person.
     pub fn read(source: &Path) -> Result<Self, String> {
-        let metadata = source.metadata().map_err(|error| format!("'{}': {error}", source.display()))?;
+        let metadata = source.metadata().map_err(|error| format!("'{}': {error}", Outside::path(&source)))?;
         if metadata.is_dir() {
             let path = source.join("config.json");
             if !path.exists()
                 && let Some(file) = gguf_in(source)
             {
-                let help = format!("of the GGUF files in it, name one: '{}'", file.display());
-                return Err(format!("'{}': the folder has no config.json; {help}", source.display()));
+                let help = format!("of the GGUF files in it, name one: '{}'", Outside::path(&file));
+                return Err(format!("'{}': the folder has no config.json; {help}", Outside::path(&source)));
             }
-            return class(&path).map_err(|what| format!("'{}': {what}", path.display()));
+            return class(&path).map_err(|what| format!("'{}': {what}", Outside::path(&path)));
         }
         let gguf = open(source).and_then(|file| {
             architecture(&mut BufReader::new(file.take(HEADER_BYTES_MAX))).map_err(|error| match error.kind() {
@@ -46,7 +48,7 @@ impl CheckpointName {
                 _ => error.to_string(),
             })
         });
-        gguf.map(Self::Gguf).map_err(|what| format!("'{}': {what}", source.display()))
+        gguf.map(Self::Gguf).map_err(|what| format!("'{}': {what}", Outside::path(&source)))
     }
 
     pub fn as_str(&self) -> &str {

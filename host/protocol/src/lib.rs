@@ -6,11 +6,13 @@
 
 pub mod card;
 pub mod checkpoint;
+pub mod checkpoint_files;
 pub mod conversation;
 pub mod fence;
 pub mod grammar;
 pub mod job;
 pub mod manifest;
+pub mod outside;
 pub mod path_policy;
 pub mod prompt;
 pub mod questions;

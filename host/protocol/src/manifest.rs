@@ -1,9 +1,19 @@
 //! What a plugin provides, as plain data.
 //!
-//! A worker or an inspecting child copies it out of the plugin's memory and holds it to limits; the server routes by it and
-//! prints it without ever having mapped the library.
+//! A worker or an inspecting child copies it out of the plugin's memory; the server routes by it and prints it without ever
+//! having mapped the library. It prints these strings and puts ids into paths and metrics, so a plugin cannot choose them
+//! freely: names are short and of few letters, texts have no control characters, lists have an end. Both sides check that: the
+//! child to say what is wrong, the server because a plugin's code may have answered in the child's place.
 
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+
+use crate::outside::Outside;
+
+const NAME_LEN_MAX: usize = 64;
+const TEXT_LEN_MAX: usize = 512;
+const PROVIDERS_MAX: usize = 256;
+const CLAIMS_MAX: usize = 256;
 
 /// Who a plugin is and what it provides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,4 +41,78 @@ pub struct Claim {
     pub gguf: Vec<String>,
     /// Values in the `architectures` of a `config.json`.
     pub classes: Vec<String>,
+}
+
+impl Manifest {
+    /// Says which of a plugin's words breaks a rule.
+    pub fn check(&self) -> Result<(), String> {
+        if !is_name(&self.id, b"-") {
+            let id = quoted(&self.id);
+            return Err(format!("its id is {id}, not 1 to {NAME_LEN_MAX} of the characters a-z, 0-9 and '-'"));
+        }
+        text("version", &self.version, NAME_LEN_MAX)?;
+        text("description", &self.description, TEXT_LEN_MAX)?;
+        text("toolchain", &self.toolchain, TEXT_LEN_MAX)?;
+        text("sdk", &self.sdk, TEXT_LEN_MAX)?;
+        names("architecture", self.architectures.iter().map(|claim| &claim.architecture))?;
+        for claim in &self.architectures {
+            values(&claim.architecture, "GGUF names", &claim.gguf)?;
+            values(&claim.architecture, "class names", &claim.classes)?;
+        }
+        names("sampler", self.samplers.iter())?;
+        names("adapter format", self.adapter_formats.iter())
+    }
+}
+
+/// Names of providers: requests and configurations use them, so no two of a kind are equal.
+fn names<'a>(kind: &str, names: impl ExactSizeIterator<Item = &'a String>) -> Result<(), String> {
+    if names.len() > PROVIDERS_MAX {
+        return Err(format!("it lists {} {kind}s, more than {PROVIDERS_MAX}", names.len()));
+    }
+    let mut seen = HashSet::new();
+    for name in names {
+        if !is_name(name, b"-_.") {
+            let name = quoted(name);
+            return Err(format!(
+                "{kind} {name} is not named by 1 to {NAME_LEN_MAX} of the characters a-z, 0-9, '-', '_' and '.'"
+            ));
+        }
+        if !seen.insert(name) {
+            return Err(format!("{kind} '{name}' is listed twice"));
+        }
+    }
+    Ok(())
+}
+
+/// What an architecture claims: words of file formats, which the host only compares and prints.
+fn values(architecture: &str, what: &str, values: &[String]) -> Result<(), String> {
+    if values.len() > CLAIMS_MAX {
+        return Err(format!("architecture '{architecture}' claims {} {what}, more than {CLAIMS_MAX}", values.len()));
+    }
+    for value in values {
+        if value.is_empty() {
+            return Err(format!("architecture '{architecture}' has an empty value among its {what}"));
+        }
+        text(what, value, TEXT_LEN_MAX)?;
+    }
+    Ok(())
+}
+
+fn text(what: &str, text: &str, len_max: usize) -> Result<(), String> {
+    if text.len() > len_max {
+        return Err(format!("its {what} has {} bytes, more than {len_max}", text.len()));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(format!("its {what} {} has a control character", quoted(text)));
+    }
+    Ok(())
+}
+
+fn is_name(name: &str, besides: &[u8]) -> bool {
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || besides.contains(&byte);
+    (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(legal)
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", Outside::new(text).at_most(NAME_LEN_MAX))
 }

@@ -9,7 +9,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::job::{Failure, FailureCode};
+use crate::{
+    job::{Failure, FailureCode},
+    outside::Outside,
+};
 
 /// Files and folders of one adapter.
 const ENTRIES_MAX: usize = 4096;
@@ -22,7 +25,11 @@ pub fn check(path: &Path, folders: &[PathBuf]) -> Result<(), Failure> {
         // A dangling link cannot be read; the reader reports that.
         let Ok(end) = next.canonicalize() else { continue };
         if !roots.iter().any(|root| end.starts_with(root)) {
-            let message = format!("'{}' is a link that leads out of the folders of adapters", next.display());
+            let message = format!("'{}' is a link that leads out of the folders of adapters", Outside::path(&next));
+            return Err(Failure::new(FailureCode::Forbidden, message).with_help("put the file itself there"));
+        }
+        if !end.is_file() && !end.is_dir() {
+            let message = format!("'{}' is no regular file", Outside::path(&next));
             return Err(Failure::new(FailureCode::Forbidden, message).with_help("put the file itself there"));
         }
         let entries = fs::read_dir(&end).into_iter().flatten().flatten();
@@ -30,7 +37,7 @@ pub fn check(path: &Path, folders: &[PathBuf]) -> Result<(), Failure> {
             open.extend(entries.take(ENTRIES_MAX + 1).map(|entry| entry.path()));
         }
         if seen.len() + open.len() > ENTRIES_MAX {
-            let message = format!("'{}' holds more than {ENTRIES_MAX} files", path.display());
+            let message = format!("'{}' holds more than {ENTRIES_MAX} files", Outside::path(path));
             return Err(Failure::new(FailureCode::Invalid, message).with_help("name the adapter's own folder"));
         }
     }
@@ -67,6 +74,9 @@ mod tests {
             let failure = check(outside).unwrap_err();
             assert_eq!(failure.code, FailureCode::Forbidden, "{outside}: {failure}");
         }
+        assert!(std::process::Command::new("mkfifo").arg(at("also/pipe")).status().unwrap().success());
+        assert!(check("also").unwrap_err().message.ends_with("pipe' is no regular file"));
+        fs::remove_file(at("also/pipe")).unwrap();
         (0..=ENTRIES_MAX).for_each(|number| fs::write(at(&format!("open/plain/{number}")), "").unwrap());
         assert!(check("open/alias").unwrap_err().message.contains("more than 4096 files"));
     }

@@ -7,6 +7,8 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+use crate::outside::Outside;
+
 const TEXT_LEN_MAX: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +44,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Text on one line, of a bounded length.
+/// Text from outside on one line, of a bounded length.
 pub fn clean(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(TEXT_LEN_MAX).collect()
+    Outside::new(text).at_most(TEXT_LEN_MAX).to_string()
 }

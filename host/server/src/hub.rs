@@ -15,7 +15,6 @@ mod transfer;
 
 use std::{env, path::PathBuf, time::Duration};
 
-pub use choice::parts;
 pub use error::{HubError, HubErrorKind};
 pub use name::HubName;
 
@@ -147,7 +146,7 @@ impl Hub {
         let names = storage.files(&commit);
         let mut choice = Choice::of(name, &names, &|_| true).ok()?;
         if let Some(index) = choice.index.take() {
-            let text = std::fs::read(storage.snapshot(&commit).join(index)).ok()?;
+            let text = choice::read_index(&storage.snapshot(&commit).join(index)).ok()?;
             choice.add_shards(&text, &names).ok()?;
         }
         let whole = choice.files.iter().all(|file| names.contains(file));
@@ -216,10 +215,12 @@ impl Hub {
         let storage = Storage::new(&self.cache, name);
         storage.prepare(&listing.commit)?;
         let first = choice.files.clone();
+        if let Some(index) = &choice.index {
+            choice::check_index(index, listing.bytes(std::slice::from_ref(index)))?;
+        }
         self.bring(&client, name, &storage, &listing, &first, progress)?;
         if let Some(index) = choice.index.take() {
-            let text = std::fs::read(storage.snapshot(&listing.commit).join(&index))
-                .map_err(|error| HubError::file(&storage.snapshot(&listing.commit).join(&index), &error))?;
+            let text = choice::read_index(&storage.snapshot(&listing.commit).join(&index))?;
             choice.add_shards(&text, &names)?;
             self.bring(&client, name, &storage, &listing, &choice.files[first.len()..], progress)?;
         }

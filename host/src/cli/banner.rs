@@ -6,8 +6,13 @@ use std::{
 };
 use tokio::time::sleep;
 
-use super::{common_args::ResolvedConfig, progress::LoadProgress};
+use super::{
+    common_args::ResolvedConfig,
+    progress::LoadProgress,
+    terminal::{tell, tell_part},
+};
 use crate::config::units;
+use pensieve_protocol::outside::Outside;
 use pensieve_server::{
     fleet::{
         Fleet, ModelState,
@@ -36,7 +41,7 @@ pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, info: BannerInf
     if !std::io::stderr().is_terminal() {
         return;
     }
-    eprint!("{}", text(&fleet, address, &info).await);
+    tell_part(text(&fleet, address, &info).await);
     let (mut told, mut loading) = (HashSet::new(), LoadProgress::default());
     loop {
         let models = fleet.stats(false).await.models;
@@ -47,14 +52,14 @@ pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, info: BannerInf
         for model in models {
             let Some(loaded) = model.loaded.filter(|_| model.state == ModelState::Ready) else { continue };
             if told.insert((model.id.clone(), model.loads)) {
-                eprintln!(
+                tell(format_args!(
                     "model '{}' is on {}: {} of weights, {} for sequences of up to {} tokens",
                     model.id,
                     loaded.device,
                     units::bytes(loaded.weight_bytes),
                     units::bytes(loaded.state_bytes),
                     loaded.context
-                );
+                ));
             }
         }
         sleep(LOOK_EVERY).await;
@@ -63,7 +68,7 @@ pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, info: BannerInf
 
 async fn text(fleet: &Fleet, address: SocketAddr, info: &BannerInfo) -> String {
     let mut text = String::from("\n");
-    let file = info.file.as_ref().map_or_else(|| "none".into(), |file| file.display().to_string());
+    let file = info.file.as_ref().map_or_else(|| "none".into(), |file| Outside::path(&file).to_string());
     let _ = writeln!(text, "  configuration  {file}");
     for (place, model) in fleet.models().iter().enumerate() {
         let label = if place == 0 { "models" } else { "" };

@@ -21,6 +21,7 @@ use super::{
     common_args::{AdapterArgs, CommonArgs},
     error::{CliError, CliResult, Exit},
     progress::LoadProgress,
+    terminal::{self, tell},
 };
 use figures::{Round, Stream, median, quantile, rounded};
 use pensieve_protocol::{
@@ -136,24 +137,22 @@ impl Bench {
         }
         let reports =
             self.common.each_device().iter().map(|common| self.measure_on(common)).collect::<Result<Vec<_>, _>>()?;
-        let text = match reports.as_slice() {
-            [report] if self.json => json(report)?,
-            [report] => table(report),
-            reports if self.json => json(reports)?,
-            reports => devices::side_by_side(reports),
-        };
-        super::print(&text)
+        match reports.as_slice() {
+            [report] if self.json => terminal::say_json(&json(report)?),
+            [report] => terminal::print(&table(report)),
+            reports if self.json => terminal::say_json(&json(reports)?),
+            reports => terminal::print(&devices::side_by_side(reports)),
+        }
     }
 
     fn run_quality(&self, text: &Path) -> CliResult {
         let measure = |common: &CommonArgs| quality::measure(common, self.model.as_deref(), text, self.positions);
         let reports = self.common.each_device().iter().map(measure).collect::<Result<Vec<_>, _>>()?;
-        let text = match reports.as_slice() {
-            [report] if self.json => json(report)?,
-            reports if self.json => json(reports)?,
-            reports => reports.iter().map(quality::table).collect::<Vec<_>>().join("\n"),
-        };
-        super::print(&text)
+        match reports.as_slice() {
+            [report] if self.json => terminal::say_json(&json(report)?),
+            reports if self.json => terminal::say_json(&json(reports)?),
+            reports => terminal::print(&reports.iter().map(quality::table).collect::<Vec<_>>().join("\n")),
+        }
     }
 
     fn measure_on(&self, common: &CommonArgs) -> Result<Report, CliError> {
@@ -190,12 +189,12 @@ impl Bench {
         for &concurrency in &self.concurrency {
             let mut rounds = Vec::new();
             for number in 1..=self.rounds {
-                eprintln!("{concurrency} at once, round {number} of {}", self.rounds);
+                tell(format_args!("{concurrency} at once, round {number} of {}", self.rounds));
                 rounds.push(self.round(&fleet, model, &card, concurrency).await?);
             }
             let mut row = self.row(concurrency, &rounds);
             if let Some(prompt) = self.beside {
-                eprintln!("{concurrency} at once, beside a prompt of {prompt}");
+                tell(format_args!("{concurrency} at once, beside a prompt of {prompt}"));
                 row.beside = Some(self.beside(&fleet, model, &card, concurrency, prompt, row.gap_p50_ms).await?);
             }
             rows.push(row);
@@ -370,7 +369,7 @@ async fn loaded(fleet: &Fleet) -> wire::Loaded {
 
 fn json<T: Serialize + ?Sized>(reports: &T) -> Result<String, CliError> {
     let line = serde_json::to_string(reports).map_err(|error| CliError::system("the report", &error.into()))?;
-    Ok(line + "\n")
+    Ok(line)
 }
 
 fn table(report: &Report) -> String {

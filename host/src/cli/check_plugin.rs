@@ -17,15 +17,18 @@ use clap::{ArgGroup, Args};
 
 use super::{
     common_args,
-    error::{CliError, CliResult, Exit, end},
+    error::{CliError, CliResult, Exit},
     laws::LawOptions,
     progress::Spinner,
     reference::{self, Computed, TRANSFORMERS},
     reply::Reply,
+    terminal::{end, tell},
 };
 use crate::config::units::Amount;
 use monitor::{LawMonitor, further, provides};
-use pensieve_protocol::{manifest::Manifest, questions::Checked, refusal::Refusal};
+use pensieve_protocol::{
+    checkpoint_files::readable, manifest::Manifest, outside::Outside, questions::Checked, refusal::Refusal,
+};
 use pensieve_server::fleet::{
     child::{self, ChildError},
     fence::{hide_from_children, inspection},
@@ -75,8 +78,11 @@ impl Check {
             return check_for_programs(&self.file);
         }
         end(self.inspect().map(|manifest| {
-            drop(super::say(provides(&manifest).trim_end_matches('\n')));
-            eprintln!("it was opened and asked what it provides, and none of that was run{}", further(&manifest));
+            drop(super::terminal::say(provides(&manifest).trim_end_matches('\n')));
+            tell(format_args!(
+                "it was opened and asked what it provides, and none of that was run{}",
+                further(&manifest)
+            ));
         }))
     }
 
@@ -86,9 +92,9 @@ impl Check {
         let arguments = [&arguments[..], &["--".into(), self.file.clone().into()]].concat();
         hide_from_children();
         let asked = super::runtime()?.block_on(async {
-            child::ask(&program()?, &arguments, &inspection(&self.file), INSPECTION_TIME_MAX).await
+            child::inspect(&program()?, &arguments, &inspection(&self.file), INSPECTION_TIME_MAX).await
         });
-        let name = self.file.display();
+        let name = Outside::path(&self.file);
         match asked {
             Ok(Checked::Manifest(manifest)) => Ok(manifest),
             Ok(Checked::Refusal(refusal)) => {
@@ -105,18 +111,23 @@ impl Check {
         monitor.begin(&manifest);
         self.refuse_nothing(&manifest)?;
         for file in self.setting.adapter.iter().chain(&self.setting.formats) {
-            file.metadata().map_err(|error| CliError::system(format_args!("'{}'", file.display()), &error))?;
+            file.metadata().map_err(|error| CliError::system(format_args!("'{}'", Outside::path(&file)), &error))?;
         }
         let given = self.setting.reference.as_deref();
         let is_computed = given.is_some_and(|reference| reference.as_os_str() == TRANSFORMERS);
         if let Some(reference) = given.filter(|_| !is_computed) {
             let there = reference.metadata();
-            there.map_err(|error| CliError::system(format_args!("the reference '{}'", reference.display()), &error))?;
+            there.map_err(|error| {
+                CliError::system(format_args!("the reference '{}'", Outside::path(&reference)), &error)
+            })?;
         }
         let source = self.model.as_deref().map(common_args::locate_checkpoint).transpose()?;
+        for path in source.iter().chain(&self.setting.adapter) {
+            readable(path)?;
+        }
         let computing = (is_computed && !self.json).then(Spinner::new);
         if let Some(spinner) = &computing {
-            spinner.at("having transformers compute a reference".into());
+            spinner.at("having transformers compute a reference");
         }
         let computed = source.as_deref().filter(|_| is_computed).map(reference::compute).transpose()?;
         drop(computing);
@@ -199,7 +210,7 @@ fn check_for_programs(file: &Path) -> ExitCode {
         answer.send(&checked).map(|()| code)
     });
     answered.unwrap_or_else(|error| {
-        eprintln!("the answer cannot be written: {error}");
+        tell(format_args!("the answer cannot be written: {error}"));
         ExitCode::FAILURE
     })
 }

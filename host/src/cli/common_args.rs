@@ -10,11 +10,13 @@ use std::{
 use super::{
     error::{CliError, Exit},
     progress::DownloadProgress,
+    terminal::tell,
 };
 use crate::{
     config::{self, Artifact, Config, Model, Source},
     starter,
 };
+use pensieve_protocol::outside::Outside;
 use pensieve_server::{
     fleet::{self, check_adapter_name, default_budget},
     hub::Hub,
@@ -69,7 +71,7 @@ impl CommonArgs {
         let named = self.config.clone().or_else(|| variable("PENSIEVE_CONFIG").map(PathBuf::from));
         let config::LoadedFile { mut config, file, warnings } = config::find(named.as_deref(), &home)?;
         for warning in warnings {
-            eprintln!("pensieve: warning: {warning}");
+            tell(format_args!("pensieve: warning: {warning}"));
         }
         for (id, source) in models {
             let source = source_of(source)?;
@@ -187,7 +189,7 @@ impl ResolvedConfig {
 fn locate(source: &Source, artifact: Artifact<'_>, home: &Path, memory: u64) -> Result<PathBuf, CliError> {
     match source {
         Source::Path(path) => {
-            let absolute = std::path::absolute(path).map_err(|error| CliError::system(path.display(), &error))?;
+            let absolute = std::path::absolute(path).map_err(|error| CliError::system(Outside::path(&path), &error))?;
             match absolute.metadata() {
                 Ok(_) => Ok(absolute),
                 Err(error) => {
@@ -202,7 +204,7 @@ fn locate(source: &Source, artifact: Artifact<'_>, home: &Path, memory: u64) -> 
                             (format!("nothing of adapter '{name}'"), help)
                         }
                     };
-                    let line = format!("there is {what} at '{}': {error}; name {help}", path.display());
+                    let line = format!("there is {what} at '{}': {error}; name {help}", Outside::path(&path));
                     Err(CliError { lines: vec![line], ..CliError::system("", &error) })
                 }
             }

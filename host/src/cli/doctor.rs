@@ -15,6 +15,7 @@ use super::{
 use crate::config::{Config, Model, Source, units};
 use pensieve_protocol::{
     job::{Event, Failure, Job},
+    outside::Outside,
     wire::Loaded,
 };
 use pensieve_server::{
@@ -69,7 +70,7 @@ impl Doctor {
             Ok(resolved) => self.examine(&mut found, &resolved)?,
             Err(error) => error.lines.iter().for_each(|line| found.broken("configuration", line)),
         }
-        super::print(&found.text)?;
+        super::terminal::print(&found.text)?;
         match found.broken {
             0 => Ok(()),
             1 => Err(CliError::new(Exit::Failed, "something is broken, see !! above")),
@@ -80,7 +81,7 @@ impl Doctor {
     fn examine(&self, found: &mut Findings, resolved: &ResolvedConfig) -> CliResult {
         let config = &resolved.config;
         match &resolved.file {
-            Some(file) => found.good("configuration", &file.display().to_string()),
+            Some(file) => found.good("configuration", &Outside::path(&file).to_string()),
             None => found.good("configuration", "none; everything is as it comes"),
         }
         home(found, &config.home);
@@ -92,7 +93,7 @@ impl Doctor {
 }
 
 fn program(found: &mut Findings) {
-    let path = std::env::current_exe().map_or_else(|error| error.to_string(), |path| path.display().to_string());
+    let path = std::env::current_exe().map_or_else(|error| error.to_string(), |path| Outside::path(&path).to_string());
     let (system, machine) = (std::env::consts::OS, std::env::consts::ARCH);
     found.good("pensieve", &format!("{} for {system} on {machine}, {path}", env!("CARGO_PKG_VERSION")));
 }
@@ -116,9 +117,12 @@ fn home(found: &mut Findings, home: &Path) {
     let probe = home.join(format!(".doctor.{}", std::process::id()));
     let tried = fs::create_dir_all(home).and_then(|()| fs::write(&probe, "")).and_then(|()| fs::remove_file(&probe));
     match tried {
-        Ok(()) => found.good("home", &home.display().to_string()),
+        Ok(()) => found.good("home", &Outside::path(&home).to_string()),
         Err(error) => {
-            found.broken("home", &format!("'{}' cannot be written to: {error}; set PENSIEVE_HOME", home.display()));
+            found.broken(
+                "home",
+                &format!("'{}' cannot be written to: {error}; set PENSIEVE_HOME", Outside::path(&home)),
+            );
         }
     }
 }
@@ -151,9 +155,9 @@ fn caches(found: &mut Findings, config: &Config) {
     }
     for (what, folder) in folders {
         if folder.is_dir() {
-            found.good(what, &format!("{}, {}", folder.display(), units::bytes(bytes_below(&folder))));
+            found.good(what, &format!("{}, {}", Outside::path(&folder), units::bytes(bytes_below(&folder))));
         } else {
-            found.good(what, &format!("{}, empty", folder.display()));
+            found.good(what, &format!("{}, empty", Outside::path(&folder)));
         }
     }
 }
@@ -232,17 +236,17 @@ fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
         let files =
             folder.canonicalize().map(|path| states.iter().filter(|state| state.file.starts_with(&path)).count());
         match files {
-            Ok(1) => found.good("plugin folder", &format!("{}, 1 file", folder.display())),
-            Ok(count) => found.good("plugin folder", &format!("{}, {count} files", folder.display())),
+            Ok(1) => found.good("plugin folder", &format!("{}, 1 file", Outside::path(&folder))),
+            Ok(count) => found.good("plugin folder", &format!("{}, {count} files", Outside::path(&folder))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                found.odd("plugin folder", &format!("{} is not there, and need not be", folder.display()));
+                found.odd("plugin folder", &format!("{} is not there, and need not be", Outside::path(&folder)));
             }
-            Err(error) => found.broken("plugin folder", &format!("{}: {error}", folder.display())),
+            Err(error) => found.broken("plugin folder", &format!("{}: {error}", Outside::path(&folder))),
         }
     }
     let mut ready = 0;
     for state in &states {
-        let file = state.file.display();
+        let file = Outside::path(&state.file);
         match &state.status {
             Status::Ready { plugin } => {
                 ready += 1;
@@ -251,7 +255,7 @@ fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
             Status::Shadowed { plugin, by } => {
                 found.odd(
                     "plugin",
-                    &format!("{} {}, {file}: '{}' comes first", plugin.id, plugin.version, by.display()),
+                    &format!("{} {}, {file}: '{}' comes first", plugin.id, plugin.version, Outside::path(&by)),
                 );
             }
             Status::Rejected(refusal) => found.broken("plugin", &format!("{file}: {refusal}")),
@@ -260,7 +264,7 @@ fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
         }
     }
     if ready == 0 {
-        let folders: Vec<String> = folders.iter().map(|folder| format!("'{}'", folder.display())).collect();
+        let folders: Vec<String> = folders.iter().map(|folder| format!("'{}'", Outside::path(&folder))).collect();
         found.broken("plugins", &format!("none in {}; without one no model runs", folders.join(", ")));
     }
 }

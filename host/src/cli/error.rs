@@ -1,7 +1,7 @@
 //! How the program ends: a code for scripts, and one line for people.
 
 use serde::{Deserialize, Serialize};
-use std::{fmt, process::ExitCode};
+use std::fmt;
 
 use crate::config::ConfigError;
 use pensieve_protocol::{
@@ -52,15 +52,6 @@ impl CliError {
         };
         Self::new(exit, format!("{what}: {error}"))
     }
-}
-
-/// Says what went wrong, if something did.
-pub(super) fn end(outcome: CliResult) -> ExitCode {
-    let Err(error) = outcome else { return ExitCode::SUCCESS };
-    for line in &error.lines {
-        eprintln!("pensieve: {line}");
-    }
-    ExitCode::from(error.exit as u8)
 }
 
 impl From<ConfigError> for CliError {

@@ -8,13 +8,18 @@ mod clients;
 use clap::Args;
 use serde::Deserialize;
 use std::{
-    fs::{self, File},
-    os::unix::{fs::DirBuilderExt, process::ExitStatusExt},
+    fs::{self, File, OpenOptions, Permissions},
+    io::Write,
+    os::unix::{
+        fs::{OpenOptionsExt, PermissionsExt},
+        process::ExitStatusExt,
+    },
     path::{Path, PathBuf},
     process::{Command, ExitCode},
     sync::{Arc, Mutex},
     time::Duration,
 };
+use tempfile::TempDir;
 use tokio::{
     runtime::Runtime,
     signal::unix::{SignalKind, signal},
@@ -24,17 +29,21 @@ use tokio::{
 
 use super::{
     common_args::{CommonArgs, ResolvedConfig},
-    error::{CliError, Exit, end},
+    error::{CliError, Exit},
     log,
     serve::bind,
     shell_integration::word,
+    terminal::{self, end, tell},
 };
 use clients::{Client, Endpoint, Setup};
+use pensieve_protocol::outside::Outside;
 use pensieve_server::{fleet::Fleet, http::LOCAL_KEY, prompt::Chats};
 
 /// How long the server at the configured address may take to list its models.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
+/// Stands in a setup that is printed for the folder that its shell makes.
+const PRINTED_FOLDER: &str = "/dev/null/pensieve-launch";
 /// How long answers that still run have when the client has ended.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -86,9 +95,6 @@ struct OwnServer {
     running: JoinHandle<()>,
 }
 
-/// A folder that goes away with this value.
-struct TemporaryFolder(PathBuf);
-
 impl Launch {
     pub(super) fn run(self) -> ExitCode {
         match self.launch() {
@@ -100,10 +106,9 @@ impl Launch {
     fn launch(&self) -> Result<ExitCode, CliError> {
         let resolved = self.common.resolve(&[])?;
         if self.print {
-            let folder = std::env::temp_dir().join(format!("pensieve-launch-{}", self.client.program()));
             let endpoint = self.endpoint(&resolved)?.map_or_else(|| self.planned(&resolved), Ok)?;
-            let setup = self.client.setup(&endpoint, &folder);
-            super::print(script(self.client, &setup, &folder, &self.arguments))?;
+            let setup = self.client.setup(&endpoint, Path::new(PRINTED_FOLDER));
+            terminal::print_exact(&script(self.client, &setup, &self.arguments))?;
             return Ok(ExitCode::SUCCESS);
         }
         let program = find_program(self.client)?;
@@ -111,13 +116,15 @@ impl Launch {
             Some(endpoint) => (endpoint, None),
             None => self.serve().map(|(endpoint, own)| (endpoint, Some(own)))?,
         };
-        let folder = TemporaryFolder::new()?;
-        let setup = self.client.setup(&endpoint, &folder.0);
+        let folder = private_folder()?;
+        let setup = self.client.setup(&endpoint, folder.path());
         for (name, text) in &setup.files {
-            let path = folder.0.join(name);
-            fs::write(&path, text).map_err(|error| CliError::system(path.display(), &error))?;
+            let path = folder.path().join(name);
+            let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+            let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+            written.map_err(|error| CliError::system(Outside::path(&path), &error))?;
         }
-        eprintln!("{} on '{}' at {}", self.client.program(), endpoint.model, endpoint.base);
+        tell(format_args!("{} on '{}' at {}", self.client.program(), Outside::new(&endpoint.model), endpoint.base));
         let status = run_client(&program, &setup, &self.arguments);
         if let Some(own) = own {
             own.end();
@@ -142,7 +149,7 @@ impl Launch {
     fn planned(&self, resolved: &ResolvedConfig) -> Result<Endpoint, CliError> {
         let (_, model) = self.common.resolve_one(self.model.as_deref())?;
         let base = base_of(&resolved.config.server.listen[0]);
-        eprintln!("no server with this model is at {base} yet; 'pensieve serve' starts one");
+        tell(format_args!("no server with this model is at {base} yet; 'pensieve serve' starts one"));
         Ok(Endpoint { base, key: key_of(resolved), model, context: None })
     }
 
@@ -154,7 +161,7 @@ impl Launch {
         let home = &resolved.config.home;
         let path = home.join("launch.log");
         let file = fs::create_dir_all(home).and_then(|()| File::create(&path));
-        let file = file.map_err(|error| CliError::system(path.display(), &error))?;
+        let file = file.map_err(|error| CliError::system(Outside::path(&path), &error))?;
         log::begin(log::LogFormat::Text, &resolved.config.server.log, Mutex::new(file))
             .map_err(|what| CliError::new(Exit::Usage, what))?;
         let fleet = resolved.fleet()?;
@@ -170,7 +177,7 @@ impl Launch {
         let (stop, stopped) = oneshot::channel();
         let chats = Arc::new(Chats::new(fleet));
         let running = runtime.spawn(server.run(chats, async { drop(stopped.await) }));
-        eprintln!("no server is running; this one's log is '{}'", path.display());
+        tell(format_args!("no server is running; this one's log is '{}'", Outside::path(&path)));
         Ok((endpoint, OwnServer { runtime, stop, running }))
     }
 }
@@ -184,20 +191,11 @@ impl OwnServer {
     }
 }
 
-impl TemporaryFolder {
-    fn new() -> Result<Self, CliError> {
-        let path = std::env::temp_dir().join(format!("pensieve-launch-{}", std::process::id()));
-        let made = fs::DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|error| CliError::system(path.display(), &error))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for TemporaryFolder {
-    fn drop(&mut self) {
-        // It lies among temporary files, which the system clears.
-        let _ = fs::remove_dir_all(&self.0);
-    }
+/// A folder of this user alone, which goes away with the value. Other users write where it lies, so that its name is one that
+/// nobody can have taken beforehand.
+fn private_folder() -> Result<TempDir, CliError> {
+    let made = tempfile::Builder::new().prefix("pensieve-launch.").permissions(Permissions::from_mode(0o700)).tempdir();
+    made.map_err(|error| CliError::system("a temporary folder cannot be made", &error))
 }
 
 /// The URL of a server that listens there, as a client on this machine reaches it.
@@ -253,25 +251,35 @@ fn run_client(program: &Path, setup: &Setup, arguments: &[String]) -> Result<Exi
     for name in &setup.unset {
         command.env_remove(name);
     }
-    let status = command.status().map_err(|error| CliError::system(program.display(), &error))?;
+    let status = command.status().map_err(|error| CliError::system(Outside::path(program), &error))?;
     drop(interrupt);
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// What a shell would have to do to start the client by hand.
-fn script(client: Client, setup: &Setup, folder: &Path, arguments: &[String]) -> String {
+/// What a shell would have to do to start the client by hand. Files may hold the server's key, so that their folder gets a name
+/// that nobody knows before, and is this user's alone.
+fn script(client: Client, setup: &Setup, arguments: &[String]) -> String {
     let mut lines: Vec<String> = setup.unset.iter().map(|name| format!("unset {name}")).collect();
-    lines.extend(setup.variables.iter().map(|(name, value)| format!("export {name}={}", word(value))));
-    if !setup.files.is_empty() {
-        // The files may hold the server's key.
-        lines.push(format!("mkdir -p -m 700 {}", word(&folder.display().to_string())));
+    let values = setup.variables.iter().map(|(_, value)| value).chain(&setup.arguments);
+    if !setup.files.is_empty() || values.into_iter().any(|value| Path::new(value).starts_with(PRINTED_FOLDER)) {
+        lines.push(r#"PENSIEVE_LAUNCH=$(mktemp -d "${TMPDIR:-/tmp}/pensieve-launch.XXXXXXXXXX")"#.to_owned());
     }
+    lines.extend(setup.variables.iter().map(|(name, value)| format!("export {name}={}", printed(value))));
     for (name, text) in &setup.files {
-        let path = folder.join(name).display().to_string();
-        lines.push(format!("cat > {} <<'END_OF_FILE'\n{}\nEND_OF_FILE", word(&path), text.trim_end()));
+        let path = printed(&format!("{PRINTED_FOLDER}/{name}"));
+        lines.push(format!("(umask 077; cat > {path}) <<'END_OF_FILE'\n{}\nEND_OF_FILE", text.trim_end()));
     }
     let command = std::iter::once(client.program()).chain(setup.arguments.iter().chain(arguments).map(String::as_str));
-    lines.push(command.map(word).collect::<Vec<_>>().join(" "));
+    lines.push(command.map(printed).collect::<Vec<_>>().join(" "));
     lines.join("\n") + "\n"
+}
+
+/// A word for a shell, in which the folder is the one that the shell has made. Without one nothing is written or started.
+fn printed(value: &str) -> String {
+    match value.strip_prefix(PRINTED_FOLDER) {
+        Some("") => "\"${PENSIEVE_LAUNCH:?}\"".to_owned(),
+        Some(rest) if rest.starts_with('/') => format!("\"${{PENSIEVE_LAUNCH:?}}\"{}", word(rest)),
+        _ => word(value),
+    }
 }

@@ -29,6 +29,7 @@ use pensieve_protocol::{
     card::{Card, State},
     checkpoint::CheckpointName,
     manifest::{Claim, Manifest},
+    outside::Outside,
 };
 use pensieve_worker::plugin::{self, HostServices, LoadedPlugin};
 
@@ -267,7 +268,7 @@ pub(super) fn open(file: &Path) -> Result<LoadedPlugin, CliError> {
 /// A checkpoint as it crosses to a plugin.
 pub(super) fn source<'a>(checkpoint: &'a Path, options: &'a str) -> Result<Source<'a>, CliError> {
     let path = checkpoint.to_str().ok_or_else(|| {
-        CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", checkpoint.display()))
+        CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", Outside::path(&checkpoint)))
     })?;
     Ok(Source { path: path.into(), options: options.into() })
 }

@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 use super::{
     common_args::CommonArgs,
     error::{CliError, CliResult},
+    terminal,
 };
-use pensieve_protocol::manifest::Manifest;
+use pensieve_protocol::{manifest::Manifest, outside::Outside};
 use pensieve_server::fleet::plugins::{Limits, PluginFolder, PluginState, Settings, Status};
 
 #[derive(Args)]
@@ -30,27 +31,29 @@ impl List {
         settings.allow = config.plugins.allow;
         // Files that are being copied right now are not waited for longer than usual.
         settings.limits = Limits { settle: settings.limits.settle, ..config.plugins.limits };
-        let folders: Vec<String> = settings.folders.iter().map(|folder| format!("'{}'", folder.display())).collect();
+        let folders: Vec<String> =
+            settings.folders.iter().map(|folder| format!("'{}'", Outside::path(&folder))).collect();
         let states =
             super::runtime()?.block_on(async { PluginFolder::open(settings).await.map(|folder| folder.snapshot()) })?;
-        let text = if self.json {
+        if self.json {
             let line = serde_json::to_string(&states).map_err(|error| CliError::system("the list", &error.into()))?;
-            format!("{line}\n")
-        } else if states.is_empty() {
+            return terminal::say_json(&line);
+        }
+        let text = if states.is_empty() {
             format!("no plugins in {}\n", folders.join(", "))
         } else {
             states.iter().map(render).collect()
         };
-        super::print(&text)
+        terminal::print(&text)
     }
 }
 
 fn render(state: &PluginState) -> String {
-    let file = state.file.display();
+    let file = Outside::path(&state.file);
     match &state.status {
         Status::Ready { plugin } => provides(plugin, &format!("ready, {file}")),
         Status::Shadowed { plugin, by } => {
-            provides(plugin, &format!("not used, as '{}' comes first, {file}", by.display()))
+            provides(plugin, &format!("not used, as '{}' comes first, {file}", Outside::path(&by)))
         }
         Status::Rejected(refusal) => format!("{file}\n  rejected: {refusal}\n"),
         Status::Pending => format!("{file}\n  still being looked at\n"),

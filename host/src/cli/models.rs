@@ -10,6 +10,7 @@ use std::{
 use super::{
     common_args::CommonArgs,
     error::{CliError, CliResult},
+    terminal,
 };
 use crate::config::{Config, Model, Source, units};
 use pensieve_protocol::card::Card;
@@ -67,8 +68,7 @@ impl Models {
             }
         }
         describe(&mut rows, &resolved.config)?;
-        let text = if list.json { format!("{}\n", json(&rows)?) } else { table(&rows, &resolved.config) };
-        super::print(&text)
+        if list.json { terminal::say_json(&json(&rows)?) } else { terminal::print(&table(&rows, &resolved.config)) }
     }
 }
 
@@ -171,7 +171,7 @@ fn size(path: &Path) -> u64 {
 /// Bytes of all parts of a checkpoint that was split.
 fn split_size(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
-    let parts = pensieve_server::hub::parts(name);
+    let parts = pensieve_protocol::checkpoint_files::parts(name);
     let sizes = parts.iter().map(|part| Some(path.with_file_name(part).metadata().ok()?.len()));
     sizes.sum()
 }

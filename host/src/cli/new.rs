@@ -17,6 +17,7 @@ use super::{
     shell_integration::word,
 };
 use crate::config;
+use pensieve_protocol::outside::Outside;
 
 const NAME_LEN_MAX: usize = 40;
 /// Names that Cargo or Rust refuse, or that mean something else to them.
@@ -101,15 +102,16 @@ impl New {
             let path = folder.join(file);
             let written = path.parent().map_or(Ok(()), fs::create_dir_all);
             let written = written.and_then(|()| fs::write(&path, fill(template, &name, &sdk)));
-            written
-                .map_err(|error| CliError::system(format_args!("'{}' cannot be written", path.display()), &error))?;
+            written.map_err(|error| {
+                CliError::system(format_args!("'{}' cannot be written", Outside::path(&path)), &error)
+            })?;
         }
         let mut text = next_steps(self.kind, &name, &folder, &home.join("plugins"));
         if name.kebab != self.name {
             let (given, kebab) = (&self.name, &name.kebab);
             text += &format!("\n\nIt is called '{kebab}', as packages are spelled with hyphens, not '{given}'.");
         }
-        super::say(&text)
+        super::terminal::say(&text)
     }
 }
 
@@ -126,7 +128,7 @@ struct Name {
 impl Name {
     fn parse(text: &str) -> Result<Self, CliError> {
         let wrong = |what: &str, help: &str| {
-            Err(CliError::new(Exit::Usage, format!("the name '{}' {what}; {help}", text.escape_debug())))
+            Err(CliError::new(Exit::Usage, format!("the name '{}' {what}; {help}", Outside::new(text))))
         };
         let kebab = text.replace('_', "-");
         let parts: Vec<&str> = kebab.split('-').collect();
@@ -188,7 +190,7 @@ fn sdk_of(given: &str) -> Result<String, CliError> {
         let help = "name the folder 'sdk' of Pensieve's source, or the address of its Git repository";
         return Err(CliError::new(Exit::Absent, format!("--sdk {given}: the SDK is not there; {help}")));
     };
-    let absolute = found.canonicalize().map_err(|error| CliError::system(found.display(), &error))?;
+    let absolute = found.canonicalize().map_err(|error| CliError::system(Outside::path(&found), &error))?;
     by_path(&absolute)
 }
 
@@ -205,7 +207,7 @@ fn own_sdk() -> Result<String, CliError> {
 
 fn by_path(folder: &Path) -> Result<String, CliError> {
     let text = folder.to_str().ok_or_else(|| {
-        CliError::new(Exit::Usage, format!("'{}' is not UTF-8, which Cargo cannot read", folder.display()))
+        CliError::new(Exit::Usage, format!("'{}' is not UTF-8, which Cargo cannot read", Outside::path(&folder)))
     })?;
     Ok(format!("path = {}", quoted(text)?))
 }
@@ -218,14 +220,14 @@ fn is_sdk(folder: &Path) -> bool {
 /// The text as a TOML string.
 fn quoted(text: &str) -> Result<String, CliError> {
     if text.chars().any(char::is_control) {
-        return Err(CliError::new(Exit::Usage, format!("'{}' has control characters", text.escape_debug())));
+        return Err(CliError::new(Exit::Usage, format!("'{}' has control characters", Outside::new(text))));
     }
     Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
 }
 
 /// Makes the folder, or takes it if nothing is in it.
 fn make_empty(folder: &Path) -> CliResult {
-    let shown = folder.display();
+    let shown = Outside::path(&folder);
     match fs::read_dir(folder).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
         Ok(false) => {

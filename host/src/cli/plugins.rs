@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{check_plugin::Check, error::end, list_plugins::List};
+use super::{check_plugin::Check, list_plugins::List, terminal::end};
 
 #[derive(Subcommand)]
 pub(super) enum Plugins {

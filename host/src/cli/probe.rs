@@ -20,6 +20,7 @@ use super::{
 };
 use pensieve_protocol::{
     checkpoint::CheckpointName,
+    outside::Outside,
     questions::{Described, Named},
     refusal::Refusal,
 };
@@ -77,7 +78,7 @@ fn name(source: &Path) -> ExitCode {
 fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Described {
     let refused = |kind: &str, reason: String, help: &str| Described::Refused(Refusal::new(kind, reason, help));
     let Some(path) = source.to_str() else {
-        return refused("invalid", format!("'{}' is not UTF-8", source.display()), "rename the file");
+        return refused("invalid", format!("'{}' is not UTF-8", Outside::path(&source)), "rename the file");
     };
     let opened = match LoadedPlugin::open(plugin) {
         Ok(opened) => opened,

@@ -1,5 +1,6 @@
 //! How far something is, on standard error: a bar for people, and now and then a line where there is no terminal.
 
+use super::terminal::tell;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
     io::IsTerminal,
@@ -7,6 +8,7 @@ use std::{
 };
 
 use crate::config::units;
+use pensieve_protocol::outside::{self, Outside};
 use pensieve_server::hub;
 
 /// How often a line is written where there is no terminal.
@@ -33,6 +35,7 @@ pub(super) enum Unit {
 impl Meter {
     /// `done` of it was there before.
     pub(super) fn begin(name: &str, unit: Unit, done: u64, total: u64) -> Self {
+        let name = Outside::new(name).to_string();
         let bar = std::io::stderr().is_terminal().then(|| {
             let amounts = match unit {
                 Unit::Bytes => "{bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
@@ -46,14 +49,14 @@ impl Meter {
             // What is there already took no time now.
             bar.set_position(done);
             bar.reset_eta();
-            bar.set_message(name.to_owned());
+            bar.set_message(name.clone());
             bar
         });
         let now = Instant::now();
-        let meter = Self { name: name.to_owned(), unit, total, begun: done, since: now, written: now, bar };
+        let meter = Self { name: name.clone(), unit, total, begun: done, since: now, written: now, bar };
         if meter.bar.is_none() && unit == Unit::Bytes {
             let there = if done > 0 { format!(", {} are here already", units::bytes(done)) } else { String::new() };
-            eprintln!("{name}: {}{there}", units::bytes(total));
+            tell(format_args!("{name}: {}{there}", units::bytes(total)));
         }
         meter
     }
@@ -68,7 +71,7 @@ impl Meter {
         }
         if self.written.elapsed() >= LINE_EVERY {
             self.written = Instant::now();
-            eprintln!("{}", self.line(done, self.since.elapsed()));
+            tell(self.line(done, self.since.elapsed()));
         }
     }
 
@@ -78,7 +81,7 @@ impl Meter {
             Some(bar) => bar.finish_and_clear(),
             None if self.unit == Unit::Bytes => {
                 let rate = rate(self.total - self.begun.min(self.total), self.since.elapsed());
-                eprintln!("{}: done, {}/s", self.name, units::bytes(rate));
+                tell(format_args!("{}: done, {}/s", self.name, units::bytes(rate)));
             }
             None => {}
         }
@@ -121,8 +124,8 @@ impl DownloadProgress {
 impl hub::Progress for DownloadProgress {
     fn say(&mut self, line: &str) {
         match self.0.as_ref().and_then(|meter| meter.bar.as_ref()) {
-            Some(bar) => bar.println(line),
-            None => eprintln!("{line}"),
+            Some(bar) => bar.println(outside::lines(line)),
+            None => tell(line),
         }
     }
 
@@ -152,7 +155,7 @@ impl LoadProgress {
         if total == 0 {
             return;
         }
-        if self.0.as_ref().is_none_or(|meter| meter.total != total || meter.name != what) {
+        if self.0.as_ref().is_none_or(|meter| meter.total != total || meter.name != Outside::new(what).to_string()) {
             self.end();
             self.0 = Some(Meter::begin(what, Unit::Steps, done, total));
         }
@@ -181,9 +184,9 @@ impl Spinner {
         Self(bar)
     }
 
-    pub(super) fn at(&self, what: String) {
+    pub(super) fn at(&self, what: &str) {
         if let Some(bar) = &self.0 {
-            bar.set_message(what);
+            bar.set_message(Outside::new(what).to_string());
         }
     }
 

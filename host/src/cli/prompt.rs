@@ -1,6 +1,7 @@
 //! `pensieve prompt`: makes tokens of one model's prompts, or tries one client's grammars, for the server that started it. Not
 //! for people: it speaks frames over its standard streams, and ends with the server.
 
+use super::terminal::tell;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -15,7 +16,7 @@ impl Prompt {
         match pensieve_prompt::serve(grammar::try_compile) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("pensieve prompt: {error}");
+                tell(format_args!("pensieve prompt: {error}"));
                 ExitCode::FAILURE
             }
         }

@@ -3,16 +3,13 @@
 use clap::Args;
 use std::{
     hint::black_box,
-    io::Write,
     thread::{self, available_parallelism},
     time::Instant,
 };
 
-use super::{
-    error::{CliError, CliResult},
-    progress::DownloadProgress,
-};
+use super::{error::CliResult, progress::DownloadProgress, terminal};
 use crate::config::units::{self, Amount};
+use pensieve_protocol::outside::Outside;
 use pensieve_server::{
     fleet::default_budget,
     hub::{Hub, HubError, HubName},
@@ -53,8 +50,7 @@ impl Pull {
             return list(&hub, &self.name);
         }
         let pulled = hub.pull(&self.name, &mut DownloadProgress::new())?;
-        let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{}", pulled.path.display()).map_err(|error| CliError::system("standard output", &error))
+        terminal::print_exact(&format!("{}\n", pulled.path.to_string_lossy()))
     }
 }
 
@@ -62,7 +58,6 @@ fn list(hub: &Hub, name: &HubName) -> CliResult {
     let bare = HubName { file: None, ..name.clone() };
     let offers = hub.list(&bare)?;
     let bandwidth = memory_bandwidth();
-    let mut stdout = std::io::stdout().lock();
     for offer in offers {
         let slash = if offer.file.is_empty() { "" } else { "/" };
         let mark = if offer.preferred { "  (taken unasked)" } else { "" };
@@ -71,8 +66,8 @@ fn list(hub: &Hub, name: &HubName) -> CliResult {
         let speed = bandwidth / offer.bytes.max(1) as f64;
         let speed = format!("up to {speed:.0$} tokens/s", usize::from(speed < 10.0));
         let size = units::bytes(offer.bytes);
-        let line = writeln!(stdout, "{size:>10}  {fits:<9}  {speed:>22}  {bare}{slash}{}{mark}", offer.file);
-        line.map_err(|error| CliError::system("standard output", &error))?;
+        let file = Outside::new(&offer.file);
+        terminal::say(&format!("{size:>10}  {fits:<9}  {speed:>22}  {bare}{slash}{file}{mark}"))?;
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ use pensieve_prompt::Model;
 use pensieve_protocol::{
     card::Card,
     job::Failure,
+    outside::Outside,
     prompt::{STACK_BYTES, Tokenizer},
 };
 use pensieve_worker::plugin::HostServices;
@@ -187,7 +188,7 @@ impl RunQuality {
     /// As many bytes of the text as the tokens that are wanted can have.
     fn read_text(&self) -> Result<String, CliError> {
         let unread =
-            |error: std::io::Error| CliError::system(format_args!("the text '{}'", self.text.display()), &error);
+            |error: std::io::Error| CliError::system(format_args!("the text '{}'", Outside::path(&self.text)), &error);
         let (mut bytes, most) = (Vec::new(), u64::from(self.positions).saturating_add(1) * BYTES_OF_TOKEN);
         File::open(&self.text).and_then(|file| file.take(most).read_to_end(&mut bytes)).map_err(unread)?;
         match std::str::from_utf8(&bytes) {
@@ -197,7 +198,7 @@ impl RunQuality {
                 bytes.truncate(error.valid_up_to());
                 Ok(String::from_utf8(bytes).unwrap_or_default())
             }
-            Err(_) => Err(CliError::new(Exit::Usage, format!("the text '{}' is not UTF-8", self.text.display()))),
+            Err(_) => Err(CliError::new(Exit::Usage, format!("the text '{}' is not UTF-8", Outside::path(&self.text)))),
         }
     }
 

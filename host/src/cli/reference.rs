@@ -8,6 +8,7 @@ use std::{
 use tempfile::TempDir;
 
 use super::error::{CliError, Exit};
+use pensieve_protocol::outside::Outside;
 
 /// What `--reference` says for "compute one", and where no file follows it.
 pub(super) const TRANSFORMERS: &str = "transformers";
@@ -33,8 +34,9 @@ impl Computed {
 pub(super) fn compute(checkpoint: &Path) -> Result<Computed, CliError> {
     let folder = tempfile::tempdir().map_err(|error| CliError::system("a temporary folder", &error))?;
     let script = folder.path().join("reference.py");
-    fs::write(&script, SCRIPT).map_err(|error| CliError::system(script.display(), &error))?;
-    let checkpoint = std::path::absolute(checkpoint).map_err(|error| CliError::system(checkpoint.display(), &error))?;
+    fs::write(&script, SCRIPT).map_err(|error| CliError::system(Outside::path(&script), &error))?;
+    let checkpoint =
+        std::path::absolute(checkpoint).map_err(|error| CliError::system(Outside::path(&checkpoint), &error))?;
     let (parent, file) = match (checkpoint.is_dir(), checkpoint.parent(), checkpoint.file_name()) {
         (false, Some(parent), Some(file)) => (parent, file),
         _ => (checkpoint.as_path(), "".as_ref()),
@@ -45,7 +47,7 @@ pub(super) fn compute(checkpoint: &Path) -> Result<Computed, CliError> {
     let help = "it needs a Python with torch, transformers and safetensors (for GGUF files gguf and accelerate, too), which \
                 PENSIEVE_PYTHON may name; --reference FILE takes what was computed elsewhere";
     let failed = |what: String| CliError::new(Exit::Failed, format!("the reference was not computed: {what}; {help}"));
-    let python = python.display();
+    let python = Outside::path(&python);
     let ended = command.output().map_err(|error| failed(format!("'{python}' does not start: {error}")))?;
     if !ended.status.success() {
         let said = String::from_utf8_lossy(&ended.stderr);

@@ -4,6 +4,7 @@
 //! not spoil the answer. The process makes no core file when it crashes, as crashing is one of the expected answers, and it
 //! ends by itself should the one that would have ended it be gone.
 
+use super::terminal::tell;
 use pensieve_plugin_api::LogLevel;
 use rustix::process::{Resource, Rlimit};
 use serde::Serialize;
@@ -93,7 +94,7 @@ pub(super) fn status(replied: io::Result<()>) -> ExitCode {
     match replied {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("cannot answer: {error}");
+            tell(format_args!("cannot answer: {error}"));
             ExitCode::FAILURE
         }
     }

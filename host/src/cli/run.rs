@@ -6,7 +6,7 @@ mod chat;
 use clap::Args;
 use serde_json::json;
 use std::{
-    io::{self, IsTerminal, Read},
+    io::{self, Read},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,6 +15,7 @@ use super::{
     common_args::{AdapterArgs, CommonArgs},
     error::{CliError, CliResult, Exit},
     progress::LoadProgress,
+    terminal,
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 use pensieve_server::{
@@ -148,15 +149,15 @@ impl Run {
                 Delta::Started { .. } | Delta::Prompt { .. } => loading.end(),
                 Delta::Thinking(text) => {
                     answer.first.get_or_insert_with(|| begun.elapsed());
-                    if !self.json && io::stderr().is_terminal() {
-                        eprint!("\x1b[2m{text}\x1b[0m");
+                    if !self.json {
+                        terminal::show_thinking(&text);
                     }
                     answer.thinking.push_str(&text);
                 }
                 Delta::Text { text, .. } => {
                     answer.first.get_or_insert_with(|| begun.elapsed());
                     if !self.json {
-                        super::print(&text)?;
+                        terminal::print_answer(&text)?;
                     }
                     answer.text.push_str(&text);
                 }
@@ -177,7 +178,7 @@ impl Run {
             return Err(Failure::new(FailureCode::WorkerLost, "the answer has no end").into());
         };
         if !self.json {
-            return super::print(if answer.text.ends_with('\n') { "" } else { "\n" });
+            return terminal::print(if answer.text.ends_with('\n') { "" } else { "\n" });
         }
         let line = json!({
             "model": model,
@@ -188,7 +189,7 @@ impl Run {
             "generated_tokens": usage.generated,
             "first_token_ms": answer.first.map(|first| u64::try_from(first.as_millis()).unwrap_or(u64::MAX)),
         });
-        super::say(&line.to_string())
+        terminal::say_json(&line.to_string())
     }
 }
 

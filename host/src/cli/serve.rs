@@ -136,7 +136,7 @@ async fn serve(server: Server, fleet: fleet::Config, resolved: &ResolvedConfig) 
         () = &mut ended => return Ok(()),
     };
     for address in server.addresses() {
-        super::say(&format!("pensieve is listening on http://{address}"))?;
+        super::terminal::say(&format!("pensieve is listening on http://{address}"))?;
         if server.addresses().count() > 1 {
             tracing::info!("listening on http://{address}");
         }

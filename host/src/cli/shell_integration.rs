@@ -34,7 +34,7 @@ impl Completions {
     pub(super) fn run(self) -> CliResult {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Arguments::command(), "pensieve", &mut script);
-        super::print(&script)
+        super::terminal::print_exact(&String::from_utf8_lossy(&script))
     }
 }
 
@@ -56,7 +56,7 @@ impl Man {
         let mut page = Vec::new();
         let rendered = clap_mangen::Man::new(command).render(&mut page);
         rendered.map_err(|error| CliError::system("the page", &error))?;
-        super::print(&page)
+        super::terminal::print_exact(&String::from_utf8_lossy(&page))
     }
 }
 

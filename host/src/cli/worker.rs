@@ -1,6 +1,7 @@
 //! `pensieve worker`: one model, for the server that started it. Not for people: it speaks frames over a socket that it
 //! inherits, and ends with it.
 
+use super::terminal::tell;
 use std::{
     os::fd::{FromRawFd, OwnedFd, RawFd},
     process::ExitCode,
@@ -22,7 +23,7 @@ impl Worker {
         match socket(self.socket) {
             Ok(socket) => process::leave(process::run(socket)),
             Err(error) => {
-                eprintln!("pensieve worker: descriptor {} is no socket: {error}", self.socket);
+                tell(format_args!("pensieve worker: descriptor {} is no socket: {error}", self.socket));
                 ExitCode::from(2)
             }
         }

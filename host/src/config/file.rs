@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{Config, ConfigError};
+use pensieve_protocol::outside::Outside;
 
 const FILE_BYTES_MAX: u64 = 4 << 20;
 const OTHERS_READ: u32 = 0o044;
@@ -38,7 +39,7 @@ pub fn find(named: Option<&Path>, home: &Path) -> Result<LoadedFile, ConfigError
         return Ok(LoadedFile { config: Config::new(home), file: None, warnings: Vec::new() });
     };
     let unreadable = |what: String| {
-        let line = format!("the configuration '{}' cannot be read: {what}; check the path", file.display());
+        let line = format!("the configuration '{}' cannot be read: {what}; check the path", Outside::path(&file));
         ConfigError { lines: vec![line] }
     };
     let metadata = file.metadata().map_err(|error| unreadable(error.to_string()))?;
@@ -49,7 +50,7 @@ pub fn find(named: Option<&Path>, home: &Path) -> Result<LoadedFile, ConfigError
     let config = Config::read(&text, &file, home)?;
     let mut warnings = Vec::new();
     if !config.server.keys.is_empty() && metadata.mode() & OTHERS_READ != 0 {
-        let path = file.display();
+        let path = Outside::path(&file);
         warnings.push(format!("'{path}' holds a key, and others may read it; run: chmod go-rwx '{path}'"));
     }
     Ok(LoadedFile { config, file: Some(file), warnings })

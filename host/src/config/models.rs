@@ -14,6 +14,7 @@ use super::{
 };
 use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
+    outside::Outside,
     wire::{self, Location, ModelSpec},
 };
 pub use pensieve_server::fleet::Variant;
@@ -282,7 +283,7 @@ pub fn check_id(id: &str) -> Result<(), String> {
     match id {
         "" => Err("is missing".into()),
         _ if id.len() > ID_LEN_MAX => Err(format!("has {} characters", id.len())),
-        _ if !id.bytes().all(legal) => Err(format!("is '{}'", id.escape_debug())),
+        _ if !id.bytes().all(legal) => Err(format!("is '{}'", Outside::new(id))),
         _ => Ok(()),
     }
 }

@@ -19,6 +19,7 @@ use toml::{
 };
 
 use super::units::{self, Amount};
+use pensieve_protocol::outside::Outside;
 
 const LIST_LEN_MAX: usize = 4096;
 const TEXT_LEN_MAX: usize = 4096;
@@ -323,7 +324,7 @@ fn short(text: &str) -> Option<String> {
 }
 
 fn shown(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(60).collect()
+    Outside::new(text).at_most(60).to_string()
 }
 
 /// A value as a mistake repeats it.

@@ -302,3 +302,17 @@ fn a_file_is_found_in_its_places_and_its_key_kept_private() {
     std::fs::write(&named, "").unwrap();
     assert_eq!(find(Some(&named), home.path()).unwrap().file.as_deref(), Some(named.as_path()));
 }
+
+#[test]
+fn a_configuration_that_is_deeper_than_any_stack_is_refused() {
+    let reading = || {
+        for (before, opener) in
+            [("a = ", "["), ("a = ", "{a="), ("", "a."), ("[", "a."), ("[[models]]\nid = ", "[[{a=")]
+        {
+            assert!(read(&format!("{before}{}", opener.repeat(100_000))).is_err(), "{before}{opener}");
+        }
+        // A key of many parts is whole, and none of a configuration.
+        assert!(read(&format!("{}a = 1", "a.".repeat(100_000))).is_err());
+    };
+    std::thread::Builder::new().stack_size(256 << 10).spawn(reading).unwrap().join().unwrap();
+}

@@ -30,6 +30,7 @@ use crate::engine::{
 use crate::plugin::HostServices;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
+    outside::Outside,
     wire::{self, Command, Level, Load, PROTOCOL, Report, adapter_file_bytes_max},
 };
 use report_writer::ReportWriter;
@@ -153,7 +154,7 @@ fn store(load: &Load, model: &Model, reports: &ReportWriter) -> Option<Store> {
     };
     let opened = Store::open(tier, &model.identity, model.card.block_tokens as usize, group_bytes.to_vec());
     let complain = |level, why: &str| {
-        let message = format!("this model runs without its cache in '{}'{why}", tier.folder.display());
+        let message = format!("this model runs without its cache in '{}'{why}", Outside::path(&tier.folder));
         reports.send(Report::Log { level, message });
     };
     match &opened {

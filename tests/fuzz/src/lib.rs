@@ -10,6 +10,9 @@
 //! | `PENSIEVE_FUZZ_SECONDS` | how long each target runs | 2 |
 //! | `PENSIEVE_FUZZ_SEED` | the first seed; each execution has the next one | 1 |
 //!
+//! Readers run on a small stack, so that one which follows its input by recursion ends the test, and before inputs are
+//! damaged at random, each is cut somewhere and filled with openers of every kind that go deeper than any stack.
+//!
 //! What an input grew from depends on all executions before it, so that a seed alone repeats a run from its start; the kept
 //! file repeats the failure.
 
@@ -37,6 +40,34 @@ use tempfile::TempDir;
 
 /// How long one input may take, on a machine that is busy with other tests.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(20);
+/// What a reader may take of the stack: an eighth of what a thread of the server has. What is built for tests takes up to twice as
+/// much of it as what is built for users.
+const STACK_BYTES: usize = 256 << 10;
+/// What opens something in one of the languages that are read, or goes on with it.
+const OPENERS: [&str; 18] = [
+    "[",
+    "{",
+    "(",
+    "{\"a\":",
+    "[{\"a\":[",
+    "\\(",
+    "(?:",
+    "!",
+    "-",
+    "not ",
+    "{%if 1%}",
+    "{{(",
+    "a.",
+    "[0,",
+    "<a>",
+    "anyOf\":[{\"",
+    "\"",
+    "~",
+];
+const OPENERS_BYTES: usize = 100_000;
+/// How many of the first inputs are cut for that.
+const CUT_MAX: usize = 12;
+
 /// How many inputs that led to something new are damaged further.
 const FOUND_MAX: usize = 4096;
 
@@ -60,7 +91,34 @@ struct Current {
 
 impl Target<'_> {
     /// Reads damaged inputs with `read` for a while; it answers in words how reading ended.
-    pub fn run(&self, mut read: impl FnMut(&[u8]) -> String) {
+    pub fn run(&self, read: impl FnMut(&[u8]) -> String + Send) {
+        self.run_on(STACK_BYTES, read);
+    }
+
+    /// The same with a stack of another size, for what has one of its own when it is served.
+    pub fn run_on(&self, stack_bytes: usize, mut read: impl FnMut(&[u8]) -> String + Send) {
+        thread::scope(|scope| {
+            let reading = || self.run_here(&mut read);
+            let named = thread::Builder::new().name(self.name.to_owned()).stack_size(stack_bytes);
+            let ended = named.spawn_scoped(scope, reading).unwrap().join();
+            ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+
+    /// Inputs that go deep, each from an input that is read: its beginning, openers of one kind, and its end.
+    fn deep(&self) -> Vec<Vec<u8>> {
+        let whole = [Vec::new()];
+        let cut = |input: &Vec<u8>| {
+            let places = (1..).map(|place| input.len() * place / (OPENERS.len() + 1));
+            let filled = |(opener, at): (&str, usize)| {
+                [&input[..at], opener.repeat(OPENERS_BYTES / opener.len()).as_bytes(), &input[at..]].concat()
+            };
+            OPENERS.into_iter().zip(places).map(filled).collect::<Vec<_>>()
+        };
+        whole.iter().chain(self.corpus.iter().take(CUT_MAX)).flat_map(cut).collect()
+    }
+
+    fn run_here(&self, read: &mut impl FnMut(&[u8]) -> String) {
         let seconds = number("PENSIEVE_FUZZ_SECONDS").map_or(2.0, |seconds| seconds as f64);
         let first = number("PENSIEVE_FUZZ_SEED").unwrap_or(1);
         let began = Instant::now();
@@ -68,6 +126,15 @@ impl Target<'_> {
         let over = Arc::new(AtomicBool::new(false));
         let watch = self.watch(current.clone(), over.clone());
         let keeper = Keeper { name: self.name, current: &current, over: &over };
+        for input in self.deep() {
+            {
+                let mut current = current.lock().unwrap();
+                current.input.clone_from(&input);
+                current.since = Instant::now();
+            }
+            read(&input);
+        }
+        let began = Instant::now();
         let mut pool = self.corpus.clone();
         let mut seen = HashSet::new();
         let mut executions = 0_u64;
@@ -197,6 +264,19 @@ mod tests {
             assert!(steps < 4, "found it");
             ["none", "one", "two", "three"][steps].to_owned()
         });
+    }
+
+    #[test]
+    fn every_reader_is_sent_as_deep_as_a_hundred_thousand_levels() {
+        let deepest =
+            target(&["{\"a\": 1}"]).deep().iter().map(|input| input.iter().filter(|byte| **byte == b'[').count()).max();
+        assert_eq!(deepest, Some(100_000));
+        let mut longest = 0;
+        target(&["{\"a\": 1}"]).run(|input| {
+            longest = longest.max(input.len());
+            String::new()
+        });
+        assert!(longest > 100_000);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read},
     os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
     process::{Child, Stdio},
     thread,
     time::{Duration, Instant},
@@ -136,6 +137,63 @@ fn a_server_that_runs_is_used_and_files_are_temporary() {
     assert!(!ended.stderr.contains("launch.log"), "{ended:?}");
     interrupt(serving.id());
     serving.wait().unwrap();
+}
+
+/// A folder for temporary files in which another user has taken the names that can be guessed.
+fn taken(desk: &Desk) -> PathBuf {
+    let (folder, victim) = (desk.path("tmp"), desk.path("victim"));
+    fs::create_dir(&folder).unwrap();
+    fs::write(&victim, "mine").unwrap();
+    for name in ["pensieve-launch-codex", "pensieve-launch"] {
+        let planted = folder.join(name);
+        fs::create_dir(&planted).unwrap();
+        fs::set_permissions(&planted, fs::Permissions::from_mode(0o777)).unwrap();
+        std::os::unix::fs::symlink(&victim, planted.join("config.toml")).unwrap();
+        // Only root can give away what is its own; for others the folder is foreign enough.
+        let _ = std::os::unix::fs::lchown(&planted, Some(65_534), Some(65_534));
+    }
+    folder
+}
+
+/// A client that tells where its files are, who may read them, and what one says.
+const CODEX: &str = "stat -c '%a %u' \"$CODEX_HOME\" \"$CODEX_HOME/config.toml\"; echo \"$CODEX_HOME\"; cat \"$CODEX_HOME/config.toml\"";
+
+fn is_private(desk: &Desk, folder: &Path, said: &str) {
+    // SAFETY: the call takes nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    let mut lines = said.lines();
+    assert_eq!(lines.next(), Some(&*format!("700 {user}")), "{said}");
+    assert_eq!(lines.next(), Some(&*format!("600 {user}")), "{said}");
+    let home = Path::new(lines.next().unwrap());
+    assert!(home.starts_with(folder) && said.contains("wire_api = \"responses\""), "{said}");
+    assert_eq!(fs::read_to_string(desk.path("victim")).unwrap(), "mine");
+}
+
+#[test]
+fn files_for_a_client_are_the_user_s_alone_whatever_others_have_made_beforehand() {
+    let desk = desk();
+    let folder = taken(&desk);
+    let path = client(&desk, "codex", CODEX);
+    let mut command = desk.command(&["launch", "codex", "--model", "talker"]);
+    command.env("PATH", &path).env("TMPDIR", &folder).env("PENSIEVE_LISTEN", "127.0.0.1:9");
+    let launched = said(command.output().unwrap());
+    assert_eq!(launched.code, Some(0), "{launched:?}");
+    is_private(&desk, &folder, &launched.stdout);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "the folder is not removed");
+
+    let mut command = desk.command(&["launch", "codex", "--model", "talker", "--print"]);
+    let printed = said(command.env("TMPDIR", &folder).env("PENSIEVE_LISTEN", "127.0.0.1:9").output().unwrap());
+    let run = |folder: &Path| {
+        let mut shell = std::process::Command::new("/bin/sh");
+        desk.prepare(&mut shell);
+        said(shell.args(["-c", &printed.stdout]).env("PATH", &path).env("TMPDIR", folder).output().unwrap())
+    };
+    let ran = run(&folder);
+    assert_eq!(ran.code, Some(0), "{printed:?} {ran:?}");
+    is_private(&desk, &folder, &ran.stdout);
+    // Without a folder nothing is written and nothing started.
+    let failed = run(&desk.path("nowhere"));
+    assert!(failed.code != Some(0) && failed.stdout.is_empty(), "{failed:?}");
 }
 
 #[test]

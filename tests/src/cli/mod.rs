@@ -10,6 +10,7 @@ mod new;
 mod pull;
 mod said;
 mod terminal;
+mod words;
 
 use std::{
     fs,

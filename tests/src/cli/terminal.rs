@@ -17,7 +17,7 @@ use super::{Desk, interrupt};
 use crate::{http::client::post, starter};
 
 /// A terminal: what is written to it, and what a program is given of it.
-fn terminal() -> (File, Stdio) {
+pub fn terminal() -> (File, Stdio) {
     let (mut reader, mut writer) = (0, 0);
     // SAFETY: both places live as long as the call; names, settings and sizes need not be given.
     let opened = unsafe { libc::openpty(&mut reader, &mut writer, null_mut(), null_mut(), null_mut()) };

@@ -101,12 +101,13 @@ pub struct Provider {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Location {
     pub path: PathBuf,
-    /// Folders that it must not lead out of by any link, whenever it is read; none for one that the operator configured.
+    /// Folders that it must not lead out of by any link, whenever it is read; none for one that the operator configured, whose
+    /// links keep to the rule for checkpoints.
     pub folders: Vec<PathBuf>,
 }
 
 impl Location {
-    /// One that may lead anywhere.
+    /// One that may lie anywhere.
     pub fn trusted(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), folders: Vec::new() }
     }

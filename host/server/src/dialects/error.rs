@@ -2,9 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-use pensieve_protocol::job::{Failure, FailureCode};
-
-const REASON_CHARS_MAX: usize = 300;
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    outside::without_quoted,
+};
 
 /// Why a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,32 +81,6 @@ impl ApiError {
     }
 }
 
-/// A sentence whose quoted parts are dots.
-fn without_quoted(text: &str) -> String {
-    let (mut shown, mut quote, mut before) = (String::new(), None, ' ');
-    let mut letters = text.chars().take(REASON_CHARS_MAX).peekable();
-    while let Some(letter) = letters.next() {
-        let is_mark = matches!(letter, '\'' | '"');
-        match quote {
-            None => {
-                shown.push(letter);
-                // Within a word it is an apostrophe.
-                if is_mark && !before.is_alphanumeric() {
-                    quote = Some(letter);
-                    shown.push('…');
-                }
-            }
-            Some(mark) if mark == letter && letters.peek().is_none_or(|next| !next.is_alphanumeric()) => {
-                shown.push(letter);
-                quote = None;
-            }
-            Some(_) => {}
-        }
-        before = letter;
-    }
-    shown
-}
-
 impl fmt::Display for ApiError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)?;
@@ -151,15 +126,5 @@ mod tests {
             ApiError::field("response_format", "should be an object, not 5").reason(),
             "response_format: should be an object, not 5"
         );
-    }
-
-    #[test]
-    fn leaves_out_what_stands_in_quotes_and_keeps_apostrophes() {
-        assert_eq!(without_quoted("no sampler is called 'it's mine' here"), "no sampler is called '…' here");
-        assert_eq!(
-            without_quoted("set the server's key for OpenAI's clients"),
-            "set the server's key for OpenAI's clients"
-        );
-        assert_eq!(without_quoted("a regex \"(a\" and 'open"), "a regex \"…\" and '…");
     }
 }

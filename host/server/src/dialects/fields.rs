@@ -19,9 +19,11 @@ use serde_json::{Map, Value};
 
 use super::{ApiError, ErrorCode, memory::RequestMemory};
 pub(crate) use members::Members;
+use pensieve_protocol::outside::Outside;
 
 const QUOTE_LEN_MAX: usize = 60;
 const NOTES_MAX: usize = 8;
+const NOTE_LEN_MAX: usize = 300;
 
 /// What was left out or changed in a request that is served all the same.
 #[derive(Debug, Default)]
@@ -190,7 +192,8 @@ impl<'a> Field<'a> {
         let Some(notes) = self.notes else { return };
         let mut list = notes.list.lock().unwrap_or_else(PoisonError::into_inner);
         if list.len() < NOTES_MAX {
-            list.push(format!("{}: {what}", self.path));
+            let note = format!("{}: {what}", self.path);
+            list.push(Outside::new(note).at_most(NOTE_LEN_MAX).to_string());
         }
     }
 
@@ -377,10 +380,7 @@ pub(crate) struct Quote<'a>(pub(crate) &'a str);
 
 impl fmt::Display for Quote<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
-        let short: String = self.0.chars().take(QUOTE_LEN_MAX).map(clean).collect();
-        let cut = if self.0.chars().nth(QUOTE_LEN_MAX).is_some() { "…" } else { "" };
-        write!(f, "{short}{cut}")
+        Outside::new(self.0).at_most(QUOTE_LEN_MAX).fmt(f)
     }
 }
 
@@ -415,6 +415,18 @@ mod tests {
         let value = json!({ "a".repeat(100_000): 1 });
         let (_, entry) = Field::root(&value).entries().unwrap().next().unwrap();
         assert!(entry.invalid("no").to_string().len() < 200);
+    }
+
+    #[test]
+    fn a_note_is_short_and_steers_nothing_whatever_the_client_wrote() {
+        let notes = Notes::default();
+        let value = json!({ "type": "x" });
+        let field = Field { notes: Some(&notes), ..Field::root(&value) };
+        field.get("type").note(format_args!("unlike '{}\u{1b}[2J'", "ü".repeat(500_000)));
+        field.get("type").note("\u{1b}]0;x\u{202e}");
+        let list = notes.list.lock().unwrap();
+        assert!(list[0].starts_with("type: unlike 'üü") && list[0].chars().count() == NOTE_LEN_MAX + 1, "{list:?}");
+        assert_eq!(list[1], "type: \\u{1b}]0;x\\u{202e}");
     }
 
     #[test]
@@ -465,7 +477,7 @@ mod tests {
         let root = Field::root(&value);
         assert_eq!(complaint(root.get("empty").text(3)), "empty: should not be empty");
         assert_eq!(complaint(root.get("long").text(3)), "long: has 4 bytes, more than 3");
-        assert_eq!(complaint(root.get("word").choice(&["a", "b"])), "word: should be one of 'a', 'b', not 'no way'");
+        assert_eq!(complaint(root.get("word").choice(&["a", "b"])), "word: should be one of 'a', 'b', not 'no\\nway'");
         assert_eq!(root.get("long").choice(&["x", "xxxx"]), Ok(1));
         let cut = format!("odd: should be one of 'a', not '{}…'", "é".repeat(60));
         assert_eq!(complaint(root.get("odd").choice(&["a"])), cut);

@@ -9,7 +9,7 @@ use super::{
 };
 
 /// Damages the bodies in a folder of `tests/fixtures/bodies`.
-pub(super) fn bodies(folder: &str, dialect: Dialect, read: impl Fn(&[u8]) -> Result<(), ApiError>) {
+pub(super) fn bodies(folder: &str, dialect: Dialect, read: impl Fn(&[u8]) -> Result<(), ApiError> + Sync) {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/bodies");
     let corpus = files(&fixtures.join(folder), ".json");
     Target { name: folder, corpus, memory_max: 64 << 20, input_max: 64 << 10 }.run(|bytes| match read(bytes) {
@@ -26,7 +26,7 @@ pub(super) fn bodies(folder: &str, dialect: Dialect, read: impl Fn(&[u8]) -> Res
 }
 
 /// The same for what reads a document.
-pub(super) fn documents(folder: &str, dialect: Dialect, read: impl Fn(&Document) -> Result<(), ApiError>) {
+pub(super) fn documents(folder: &str, dialect: Dialect, read: impl Fn(&Document) -> Result<(), ApiError> + Sync) {
     bodies(folder, dialect, |bytes| {
         let document = Document::unlimited(bytes, Notes::default())?;
         read(&document).inspect(|()| drop(document.warnings()))

@@ -5,7 +5,10 @@
 //! as soon as the answer or the deadline is there, and its output is read up to a limit. What it wrote to stderr last goes
 //! into the error, as it is often the only trace of the reason.
 
-use pensieve_protocol::fence::{Policy, VARIABLE};
+use pensieve_protocol::{
+    fence::{Policy, VARIABLE},
+    questions::Checked,
+};
 use serde::de::DeserializeOwned;
 use std::{
     ffi::OsString,
@@ -23,6 +26,8 @@ use tokio::{
     time::timeout,
 };
 
+/// A manifest is a list of names.
+const MANIFEST_BYTES_MAX: u64 = 1 << 20;
 /// A card carries a tokenizer of some ten megabytes.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 const STDERR_BYTES_MAX: u64 = 64 << 10;
@@ -115,7 +120,34 @@ pub async fn ask<T: DeserializeOwned>(
     policy: &Policy,
     deadline: Duration,
 ) -> Result<T, ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, Some(policy))?;
+    ask_within(program, arguments, policy, deadline, ANSWER_BYTES_MAX).await
+}
+
+/// Asks what a plugin is. Its code may have answered in the child's place, so that the answer is held to what a child may say.
+pub async fn inspect(
+    program: &Path,
+    arguments: &[OsString],
+    policy: &Policy,
+    deadline: Duration,
+) -> Result<Checked, ChildError> {
+    let checked = ask_within(program, arguments, policy, deadline, MANIFEST_BYTES_MAX).await?;
+    match checked {
+        Checked::Manifest(manifest) => match manifest.check() {
+            Ok(()) => Ok(Checked::Manifest(manifest)),
+            Err(what) => Err(ChildError::Garbled(what)),
+        },
+        Checked::Refusal(refusal) => Ok(Checked::Refusal(refusal.cleaned())),
+    }
+}
+
+async fn ask_within<T: DeserializeOwned>(
+    program: &Path,
+    arguments: &[OsString],
+    policy: &Policy,
+    deadline: Duration,
+    bytes_max: u64,
+) -> Result<T, ChildError> {
+    let mut child = RunningChild::spawn(program, arguments, Some(policy), bytes_max)?;
     let answer = child.line(deadline).await;
     child.end().await;
     answer
@@ -131,7 +163,7 @@ pub async fn ask_for_lines<T: DeserializeOwned>(
     deadline: Duration,
     mut hear: impl FnMut(T) -> ControlFlow<()>,
 ) -> Result<(), ChildError> {
-    let mut child = RunningChild::spawn(program, arguments, policy)?;
+    let mut child = RunningChild::spawn(program, arguments, policy, ANSWER_BYTES_MAX)?;
     let stdin = child.child.stdin.take();
     let heard = loop {
         match child.line(deadline).await {
@@ -156,7 +188,12 @@ struct RunningChild {
 }
 
 impl RunningChild {
-    fn spawn(program: &Path, arguments: &[OsString], policy: Option<&Policy>) -> Result<Self, ChildError> {
+    fn spawn(
+        program: &Path,
+        arguments: &[OsString],
+        policy: Option<&Policy>,
+        bytes_max: u64,
+    ) -> Result<Self, ChildError> {
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(environment(policy)).process_group(0).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -166,14 +203,15 @@ impl RunningChild {
         let Some(stdout) = child.stdout.take() else {
             return Err(ChildError::Garbled("its output is missing".into()));
         };
-        Ok(Self { child, group, stdout: BufReader::new(stdout.take(ANSWER_BYTES_MAX)), stderr })
+        Ok(Self { child, group, stdout: BufReader::new(stdout.take(bytes_max)), stderr })
     }
 
     async fn line<T: DeserializeOwned>(&mut self, deadline: Duration) -> Result<T, ChildError> {
         let mut line = Vec::new();
         let answered = async {
             self.stdout.read_until(b'\n', &mut line).await.ok();
-            if line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
+            let is_cut = line.last() != Some(&b'\n') && self.stdout.get_ref().limit() == 0;
+            if is_cut || line.last() == Some(&b'\n') { None } else { Some(self.child.wait().await) }
         };
         match timeout(deadline, answered).await {
             Err(_) => Err(ChildError::TimedOut(deadline)),
@@ -244,4 +282,39 @@ pub(crate) fn signal_name(signal: i32) -> String {
     ];
     let name = names.iter().find(|(known, _)| known.as_raw() == signal);
     name.map_or_else(|| format!("signal {signal}"), |(_, name)| (*name).to_owned())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use pensieve_protocol::manifest::Manifest;
+
+    /// What comes of a plugin that has this script run in the child's place.
+    async fn check(script: String) -> Result<Checked, ChildError> {
+        let arguments = ["-c".into(), script.into()];
+        inspect(Path::new("/bin/sh"), &arguments, &Policy::default(), Duration::from_secs(20)).await
+    }
+
+    #[tokio::test]
+    async fn a_manifest_that_a_plugin_forged_is_held_to_the_same_limits() {
+        let honest = || Manifest { id: "mine".into(), version: "1".into(), ..Manifest::default() };
+        let says = |manifest: Manifest| {
+            let answer = serde_json::to_string(&Checked::Manifest(manifest)).unwrap();
+            format!("cat <<'END'\n{answer}\nEND")
+        };
+        assert!(matches!(check(says(honest())).await, Ok(Checked::Manifest(manifest)) if manifest == honest()));
+        for forged in [
+            Manifest { id: "../other".into(), ..honest() },
+            Manifest { description: "\u{1b}[2J".into(), ..honest() },
+            Manifest { samplers: (0..257).map(|n| format!("s{n}")).collect(), ..honest() },
+            Manifest { samplers: vec!["top k".into()], ..honest() },
+        ] {
+            let refused = check(says(forged)).await.unwrap_err();
+            assert_eq!(refused.kind(), "garbled", "{refused}");
+            assert!(!refused.to_string().contains('\u{1b}'), "{refused}");
+        }
+        let endless = check("printf '{\"manifest\":{\"id\":\"'; exec head -c 300000000 /dev/zero".into()).await;
+        assert!(endless.is_err());
+    }
 }

@@ -30,9 +30,10 @@ use super::{
 };
 use crate::hub::Hub;
 use pensieve_protocol::{
+    checkpoint_files::readable,
     fence::Policy,
     job::{Failure, Job},
-    wire::{Command, Load},
+    wire::{Command, Load, Report},
 };
 
 #[derive(Debug)]
@@ -182,9 +183,15 @@ impl Control {
             for effect in self.supervisor.on(event, Instant::now()) {
                 match effect {
                     Effect::Start { serial, model, load, bytes, plugin } => {
-                        let policy = self.policy(model, &load, bytes, &plugin);
-                        events.push_back(self.start(serial, model, load, &policy));
+                        events.push_back(match self.policy(model, &load, bytes, &plugin) {
+                            Ok(policy) => self.start(serial, model, load, &policy),
+                            Err(failure) => Event::NotStarted { serial, error: failure.to_string() },
+                        });
                     }
+                    Effect::Send { serial, command } => match refusal(&command) {
+                        Some(report) => events.push_back(Event::Reported { serial, report }),
+                        None => self.perform(Effect::Send { serial, command }),
+                    },
                     Effect::End => {
                         for reply in self.shutdown_replies.drain(..) {
                             let _ = reply.send(());
@@ -269,14 +276,23 @@ impl Control {
         }
     }
 
-    /// What the worker of a model may do: read its files, and adapters that it has or may get later.
-    fn policy(&self, model: usize, load: &Load, bytes: u64, plugin: &str) -> Policy {
+    /// What the worker of a model may do: read its files, and adapters that it has or may get later. An adapter whose links lead
+    /// elsewhere is not let through.
+    fn policy(&self, model: usize, load: &Load, bytes: u64, plugin: &str) -> Result<Policy, Failure> {
         let adapters = self.supervisor.adapter_paths(model);
-        let adapters = adapters.iter().flat_map(|path| fence::checkpoint(path));
+        let adapters = adapters.iter().filter_map(|path| readable(path).ok()).flatten();
         let sources = &self.config.sources;
         let downloads = Hub::from_environment().ok().filter(|_| sources.downloads).map(|hub| hub.cache);
         let later = sources.folders.iter().cloned().chain(downloads).map(|folder| fence::absolute(&folder));
         let open = self.config.unfenced.iter().any(|id| id == plugin);
         fence::worker(load, bytes, adapters.chain(later).collect(), open)
     }
+}
+
+/// The answer to a command that no worker gets: to read an adapter whose links lead elsewhere. One that a client has named was
+/// held to its folders, and is again by the worker.
+fn refusal(command: &Command) -> Option<Report> {
+    let Command::Attach { attempt, location, .. } = command else { return None };
+    let failure = readable(&location.path).err().filter(|_| location.folders.is_empty())?;
+    Some(Report::Attached { attempt: *attempt, result: Err(failure) })
 }

@@ -5,14 +5,15 @@
 //! ends. Where a GPU's driver works the fence is wider, as drivers open device files and reserve address space.
 
 use std::{
-    collections::BTreeSet,
     fs::DirBuilder,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
 };
 
 use pensieve_protocol::{
+    checkpoint_files::readable,
     fence::{Kind, Policy},
+    job::Failure,
     prompt::STACK_BYTES,
     wire::Load,
 };
@@ -40,8 +41,6 @@ const FILES_MAX: u64 = 4096;
 const PROMPT_MAPPED_BYTES: u64 = 2 * GIB;
 /// Its standard streams, and a few for time zones.
 const PROMPT_FILES_MAX: u64 = 64;
-/// Files behind the links of a checkpoint that are named one by one; of more, their folders are.
-const LINKED_FILES_MAX: usize = 64;
 /// Device files whose presence means that a driver may be at work.
 const GPU_FILES: [&str; 3] = ["/dev/nvidiactl", "/dev/kfd", "/dev/dxg"];
 
@@ -69,28 +68,28 @@ pub fn prompt(memory_bytes: u64) -> Policy {
     }
 }
 
-/// For a child that looks at a checkpoint, by a plugin or without.
-pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Policy {
-    let mut read = checkpoint(source);
+/// For a child that looks at a checkpoint, by a plugin or without. Fails if a link in it leads elsewhere.
+pub(super) fn description(plugin: Option<&Path>, source: &Path) -> Result<Policy, Failure> {
+    let mut read = readable(source)?;
     read.extend(plugin.map(absolute));
     let bytes = mapped_bytes(&read);
-    Policy {
+    Ok(Policy {
         read,
         data_bytes: Some(DESCRIPTION_BYTES),
         address_bytes: Some(DESCRIPTION_ADDRESS_BYTES.saturating_add(bytes)),
         files: FILES_MAX,
         ends_with_input: true,
         ..Policy::default()
-    }
+    })
 }
 
 /// For a worker: `bytes` is what its card says, and adapters may come from `adapters` later. With `open`, the configuration
-/// trusts its plugin.
-pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool) -> Policy {
+/// trusts its plugin. Fails if a link in the checkpoint leads elsewhere.
+pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool) -> Result<Policy, Failure> {
     let kind = kind(&load.spec.device);
     let plugins = [&load.architecture.plugin].into_iter().chain(&load.samplers).chain(&load.adapter_formats);
-    let mut read: Vec<PathBuf> = plugins.map(|plugin| absolute(plugin)).chain(checkpoint(&load.source)).collect();
-    read.extend(load.merged.iter().flat_map(|adapter| checkpoint(&adapter.path)));
+    let mut read: Vec<PathBuf> = plugins.map(|plugin| absolute(plugin)).chain(readable(&load.source)?).collect();
+    read.extend(load.merged.iter().filter_map(|adapter| readable(&adapter.path).ok()).flatten());
     read.extend(adapters);
     let limit = bytes.saturating_mul(2).saturating_add(WORKER_MARGIN_BYTES);
     let mapped = mapped_bytes(&read).saturating_mul(WORKER_MAPS).saturating_add(WORKER_MAPPED_BYTES);
@@ -99,7 +98,7 @@ pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool
         // Only a folder that is there can be let through. The worker says what is wrong with one that cannot be made.
         let _ = DirBuilder::new().recursive(true).mode(0o700).create(&tier.folder);
     }
-    Policy {
+    Ok(Policy {
         kind,
         read,
         write: load.spec.disk.iter().map(|tier| absolute(&tier.folder)).collect(),
@@ -108,18 +107,24 @@ pub(super) fn worker(load: &Load, bytes: u64, adapters: Vec<PathBuf>, open: bool
         files: FILES_MAX,
         ends_with_input: false,
         open,
-    }
+    })
 }
 
 /// For a child that computes with a model on its own and reads `text` besides. It says how much memory that takes, and a person
 /// waits for it: it may take what this machine has.
-pub(super) fn measurement(plugin: &Path, source: &Path, text: &Path, device: &str, open: bool) -> Policy {
-    let mut read = checkpoint(source);
+pub(super) fn measurement(
+    plugin: &Path,
+    source: &Path,
+    text: &Path,
+    device: &str,
+    open: bool,
+) -> Result<Policy, Failure> {
+    let mut read = readable(source)?;
     read.extend([absolute(plugin), absolute(text)]);
     let kind = kind(device);
     let mapped = mapped_bytes(&read).saturating_mul(MEASUREMENT_MAPS).saturating_add(WORKER_MAPPED_BYTES);
     let address_bytes = installed_bytes().map(|installed| installed.saturating_mul(2).saturating_add(mapped));
-    Policy {
+    Ok(Policy {
         kind,
         read,
         address_bytes: address_bytes.filter(|_| !kind.has_drivers() && !open),
@@ -127,7 +132,7 @@ pub(super) fn measurement(plugin: &Path, source: &Path, text: &Path, device: &st
         ends_with_input: true,
         open,
         ..Policy::default()
-    }
+    })
 }
 
 /// Whether a GPU's driver may be at work in a worker for this device.
@@ -143,26 +148,6 @@ fn kind(device: &str) -> Kind {
 
 fn mapped_bytes(paths: &[PathBuf]) -> u64 {
     paths.iter().fold(0, |sum, path| sum.saturating_add(file_bytes(path)))
-}
-
-/// A checkpoint or an adapter as the system finds it: its file or folder, and what links in it lead to.
-pub(super) fn checkpoint(source: &Path) -> Vec<PathBuf> {
-    let Ok(found) = source.canonicalize() else { return vec![source.to_path_buf()] };
-    let is_gguf = |path: &Path| path.extension().is_some_and(|extension| extension == "gguf");
-    let is_folder = found.is_dir();
-    // A checkpoint in several files is named by its first one, and a tokenizer may lie beside.
-    let is_part =
-        |path: &Path| is_folder || is_gguf(path) || path.file_name().is_some_and(|name| name == "tokenizer.json");
-    let folder = if is_folder { Some(source) } else { source.parent().filter(|_| is_gguf(source)) };
-    let entries = folder.and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
-    let paths = entries.map(|entry| entry.path()).filter(|path| is_part(path));
-    let targets = paths.filter_map(|path| path.canonicalize().ok());
-    let mut linked: BTreeSet<PathBuf> = targets.filter(|path| !is_folder || !path.starts_with(&found)).collect();
-    if linked.len() > LINKED_FILES_MAX {
-        linked = linked.iter().filter_map(|path| path.parent()).map(Path::to_path_buf).collect();
-    }
-    linked.insert(found);
-    linked.into_iter().collect()
 }
 
 pub(super) fn absolute(path: &Path) -> PathBuf {
@@ -197,26 +182,18 @@ mod tests {
     use std::{fs, os::unix::fs::symlink, time::Duration};
 
     #[test]
-    fn a_checkpoint_is_what_its_links_lead_to() {
+    fn address_space_grows_with_the_files_behind_links() {
         let root = tempfile::tempdir().unwrap();
-        let root = root.path().canonicalize().unwrap();
-        for folder in ["blobs", "snapshot", "other"] {
-            fs::create_dir(root.join(folder)).unwrap();
-        }
-        for file in ["blobs/a", "blobs/b", "other/secret", "snapshot/plain", "blobs/tokenizer.json"] {
-            fs::write(root.join(file), "1234").unwrap();
-        }
-        symlink("../blobs/a", root.join("snapshot/m-1-of-2.gguf")).unwrap();
-        symlink("../blobs/b", root.join("snapshot/m-2-of-2.gguf")).unwrap();
-        let found = |source: &str| checkpoint(&root.join(source));
-        let expected = |paths: &[&str]| paths.iter().map(|path| root.join(path)).collect::<Vec<_>>();
-        assert_eq!(found("snapshot"), expected(&["blobs/a", "blobs/b", "snapshot"]));
-        assert_eq!(found("snapshot/m-1-of-2.gguf"), expected(&["blobs/a", "blobs/b"]));
-        assert_eq!(found("blobs/a"), expected(&["blobs/a"]));
-        let policy = description(None, &root.join("snapshot"));
-        assert_eq!(policy.address_bytes, Some(DESCRIPTION_ADDRESS_BYTES + 12));
-        fs::rename(root.join("blobs/b"), root.join("blobs/b.gguf")).unwrap();
-        assert_eq!(found("blobs/b.gguf"), expected(&["blobs/b.gguf", "blobs/tokenizer.json"]));
+        let repository = root.path().canonicalize().unwrap().join("models--o--r");
+        fs::create_dir_all(repository.join("snapshots/main")).unwrap();
+        fs::create_dir(repository.join("blobs")).unwrap();
+        fs::write(repository.join("blobs/a"), "12345678").unwrap();
+        fs::write(repository.join("snapshots/main/config.json"), "1234").unwrap();
+        symlink("../../blobs/a", repository.join("snapshots/main/model.safetensors")).unwrap();
+        let policy = description(None, &repository.join("snapshots/main")).unwrap();
+        assert_eq!(policy.read, [repository.join("blobs/a"), repository.join("snapshots/main")]);
+        // What a folder shows of a blob is counted twice, which does no harm.
+        assert_eq!(policy.address_bytes, Some(DESCRIPTION_ADDRESS_BYTES + 8 + 4));
     }
 
     fn load(device: &str) -> Load {
@@ -233,12 +210,12 @@ mod tests {
 
     #[test]
     fn a_worker_on_the_cpu_is_limited_and_one_with_drivers_is_not() {
-        let policy = worker(&load("cpu"), GIB, Vec::new(), false);
+        let policy = worker(&load("cpu"), GIB, Vec::new(), false).unwrap();
         assert_eq!((policy.kind, policy.data_bytes), (Kind::Worker, Some(6 * GIB)));
         assert_eq!(policy.address_bytes, Some(6 * GIB + WORKER_MAPPED_BYTES));
-        let policy = worker(&load("cuda:0"), GIB, Vec::new(), false);
+        let policy = worker(&load("cuda:0"), GIB, Vec::new(), false).unwrap();
         assert_eq!((policy.kind, policy.data_bytes, policy.address_bytes), (Kind::GpuWorker, None, None));
-        let policy = worker(&load("cpu"), GIB, Vec::new(), true);
+        let policy = worker(&load("cpu"), GIB, Vec::new(), true).unwrap();
         assert_eq!((policy.open, policy.data_bytes, policy.address_bytes), (true, None, None));
     }
 
@@ -248,7 +225,7 @@ mod tests {
         let file = fs::File::create(root.path().join("model.safetensors")).unwrap();
         file.set_len(500 * GIB).unwrap();
         let load = Load { source: root.path().to_path_buf(), ..load("cpu") };
-        let policy = worker(&load, 510 * GIB, Vec::new(), false);
+        let policy = worker(&load, 510 * GIB, Vec::new(), false).unwrap();
         assert_eq!(policy.address_bytes, Some((2 * 510 + 4 + 2 * 500) * GIB + WORKER_MAPPED_BYTES));
     }
 }

@@ -163,7 +163,7 @@ impl Fleet {
         let Probed { plugin, architecture, .. } = self.prober.probe(place, model, &self.plugins.catalogue()).await?;
         let open = self.config.unfenced.contains(&plugin.manifest.id);
         let (source, spec, plugin) = (model.source.clone(), model.spec.clone(), plugin.copy.path().to_path_buf());
-        let policy = fence::measurement(&plugin, &source, text, &spec.device, open);
+        let policy = fence::measurement(&plugin, &source, text, &spec.device, open)?;
         Ok(Claimed { plugin, architecture, source, spec, policy, memory_bytes: self.config.memory_bytes })
     }
 

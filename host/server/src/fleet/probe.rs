@@ -26,7 +26,9 @@ use super::{
 use pensieve_protocol::{
     card::Card,
     checkpoint::CheckpointName,
+    checkpoint_files::readable,
     job::{Failure, FailureCode},
+    outside::Outside,
     questions::{Described, Named},
 };
 
@@ -115,7 +117,13 @@ impl Prober {
     ) -> Result<(Claimant, KeyedCard), Failure> {
         let (source, options, looked_at) = (&model.source, &model.spec.options, Instant::now());
         let path = source.clone();
-        let signed = tokio::task::spawn_blocking(move || signature(&path)).await;
+        let merged = model.adapters.values().filter(|adapter| adapter.merged.is_some());
+        let merged: Vec<PathBuf> = merged.map(|adapter| adapter.location.path.clone()).collect();
+        let signed = tokio::task::spawn_blocking(move || {
+            merged.iter().try_for_each(|adapter| readable(adapter).map(drop))?;
+            signature(&path)
+        });
+        let signed = signed.await;
         let signature = signed.map_err(|error| failure(FailureCode::Internal, &error.to_string(), ""))??;
         let name = self.name(source, &signature).await?;
         let claimants = catalogue.claimants(&name);
@@ -151,9 +159,9 @@ impl Prober {
             return Ok(name);
         }
         let arguments = ["probe".into(), "name".into(), source.into()];
-        let policy = fence::description(None, source);
+        let policy = fence::description(None, source)?;
         let named: Named = ask(&self.program, &arguments, &policy, self.deadline).await.map_err(|error| {
-            let message = format!("the checkpoint '{}' {error}", source.display());
+            let message = format!("the checkpoint '{}' {error}", Outside::path(&source));
             failure(FailureCode::Plugin, &message, "copy or download it again")
         })?;
         let name = named.map_err(|refusal| failure(FailureCode::Unsupported, &refusal.reason, &refusal.help))?;
@@ -180,7 +188,7 @@ impl Prober {
             source.into(),
             options.into(),
         ];
-        let policy = fence::description(Some(plugin.copy.path()), source);
+        let policy = fence::description(Some(plugin.copy.path()), source)?;
         let described = ask(&self.program, &arguments, &policy, self.deadline).await.map_err(|error: ChildError| {
             let message = format!("plugin '{}' {error}", plugin.manifest.id);
             failure(FailureCode::Plugin, &message, "update the plugin, or download the checkpoint again")
@@ -238,7 +246,8 @@ fn unclaimed(name: &CheckpointName, catalogue: &Catalogue) -> Failure {
     let known = if known.is_empty() { "none" } else { &known };
     let mut message = format!("no plugin claims architecture '{}' (installed: {known}", name.as_str());
     let rejected = catalogue.states().iter().filter(|state| matches!(state.status, Status::Rejected(_)));
-    let rejected: Vec<_> = rejected.filter_map(|state| Some(state.file.file_name()?.display().to_string())).collect();
+    let rejected: Vec<_> =
+        rejected.filter_map(|state| Some(Outside::path(state.file.file_name()?).to_string())).collect();
     if !rejected.is_empty() {
         let _ = write!(message, "; rejected: {}", rejected.join(", "));
     }
@@ -283,10 +292,12 @@ fn failure(code: FailureCode, message: &str, help: &str) -> Failure {
     Failure::new(code, message).with_help(help)
 }
 
-/// Changes whenever the checkpoint does, as far as that can be seen from outside its files.
+/// Changes whenever the checkpoint does, as far as that can be seen from outside its files. A checkpoint with links that lead
+/// elsewhere has none, so that nothing is said of it, not even what was known before.
 fn signature(source: &Path) -> Result<String, Failure> {
+    readable(source)?;
     let missing = |error: std::io::Error| {
-        let message = format!("the source '{}' cannot be looked at: {error}", source.display());
+        let message = format!("the source '{}' cannot be looked at: {error}", Outside::path(&source));
         failure(FailureCode::NotFound, &message, "check the path")
     };
     let path = source.canonicalize().map_err(missing)?;
@@ -302,7 +313,7 @@ fn signature(source: &Path) -> Result<String, Failure> {
     }
     let mut files: Vec<PathBuf> = fs::read_dir(&path).map_err(missing)?.flatten().map(|entry| entry.path()).collect();
     if files.len() > SOURCE_FILES_MAX {
-        let message = format!("the source '{}' holds {} files", source.display(), files.len());
+        let message = format!("the source '{}' holds {} files", Outside::path(&source), files.len());
         return Err(failure(FailureCode::Unsupported, &message, "name a folder with one checkpoint"));
     }
     files.sort();

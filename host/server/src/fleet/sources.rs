@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::hub::{self, Hub, HubName};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
+    outside::Outside,
     path_policy,
     wire::Location,
 };
@@ -104,7 +105,7 @@ fn download(source: &str, bytes_max: u64) -> Result<PathBuf, Failure> {
 
 /// What a message quotes of a source.
 fn shown(source: &str) -> String {
-    source.escape_debug().take(SHOWN_LEN_MAX).collect()
+    Outside::new(source).at_most(SHOWN_LEN_MAX).to_string()
 }
 
 fn forbidden(message: String, help: &str) -> Failure {

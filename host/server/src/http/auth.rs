@@ -16,7 +16,7 @@ use crate::{
     chat::Client,
     dialects::{ApiError, ErrorCode},
 };
-use pensieve_protocol::share::ONLY_CLIENT;
+use pensieve_protocol::{outside::Outside, share::ONLY_CLIENT};
 
 /// Whom this server serves: its keys, its own names, and the origins of pages that may use it.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Auth {
         for host in [Some(host), whole].into_iter().flatten() {
             let name = without_port(host).to_ascii_lowercase();
             if !self.hosts.contains(&name) && name != literal(local) {
-                let shown: String = name.chars().filter(|letter| !letter.is_control()).take(80).collect();
+                let shown = Outside::new(&name).at_most(80);
                 return refused(format!("this server is not called '{shown}'; add the name to server.hosts"));
             }
         }

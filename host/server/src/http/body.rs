@@ -23,12 +23,15 @@ use crate::{
     },
     shares::{Share, Shares},
 };
+use pensieve_protocol::outside::without_quoted;
 
 /// The part of the time for a whole body after which it has to keep to the least rate.
 const GRACE: u32 = 6;
 
 /// An answer of up to this length counts as nothing while it waits to be read: it fits into the system's buffers.
 const SMALL_BYTES: usize = 64 << 10;
+/// Bytes of one warning's text: a whole answer has a handful of them.
+const WARNING_BYTES_MAX: usize = 400;
 
 /// What a browser adds to requests of web pages.
 const OF_PAGES: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
@@ -141,9 +144,12 @@ pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &Request
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     for warning in &warnings {
-        tracing::warn!(warning, "a request was changed");
+        // What stands behind a second colon is a parser's complaint, in which the client's words may be.
+        let told = warning.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
+        tracing::warn!(warning = without_quoted(&told), "a request was changed");
         // Code 299 is a warning of no particular kind, and quotes stand around its text.
-        let text: String = warning.chars().filter(|letter| letter.is_ascii_graphic() || *letter == ' ').collect();
+        let visible = warning.chars().filter(|letter| letter.is_ascii_graphic() || *letter == ' ');
+        let text: String = visible.take(WARNING_BYTES_MAX).collect();
         let text = text.replace(['"', '\\'], "'");
         if let Ok(value) = HeaderValue::from_str(&format!("299 pensieve \"{text}\"")) {
             response.headers_mut().append(WARNING, value);

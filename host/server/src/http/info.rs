@@ -10,7 +10,7 @@ use crate::{
         plugins::{PluginState, Status},
     },
 };
-use pensieve_protocol::manifest::Manifest;
+use pensieve_protocol::{manifest::Manifest, outside::Outside};
 
 /// `GET /v1/plugins`: every file in the plugin folders and what became of it.
 pub(super) fn plugins(app: &AppState) -> ApiResponse {
@@ -63,7 +63,7 @@ fn plugin(state: &PluginState) -> Value {
         Status::Pending => ("pending", None),
         Status::Ready { plugin } => ("ready", Some(plugin)),
         Status::Shadowed { plugin, by } => {
-            entry["reason"] = format!("'{}' has the same id and comes first", by.display()).into();
+            entry["reason"] = format!("'{}' has the same id and comes first", Outside::path(&by)).into();
             ("shadowed", Some(plugin))
         }
         Status::Rejected(refusal) => {

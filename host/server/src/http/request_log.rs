@@ -14,6 +14,7 @@ use warp::reply::Response;
 
 use super::connections::Answering;
 use crate::dialects::fresh_id;
+use pensieve_protocol::outside::Outside;
 
 const PATH_LEN_MAX: usize = 200;
 const CLIENT_LEN_MAX: usize = 100;
@@ -51,9 +52,9 @@ impl RequestLog {
     ) -> Self {
         let id = fresh_id("req_");
         let method = request.method();
-        let path = printable(request.uri().path(), PATH_LEN_MAX);
+        let path = Outside::new(request.uri().path()).at_most(PATH_LEN_MAX).to_string();
         let agent = request.headers().get(hyper::header::USER_AGENT).and_then(|agent| agent.to_str().ok());
-        let client = printable(agent.unwrap_or("unknown"), CLIENT_LEN_MAX);
+        let client = Outside::new(agent.unwrap_or("unknown")).at_most(CLIENT_LEN_MAX).to_string();
         // These fields are known later, and by others.
         let span = tracing::info_span!(
             "request",
@@ -135,11 +136,6 @@ impl Body for LoggedBody {
     fn size_hint(&self) -> SizeHint {
         self.body.body().size_hint()
     }
-}
-
-/// A client's text without control characters, cut to a length.
-fn printable(text: &str, len_max: usize) -> String {
-    text.chars().filter(|letter| !letter.is_control()).take(len_max).collect()
 }
 
 /// Labels are few, whatever clients send.

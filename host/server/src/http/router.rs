@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use warp::reply::Response;
 
 use crate::dialects::{ApiError, ErrorCode};
+use pensieve_protocol::outside::Outside;
 
 pub(super) type Handler = Box<dyn Fn(Request<Incoming>) -> BoxFuture<'static, Response> + Send + Sync>;
 
@@ -100,7 +101,7 @@ impl Router {
 
     /// The error of a path that does not exist: it names the nearest one that does.
     pub(super) fn not_found(&self, path: &str) -> ApiError {
-        let shown: String = path.chars().filter(|letter| !letter.is_control()).take(120).collect();
+        let shown = Outside::new(path).at_most(120);
         let nearest = self
             .0
             .iter()

@@ -1,9 +1,24 @@
-//! Which files of a repository make up a checkpoint, and which checkpoint is meant where none is named. Pure: it sees names.
+//! Which files of a repository make up a checkpoint, and which checkpoint is meant where none is named. It sees names, and the
+//! index that names shards.
 
-use serde_json::Value;
-use std::collections::BTreeSet;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    fmt,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
 use super::{HubError, HubErrorKind, HubName};
+use pensieve_protocol::{
+    checkpoint_files::{BESIDE_WEIGHTS, numbered, parts},
+    outside::Outside,
+};
 
 /// Quantizations in the order in which they are taken: first what is small and nearly as good as the original, then what is
 /// better and larger, then what is worse, and last what is not quantized at all.
@@ -12,25 +27,12 @@ const QUANTS: [&str; 32] = [
     "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q3_K", "IQ3_S",
     "IQ3_XXS", "Q2_K_XL", "Q2_K", "Q2_K_S", "IQ2_M", "BF16", "F16", "F32",
 ];
-/// What a folder with safetensors may need besides its weights.
-const BESIDE: [&str; 12] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "adapter_config.json",
-];
 /// What an adapter consists of, as PEFT saves it.
 const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 1000;
+/// The largest there are name a hundred thousand tensors, in a tenth of this.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
 const LISTED_MAX: usize = 12;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,21 +79,75 @@ impl Choice {
 
     pub(super) fn add_shards(&mut self, index: &[u8], names: &[String]) -> Result<(), HubError> {
         let damaged = |what: String| HubError::new(HubErrorKind::Damaged, format!("'{INDEX}' {what}"));
-        let index: Value = serde_json::from_slice(index).map_err(|error| damaged(format!("is not JSON: {error}")))?;
-        let map = index["weight_map"].as_object().ok_or_else(|| damaged("has no weight_map".into()))?;
-        let shards: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
-        if shards.is_empty() || shards.len() > SHARDS_MAX {
-            return Err(damaged(format!("names {} shards", shards.len())));
+        let index: Index =
+            serde_json::from_slice(index).map_err(|error| damaged(format!("is no index of shards: {error}")))?;
+        let Shards(shards) = index.weight_map;
+        if shards.is_empty() {
+            return Err(damaged("names no shards".into()));
         }
         for shard in shards {
             // Only what the repository lists is ever asked for or opened, and those names are checked.
-            if !names.iter().any(|name| name == shard) {
-                return Err(damaged(format!("names the shard '{}', which is not there", shard.escape_debug())));
+            if !names.contains(&shard) {
+                return Err(damaged(format!("names the shard '{}', which is not there", Outside::new(shard))));
             }
-            self.files.push(shard.to_owned());
+            self.files.push(shard);
         }
         Ok(())
     }
+}
+
+/// The shards that an index names. It names every tensor, of which nothing is kept.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Shards,
+}
+
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Shards;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("names of tensors with those of their files")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+                let mut shards = BTreeSet::new();
+                while let Some((_, shard)) = map.next_entry::<IgnoredAny, Cow<'_, str>>()? {
+                    if !shards.contains(&*shard) {
+                        shards.insert(shard.into_owned());
+                    }
+                    if shards.len() > SHARDS_MAX {
+                        return Err(A::Error::custom(format!("it names more than {SHARDS_MAX} shards")));
+                    }
+                }
+                Ok(Shards(shards))
+            }
+        }
+        deserializer.deserialize_map(Reader)
+    }
+}
+
+/// Refuses an index that is too long to be one, before it is downloaded.
+pub(super) fn check_index(name: &str, bytes: u64) -> Result<(), HubError> {
+    if bytes <= INDEX_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("'{name}' has {bytes} bytes, more than the {INDEX_BYTES_MAX} that are read");
+    Err(HubError::new(HubErrorKind::Damaged, message).help("tell its owner"))
+}
+
+pub(super) fn read_index(path: &Path) -> Result<Vec<u8>, HubError> {
+    let failed = |error: io::Error| HubError::file(path, &error);
+    let file = File::open(path).map_err(failed)?;
+    check_index(INDEX, file.metadata().map_err(failed)?.len())?;
+    let mut text = Vec::new();
+    file.take(INDEX_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 /// The GGUF checkpoints of a repository, each with all of its parts, in the order of preference.
@@ -140,7 +196,8 @@ fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -
         return Ok(Choice { head: files[0].clone(), files: files.clone(), index: None, why });
     }
     let has = |file: &str| names.iter().any(|name| name == file);
-    let mut files: Vec<String> = BESIDE.iter().filter(|file| has(file)).map(|file| (*file).to_owned()).collect();
+    let mut files: Vec<String> =
+        BESIDE_WEIGHTS.iter().filter(|file| has(file)).map(|file| (*file).to_owned()).collect();
     if has("config.json") && has(INDEX) {
         files.push(INDEX.into());
         return Ok(Choice { head: String::new(), files, index: Some(INDEX.into()), why: None });
@@ -172,23 +229,6 @@ fn is_checkpoint(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let first = numbered(&file).is_none_or(|(_, number, _)| number == 1);
     is_gguf(&file) && first && !file.contains("mmproj") && !file.contains("imatrix") && !file.starts_with("ggml-vocab")
-}
-
-/// All parts of the checkpoint that a file belongs to, or the file alone.
-pub fn parts(name: &str) -> Vec<String> {
-    match numbered(name) {
-        Some((stem, _, count)) => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
-        None => vec![name.to_owned()],
-    }
-}
-
-/// `STEM-00002-of-00005.gguf`.
-fn numbered(name: &str) -> Option<(&str, u32, u32)> {
-    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    let digits = |text: &str| (text.len() == 5).then(|| text.parse::<u32>().ok()).flatten();
-    let (number, count) = (digits(number)?, digits(count)?);
-    ((1..=count).contains(&number) && count as usize <= SHARDS_MAX).then_some((stem, number, count))
 }
 
 /// The place of a file's quantization among [`QUANTS`].
@@ -293,6 +333,10 @@ mod tests {
                 "{index}"
             );
         }
+        let many: Vec<String> = (0..=SHARDS_MAX).map(|shard| format!("\"t{shard}\": \"{shard}\"")).collect();
+        let many = format!("{{\"weight_map\": {{{}}}}}", many.join(","));
+        assert!(choice.add_shards(many.as_bytes(), &names).unwrap_err().message.contains("more than 1000 shards"));
+        assert!(check_index(INDEX, 20 << 30).is_err() && check_index(INDEX, 20 << 20).is_ok());
         let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];
         check("hf:o/r", &names, Ok(("", &["adapter_config.json", "adapter_model.safetensors"])));
         check("hf:o/r", &["README.md", "config.json", "model.bin"], Err("holds no checkpoint"));

@@ -1,6 +1,9 @@
 //! Why a transfer from the hub failed, in classes that the command line turns into exit codes.
 
-use pensieve_protocol::job::{Failure, FailureCode};
+use pensieve_protocol::{
+    job::{Failure, FailureCode},
+    outside::Outside,
+};
 use std::{fmt, io, path::Path};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +43,11 @@ impl HubError {
     pub(super) fn file(path: &Path, error: &io::Error) -> Self {
         let full = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
         if full.contains(&error.kind()) {
-            let message = format!("no space for '{}': {error}", path.display());
+            let message = format!("no space for '{}': {error}", Outside::path(path));
             return Self::new(HubErrorKind::Space, message)
                 .help("what is there is kept: free some space, or set HF_HUB_CACHE to another disk, and pull again");
         }
-        Self::new(HubErrorKind::Other, format!("'{}': {error}", path.display()))
+        Self::new(HubErrorKind::Other, format!("'{}': {error}", Outside::path(path)))
             .help("check that this user may write there")
     }
 }
@@ -77,5 +80,5 @@ impl From<HubError> for Failure {
 
 /// Text from the hub, on one line of a bounded length.
 pub(super) fn cleaned(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(300).collect()
+    Outside::new(text).at_most(300).to_string()
 }

@@ -8,6 +8,7 @@ use super::{
     remote::{Digest, Remote, is_hex},
     transfer::HubClient,
 };
+use pensieve_protocol::outside::Outside;
 
 const FILES_MAX: usize = 10_000;
 
@@ -59,7 +60,7 @@ impl Listing {
         let mut files = Vec::new();
         for sibling in repository.siblings {
             if !is_path(&sibling.rfilename) {
-                return Err(wrong(format!("names a file '{}'", sibling.rfilename.escape_debug())));
+                return Err(wrong(format!("names a file '{}'", Outside::new(&sibling.rfilename))));
             }
             let digest = match (&sibling.lfs, sibling.size, sibling.blob_id) {
                 (Some(lfs), _, _) => Some((lfs.size, Digest::Sha256(lfs.sha256.to_ascii_lowercase()))),
@@ -69,7 +70,7 @@ impl Listing {
             let legal =
                 |digest: &Digest| is_hex(digest.as_str(), if matches!(digest, Digest::Git(_)) { 40 } else { 64 });
             let Some((bytes, digest)) = digest.filter(|(_, digest)| legal(digest)) else {
-                return Err(wrong(format!("gives no digest of '{}'", sibling.rfilename)));
+                return Err(wrong(format!("gives no digest of '{}'", Outside::new(&sibling.rfilename))));
             };
             files.push(Remote { name: sibling.rfilename, bytes, digest });
         }

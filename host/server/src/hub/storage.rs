@@ -15,6 +15,7 @@ use super::{
     remote::{Remote, is_hex},
     transfer::HubClient,
 };
+use pensieve_protocol::outside::Outside;
 
 #[derive(Debug)]
 pub(super) struct Storage {
@@ -94,7 +95,7 @@ impl Storage {
         let message = format!(
             "no space for {} MB in '{}': {} MB are free",
             missing.div_ceil(1_000_000),
-            self.folder.display(),
+            Outside::path(&self.folder),
             free / 1_000_000
         );
         Err(HubError::new(HubErrorKind::Space, message).help("free some space, or set HF_HUB_CACHE to another disk"))

@@ -25,8 +25,9 @@ use super::{
     error::cleaned,
     remote::{Digest, Remote},
 };
+use pensieve_protocol::outside::Outside;
 
-const ANSWER_BYTES_MAX: u64 = 32 << 20;
+const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const ANSWER_FAILURES_MAX: u32 = 3;
 const CHUNK_BYTES: usize = 256 << 10;
 const REDIRECTS_MAX: u32 = 10;
@@ -53,6 +54,8 @@ impl HubClient {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(REDIRECTS_MAX)
+            // A hub that is asked in private must not send anybody on to where all can listen, or into the local network.
+            .https_only(hub.endpoint.starts_with("https://"))
             // The token is for the hub; the storage that it leads to has signed addresses.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_resolve(Some(hub.retry.answer))
@@ -259,7 +262,7 @@ fn certificates() -> Result<Option<RootCerts>, HubError> {
         })
         .collect();
     if roots.is_empty() {
-        let message = format!("SSL_CERT_FILE '{}' holds no certificate", path.display());
+        let message = format!("SSL_CERT_FILE '{}' holds no certificate", Outside::path(&path));
         return Err(HubError::new(HubErrorKind::Usage, message).help("correct or unset it"));
     }
     Ok(Some(RootCerts::from(roots)))

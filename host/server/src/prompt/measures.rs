@@ -16,7 +16,10 @@ use std::time::Instant;
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use tracing::Span;
 
-use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
+use pensieve_protocol::{
+    job::{Failure, FailureCode, Finish, Usage},
+    outside::without_quoted,
+};
 
 /// Describes the figures for the metrics page.
 pub fn describe() {
@@ -113,8 +116,9 @@ impl Measures {
             FailureCode::Quarantined => "quarantined",
         });
         // A failure's words may quote what a client sent.
+        let why = if failure.is_private { "something in the request" } else { &failure.message };
         tracing::warn!(model = self.model, code = ?failure.code, "an answer failed");
-        tracing::debug!(model = self.model, %failure, "an answer failed");
+        tracing::debug!(model = self.model, why = without_quoted(why), "an answer failed");
     }
 
     fn end(&mut self, outcome: &'static str) {

@@ -11,13 +11,14 @@ use std::{
 
 use serde::Serialize;
 
+use super::super::terminal::tell;
 use crate::cli::{
     common_args::CommonArgs,
     error::{CliError, Exit},
     progress::LoadProgress,
     quality::{Quality, QualityEvent},
 };
-use pensieve_protocol::refusal::clean;
+use pensieve_protocol::{outside::Outside, refusal::clean};
 use pensieve_server::fleet::{Claimed, Fleet, child};
 
 /// Which kernels both models would have, whatever their options say.
@@ -45,9 +46,9 @@ pub(super) fn measure(
         let line = format!("{FORCED} forces the same kernels on both sides of the comparison; unset it");
         return Err(CliError::new(Exit::Usage, line));
     }
-    let unread = |error: std::io::Error| CliError::system(format_args!("the text '{}'", text.display()), &error);
+    let unread = |error: std::io::Error| CliError::system(format_args!("the text '{}'", Outside::path(&text)), &error);
     if !text.metadata().map_err(unread)?.is_file() {
-        return Err(CliError::new(Exit::Usage, format!("the text '{}' is no file", text.display())));
+        return Err(CliError::new(Exit::Usage, format!("the text '{}' is no file", Outside::path(&text))));
     }
     let (resolved, model) = common.resolve_one(model)?;
     let config = resolved.fleet()?;
@@ -108,7 +109,7 @@ impl Monitor {
                 return ControlFlow::Continue(());
             }
             QualityEvent::Warns { message } => {
-                eprintln!("warning: {}", clean(&message));
+                tell(format_args!("warning: {}", clean(&message)));
                 return ControlFlow::Continue(());
             }
             QualityEvent::Found(found) => Some(Ok(found.cleaned())),
@@ -142,7 +143,7 @@ pub(super) fn table(report: &QualityReport) -> String {
     let _ = writeln!(
         shown,
         "{positions} tokens of {} predicted, in sequences of up to {}\n",
-        text.display(),
+        Outside::path(&text),
         quality.sequence_tokens
     );
     let _ = writeln!(

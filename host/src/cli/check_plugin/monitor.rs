@@ -3,6 +3,7 @@
 
 use std::{fmt::Write as _, ops::ControlFlow};
 
+use super::super::terminal::tell;
 use pensieve_plugin_api::CONTRACT;
 use serde_json::json;
 
@@ -79,7 +80,7 @@ impl LawMonitor {
     }
 
     pub(super) fn begin(&mut self, manifest: &Manifest) {
-        self.show(|| drop(super::super::say(&provides(manifest))));
+        self.show(|| drop(super::super::terminal::say(&provides(manifest))));
         self.manifest = Some(manifest.clone());
     }
 
@@ -88,32 +89,32 @@ impl LawMonitor {
             LawEvent::Loads { done, total, what } => self.loading.reach(done, total, &clean(&what)),
             LawEvent::Warns { message } => {
                 let message = clean(&message);
-                self.show(|| eprintln!("warning: {message}"));
+                self.show(|| tell(format_args!("warning: {message}")));
                 self.warnings.push(message);
             }
             LawEvent::Loaded(TestedModel { architecture, device, note }) => {
                 self.loading.end();
                 let [architecture, device, note] = [architecture, device, note].map(|text| clean(&text));
                 let line = format!("architecture '{architecture}' on {device} ({note})\n");
-                self.show(|| drop(super::super::say(&line)));
+                self.show(|| drop(super::super::terminal::say(&line)));
                 self.subject = Some(TestedModel { architecture, device, note });
                 self.provider = None;
                 self.spinner = (!self.silent).then(Spinner::new);
             }
             LawEvent::Subject { subject } => {
                 let subject = clean(&subject);
-                self.show(|| drop(super::super::say(&subject)));
+                self.show(|| drop(super::super::terminal::say(&subject)));
                 self.provider = Some(subject);
             }
             LawEvent::Tries { law } => {
                 if let Some(spinner) = &self.spinner {
-                    spinner.at(format!("trying '{law}'"));
+                    spinner.at(&format!("trying '{law}'"));
                 }
                 self.law = Some(law);
             }
             LawEvent::Found(verdict) => {
                 let verdict = verdict.cleaned();
-                self.show(|| drop(super::super::say(render(&verdict).trim_end_matches('\n'))));
+                self.show(|| drop(super::super::terminal::say(render(&verdict).trim_end_matches('\n'))));
                 self.law = None;
                 self.verdicts.push(verdict);
             }
@@ -155,7 +156,7 @@ impl LawMonitor {
                 "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
                 "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
             });
-            super::super::say(&found.to_string())?;
+            super::super::terminal::say_json(&found.to_string())?;
         } else if judged.is_ok() {
             let is_compared = |verdict: &Verdict| {
                 verdict.law == "reference" && !matches!(verdict.outcome, LawOutcome::NotTried { .. })
@@ -165,7 +166,7 @@ impl LawMonitor {
             } else {
                 "; whether the numbers are the right ones, only another implementation's tell: --reference"
             };
-            super::super::say(&format!("\nno law is broken{compared}"))?;
+            super::super::terminal::say(&format!("\nno law is broken{compared}"))?;
         }
         judged
     }

@@ -5,7 +5,7 @@ use safetensors::{Dtype, SafeTensors};
 use std::{fs, path::Path};
 
 use super::super::error::{CliError, Exit};
-use pensieve_protocol::card::Card;
+use pensieve_protocol::{card::Card, outside::Outside};
 
 /// A text of 1000 tokens over a vocabulary of 256k.
 const REFERENCE_BYTES_MAX: u64 = 1 << 30;
@@ -17,9 +17,10 @@ const REFERENCE_TOLERANCE: f32 = 0.05;
 pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Reference, CliError> {
     let wrong = |what: String| {
         let help = "docs/writing-a-plugin.md has a script that writes one";
-        CliError::new(Exit::Usage, format!("the reference '{}' {what}; {help}", file.display()))
+        CliError::new(Exit::Usage, format!("the reference '{}' {what}; {help}", Outside::path(&file)))
     };
-    let unread = |error: std::io::Error| CliError::system(format_args!("the reference '{}'", file.display()), &error);
+    let unread =
+        |error: std::io::Error| CliError::system(format_args!("the reference '{}'", Outside::path(&file)), &error);
     let about = file.metadata().map_err(unread)?;
     if !about.is_file() {
         return Err(wrong("is no file".into()));

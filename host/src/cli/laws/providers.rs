@@ -12,6 +12,7 @@ use super::{
     super::error::{CliError, Exit},
     LawEvent, tell,
 };
+use pensieve_protocol::outside::Outside;
 use pensieve_worker::plugin::LoadedPlugin;
 
 /// Reads what `--samplers` says: an object of parameters for each sampler that wants some.
@@ -64,7 +65,7 @@ pub(super) fn try_formats(
 
 /// Reads an adapter in the first format that claims it and does not decline it.
 pub(super) fn read_adapter(plugins: &[&LoadedPlugin], adapter: &Path) -> Result<AdapterData, CliError> {
-    let place = adapter.display();
+    let place = Outside::path(&adapter);
     let text =
         adapter.to_str().ok_or_else(|| CliError::new(Exit::Usage, format!("'{place}' is not UTF-8; rename it")))?;
     let mut known = Vec::new();

@@ -13,6 +13,7 @@ use tokio::{
     sync::mpsc::{self, Receiver},
 };
 
+use super::super::terminal::{say, tell, tell_all, tell_part};
 use super::{CliError, CliResult, Completion, PROMPT_BYTES_MAX, Run};
 use pensieve_server::{
     chat::{Part, Request, Role, Turn},
@@ -25,13 +26,13 @@ impl Run {
     pub(super) async fn chat(&self, chats: &Chats, model: &str) -> CliResult {
         let is_terminal = io::stdin().is_terminal();
         if is_terminal {
-            eprintln!("a chat with '{model}'; {HELP}");
+            tell(format_args!("a chat with '{model}'; {HELP}"));
         }
         let mut lines = lines();
         let mut turns: Vec<Turn> = Vec::new();
         loop {
             if is_terminal {
-                eprint!("> ");
+                tell_part("> ");
             }
             let line = tokio::select! {
                 line = lines.recv() => line,
@@ -39,7 +40,7 @@ impl Run {
             };
             let Some(line) = line.transpose()? else {
                 if is_terminal {
-                    eprintln!();
+                    tell("");
                 }
                 return Ok(());
             };
@@ -47,9 +48,9 @@ impl Run {
                 "" => {}
                 "/exit" | "/quit" | "/bye" => return Ok(()),
                 "/clear" => turns.clear(),
-                "/help" => eprintln!("{HELP}"),
+                "/help" => tell(HELP),
                 command if command.starts_with('/') && !command.contains([' ', '.']) && !command[1..].contains('/') => {
-                    eprintln!("there is no command '{command}'; {HELP}");
+                    tell(format_args!("there is no command '{command}'; {HELP}"));
                 }
                 question => self.turn(chats, model, question, &mut turns).await?,
             }
@@ -65,18 +66,18 @@ impl Run {
             answered = self.receive(chats, request, &mut completion) => answered,
             // Dropping a generation cancels it.
             _ = signal::ctrl_c() => {
-                eprint!(" (stopped)");
+                tell_part(" (stopped)");
                 Ok(())
             }
         };
         if !completion.text.ends_with('\n') {
-            super::super::say("")?;
+            say("")?;
         }
         if let Err(error) = answered {
             if !io::stdin().is_terminal() {
                 return Err(error);
             }
-            error.lines.iter().for_each(|line| eprintln!("pensieve: {line}"));
+            tell_all(&error);
         }
         if completion.text.is_empty() {
             turns.pop();

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use pensieve_plugin_api as api;
 use pensieve_protocol::job::{Failure, FailureCode};
+use pensieve_protocol::outside::Outside;
 
 /// What a plugin's error means to a client or a user.
 pub fn of_plugin(error: api::PluginError) -> Failure {
@@ -30,6 +31,7 @@ pub fn of_adapter(error: api::PluginError) -> Failure {
 /// A path as it can cross.
 pub fn text_of(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
-        Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", path.display())).with_help("rename it")
+        Failure::new(FailureCode::Invalid, format!("the path '{}' is not UTF-8", Outside::path(&path)))
+            .with_help("rename it")
     })
 }

@@ -13,6 +13,7 @@ use super::failures::{of_adapter, of_plugin, text_of};
 use crate::plugin::LoadedPlugin;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
+    outside::Outside,
     path_policy,
     wire::Location,
 };
@@ -51,8 +52,10 @@ impl Formats {
         }
         let bytes = weight_bytes(path);
         if bytes > bytes_max {
-            let message =
-                format!("'{}' has a file of {bytes} bytes, more than adapters of this model may have", path.display());
+            let message = format!(
+                "'{}' has a file of {bytes} bytes, more than adapters of this model may have",
+                Outside::path(&path)
+            );
             return Err(Failure::new(FailureCode::Unsupported, message).with_help("raise the model's adapter_memory"));
         }
         let text = text_of(path)?;
@@ -68,7 +71,7 @@ impl Formats {
         }
         let known: Vec<&str> = self.formats.iter().map(|(name, _)| name.as_str()).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        let path = path.display();
+        let path = Outside::path(&path);
         let message = format!("no plugin knows the adapter format of '{path}' (installed: {known}){declined}");
         Err(Failure::new(FailureCode::NotFound, message).with_help("drop its plugin into plugins/"))
     }

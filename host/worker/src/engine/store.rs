@@ -14,7 +14,7 @@ mod secret;
 use std::{
     fs::{self, File, TryLockError},
     io,
-    os::unix::fs::{DirBuilderExt, FileExt},
+    os::unix::fs::{DirBuilderExt, FileExt, MetadataExt},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -23,7 +23,7 @@ use sha2::{Digest, Sha256};
 
 use super::blocks::{Key, Record};
 use file::Checksums;
-use pensieve_protocol::wire::DiskTier;
+use pensieve_protocol::{outside::Outside, wire::DiskTier};
 
 const LOCK: &str = "lock";
 /// How long a folder is kept that no worker opens.
@@ -48,12 +48,14 @@ impl Store {
     pub fn open(tier: &DiskTier, identity: &str, block_tokens: usize, group_bytes: Vec<usize>) -> io::Result<Self> {
         let private = |folder: &Path| fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         private(&tier.folder)?;
+        check_owner(&tier.folder)?;
         let secret = secret::read_or_make(&tier.folder)?;
         let mut hasher = Sha256::new();
         hasher.update(format!("{identity}\0{block_tokens}\0{group_bytes:?}"));
         let name = format!("{:x}", hasher.finalize());
         let folder = tier.folder.join(&name[..32]);
         private(&folder)?;
+        check_owner(&folder)?;
         let (checksums, budget, buffer) = (Checksums::new(&secret), tier.bytes, Vec::new());
         let mut store = Self { folder, secret, checksums, block_tokens, group_bytes, budget, lock: None, buffer };
         store.take()?;
@@ -167,6 +169,22 @@ fn touch(file: &File) -> io::Result<()> {
     let mut first = [0];
     file.read_exact_at(&mut first, 0)?;
     file.write_all_at(&first, 0)
+}
+
+/// Refuses a folder in which another user may write. Whoever made it beforehand knows the secret that he put there, so that
+/// checksums would keep nothing of his out of answers.
+fn check_owner(folder: &Path) -> io::Result<()> {
+    let about = fs::metadata(folder)?;
+    let (owner, mode) = (about.uid(), about.mode() & 0o7777);
+    let own = rustix::process::geteuid().as_raw();
+    if owner != own && owner != 0 {
+        return Err(io::Error::other(format!("'{}' belongs to another user (id {owner})", Outside::path(folder))));
+    }
+    if mode & 0o022 != 0 {
+        let what = format!("'{}' is writable by others (mode {mode:04o}): chmod go-w", Outside::path(folder));
+        return Err(io::Error::other(what));
+    }
+    Ok(())
 }
 
 /// Keeps all others out of a model's folder.

@@ -2,6 +2,7 @@
 //! its author; each reason is a variant, so that callers and tests can tell them apart without reading the text.
 
 use pensieve_plugin_api::CONTRACT;
+use pensieve_protocol::outside::Outside;
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -111,7 +112,7 @@ impl fmt::Display for LoadError {
             Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),
             _ => self.path.file_name().unwrap_or(self.path.as_os_str()),
         };
-        write!(f, "plugin '{}' {}; {}", name.display(), self.reason, self.help())
+        write!(f, "plugin '{}' {}; {}", Outside::path(&name), self.reason, self.help())
     }
 }
 

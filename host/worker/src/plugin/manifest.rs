@@ -1,108 +1,34 @@
-//! What a plugin says of itself, copied out of its memory into plain data and held to limits.
-//!
-//! The host prints these strings, routes by them and puts ids into paths and metrics, so a plugin cannot choose them
-//! freely: names are short and of few letters, texts have no control characters, lists have an end.
+//! What a plugin says of itself, copied out of its memory into plain data and held to the limits of that.
 
-use pensieve_plugin_api::{
-    self as api,
-    abi_stable::std_types::{RString, RVec},
-};
+use pensieve_plugin_api::{self as api, abi_stable::std_types::RString};
 use pensieve_protocol::manifest::{Claim, Manifest};
-use std::collections::HashSet;
-
-const NAME_LEN_MAX: usize = 64;
-const TEXT_LEN_MAX: usize = 512;
-const PROVIDERS_MAX: usize = 256;
-const CLAIMS_MAX: usize = 256;
 
 /// Copies what a plugin says, or says which of its words breaks a rule.
 pub(super) fn read(manifest: &api::Manifest) -> Result<Manifest, String> {
-    if !is_name(&manifest.id, b"-") {
-        let id = quoted(&manifest.id);
-        return Err(format!("its id is {id}, not 1 to {NAME_LEN_MAX} of the characters a-z, 0-9 and '-'"));
-    }
-    Ok(Manifest {
+    let texts = |texts: &[RString]| texts.iter().map(RString::to_string).collect::<Vec<String>>();
+    let claim = |claim: &api::Claim| Claim {
+        architecture: claim.architecture.to_string(),
+        gguf: texts(&claim.gguf),
+        classes: texts(&claim.classes),
+    };
+    let manifest = Manifest {
         id: manifest.id.to_string(),
-        version: text("version", &manifest.version, NAME_LEN_MAX)?,
-        description: text("description", &manifest.description, TEXT_LEN_MAX)?,
-        toolchain: text("toolchain", &manifest.toolchain, TEXT_LEN_MAX)?,
-        sdk: text("sdk", &manifest.sdk, TEXT_LEN_MAX)?,
-        architectures: architectures(&manifest.architectures)?,
-        samplers: names("sampler", manifest.samplers.iter())?,
-        adapter_formats: names("adapter format", manifest.adapter_formats.iter())?,
-    })
-}
-
-fn architectures(claims: &RVec<api::Claim>) -> Result<Vec<Claim>, String> {
-    let names = names("architecture", claims.iter().map(|claim| &claim.architecture))?;
-    let claims = claims.iter().zip(names).map(|(claim, architecture)| {
-        let gguf = values(&architecture, "GGUF names", &claim.gguf)?;
-        let classes = values(&architecture, "class names", &claim.classes)?;
-        Ok(Claim { architecture, gguf, classes })
-    });
-    claims.collect()
-}
-
-/// Names of providers: requests and configurations use them, so no two of a kind are equal.
-fn names<'a>(kind: &str, names: impl ExactSizeIterator<Item = &'a RString>) -> Result<Vec<String>, String> {
-    if names.len() > PROVIDERS_MAX {
-        return Err(format!("it lists {} {kind}s, more than {PROVIDERS_MAX}", names.len()));
-    }
-    let mut seen = HashSet::new();
-    let names = names.map(|name| {
-        if !is_name(name, b"-_.") {
-            let name = quoted(name);
-            return Err(format!(
-                "{kind} {name} is not named by 1 to {NAME_LEN_MAX} of the characters a-z, 0-9, '-', '_' and '.'"
-            ));
-        }
-        if !seen.insert(name.as_str()) {
-            return Err(format!("{kind} '{name}' is listed twice"));
-        }
-        Ok(name.to_string())
-    });
-    names.collect()
-}
-
-/// What an architecture claims: words of file formats, which the host only compares and prints.
-fn values(architecture: &str, what: &str, values: &RVec<RString>) -> Result<Vec<String>, String> {
-    if values.len() > CLAIMS_MAX {
-        return Err(format!("architecture '{architecture}' claims {} {what}, more than {CLAIMS_MAX}", values.len()));
-    }
-    let values = values.iter().map(|value| {
-        if value.is_empty() {
-            return Err(format!("architecture '{architecture}' has an empty value among its {what}"));
-        }
-        text(what, value, TEXT_LEN_MAX)
-    });
-    values.collect()
-}
-
-fn text(what: &str, text: &RString, len_max: usize) -> Result<String, String> {
-    if text.len() > len_max {
-        return Err(format!("its {what} has {} bytes, more than {len_max}", text.len()));
-    }
-    if text.chars().any(char::is_control) {
-        return Err(format!("its {what} {} has a control character", quoted(text)));
-    }
-    Ok(text.to_string())
-}
-
-fn is_name(name: &str, besides: &[u8]) -> bool {
-    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || besides.contains(&byte);
-    (1..=NAME_LEN_MAX).contains(&name.len()) && name.bytes().all(legal)
-}
-
-/// Fit for a terminal: escaped and short.
-fn quoted(text: &str) -> String {
-    let short: String = text.chars().take(NAME_LEN_MAX).collect();
-    format!("{short:?}")
+        version: manifest.version.to_string(),
+        description: manifest.description.to_string(),
+        toolchain: manifest.toolchain.to_string(),
+        sdk: manifest.sdk.to_string(),
+        architectures: manifest.architectures.iter().map(claim).collect(),
+        samplers: texts(&manifest.samplers),
+        adapter_formats: texts(&manifest.adapter_formats),
+    };
+    manifest.check().map(|()| manifest)
 }
 
 #[cfg(test)]
 #[allow(clippy::expect_used)]
 mod tests {
     use super::*;
+    use pensieve_plugin_api::abi_stable::std_types::RVec;
 
     fn manifest() -> api::Manifest {
         let claim = api::Claim {
@@ -147,9 +73,9 @@ mod tests {
 
     #[test]
     fn refuses_names_that_are_wrong_or_appear_twice() {
-        check(|manifest| manifest.samplers.push("top k".into()), "sampler \"top k\"");
+        check(|manifest| manifest.samplers.push("top k".into()), "sampler 'top k'");
         check(|manifest| manifest.samplers.push("top_k".into()), "sampler 'top_k' is listed twice");
-        check(|manifest| manifest.architectures[0].architecture = "".into(), "architecture \"\"");
+        check(|manifest| manifest.architectures[0].architecture = "".into(), "architecture ''");
     }
 
     #[test]

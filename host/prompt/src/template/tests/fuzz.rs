@@ -53,19 +53,13 @@ fn a_damaged_template_renders_or_is_refused() {
     // The memory is that of a prompt process, which a template may take all of, and its stack.
     let target = Target { name: "jinja", corpus, memory_max: 1 << 30, input_max: 16 << 10 };
     expect_panics_of_minijinja();
-    let run = move || {
-        target.run(|bytes| {
-            let source = String::from_utf8_lossy(bytes);
-            outcome(|| {
-                let rendered = Template::of(Some(&source), &specials)
-                    .and_then(|template| template.render(&conversation, None))
-                    .map(|rendered| format!("rendered, plain: {}", rendered.plain.is_empty()));
-                rendered.unwrap_or_else(|failure| failure.message)
-            })
-        });
-    };
-    std::thread::scope(|scope| {
-        let builder = std::thread::Builder::new().stack_size(pensieve_protocol::prompt::STACK_BYTES);
-        builder.spawn_scoped(scope, run).unwrap().join().unwrap();
+    target.run_on(pensieve_protocol::prompt::STACK_BYTES, |bytes| {
+        let source = String::from_utf8_lossy(bytes);
+        outcome(|| {
+            let rendered = Template::of(Some(&source), &specials)
+                .and_then(|template| template.render(&conversation, None))
+                .map(|rendered| format!("rendered, plain: {}", rendered.plain.is_empty()));
+            rendered.unwrap_or_else(|failure| failure.message)
+        })
     });
 }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use super::{scan::Stamp, trust};
-use pensieve_protocol::refusal::Refusal;
+use pensieve_protocol::{outside::Outside, refusal::Refusal};
 
 /// How long a copy may take that is not locked yet.
 const UNLOCKED_AGE_MAX: Duration = Duration::from_secs(60);
@@ -76,13 +76,13 @@ impl Cache {
     pub(super) fn open(folder: &Path, file_bytes_max: u64) -> Result<Self, Refusal> {
         let help = "set $PENSIEVE_HOME to a folder of your own";
         let failed = |error: io::Error| {
-            let reason = format!("the plugin cache '{}' cannot be used: {error}", folder.display());
+            let reason = format!("the plugin cache '{}' cannot be used: {error}", Outside::path(&folder));
             Refusal::new("cache", reason, help)
         };
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
         let metadata = fs::symlink_metadata(folder).map_err(failed)?;
         if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() {
-            let reason = format!("the plugin cache '{}' is not a folder of this user", folder.display());
+            let reason = format!("the plugin cache '{}' is not a folder of this user", Outside::path(&folder));
             return Err(Refusal::new("cache", reason, help));
         }
         if metadata.mode() & 0o077 != 0 {
@@ -115,7 +115,7 @@ impl Cache {
     /// Copies a plugin's file, whose stamp must be this one before and after.
     pub(super) fn take(&self, source: &Path, stamp: Stamp) -> Result<PrivateCopy, CopyError> {
         let unreadable = |error: io::Error| {
-            let reason = format!("plugin '{}' cannot be copied: {error}", source.display());
+            let reason = format!("plugin '{}' cannot be copied: {error}", Outside::path(&source));
             CopyError::Refused(Refusal::new("unreadable", reason, "check that this user may read it"))
         };
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
@@ -132,7 +132,7 @@ impl Cache {
         if metadata.len() > self.file_bytes_max {
             let reason = format!(
                 "plugin '{}' has {} bytes, more than {}",
-                source.display(),
+                Outside::path(&source),
                 metadata.len(),
                 self.file_bytes_max
             );

@@ -12,7 +12,7 @@ use crate::fleet::{
     child::{self, ChildError},
     fence,
 };
-use pensieve_protocol::{questions::Checked, refusal::Refusal};
+use pensieve_protocol::{outside::Outside, questions::Checked, refusal::Refusal};
 
 /// What came of looking at a file.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(super) async fn inspect(
     let arguments = ["plugins", "check", "--json"].map(OsString::from);
     let arguments = arguments.into_iter().chain([copy.path().into()]).collect::<Vec<_>>();
     let policy = fence::inspection(copy.path());
-    let refusal = match child::ask(&settings.program, &arguments, &policy, settings.limits.inspection).await {
+    let refusal = match child::inspect(&settings.program, &arguments, &policy, settings.limits.inspection).await {
         Ok(Checked::Manifest(manifest)) => {
             let plugin = Plugin { file: found.path, manifest, copy };
             return Inspected::Knowledge(Knowledge::Plugin(Arc::new(plugin)));
@@ -78,7 +78,7 @@ pub(super) async fn inspect(
 }
 
 fn name(path: &Path) -> String {
-    format!("plugin '{}'", path.file_name().unwrap_or(path.as_os_str()).display())
+    format!("plugin '{}'", Outside::path(path.file_name().unwrap_or(path.as_os_str())))
 }
 
 fn help(error: &ChildError) -> &'static str {

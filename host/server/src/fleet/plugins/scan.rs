@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{Settings, trust};
-use pensieve_protocol::refusal::Refusal;
+use pensieve_protocol::{outside::Outside, refusal::Refusal};
 
 /// Tells two states of a file apart without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Scan {
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
             Err(error) => {
-                let reason = format!("plugin folder '{}' cannot be read: {error}", named.display());
+                let reason = format!("plugin folder '{}' cannot be read: {error}", Outside::path(&named));
                 let refusal = Refusal::new("unreadable", reason, "check that this user may read it");
                 return self.refused.push((named.to_path_buf(), refusal));
             }
@@ -104,7 +104,7 @@ impl Scan {
         if names.len() > settings.limits.files_max {
             let reason = format!(
                 "plugin folder '{}' has {} libraries; the first {} were looked at",
-                named.display(),
+                Outside::path(&named),
                 names.len(),
                 settings.limits.files_max
             );
@@ -134,7 +134,7 @@ fn look_at(path: &Path) -> Result<Option<(PathBuf, Stamp)>, Refusal> {
         Ok(_) => Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() => Ok(None),
         Err(error) => {
-            let reason = format!("plugin '{}' cannot be found: {error}", path.display());
+            let reason = format!("plugin '{}' cannot be found: {error}", Outside::path(&path));
             Err(Refusal::new("unreadable", reason, "check where the link leads, or remove it"))
         }
     }

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pensieve_protocol::refusal::Refusal;
+use pensieve_protocol::{outside::Outside, refusal::Refusal};
 
 const OTHERS_WRITE: u32 = 0o002;
 const GROUP_WRITES: u32 = 0o020;
@@ -29,7 +29,7 @@ pub(super) fn folder(path: &Path) -> Result<Option<PathBuf>, Refusal> {
     };
     let metadata = resolved.metadata().map_err(|error| unreadable(path, &error))?;
     if !metadata.is_dir() {
-        let reason = format!("'{}' is not a folder", path.display());
+        let reason = format!("'{}' is not a folder", Outside::path(&path));
         return Err(Refusal::new("not-a-folder", reason, "name the folder that plugins lie in"));
     }
     check("plugin folder", &resolved, &metadata, ANYBODY_WRITES)?;
@@ -49,7 +49,7 @@ pub(super) fn file(path: &Path, metadata: &Metadata) -> Result<(), Refusal> {
 fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(), Refusal> {
     let own = rustix::process::geteuid().as_raw();
     if metadata.uid() != own && metadata.uid() != 0 {
-        let reason = format!("{what} '{}' belongs to another user (id {})", path.display(), metadata.uid());
+        let reason = format!("{what} '{}' belongs to another user (id {})", Outside::path(&path), metadata.uid());
         return Err(Refusal::new("untrusted", reason, "copy the plugin into a folder of your own"));
     }
     let mut written = metadata.mode() & refused;
@@ -58,8 +58,8 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
     }
     if written != 0 {
         let mode = metadata.mode() & 0o7777;
-        let reason = format!("{what} '{}' is writable by others (mode {mode:04o})", path.display());
-        return Err(Refusal::new("untrusted", reason, format!("run: chmod go-w '{}'", path.display())));
+        let reason = format!("{what} '{}' is writable by others (mode {mode:04o})", Outside::path(&path));
+        return Err(Refusal::new("untrusted", reason, "take the right to write to it from others: chmod go-w"));
     }
     Ok(())
 }
@@ -91,7 +91,7 @@ fn is_group_of_one(users: &str, groups: &str, own: u32, group: u32) -> bool {
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> Refusal {
-    let reason = format!("plugin folder '{}' cannot be read: {error}", path.display());
+    let reason = format!("plugin folder '{}' cannot be read: {error}", Outside::path(&path));
     Refusal::new("unreadable", reason, "check that this user may read it")
 }
 
@@ -127,7 +127,7 @@ mod tests {
             let refusal = check_folder(mode, above).unwrap_err();
             assert_eq!(refusal.kind, "untrusted");
             assert!(refusal.reason.contains("is writable by others (mode "), "{refusal}");
-            assert!(refusal.help.starts_with("run: chmod go-w '/"), "{refusal}");
+            assert!(refusal.help.contains("chmod go-w"), "{refusal}");
         }
     }
 

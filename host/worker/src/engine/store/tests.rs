@@ -177,3 +177,24 @@ fn workers_that_start_together_have_one_secret() {
     });
     assert!(secrets.iter().all(|secret| *secret == secrets[0]), "{secrets:?}");
 }
+
+#[test]
+fn a_folder_in_which_others_may_write_is_not_used() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let folder = tempfile::tempdir().unwrap();
+    let with = |mode| {
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+        open(folder.path(), 1 << 20).map(drop).map_err(|error| error.to_string())
+    };
+    for mode in [0o777, 0o1777, 0o720] {
+        assert!(with(mode).unwrap_err().contains("is writable by others (mode "), "{mode:o}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    for mode in [0o700, 0o755] {
+        assert_eq!(with(mode), Ok(()), "{mode:o}");
+    }
+    // Only root can give it away, and then reads it as if it were its own.
+    if chown(folder.path(), Some(65_534), None).is_ok() {
+        assert!(with(0o700).unwrap_err().contains("belongs to another user (id 65534)"));
+    }
+}
