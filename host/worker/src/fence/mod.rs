@@ -82,7 +82,7 @@ fn enter_on_linux(policy: &Policy, fenced: &mut Fenced) {
     }
     let writable = paths::writable(policy);
     if !policy.open {
-        match namespaces::enter(&writable) {
+        match namespaces::enter(&writable, policy.kind.has_drivers()) {
             Ok(()) => fenced.holds.push("a network and a read-only view of files of its own (namespaces)".into()),
             Err(why) => fenced.notes.push(format!("no namespaces ({why}): the other parts hold without them")),
         }

@@ -26,9 +26,12 @@ const READ_ONLY: u64 = 0x1;
 const NO_SETUID: u64 = 0x2;
 const RECURSIVE: libc::c_uint = 0x8000;
 
-/// Enters them; nothing but these folders can be written to then. To be called while the process has a single thread, and
-/// before its memory is hidden, which takes `/proc/self` from it.
-pub(super) fn enter(writable: &[PathBuf]) -> Result<(), String> {
+const PROCESSES: &str = "/proc";
+
+/// Enters them; nothing but these folders can be written to then, and `/proc` where a driver has to work: it writes the names of
+/// its threads there, and fails if it cannot. To be called while the process has a single thread, and before its memory is
+/// hidden, which takes `/proc/self` from it.
+pub(super) fn enter(writable: &[PathBuf], has_drivers: bool) -> Result<(), String> {
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let is_root = user == 0;
     let others = libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWNET;
@@ -48,7 +51,7 @@ pub(super) fn enter(writable: &[PathBuf]) -> Result<(), String> {
     for folder in writable.iter().filter(|folder| folder.exists()) {
         set_attributes(folder, 0, 0, READ_ONLY)?;
     }
-    Ok(())
+    if has_drivers { set_attributes(Path::new(PROCESSES), 0, 0, READ_ONLY) } else { Ok(()) }
 }
 
 fn unshare(flags: c_int) -> Result<(), String> {

@@ -44,6 +44,7 @@ const SEARCHED: [&str; 3] = ["LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"];
 /// What a GPU's driver reads besides.
 const DRIVERS: [&str; 6] =
     ["/proc/driver", "/proc/devices", "/proc/modules", "/proc/filesystems", "/etc/nvidia", "/etc/OpenCL"];
+const OWN_THREADS: &str = "/proc/self/task";
 /// How the names of device files begin that drivers work with: NVIDIA's, AMD's, the kernel's graphics, WSL's.
 const DEVICES: [&str; 4] = ["nvidia", "kfd", "dri", "dxg"];
 
@@ -92,6 +93,9 @@ fn enforce(policy: &Policy, mut write: Vec<PathBuf>) -> Result<RestrictionStatus
     read.extend(searched());
     read.extend(policy.read.iter().cloned());
     if policy.kind.has_drivers() {
+        // Drivers name their threads, in files of this folder.
+        std::mem::forget(File::open(OWN_THREADS));
+        write.push(OWN_THREADS.into());
         read.extend(DRIVERS.iter().map(PathBuf::from));
         write.extend(devices());
     }
