@@ -167,18 +167,16 @@ fn a_damaged_format_is_an_expression_or_a_complaint() {
     corpus.extend([nested(10, 10, ["(", ")"]), nested(40, 40, ["[", "]*"])].map(String::into_bytes));
     // Classes of all of Unicode are what takes the memory.
     let target = Target { name: "formats", corpus, memory_max: 128 << 20, input_max: 4 << 10 };
-    on_a_small_stack(|| {
-        target.run(|bytes| {
-            let definition = String::from_utf8_lossy(bytes);
-            let told = [Syntax::Lark, Syntax::Regex].map(|syntax| match expression(syntax, &definition) {
-                Ok(expression) => {
-                    assert!(expression.len() <= pensieve_protocol::prompt::EXPRESSION_BYTES_MAX);
-                    assert_eq!(checked(&expression), Ok(()), "{expression}");
-                    "expression".to_owned()
-                }
-                Err(complaint) => complaint,
-            });
-            told.join("; ")
+    target.run_on(STACK_BYTES, |bytes| {
+        let definition = String::from_utf8_lossy(bytes);
+        let told = [Syntax::Lark, Syntax::Regex].map(|syntax| match expression(syntax, &definition) {
+            Ok(expression) => {
+                assert!(expression.len() <= pensieve_protocol::prompt::EXPRESSION_BYTES_MAX);
+                assert_eq!(checked(&expression), Ok(()), "{expression}");
+                "expression".to_owned()
+            }
+            Err(complaint) => complaint,
         });
+        told.join("; ")
     });
 }
