@@ -17,13 +17,12 @@ use crate::{
         client::{Connection, Reply, get, post},
         server::{Options, Server},
     },
+    memory::HEALTH_TIME_MAX,
     prompts::merging,
     scripted,
 };
 
 const RESPONSES: [&str; 2] = ["/v1/responses", "/v1/responses/input_tokens"];
-/// What a health check may take meanwhile.
-const HEALTH_TIME_MAX: Duration = Duration::from_secs(1);
 /// How much the server may grow by an attack.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
 

@@ -1,5 +1,5 @@
 //! All known attacks at once, under the load of ordinary clients, for as long as one likes: the ordinary clients are served, no
-//! health answer takes a second, and the server's memory ends where it settled after the first minutes.
+//! health answer takes a second where nothing else runs, and the server's memory ends where it settled after the first minutes.
 //!
 //! | variable | meaning | unless set |
 //! |---|---|---|
@@ -23,6 +23,7 @@ use crate::{
     random::Random,
 };
 
+const SECONDS: &str = "PENSIEVE_SIEGE_SECONDS";
 const ATTACKERS: u64 = 4;
 const CLIENTS: u64 = 3;
 /// How much more the server may have at the end than when it had settled.
@@ -55,7 +56,7 @@ fn all_attacks_at_once_leave_others_served_and_memory_where_it_was() {
     if !can_measure() {
         return;
     }
-    let time = Duration::from_secs(number("PENSIEVE_SIEGE_SECONDS", 20));
+    let time = Duration::from_secs(number(SECONDS, 20));
     let attacked = Attacked::start();
     // What is stored by design is soon as much as it may be.
     besiege(&attacked, time / 4, number("PENSIEVE_SIEGE_SEED", 1));
@@ -126,7 +127,9 @@ fn besiege(attacked: &Attacked, time: Duration, seed: u64) {
     let counts: Vec<String> =
         ATTACKS.iter().zip(&counts).map(|((name, _), count)| format!("{name}: {count:?}")).collect();
     println!("served {served:?}, refused {refused:?}, slowest health answer {slowest:?}; {}", counts.join(", "));
-    assert!(slowest < HEALTH_TIME_MAX, "a health answer took {slowest:?}");
+    let is_alone = env::var_os(SECONDS).is_some();
+    let most = if is_alone { Duration::from_secs(1) } else { HEALTH_TIME_MAX };
+    assert!(slowest < most, "a health answer took {slowest:?}");
     assert!(served.load(Ordering::Relaxed) > 0, "nobody was served");
 }
 

@@ -4,6 +4,8 @@
 //! its output moves behind the output. An item that means nothing to a text model is left out with a note, since it would
 //! stay in the client's history and be sent again with every request.
 
+use std::collections::HashMap;
+
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Map, Value, json};
 
@@ -69,8 +71,8 @@ pub(super) fn encrypted(reasoning: &str) -> String {
 struct Reader {
     system: Vec<String>,
     turns: Vec<Turn>,
-    /// Calls without an output yet.
-    open: Vec<String>,
+    /// How many calls of each id have no output yet.
+    open: HashMap<String, usize>,
     /// Instructions that wait until no call is open.
     waiting: Vec<Turn>,
 }
@@ -126,7 +128,7 @@ impl Reader {
         let id = call_id(item)?;
         let namespace = item.get("namespace").optional(|name| name.text(NAME_BYTES_MAX))?;
         let name = flat(namespace, item.get("name").text(NAME_BYTES_MAX)?);
-        self.open.push(id.clone());
+        *self.open.entry(id.clone()).or_default() += 1;
         self.append(Role::Assistant, Part::ToolCall { id, name, arguments });
         Ok(())
     }
@@ -134,13 +136,16 @@ impl Reader {
     fn output(&mut self, item: &Field<'_>) -> Result<(), ApiError> {
         let id = call_id(item)?;
         let text = texts(&item.get("output"))?.join("\n");
-        let Some(place) = self.open.iter().position(|open| *open == id) else {
+        let Some(calls) = self.open.get_mut(&id) else {
             item.note("it belongs to no call; it is shown as a text");
             let text = format!("[output of a tool: {text}]");
             self.turns.push(Turn { role: Role::User, parts: vec![Part::Text(text)] });
             return Ok(());
         };
-        self.open.remove(place);
+        *calls -= 1;
+        if *calls == 0 {
+            self.open.remove(&id);
+        }
         let part = Part::ToolResult { id, text, is_error: false };
         match self.turns.last_mut() {
             Some(turn) if matches!(turn.parts.as_slice(), [Part::ToolResult { .. }, ..]) => turn.parts.push(part),
