@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 use std::{
     fs,
     net::SocketAddr,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -37,10 +40,15 @@ pub struct Attacked {
     /// What the server had in memory before, in bytes.
     before: u64,
     _root: TempDir,
+    _alone: MutexGuard<'static, ()>,
 }
+
+/// Attacks one after another: together they would measure each other.
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Attacked {
     pub fn start() -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let root = tempfile::tempdir().unwrap();
         let source = root.path().join("model");
         scripted::checkpoint(&source, &[("", "What?")]);
@@ -52,7 +60,7 @@ impl Attacked {
         let reply = post(server.address, "/v1/chat/completions", &chat("hello"));
         assert_eq!(reply.status(), 200, "{reply:?}");
         let before = memory(&server, "VmRSS");
-        Self { server, before, _root: root }
+        Self { server, before, _root: root, _alone: alone }
     }
 
     /// Runs an attack. The server has to answer others all along, to keep within its memory, and to give it back.
@@ -178,6 +186,13 @@ pub fn stored(address: SocketAddr, bytes: usize) -> Option<String> {
     Some(reply.json()["id"].as_str()?.to_owned())
 }
 
+/// Stores a response whose conversation has an item of so many bytes that no model sees, behind a small one.
+fn stored_items(address: SocketAddr, bytes: usize) -> Option<String> {
+    let items = json!([{ "role": "user", "content": "hello" }, { "type": "unknown", "data": "x".repeat(bytes) }]);
+    let reply = post(address, "/v1/responses", &json!({ "model": "m", "input": items, "max_output_tokens": 8 }));
+    Some(reply.json()["id"].as_str()?.to_owned())
+}
+
 #[test]
 fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_may() {
     if !can_measure() {
@@ -205,7 +220,14 @@ fn stored_responses_that_are_asked_for_and_not_read_take_no_more_than_requests_m
         };
         let replaced: Vec<_> = (0..6).filter_map(|_| stored(address, 12 * MIB)).map(begun).collect();
         assert!(replaced.len() > 1);
-        drop(replaced);
+        let listed: Vec<_> = (0..6)
+            .filter_map(|_| stored_items(address, 12 * MIB))
+            .map(|id| {
+                let path = format!("/v1/responses/{id}/input_items?limit=1&order=asc");
+                unread(address, 4, |connection| connection.ask("GET", &path, &[], b""))
+            })
+            .collect();
+        drop((replaced, listed));
     });
     let address = attacked.server.address;
     let kept = stored(address, 1000).unwrap();
@@ -232,6 +254,7 @@ fn a_conversation_that_grows_from_response_to_response_counts_whole() {
             );
             let reply = send(address, "/v1/responses", &body);
             if reply.status() != 200 {
+                assert_ne!(previous, "null", "not even one is stored: {reply:?}");
                 // There is no memory for a longer one.
                 assert_eq!(reply.status(), 503, "{reply:?}");
                 break;
@@ -296,6 +319,9 @@ fn what_answers_repeat_is_shared_and_counts_until_they_are_read() {
 
 #[test]
 fn metadata_that_is_deep_is_found_again() {
+    if !can_measure() {
+        return;
+    }
     let attacked = Attacked::start();
     let deep = format!("{}{}", "[".repeat(120), "]".repeat(120));
     let body = format!("{{\"model\":\"m\",\"input\":\"hello\",\"max_output_tokens\":8,\"metadata\":{{\"a\":{deep}}}}}");

@@ -45,7 +45,7 @@ impl Shares {
         share.grow(amount).then_some(share)
     }
 
-    /// How much of the most that was held since this was called last has come back.
+    /// What has come back since the last call, from the most that was held.
     pub(crate) fn returned(&self) -> usize {
         let mut held = self.held();
         let returned = held.free - held.free_min;

@@ -7,6 +7,9 @@ use pensieve_protocol::{
     outside::without_quoted,
 };
 
+/// Bytes of a message, of what helps, and of a field's path: an error counts as nothing while it waits to be read.
+const TEXT_BYTES_MAX: usize = 4096;
+
 /// Why a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
@@ -70,6 +73,13 @@ impl ApiError {
 }
 
 impl ApiError {
+    /// The same with texts of a bounded length, whatever they repeat.
+    pub(super) fn clipped(&self) -> Self {
+        let clip = |text: &str| text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned();
+        let (message, help) = (clip(&self.message), clip(&self.help));
+        Self { message, help, field: self.field.as_deref().map(clip), ..*self }
+    }
+
     /// Why a request was refused, for the log, without what its client wrote: of a message that repeats it there is the field
     /// only, and of the others what is not in quotes.
     pub fn reason(&self) -> String {
@@ -114,6 +124,15 @@ impl From<Failure> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_is_short_whatever_it_repeats() {
+        let clipped = ApiError::field("é".repeat(1 << 20), "is long").clipped();
+        let field = clipped.field.unwrap_or_default();
+        assert!(clipped.message.len() <= TEXT_BYTES_MAX && (1..=TEXT_BYTES_MAX).contains(&field.len()));
+        let short = ApiError { help: "do this".into(), ..ApiError::field("a", "is short") };
+        assert_eq!(short.clipped(), short);
+    }
 
     #[test]
     fn a_message_that_repeats_the_request_is_left_out_but_for_its_field() {

@@ -303,7 +303,12 @@ impl<'a> Field<'a> {
         let (path, notes) = (self.path.clone(), self.notes);
         if let Source::Body(members) = self.source {
             let body = self.clone();
-            return Ok(Box::new(members.iter().map(move |(name, _)| (name, body.get(name)))));
+            let entry = move |(name, _): (&'a str, &'a str)| {
+                // An error repeats the path, and the client has made up the name.
+                let path = join(&path, &Quote(name).to_string());
+                (name, Self { path, ..body.get(name) })
+            };
+            return Ok(Box::new(members.iter().map(entry)));
         }
         let entry = move |(name, value): (&'a String, &'a Value)| {
             // An error repeats the path, and the client has made up the name.
@@ -414,6 +419,9 @@ mod tests {
     fn a_name_that_the_client_made_up_is_repeated_in_short() {
         let value = json!({ "a".repeat(100_000): 1 });
         let (_, entry) = Field::root(&value).entries().unwrap().next().unwrap();
+        assert!(entry.invalid("no").to_string().len() < 200);
+        let document = Document::of(&value);
+        let (_, entry) = document.root().entries().unwrap().next().unwrap();
         assert!(entry.invalid("no").to_string().len() < 200);
     }
 

@@ -14,7 +14,7 @@ use crate::shares::{Share, Shares};
 /// Parsing takes memory in steps, as every step is a lock.
 const STEP_BYTES: usize = 64 << 10;
 
-/// What a request may still take. Clones are of the same request.
+/// One request's account; clones charge the same account.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestMemory {
     shares: Shares,
@@ -27,7 +27,7 @@ impl RequestMemory {
         Self { shares: shares.clone(), client, kept: Arc::default() }
     }
 
-    /// Takes so many bytes until the last clone of this is dropped.
+    /// Charges `bytes` until the last clone of this is dropped.
     pub(crate) fn keep(&self, bytes: usize) -> Result<(), ApiError> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = match &mut *kept {
@@ -40,7 +40,7 @@ impl RequestMemory {
         if taken { Ok(()) } else { Err(exhausted()) }
     }
 
-    /// Takes so many bytes until what is returned is dropped.
+    /// Charges `bytes` until the returned share is dropped.
     pub(crate) fn hold(&self, bytes: usize) -> Result<Share, ApiError> {
         self.shares.take(self.client, bytes).ok_or_else(exhausted)
     }
@@ -74,7 +74,7 @@ pub(crate) fn exhausted() -> ApiError {
     ApiError::new(ErrorCode::Overloaded, message)
 }
 
-/// Takes memory for many small things.
+/// Charges many small allocations in steps.
 pub(crate) struct Meter<'a> {
     memory: &'a RequestMemory,
     /// Bytes that are taken already and not used yet.

@@ -90,6 +90,7 @@ impl Dialect {
     }
 
     pub(crate) fn error(self, error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
+        let error = &error.clipped();
         match self {
             Self::Anthropic => anthropic::envelope(error, request_id),
             Self::OpenAi => openai::envelope(error, request_id),

@@ -99,7 +99,7 @@ impl Generations {
     }
 }
 
-/// What a delta takes where it is kept, about.
+/// Approximate bytes of a delta that is kept.
 fn bytes_of(delta: &Delta) -> usize {
     let token = |token: &TokenLogprob| size_of::<TokenLogprob>() + token.bytes.len();
     match delta {
@@ -123,7 +123,8 @@ pub(super) fn frames_with(
     generations: Generations,
     keep_alive: Duration,
 ) -> FrameStream {
-    // What the body became is gone, and a stream keeps no more of its answer than is in its queue.
+    // What the body became is gone. A stream keeps what is in its queue, and for some dialects its answer, which the model's
+    // context bounds.
     let generations = Generations { memory: RequestMemory::default(), ..generations };
     let writer = Writer { encoder, generations, keep_alive, sent: None, is_over: false };
     Box::pin(unfold(writer, |mut writer| async move { Some((writer.next().await?, writer)) }))

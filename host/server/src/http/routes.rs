@@ -35,7 +35,7 @@ fn anthropic_and_openai(app: &Arc<AppState>) -> Vec<Route> {
         post(app, "/v1/responses/input_tokens", |app, call| responses::input_tokens(app.chats.clone(), call)),
         // Before the response itself, whose id may have slashes.
         get(app, "/v1/responses/{id}/input_items", |_, call| responses::input_items(call)),
-        get(app, "/v1/responses/{id}", |_, call| async move { responses::retrieve(&call) }),
+        get(app, "/v1/responses/{id}", |_, call| responses::retrieve(call)),
         delete(app, "/v1/responses/{id}", |_, call| async move { responses::delete(&call) }),
         post(app, "/v1/embeddings", |app, call| embeddings::embeddings(app.chats.clone(), call)),
         post(app, "/v1/rerank", |app, call| embeddings::rerank(app.chats.clone(), call)),

@@ -171,8 +171,8 @@ fn touch(file: &File) -> io::Result<()> {
     file.write_all_at(&first, 0)
 }
 
-/// Refuses a folder in which another user may write. Whoever made it beforehand knows the secret that he put there, so that
-/// checksums would keep nothing of his out of answers.
+/// Refuses a folder in which another user may write. Whoever made it knows the secret in it, so that checksums would not
+/// keep forged blocks out of answers.
 fn check_owner(folder: &Path) -> io::Result<()> {
     let about = fs::metadata(folder)?;
     let (owner, mode) = (about.uid(), about.mode() & 0o7777);

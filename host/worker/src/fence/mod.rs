@@ -96,8 +96,11 @@ fn enter_on_linux(policy: &Policy, fenced: &mut Fenced) {
     }
     fenced.note("root's capabilities are dropped", capabilities::drop(geteuid().is_root()));
     paths::restrict(policy, writable, fenced);
-    let holds = "only the system calls that it needs: no processes, no sockets, nothing of other processes (seccomp)";
-    fenced.note(holds, filter::install(policy.kind));
+    let sockets = if policy.kind.has_drivers() { "connections" } else { "sockets" };
+    let holds = format!(
+        "only the system calls that it needs: no processes, no {sockets}, nothing of other processes (seccomp)"
+    );
+    fenced.note(&holds, filter::install(policy.kind));
 }
 
 trait Note {

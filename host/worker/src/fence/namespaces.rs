@@ -1,7 +1,7 @@
 //! Namespaces: no network but a loopback that is down, no System V objects of others, and a view of the files in which
 //! nothing can be changed but the child's own folders. A second wall: Landlock and the filter hold all of it, too.
 //!
-//! A user of the machine needs a user namespace for that, in which he stays who he is and gets the rights to make the others; the
+//! An ordinary user needs a user namespace for that, which keeps their user id and grants the rights to create the others; the
 //! loss of capabilities then takes those away again. Root makes them at once, as in a user namespace it could not read the files
 //! of other users any more. There is none of processes: it would need a process between the server and each child.
 

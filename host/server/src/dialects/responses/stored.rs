@@ -11,7 +11,13 @@ const ITEMS: usize = 20;
 const ITEMS_MAX: usize = 100;
 
 /// `GET /v1/responses/ID`. With `stream=true` it is the events in which the response came, from behind `starting_after` on.
-pub(crate) fn retrieve(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
+pub(crate) async fn retrieve(call: ApiRequest) -> Result<ApiResponse, ApiError> {
+    // Finding the parts of a long response takes a while.
+    let read = tokio::task::spawn_blocking(move || respond(&call));
+    read.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the response")))
+}
+
+fn respond(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let stored = find(call, &call.id)?;
     if parameter(call, "stream").as_deref() != Some("true") {
         return Ok(ApiResponse::text("application/json", stored.response));
@@ -35,8 +41,10 @@ pub(crate) async fn input_items(call: ApiRequest) -> Result<ApiResponse, ApiErro
 
 fn list_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let stored = find(call, &call.id)?;
-    let _places = call.memory.hold(stored.inputs * size_of::<&RawValue>())?;
-    let mut data: Vec<&RawValue> = serde_json::from_slice(&stored.items).unwrap_or_default();
+    // They may be removed from the store while they are read here, and a part of them keeps the whole.
+    let items = call.memory.bytes(stored.items)?;
+    let _places = call.memory.hold(items.len())?;
+    let mut data: Vec<&RawValue> = serde_json::from_slice(&items).unwrap_or_default();
     data.truncate(stored.inputs);
     match parameter(call, "order").as_deref() {
         None | Some("desc") => data.reverse(),
@@ -60,7 +68,7 @@ fn list_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let mut list = Frame::from(head.to_string().trim_end_matches("]}").to_owned());
     for (place, item) in data.into_iter().enumerate() {
         list.push(if place > 0 { "," } else { "" });
-        list.push(stored.items.slice_ref(item.get().as_bytes()));
+        list.push(items.slice_ref(item.get().as_bytes()));
     }
     list.push("]}");
     Ok(ApiResponse::text("application/json", list))

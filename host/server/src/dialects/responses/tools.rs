@@ -102,8 +102,8 @@ impl Tools {
         for (format, expressed) in asked.into_iter().zip(expressed) {
             format.hold(tools, expressed, warnings);
         }
-        // They may be long, and an answer needs them no more.
-        self.formats = Vec::new();
+        // They may be long, and an answer needs neither them nor the schemas.
+        (self.formats, self.list) = (Vec::new(), Vec::new());
         Ok(())
     }
 

@@ -34,6 +34,7 @@ use pensieve_protocol::{
     fence::Policy,
     grammar::Spec,
     job::{Failure, FailureCode},
+    outside::Outside,
     prompt::{Answer, EXPRESSION_BYTES_MAX, Question, Syntax},
     vocabulary::Alphabet,
     wire,
@@ -168,8 +169,12 @@ impl Grammars {
                 Err(death) => {
                     deaths += 1;
                     let expressed = Err(format!("reading it {death}"));
-                    let until = Some(Instant::now() + REFUSED_TIME);
-                    lock(&self.expressions).put(digest, Known { expressed: expressed.clone(), until });
+                    // One that had only the rest of the time may have been hurried by those before it.
+                    let was_hurried = matches!(death, Death::Overdue(limit) if limit < TIME_MAX * 9 / 10);
+                    if !was_hurried {
+                        let until = Some(Instant::now() + REFUSED_TIME);
+                        lock(&self.expressions).put(digest, Known { expressed: expressed.clone(), until });
+                    }
                     all.push(expressed);
                     continue;
                 }
@@ -277,11 +282,10 @@ fn digest(client: &Client, parts: &[&[u8]]) -> [u8; 32] {
 
 /// What a process says of a format is a stranger's word.
 fn checked(expressed: Expressed) -> Expressed {
-    let clean = |letter: char| if letter.is_control() { ' ' } else { letter };
     match expressed {
         Ok(expression) if expression.len() > EXPRESSION_BYTES_MAX => Err("its expression is too long".to_owned()),
         Ok(expression) => Ok(expression),
-        Err(complaint) => Err(complaint.chars().take(COMPLAINT_CHARS_MAX).map(clean).collect()),
+        Err(complaint) => Err(Outside::new(&complaint).at_most(COMPLAINT_CHARS_MAX).to_string()),
     }
 }
 

@@ -120,7 +120,7 @@ impl fmt::Display for Death {
         match self {
             Self::Spawn(error) => write!(f, "failed: its process does not start: {error}"),
             Self::TooLong(error) => write!(f, "failed: {error}"),
-            Self::Overdue(limit) => write!(f, "takes longer than {} seconds", limit.as_secs_f32()),
+            Self::Overdue(limit) => write!(f, "takes longer than {:.0} seconds", limit.as_secs_f32()),
             Self::Garbled => f.write_str("failed: its process answered nonsense"),
             Self::Ended(None) => f.write_str("failed: its process ended"),
             Self::Ended(Some(status)) => match status.signal() {
