@@ -14,6 +14,7 @@ mod words;
 
 use std::{
     fs,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -79,6 +80,14 @@ impl Desk {
         command.env("HOME", self.root.path()).env("PENSIEVE_HOME", self.path("home"));
         command.env("HF_ENDPOINT", self.endpoint.as_deref().unwrap_or("http://127.0.0.1:9"));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A shell has what it runs in the background ignore the interrupt, and that is inherited.
+        let heed_interrupts = || {
+            // SAFETY: the call takes plain numbers, and may be made between fork and exec.
+            unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+            Ok(())
+        };
+        // SAFETY: the function does nothing but that.
+        unsafe { command.pre_exec(heed_interrupts) };
     }
 
     pub fn run(&self, arguments: &[&str]) -> Said {
