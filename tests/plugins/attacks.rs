@@ -1,4 +1,4 @@
-//! What a fence has to refuse, each attack as a function that says whether it succeeded. Where one can choose, it changes nothing
+//! Attacks that a fence must refuse, each as a function that says whether it succeeded. Where one can choose, it changes nothing
 //! that matters: a server that trusts a plugin has it all done to itself.
 
 #![allow(clippy::expect_used, reason = "an attack that cannot be tried fails its test")]
@@ -18,7 +18,7 @@ use libc::{c_int, c_long, pid_t};
 const LARGE_BYTES: usize = 6 << 30;
 const ADDRESS_BYTES: usize = 1 << 40;
 
-/// What of all this succeeds. `HOME` is the server's own, with a file `secret`, a plugin folder `given`, a socket for datagrams
+/// The attacks that succeed. `HOME` is the server's own, with a file `secret`, a plugin folder `given`, a socket for datagrams
 /// and a model's folder, which a child may read that looks at the model or runs it.
 pub fn attack() -> Vec<&'static str> {
     let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from);

@@ -92,7 +92,7 @@ fn every_source_is_the_registry_and_every_second_version_is_known() {
 }
 
 /// Crates that read a language in which somebody else may write: expressions, grammars, templates, tokenizers' patterns, programs.
-/// What they read comes from checkpoints and clients, so they belong into children that are limited.
+/// Their input comes from checkpoints and clients, so they belong in limited children.
 const INTERPRETERS: [&str; 37] = [
     "aho-corasick",
     "cel-interpreter",
@@ -133,7 +133,7 @@ const INTERPRETERS: [&str; 37] = [
     "winnow",
 ];
 
-/// What each package links, as resolved with the features of this workspace.
+/// The packages that each package links, as resolved with the features of this workspace.
 fn linked() -> BTreeMap<String, BTreeSet<String>> {
     let metadata = metadata();
     let list = |value: &serde_json::Value| value.as_array().unwrap().clone();

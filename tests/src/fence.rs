@@ -50,7 +50,7 @@ fn can_fence() -> bool {
     version >= 6
 }
 
-/// What attacks find in a home: a secret, a model, and a socket that takes datagrams.
+/// Targets of the attacks in a home: a secret, a model, and a socket that takes datagrams.
 struct Targets {
     files: Vec<(PathBuf, u32, SystemTime)>,
     datagrams: UnixDatagram,
@@ -164,7 +164,7 @@ fn a_plugin_that_is_trusted_by_name_may_do_what_its_user_may() {
     }
 }
 
-/// What a child of this kind says that does `what` behind its fence, as this user, with a model's folder to read.
+/// The output of a child of this kind that does `what` behind its fence, as this user, with a model's folder to read.
 fn said_by(what: &str, kind: Kind, user: Option<u32>, home: &Path) -> Vec<String> {
     const GIB: u64 = 1 << 30;
     let is_limited = !kind.has_drivers();

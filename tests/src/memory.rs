@@ -25,11 +25,11 @@ use crate::{
 };
 
 pub const MIB: usize = 1 << 20;
-/// What the configuration allows for all requests.
+/// `bodies_max`, in MiB.
 const REQUESTS_MIB: usize = 96;
-/// What an idle server may have left of an attack, beside what it began with.
+/// Growth of an idle server that is tolerated after an attack.
 const LEFT_BYTES_MAX: u64 = 64 << 20;
-/// What a health answer may take on a machine that is busy with other tests; a quiet one keeps to one second.
+/// Longest health answer on a machine that is busy with other tests; a quiet one keeps to one second.
 pub const HEALTH_TIME_MAX: Duration = Duration::from_secs(4);
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 /// A value of seven bytes that takes some 500 in memory.
@@ -37,7 +37,7 @@ const DENSE: &str = "{\"\":0}";
 
 pub struct Attacked {
     pub server: Server,
-    /// What the server had in memory before, in bytes.
+    /// The server's memory before the attack, in bytes.
     before: u64,
     _root: TempDir,
     _alone: MutexGuard<'static, ()>,

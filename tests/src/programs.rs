@@ -1,5 +1,5 @@
-//! What clients send as programs (grammars, expressions, formats of custom tools) and means to hurt: it costs the request that
-//! sent it, in a process of its own, while the server and everybody else go on.
+//! Hostile programs of clients (grammars, expressions, formats of custom tools) cost the request that
+//! sent them, in a process of its own, while the server and everybody else go on.
 
 use serde_json::{Value, json};
 use std::{
@@ -53,7 +53,7 @@ fn others_are_served(server: &Server) {
     assert!(began.elapsed() < Duration::from_secs(10), "another client waited {:?}", began.elapsed());
 }
 
-/// What stands in a warning of an answer; nothing without one.
+/// The text of an answer's warning; empty without one.
 fn warning(reply: &Reply) -> String {
     assert_eq!(reply.status(), 200, "{reply:?}");
     reply.header("warning").unwrap_or_default().to_owned()

@@ -22,7 +22,7 @@ use std::{
 use crate::artifacts::program;
 
 const MEMORY: u64 = 1 << 30;
-/// What the server gives a grammar process, stacks included.
+/// The memory limit of a grammar process, stacks included.
 const GRAMMAR_MEMORY: u64 = 480 << 20;
 
 struct Process(Child, u64);

@@ -31,7 +31,7 @@ const GROWTH_BYTES_MAX: u64 = 64 << 20;
 /// How long the server has to settle when nobody attacks it.
 const REST: Duration = Duration::from_secs(8);
 
-/// What an attacker does; it hangs up as soon as it likes.
+/// One round of an attacker, who may hang up at any time.
 type Attack = fn(SocketAddr, &mut Random);
 
 const ATTACKS: [(&str, Attack); 10] = [

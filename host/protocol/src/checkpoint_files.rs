@@ -17,7 +17,7 @@ use crate::{
     outside::Outside,
 };
 
-/// What a folder may hold besides its weights.
+/// Files of a folder besides its weights.
 pub const BESIDE_WEIGHTS: [&str; 12] = [
     "config.json",
     "generation_config.json",
@@ -40,7 +40,7 @@ const ENTRIES_MAX: usize = 4096;
 const PARTS_MAX: u32 = 1000;
 const LINK_CHARS_SHOWN: usize = 300;
 
-/// What a child has to be able to read of a checkpoint or an adapter: its folder and the files behind its links, or its file
+/// The paths of a checkpoint or an adapter that a child must be able to read: its folder and the files behind its links, or its file
 /// with the parts that it was split into. A source that is not there is returned as it is; its reader tells.
 pub fn readable(source: &Path) -> Result<Vec<PathBuf>, Failure> {
     let Ok(found) = source.canonicalize() else { return Ok(vec![source.to_path_buf()]) };

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// The variable that holds a child's policy, in JSON.
 pub const VARIABLE: &str = "PENSIEVE_FENCE";
 
-/// What a child is there for, which decides what it may ask of the kernel.
+/// A child's purpose, which decides the system calls that it may make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// It opens a plugin, or the head of a checkpoint, for one question.
@@ -70,7 +70,7 @@ pub struct Fenced {
     pub holds: Vec<String>,
     /// What does not, and why.
     pub missing: Vec<String>,
-    /// What this system does not give, where another part of the fence holds what it would have held.
+    /// Protections that this system lacks, where another part of the fence holds what it would have held.
     #[serde(default)]
     pub notes: Vec<String>,
 }

@@ -84,7 +84,7 @@ fn names<'a>(kind: &str, names: impl ExactSizeIterator<Item = &'a String>) -> Re
     Ok(())
 }
 
-/// What an architecture claims: words of file formats, which the host only compares and prints.
+/// The claims of an architecture: words of file formats, which the host only compares and prints.
 fn values(architecture: &str, what: &str, values: &[String]) -> Result<(), String> {
     if values.len() > CLAIMS_MAX {
         return Err(format!("architecture '{architecture}' claims {} {what}, more than {CLAIMS_MAX}", values.len()));

@@ -74,7 +74,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// What a model has written, for a terminal: its text with ends of lines and tabs, and nothing that steers.
+/// A model's text for a terminal: with ends of lines and tabs, and nothing that steers.
 pub fn answer(text: &str) -> Cow<'_, str> {
     let steers = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
     if text.contains(steers) { text.replace(steers, "").into() } else { text.into() }

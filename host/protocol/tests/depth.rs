@@ -1,4 +1,4 @@
-//! What children answer is JSON that a plugin or a checkpoint may have written. However deep it is, it is read or refused on a
+//! Children's answers are JSON that a plugin or a checkpoint may have written. However deep it is, it is read or refused on a
 //! stack that is an eighth of what the server's threads have.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -45,7 +45,7 @@ impl Shares {
         share.grow(amount).then_some(share)
     }
 
-    /// What has come back since the last call, from the most that was held.
+    /// How far the amount held has fallen from its peak since the last call.
     pub(crate) fn returned(&self) -> usize {
         let mut held = self.held();
         let returned = held.free - held.free_min;

@@ -257,7 +257,7 @@ fn run_client(program: &Path, setup: &Setup, arguments: &[String]) -> Result<Exi
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// What a shell would have to do to start the client by hand. Files may hold the server's key, so that their folder gets a name
+/// A shell script that starts the client by hand. Files may hold the server's key, so that their folder gets a name
 /// that nobody knows before, and is this user's alone.
 fn script(client: Client, setup: &Setup, arguments: &[String]) -> String {
     let mut lines: Vec<String> = setup.unset.iter().map(|name| format!("unset {name}")).collect();

@@ -40,10 +40,9 @@ use tempfile::TempDir;
 
 /// How long one input may take, on a machine that is busy with other tests.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(20);
-/// What a reader may take of the stack: an eighth of what a thread of the server has. What is built for tests takes up to twice as
-/// much of it as what is built for users.
+/// Stack of a reader: an eighth of a server thread's, though test builds take up to twice as much stack as release builds.
 const STACK_BYTES: usize = 256 << 10;
-/// What opens something in one of the languages that are read, or goes on with it.
+/// Texts that open or continue a nesting in one of the languages that are read.
 const OPENERS: [&str; 18] = [
     "[",
     "{",

@@ -12,7 +12,7 @@ use crate::{
 /// A title for the terminal, a colour in one byte, text from right to left, a line that nobody wrote, and what cannot be seen.
 const HOSTILE: &str = "lib\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}so\u{2066}\n!!  forged\u{200b}.so";
 const SHOWN: &str = "lib\\u{1b}]0;owned\\u{7}\\u{9b}31m\\u{202e}so\\u{2066}\\n!!  forged\\u{200b}.so";
-/// What people call their files.
+/// Ordinary names of files.
 const HARMLESS: &str = "größer 模型 👩\u{200d}💻.so";
 
 fn is_harmless(what: &str, text: &str) {

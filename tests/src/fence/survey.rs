@@ -15,7 +15,7 @@ const COLUMNS: [&str; 4] = ["look", "prompt", "worker", "GPU"];
 /// Calls, and what of them, by the kinds that may make them.
 type Allowed = BTreeMap<[bool; 4], BTreeMap<String, BTreeSet<String>>>;
 
-/// What each kind says, which has tried every number.
+/// The survey of each kind, over all numbers.
 fn allowed(said: &[Vec<String>; 4]) -> Allowed {
     let mut kinds: BTreeMap<(String, String), [bool; 4]> = BTreeMap::new();
     for (kind, lines) in said.iter().enumerate() {
@@ -37,7 +37,7 @@ fn allowed(said: &[Vec<String>; 4]) -> Allowed {
     found
 }
 
-/// What all children may do comes first.
+/// Calls of all children come first.
 fn table(allowed: &Allowed) -> String {
     let mut text = format!("| system calls | {} |\n|---|---|---|---|---|\n", COLUMNS.join(" | "));
     for (kinds, calls) in allowed.iter().rev() {

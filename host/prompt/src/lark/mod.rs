@@ -342,7 +342,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// What a rule or a pair of brackets holds. All recursion passes through here, so that this depth bounds the stack.
+    /// The body of a rule or of a pair of brackets. All recursion passes through here, so that this depth bounds the stack.
     fn alternatives(&mut self, items: &'a [Node], in_rule: bool) -> Result<Expression, String> {
         if self.depth == DEPTH_MAX {
             return Err(too_deep());

@@ -151,7 +151,7 @@ fn an_expression_as_it_is_has_to_be_one_without_anchors() {
     assert!(error.len() < 1000, "a complaint repeats {} bytes", error.len());
 }
 
-/// What comes out is an expression, whatever went in.
+/// Whatever goes in, only valid expressions come out.
 #[test]
 fn a_damaged_format_is_an_expression_or_a_complaint() {
     let mut corpus: Vec<Vec<u8>> = COMMON.iter().map(|(_, expression)| expression.as_bytes().to_vec()).collect();

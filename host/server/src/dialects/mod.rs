@@ -195,7 +195,7 @@ pub struct ApiRequest {
     pub(crate) dialect: Dialect,
     /// The body, not parsed yet; empty for a method that has none.
     pub body: Bytes,
-    /// What it may still take of the memory for all requests.
+    /// Its account of the memory that all requests share.
     pub(crate) memory: RequestMemory,
     /// The client; none where the path needs no key and a wrong one was sent.
     pub client: Option<Client>,

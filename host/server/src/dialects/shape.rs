@@ -35,10 +35,10 @@ impl fmt::Display for Shape<'_> {
     }
 }
 
-/// What a value is, without what it says.
+/// A value's kind and size, without its content.
 struct Outline {
     size: String,
-    /// What the first items of a list call themselves: a message its role, a tool or a part its type.
+    /// The first items of a list by name: a message's role, a tool's or a part's type.
     kinds: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl<'de> Visitor<'de> for OutlineVisitor {
     }
 }
 
-/// What an item of a list calls itself, if it does.
+/// The role or the type of an item, if it names one.
 fn kind(item: &RawValue) -> Option<String> {
     #[derive(Deserialize)]
     struct Named<'a> {

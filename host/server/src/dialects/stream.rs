@@ -43,7 +43,7 @@ type ChoiceDeltas = Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>;
 pub(super) struct Generations {
     deltas: SelectAll<ChoiceDeltas>,
     meter: Option<(Meter, Arc<Shared>)>,
-    /// What an answer takes that is gathered before it is sent.
+    /// Charged for an answer that is gathered before it is sent.
     memory: RequestMemory,
 }
 

@@ -290,7 +290,7 @@ mod tests {
     use super::*;
     use pensieve_protocol::manifest::Manifest;
 
-    /// What comes of a plugin that has this script run in the child's place.
+    /// The result of inspecting a plugin when this script runs in the child's place.
     async fn check(script: String) -> Result<Checked, ChildError> {
         let arguments = ["-c".into(), script.into()];
         inspect(Path::new("/bin/sh"), &arguments, &Policy::default(), Duration::from_secs(20)).await

@@ -276,7 +276,7 @@ impl Control {
         }
     }
 
-    /// What the worker of a model may do: read its files, and adapters that it has or may get later. An adapter whose links lead
+    /// The policy of a model's worker: it reads its files, and adapters that it has or may get later. An adapter whose links lead
     /// elsewhere is not let through.
     fn policy(&self, model: usize, load: &Load, bytes: u64, plugin: &str) -> Result<Policy, Failure> {
         let adapters = self.supervisor.adapter_paths(model);

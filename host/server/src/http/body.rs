@@ -168,7 +168,7 @@ pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Resp
 struct FrameBody {
     /// warp wants bodies that threads may share; the lock is never waited for.
     frames: Mutex<FrameStream>,
-    /// What is left of the last frame.
+    /// The rest of the last frame.
     waiting: std::vec::IntoIter<Bytes>,
     _permit: Option<Share>,
     _stream_permit: StreamPermit,

@@ -53,7 +53,7 @@ const PLAIN_STOPS: [&str; 2] = ["\n\nUser:", "\nUser:"];
 pub(super) struct Convention {
     pub prompter: Arc<Prompter>,
     pub vocabulary: Arc<Vocabulary>,
-    /// What of the vocabulary every grammar is tried with.
+    /// The part of the vocabulary that grammars are tried with.
     pub alphabet: Alphabet,
     /// How it writes calls if its template tells it of tools.
     pub own: ToolDialect,

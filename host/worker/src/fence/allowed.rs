@@ -44,7 +44,7 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32;
 
-/// What every child calls: its descriptors, its memory, its threads, the time, and files to read.
+/// Calls of every child: its descriptors, its memory, its threads, the time, and files to read.
 const COMMON: [c_long; 52] = [
     libc::SYS_read,
     libc::SYS_write,
@@ -142,7 +142,7 @@ const WORKER_OLD: [c_long; 4] = [libc::SYS_mkdir, libc::SYS_rmdir, libc::SYS_unl
 #[cfg(not(target_arch = "x86_64"))]
 const WORKER_OLD: [c_long; 0] = [];
 
-/// What the drivers of GPUs call besides: they wait for events, lock pages, place memory, and open a socket to tell their own
+/// Further calls of GPU drivers: they wait for events, lock pages, place memory, and open a socket to tell their own
 /// tools of this process. No connection leaves from it, as there is no `connect`.
 const DRIVERS: [c_long; 34] = [
     libc::SYS_mmap,

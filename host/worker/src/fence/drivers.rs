@@ -1,4 +1,4 @@
-//! What a GPU's driver would do as root when it is first used, done before the fence keeps it from starting programs.
+//! Creates the device files that a GPU's driver would create as root at its first use, before the fence keeps it from starting programs.
 
 use std::{
     path::Path,

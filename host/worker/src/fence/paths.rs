@@ -41,7 +41,7 @@ const SYSTEM: [&str; 21] = [
 ];
 /// Where the loader and drivers may look besides.
 const SEARCHED: [&str; 3] = ["LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH"];
-/// What a GPU's driver reads besides.
+/// Further paths that a GPU's driver reads.
 const DRIVERS: [&str; 6] =
     ["/proc/driver", "/proc/devices", "/proc/modules", "/proc/filesystems", "/etc/nvidia", "/etc/OpenCL"];
 const OWN_THREADS: &str = "/proc/self/task";

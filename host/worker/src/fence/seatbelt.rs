@@ -30,7 +30,7 @@ const METAL: &str = "(allow iokit-open
   (xpc-service-name \"com.apple.MTLCompilerService\"))
 ";
 
-/// What a profile names besides the policy's own paths; all of them without links.
+/// Paths of a profile besides the policy's own, all resolved.
 #[derive(Default)]
 struct Surroundings {
     program: PathBuf,

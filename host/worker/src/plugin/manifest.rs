@@ -1,4 +1,4 @@
-//! What a plugin says of itself, copied out of its memory into plain data and held to the limits of that.
+//! A plugin's description of itself, copied out of its memory into plain data and held to the limits of that.
 
 use pensieve_plugin_api::{self as api, abi_stable::std_types::RString};
 use pensieve_protocol::manifest::{Claim, Manifest};

@@ -8,7 +8,7 @@ use std::{io, os::unix::process::parent_id};
 const LAST: i64 = 470;
 /// No descriptor, no pointer, no number of anything.
 const NOTHING: i64 = -1;
-/// What is known to be allowed and would end the process. No filter is asked about probes, which the kernel puts into programs itself:
+/// Calls that are allowed and would end the process. No filter is asked about probes, which the kernel puts into programs itself:
 /// a program that calls them gets a signal.
 const ENDING: [i64; 5] = [libc::SYS_exit, libc::SYS_exit_group, libc::SYS_rt_sigreturn, PROBES[0].0, PROBES[1].0];
 const PROBES: [(i64, &str); 2] = [(335, "uretprobe"), (336, "uprobe")];
@@ -174,7 +174,7 @@ macro_rules! named {
     ($($name:ident)*) => { &[$((libc::$name, stringify!($name))),*] };
 }
 
-/// What is expected to be allowed. Anything else goes by its number.
+/// Names of the calls that are expected to be allowed; any other is shown by number.
 const NAMES: &[(i64, &str)] = named! {
     SYS_read SYS_write SYS_open SYS_close SYS_stat SYS_fstat SYS_lstat SYS_poll SYS_lseek SYS_mmap SYS_mprotect
     SYS_munmap SYS_brk SYS_rt_sigaction SYS_rt_sigprocmask SYS_rt_sigreturn SYS_ioctl SYS_pread64 SYS_pwrite64

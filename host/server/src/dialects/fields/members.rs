@@ -81,7 +81,7 @@ impl Members {
 
 const OBJECT: &str = "an object";
 
-/// What a JSON text is, by how it begins; none if that begins nothing.
+/// The kind of a JSON text, from its first character; none if no value begins with it.
 fn kind_of(text: &str) -> Option<&'static str> {
     Some(match text.trim_start().bytes().next()? {
         b'{' => OBJECT,

@@ -12,7 +12,7 @@ use super::super::{
     memory::{Meter, RequestMemory},
 };
 
-/// What the allocator adds to each allocation.
+/// Overhead of the allocator, per allocation.
 const ALLOCATION_BYTES: usize = 16;
 /// A list's or an object's first allocation has room for so many.
 const ITEMS_MIN: usize = 4;
@@ -119,7 +119,7 @@ mod tests {
 
     const ALL: usize = 1 << 30;
 
-    /// What reading a text has taken.
+    /// Bytes charged for reading a text.
     fn taken(text: &str) -> usize {
         let shares = Shares::new(ALL);
         let memory = RequestMemory::new(&shares, 0);

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::dialects::{ApiError, Frame, RequestMemory, fields::Members, stream::event};
 
-/// What a response had in these fields when it began; nothing for one that it did not have.
+/// Fields as they were when the response began; none for one that it did not have then.
 const AT_FIRST: [(&str, Option<&str>); 5] = [
     ("completed_at", None),
     ("status", Some("\"in_progress\"")),

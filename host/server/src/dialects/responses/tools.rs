@@ -49,7 +49,7 @@ pub(super) struct Tools {
     has_dropped: bool,
 }
 
-/// What the input of a custom tool has to match.
+/// The format that the input of a custom tool must match.
 #[derive(Clone, Debug)]
 pub(super) struct Format {
     /// The flat name of its tool.

@@ -6,7 +6,7 @@
 //! start, and cheap to kill when its client goes away. There are few of them at a time, and fewer for one client; those that wait for a
 //! place get it in the order in which they came.
 //!
-//! What has been found out is remembered by digest, each client's by itself: how long an answer takes tells nobody what
+//! Results are remembered by digest, each client's by itself: how long an answer takes tells nobody what
 //! others have asked for.
 
 use std::{
@@ -52,7 +52,7 @@ const TIME_MAX: Duration = Duration::from_secs(5);
 const ALPHABET_BYTES_MAX: usize = 4 << 20;
 /// How many grammars are remembered that have compiled once.
 const COMPILED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
-/// What is remembered of formats, in bytes.
+/// Bytes of remembered formats.
 const EXPRESSIONS_BYTES_MAX: usize = 4 << 20;
 /// How long a format that has ended its process is not tried again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
@@ -61,10 +61,10 @@ const DEATHS_MAX: usize = 2;
 /// How much of a complaint about a format is repeated.
 const COMPLAINT_CHARS_MAX: usize = 300;
 
-/// What is told of one format: its expression, or why it has none.
+/// A format's expression, or why it has none.
 pub type Expressed = Result<String, String>;
 
-/// What clients send as programs, and the processes that interpret it.
+/// Runs grammar processes and remembers their results, per client.
 #[derive(Debug)]
 pub struct Grammars {
     program: PathBuf,
@@ -76,7 +76,7 @@ pub struct Grammars {
     expressions: Mutex<Expressions>,
 }
 
-/// What formats have become, by digest.
+/// Results of formats, by digest.
 #[derive(Debug)]
 struct Expressions {
     known: LruCache<[u8; 32], Known>,
@@ -265,12 +265,12 @@ impl Known {
     }
 }
 
-/// What a process may do that has nothing but its memory.
+/// The policy of a process that has nothing but its memory.
 fn policy() -> Policy {
     Policy { data_bytes: Some(MEMORY_BYTES), ..fence::prompt(0) }
 }
 
-/// What an answer depends on, and who has asked.
+/// A digest of the question and of the client's salt.
 fn digest(client: &Client, parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in [client.salt.as_slice()].iter().chain(parts) {
@@ -280,7 +280,7 @@ fn digest(client: &Client, parts: &[&[u8]]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// What a process says of a format is a stranger's word.
+/// Bounds and escapes a process's answer, which a stranger may have written.
 fn checked(expressed: Expressed) -> Expressed {
     match expressed {
         Ok(expression) if expression.len() > EXPRESSION_BYTES_MAX => Err("its expression is too long".to_owned()),

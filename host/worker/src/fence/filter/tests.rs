@@ -43,7 +43,7 @@ fn filter(kind: Kind) -> Vec<sock_filter> {
     program(THIS_MACHINE, &rules(kind, PROCESS))
 }
 
-/// What a look, a prompt process, a worker and a worker with a GPU get for a call with these first arguments.
+/// The filter's answer to each kind of child (look, prompt, worker, worker with a GPU) for a call with these first arguments.
 fn check(number: c_long, first: &[u64], expected: [u32; 4]) {
     let mut arguments = [0; 6];
     arguments[..first.len()].copy_from_slice(first);
