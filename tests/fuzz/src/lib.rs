@@ -91,13 +91,18 @@ struct Current {
 impl Target<'_> {
     /// Reads damaged inputs with `read` for a while; it answers in words how reading ended.
     pub fn run(&self, read: impl FnMut(&[u8]) -> String + Send) {
-        self.run_on(STACK_BYTES, read);
+        self.run_with(STACK_BYTES, self.deep(), read);
     }
 
-    /// The same with a stack of another size, for what has one of its own when it is served.
-    pub fn run_on(&self, stack_bytes: usize, mut read: impl FnMut(&[u8]) -> String + Send) {
+    /// The same with a stack of another size, for what has one of its own when it is served, and a deadline, which inputs that go
+    /// deep may need.
+    pub fn run_on(&self, stack_bytes: usize, read: impl FnMut(&[u8]) -> String + Send) {
+        self.run_with(stack_bytes, Vec::new(), read);
+    }
+
+    fn run_with(&self, stack_bytes: usize, deep: Vec<Vec<u8>>, mut read: impl FnMut(&[u8]) -> String + Send) {
         thread::scope(|scope| {
-            let reading = || self.run_here(&mut read);
+            let reading = || self.run_here(deep, &mut read);
             let named = thread::Builder::new().name(self.name.to_owned()).stack_size(stack_bytes);
             let ended = named.spawn_scoped(scope, reading).unwrap().join();
             ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -117,7 +122,7 @@ impl Target<'_> {
         whole.iter().chain(self.corpus.iter().take(CUT_MAX)).flat_map(cut).collect()
     }
 
-    fn run_here(&self, read: &mut impl FnMut(&[u8]) -> String) {
+    fn run_here(&self, deep: Vec<Vec<u8>>, read: &mut impl FnMut(&[u8]) -> String) {
         let seconds = number("PENSIEVE_FUZZ_SECONDS").map_or(2.0, |seconds| seconds as f64);
         let first = number("PENSIEVE_FUZZ_SEED").unwrap_or(1);
         let began = Instant::now();
@@ -125,7 +130,7 @@ impl Target<'_> {
         let over = Arc::new(AtomicBool::new(false));
         let watch = self.watch(current.clone(), over.clone());
         let keeper = Keeper { name: self.name, current: &current, over: &over };
-        for input in self.deep() {
+        for input in deep {
             {
                 let mut current = current.lock().unwrap();
                 current.input.clone_from(&input);
