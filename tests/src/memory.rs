@@ -27,6 +27,8 @@ use crate::{
 pub const MIB: usize = 1 << 20;
 /// `bodies_max`, in MiB.
 const REQUESTS_MIB: usize = 96;
+/// `response_store`, in MiB.
+const STORE_MIB: usize = 48;
 /// Growth of an idle server that is tolerated after an attack.
 const LEFT_BYTES_MAX: u64 = 64 << 20;
 /// Longest health answer on a machine that is busy with other tests; a quiet one keeps to one second.
@@ -53,7 +55,7 @@ impl Attacked {
         let source = root.path().join("model");
         scripted::checkpoint(&source, &[("", "What?")]);
         let config = format!(
-            "[server]\nbodies_max = \"{REQUESTS_MIB}MiB\"\nresponse_store = \"48MiB\"\nstall_timeout = \"20s\"\n"
+            "[server]\nbodies_max = \"{REQUESTS_MIB}MiB\"\nresponse_store = \"{STORE_MIB}MiB\"\nstall_timeout = \"20s\"\n"
         );
         let plugins = vec![test_plugin("scripted"), plugin("pensieve-samplers")];
         let server = Options { plugins, models: vec![("m".into(), source)], config, ..Options::default() }.start();
@@ -83,12 +85,8 @@ impl Attacked {
             (result, watch.join().unwrap())
         });
         assert!(slowest < HEALTH_TIME_MAX, "others waited {slowest:?}");
-        let peak = memory(&self.server, "VmHWM");
-        let most = self.before + (3 * REQUESTS_MIB * MIB) as u64 + LEFT_BYTES_MAX;
-        println!("{} MiB before, {} MiB at the most", self.before >> 20, peak >> 20);
-        assert!(peak < most, "it had {} MiB, more than {} MiB", peak >> 20, most >> 20);
-        // What is stored stays.
-        let rest = self.before + (48 * MIB) as u64 + LEFT_BYTES_MAX;
+        self.has_kept_within_its_memory();
+        let rest = self.with_a_full_store() + LEFT_BYTES_MAX;
         let deadline = Instant::now() + Duration::from_secs(10);
         while memory(&self.server, "VmRSS") > rest {
             let now = memory(&self.server, "VmRSS");
@@ -98,6 +96,20 @@ impl Attacked {
         let reply = post(self.server.address, "/v1/chat/completions", &chat("hello"));
         assert_eq!(reply.status(), 200, "{reply:?}");
         result
+    }
+}
+
+impl Attacked {
+    /// The memory of a server that stores as many responses as it may, in bytes.
+    pub fn with_a_full_store(&self) -> u64 {
+        self.before + (STORE_MIB * MIB) as u64
+    }
+
+    pub fn has_kept_within_its_memory(&self) {
+        let peak = memory(&self.server, "VmHWM");
+        let most = self.with_a_full_store() + (3 * REQUESTS_MIB * MIB) as u64;
+        println!("{} MiB before, {} MiB at the most", self.before >> 20, peak >> 20);
+        assert!(peak < most, "it had {} MiB, more than {} MiB", peak >> 20, most >> 20);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Memory that requests have returned goes back to the system. The allocator keeps what was freed for the thread that had it,
-//! which after a few large requests on many threads is most of what they ever took.
+//! Memory that requests have returned goes back to the system. Left to itself, the C library's allocator has a heap for each of
+//! many threads and keeps in it what was freed, which after a few large requests is a multiple of what they ever took at once.
 
 use std::time::Duration;
 
@@ -10,6 +10,27 @@ use crate::shares::Shares;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Less than this is not worth walking the heap for.
 const RETURNED_BYTES_MIN: usize = 8 << 20;
+
+/// Heaps of the allocator. Few allocations of the server are so frequent that threads wait for each other.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const HEAPS: libc::c_int = 2;
+/// A block of this size or more is mapped by itself, and goes back when it is freed.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+const MAPPED_BYTES_MIN: libc::c_int = 256 << 10;
+
+/// Sets the allocator up for a server. To be called before it has many threads.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub(super) fn prepare() {
+    // SAFETY: the calls take numbers, and the allocator checks them.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+    }
+}
+
+/// Other allocators have no such settings.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub(super) fn prepare() {}
 
 /// Gives memory back whenever requests have returned much of it to `memory`.
 pub(super) async fn give_back(memory: Shares) {

@@ -18,6 +18,7 @@ use tokio::{
 use super::{
     Key, LOCAL_KEY, Settings, connection,
     connections::{self, Connections},
+    heap,
     service::Service,
 };
 use crate::prompt::Chats;
@@ -90,6 +91,7 @@ impl Server {
 
     /// Serves until `stop`, lets what runs finish for a while, and ends the fleet.
     pub async fn run(self, chats: Arc<Chats>, stop: impl Future<Output = ()>) {
+        heap::prepare();
         let limits = self.settings.limits;
         let (is_open, has_clients) = (self.is_open(), self.is_open() || self.settings.keys.len() > 1);
         let service = Service::new(chats.clone(), &self.settings, self.address(), has_clients);
