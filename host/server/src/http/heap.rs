@@ -7,7 +7,8 @@ use tokio::time::interval;
 
 use crate::shares::Shares;
 
-const INTERVAL: Duration = Duration::from_secs(1);
+/// Until then the next request takes as much from another heap.
+const INTERVAL: Duration = Duration::from_millis(100);
 /// Less than this is not worth walking the heap for.
 const RETURNED_BYTES_MIN: usize = 8 << 20;
 
