@@ -116,17 +116,23 @@ fn too_large(limits: &Limits) -> ApiError {
     ApiError::new(ErrorCode::TooLarge, message)
 }
 
-/// The response of an answer. A request has its place and its memory until the last byte of its answer is written.
+/// The response of an answer. A request keeps its place until the last byte of its answer is on its way: a client that has read
+/// it all may ask again. It keeps its memory until that byte is written.
 pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &RequestMemory) -> Result<Response, ApiError> {
     let ApiResponse { status, media_type, warnings, body } = answer;
     let mut response = match body {
         ApiBody::Full(body) => {
             let length = body.len();
             let held = (length > SMALL_BYTES).then(|| memory.hold(length)).transpose()?;
-            let kept = Arc::new((permit, held));
-            let pieces: Vec<Bytes> = body.into_iter().map(|piece| counted(piece, kept.clone())).collect();
-            let pieces = futures_util::stream::iter(pieces.into_iter().map(Ok::<_, Infallible>));
-            let mut response = warp::reply::stream(pieces).into_response();
+            let (mut pieces, mut permit, held) = (body.into_iter(), permit, Arc::new(held));
+            let pieces = std::iter::from_fn(move || {
+                let piece = pieces.next();
+                if pieces.len() == 0 {
+                    permit.take();
+                }
+                piece.map(|piece| Ok::<_, Infallible>(counted(piece, held.clone())))
+            });
+            let mut response = warp::reply::stream(futures_util::stream::iter(pieces)).into_response();
             response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
             response
         }

@@ -39,6 +39,8 @@ pub(super) struct RequestLog {
 #[derive(Debug)]
 pub(super) struct LoggedBody {
     body: Response,
+    /// What is left of the length that the head declares. hyper asks a body for no more than that, not even for its end.
+    left: Option<u64>,
     log: RequestLog,
 }
 
@@ -84,7 +86,9 @@ impl RequestLog {
         let mut head = hyper::Response::new(());
         *head.status_mut() = response.status();
         *head.headers_mut() = response.headers().clone();
-        head.map(|()| LoggedBody { body: response, log: self })
+        let declared = response.headers().get(hyper::header::CONTENT_LENGTH);
+        let left = declared.and_then(|length| length.to_str().ok()?.parse().ok());
+        head.map(|()| LoggedBody { body: response, left, log: self })
     }
 }
 
@@ -123,14 +127,17 @@ impl Body for LoggedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, warp::Error>>> {
         let this = &mut *self;
         let polled = this.log.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
-        if matches!(polled, Poll::Ready(None)) || this.body.body().is_end_stream() {
+        if let (Poll::Ready(Some(Ok(frame))), Some(left)) = (&polled, &mut this.left) {
+            *left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+        }
+        if matches!(polled, Poll::Ready(None)) || this.is_end_stream() {
             this.log.is_complete = true;
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.body().is_end_stream()
+        self.left == Some(0) || self.body.body().is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
