@@ -5,23 +5,22 @@
 //! is written. `PENSIEVE_KERNELS=generic` uses formulas only, on every device, so that every machine tests them.
 
 use candle_core::{DType, Device, Tensor};
+use pensieve_kernels::{Activation, Glu};
 use std::{env, fmt, sync::Arc};
 
 use super::{
-    attention::Attention,
     backend::{
         Backend, Changed, Columns, Compute, CpuKernels, ExpertRows, ExpertTable, Formulas, Layer, LowRank, Matrix,
-        Rotation, Routed, Routing, Spread, StandIns, Taken,
+        Routed, Routing, Spread, StandIns, Taken,
     },
-    conv::ShortConv,
-    cpu::{Activation, Glu},
     device::Chosen,
-    kv::KvCache,
-    kv_shape::{KvShape, KvType},
-    pass::Pass,
-    recurrence::{Inputs, Recurrence},
-    store::{Store, StoreShape},
-    view::copy_to,
+    memory::{
+        kv::KvCache,
+        pass::Pass,
+        store::{Store, StoreShape},
+        view::copy_to,
+    },
+    spec::{Attention, Inputs, KvShape, KvType, Recurrence, Rotation, ShortConv},
 };
 use crate::{
     Batch, Error, Result,

@@ -10,10 +10,8 @@ use super::Formulas;
 use crate::{
     Error, Result, Span,
     nn::{
-        conv::ShortConv,
-        pass::Pass,
-        recurrence::{Inputs, Recurrence},
-        states::Kept,
+        memory::{pass::Pass, states::Kept},
+        spec::{Inputs, Recurrence, ShortConv},
     },
 };
 

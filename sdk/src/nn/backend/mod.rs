@@ -25,6 +25,7 @@ use candle_core::{
     Device, Tensor,
     quantized::{QMatMul, QTensor},
 };
+use pensieve_kernels::{Activation, Glu};
 use std::{ops::Range, sync::Arc};
 
 pub(super) use cpu::CpuKernels;
@@ -40,12 +41,11 @@ pub(super) use spread::{Interconnect, Spread};
 pub(super) use stand_ins::StandIns;
 
 use super::{
-    attention::Attention,
-    conv::ShortConv,
-    cpu::{Activation, Glu},
-    pass::Pass,
-    recurrence::{Inputs, Recurrence},
-    store::{Store, StoreShape, foreign},
+    memory::{
+        pass::Pass,
+        store::{Store, StoreShape, foreign},
+    },
+    spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
 };
 use crate::{
     Batch, Result,
@@ -171,14 +171,6 @@ pub(in crate::nn) type Compute<'a> = &'a mut dyn FnMut(&Batch<'_>) -> Result<Com
 
 /// Rows of an activation, what changes them, and how much.
 pub(in crate::nn) type Changed<'a> = (Range<usize>, &'a LowRank, f32);
-
-/// The sines and cosines by which a step's heads are rotated: `[tokens, rotated values / 2]` each.
-#[derive(Clone, Debug)]
-pub(in crate::nn) struct Rotation {
-    pub(in crate::nn) cos: Tensor,
-    pub(in crate::nn) sin: Tensor,
-    pub(in crate::nn) style: RopeStyle,
-}
 
 /// What is taken of the rows of logits that a step computes.
 pub(in crate::nn) enum Taken<'a> {

@@ -6,21 +6,18 @@
 //! hold it ([`Interconnect::bring`]).
 
 use candle_core::Tensor;
+use pensieve_kernels::{Activation, Glu};
 use std::sync::Arc;
 
 use super::{
-    Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Form, Formulas, Layer, LowRankForm, Matrix, Rotation,
-    Routed, Routing, StoreShape, Taken,
+    Backend, Changed, Columns, Compute, ExpertRows, ExpertTable, Form, Formulas, Layer, LowRankForm, Matrix, Routed,
+    Routing, StoreShape, Taken,
 };
 use crate::{
     Batch, Error, Result,
     nn::{
-        attention::Attention,
-        conv::ShortConv,
-        cpu::{Activation, Glu},
-        pass::Pass,
-        recurrence::{Inputs, Recurrence},
-        store::Store,
+        memory::{pass::Pass, store::Store},
+        spec::{Attention, Inputs, Recurrence, Rotation, ShortConv},
     },
     weights::{RawTensor, RopeStyle},
 };

@@ -98,9 +98,10 @@ mod tests {
     use crate::{
         Batch, Output, Span, Table, Want,
         nn::{
-            Attention, KvCache, KvShape, KvType,
+            Attention, KvShape, KvType,
             backend::{Backend, Formulas, Matrix, Spread},
-            pass::Pass,
+            memory::kv::KvCache,
+            memory::pass::Pass,
         },
         weights::{Bytes, Dtype, RawTensor},
     };
@@ -182,8 +183,8 @@ mod tests {
             &[1],
             |_| 1,
             |_, shape, _| match formulas.store(shape)? {
-                crate::nn::store::Store::Tensor(tensor) => {
-                    Ok(crate::nn::store::Store::Tensor(Backend::keeps(&spread, tensor, place)?))
+                crate::nn::memory::store::Store::Tensor(tensor) => {
+                    Ok(crate::nn::memory::store::Store::Tensor(Backend::keeps(&spread, tensor, place)?))
                 }
                 store => Ok(store),
             },

@@ -5,12 +5,9 @@
 //! duality (arXiv 2405.21060) writes its value, `u = β · v`; the gated delta rule (arXiv 2412.06464) corrects what the key means so
 //! far, `u = β · (v − k · S)`.
 
-mod forward;
-
 use candle_core::Tensor;
 
-use super::LayerCache;
-use crate::{Error, Result};
+use crate::{Error, Result, nn::LayerCache};
 
 /// One layer's recurrence. It owns no weights: what makes queries, keys and values is the model's own.
 #[derive(Clone, Debug)]
@@ -33,21 +30,21 @@ pub struct Recurrence {
 
 /// What the tokens of a step bring to a recurrence, a row for each.
 #[derive(Clone, Copy)]
-pub(super) struct Inputs<'a> {
+pub(in crate::nn) struct Inputs<'a> {
     /// `[tokens, key_heads · key_dim]`.
-    pub(super) q: &'a Tensor,
+    pub(in crate::nn) q: &'a Tensor,
     /// `[tokens, key_heads · key_dim]`.
-    pub(super) k: &'a Tensor,
+    pub(in crate::nn) k: &'a Tensor,
     /// `[tokens, heads · value_dim]`.
-    pub(super) v: &'a Tensor,
+    pub(in crate::nn) v: &'a Tensor,
     /// The logarithm of the factor by which a matrix fades, at most 0: `[tokens, heads]`.
-    pub(super) decay: &'a Tensor,
+    pub(in crate::nn) decay: &'a Tensor,
     /// The factor by which what is written is multiplied, `[tokens, heads]`.
-    pub(super) rate: &'a Tensor,
+    pub(in crate::nn) rate: &'a Tensor,
     /// Whether only what differs from what the key means so far is written: the delta rule.
-    pub(super) corrects: bool,
+    pub(in crate::nn) corrects: bool,
     /// How much of its own value a token reads besides, `[heads]`.
-    pub(super) skip: Option<&'a Tensor>,
+    pub(in crate::nn) skip: Option<&'a Tensor>,
 }
 
 impl Recurrence {
@@ -67,11 +64,12 @@ impl Recurrence {
     }
 
     /// The values of all its matrices.
-    pub(super) fn values(&self) -> usize {
+    pub(in crate::nn) fn values(&self) -> usize {
         self.heads * self.key_dim * self.value_dim
     }
 
-    fn check(&self, x: Inputs<'_>, tokens: usize) -> Result<()> {
+    /// Whether the inputs of a step of so many tokens have its sizes.
+    pub(in crate::nn) fn check(&self, x: Inputs<'_>, tokens: usize) -> Result<()> {
         let Self { heads, key_heads, key_dim, value_dim, .. } = *self;
         if key_heads == 0 || !heads.is_multiple_of(key_heads) || self.values() == 0 {
             return Err(Error::invalid(format!("{heads} heads of {key_dim} × {value_dim} cannot share {key_heads}")));

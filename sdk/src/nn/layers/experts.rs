@@ -16,11 +16,14 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::{
-    Glu, Linear, Loader, Ops, Step,
-    backend::{ExpertRows, ExpertTable, Routed, Routing},
+use crate::{
+    Error, Result,
+    nn::{
+        Glu, Linear, Loader, Ops, Step,
+        backend::{ExpertRows, ExpertTable, Routed, Routing},
+    },
+    weights::RawTensor,
 };
-use crate::{Error, Result, weights::RawTensor};
 
 /// What makes scores of a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -12,17 +12,18 @@ use std::{
 };
 
 use super::{
-    backend::Matrix,
-    cpu,
     layout::Layout,
-    linear::{Embedding, Linear},
     merge::{Merges, Storey},
-    ops::Ops,
-    registry::{LayerId, Part, Registered, Registry, RowOrder},
     resident::Resident,
 };
 use crate::{
     Error, Merged, Result, Services,
+    nn::{
+        adapters::registry::{LayerId, Part, Registered, Registry, RowOrder},
+        backend::Matrix,
+        linear::{Embedding, Linear},
+        ops::Ops,
+    },
     weights::{Checkpoint, Format, Names, RawTensor, Weights, quote},
 };
 
@@ -55,15 +56,15 @@ pub struct Loader<'a> {
 }
 
 /// Experts that stay in the host's memory.
-pub(super) struct HostExperts {
+pub(in crate::nn) struct HostExperts {
     /// What computes them there.
-    pub(super) ops: Ops,
+    pub(in crate::nn) ops: Ops,
     /// In how many layers, from the first on.
-    pub(super) layers: usize,
+    pub(in crate::nn) layers: usize,
 }
 
 /// What all places of one load share.
-pub(super) struct Shared<'a> {
+pub(in crate::nn) struct Shared<'a> {
     checkpoint: &'a Checkpoint,
     services: &'a Services,
     /// The computations of each of the model's devices.
@@ -81,7 +82,7 @@ pub(super) struct Shared<'a> {
 
 impl<'a> Shared<'a> {
     /// `gguf` are the names by which GGUF files call the architecture, `names` what they have of their own.
-    pub(super) fn new(
+    pub(in crate::nn) fn new(
         checkpoint: &'a Checkpoint,
         services: &'a Services,
         (parts, layout, host): (&'a [Ops], &'a Layout, Option<&'a HostExperts>),
@@ -110,7 +111,7 @@ impl<'a> Shared<'a> {
         }
     }
 
-    pub(super) fn root(&'a self) -> Loader<'a> {
+    pub(in crate::nn) fn root(&'a self) -> Loader<'a> {
         Loader { shared: self, ops: self.ops_of(""), on_host: false, prefix: String::new() }
     }
 
@@ -119,12 +120,12 @@ impl<'a> Shared<'a> {
         self.parts.get(self.layout.of_path(path)).unwrap_or(&self.parts[0])
     }
 
-    pub(super) fn unused(&self) -> Option<String> {
+    pub(in crate::nn) fn unused(&self) -> Option<String> {
         unused(self.checkpoint.weights(), &self.used.borrow())
     }
 
     /// What adapters need, once all that was to be merged has found its weight, and what the layers take.
-    pub(super) fn finish(self) -> Result<(Registry, Resident)> {
+    pub(in crate::nn) fn finish(self) -> Result<(Registry, Resident)> {
         self.merges.finish()?;
         Ok((self.registry.into_inner(), self.resident.into_inner()))
     }
@@ -306,11 +307,11 @@ impl Loader<'_> {
     pub fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let raw = self.raw(name, shape)?;
         self.shared.resident.borrow_mut().add_small(shape.iter().product(), self.place());
-        self.ops.dense(cpu::dequantize(&raw)?, shape)
+        self.ops.dense(pensieve_kernels::dequantize(&raw)?, shape)
     }
 
     /// A small tensor of these values, on this place's device.
-    pub(super) fn tensor(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
+    pub(in crate::nn) fn tensor(&self, values: Vec<f32>, shape: &[usize]) -> Result<Tensor> {
         self.shared.resident.borrow_mut().add_small(values.len(), self.place());
         self.ops.dense(values, shape)
     }

@@ -6,9 +6,9 @@
 use candle_core::Tensor;
 use std::f64::consts::PI;
 
-use super::{Step, backend::Rotation};
 use crate::{
     Result,
+    nn::{Step, spec::Rotation},
     weights::{RopeConfig, RopeScaling, RopeStyle},
 };
 
@@ -98,7 +98,7 @@ impl Rope {
 }
 
 impl Angles {
-    pub(super) fn rotation(&self) -> &Rotation {
+    pub(in crate::nn) fn rotation(&self) -> &Rotation {
         &self.rotation
     }
 

@@ -12,12 +12,12 @@ pub struct Kept {
     pub span: usize,
     /// The row of the step that is the first not to be in it.
     pub end: usize,
-    pub(super) slot: u32,
+    pub(in crate::nn) slot: u32,
 }
 
 impl Pass<'_> {
     /// The slots that the step's sequences go on from in a layer; none for those that begin.
-    pub(super) fn read_slots(&self, layer: usize) -> Result<Vec<Option<u32>>> {
+    pub(in crate::nn) fn read_slots(&self, layer: usize) -> Result<Vec<Option<u32>>> {
         let group = self.kv.group(layer)?;
         let slot = |span: &crate::Span<'_>| match span.caches.get(group) {
             Some(Table::Slots { read, .. }) => Ok(*read),
@@ -27,7 +27,7 @@ impl Pass<'_> {
     }
 
     /// A part of the states that the step's sequences go on from: `[spans, values]`, zeros for those that begin.
-    pub(super) fn states(&self, layer: usize, part: usize) -> Result<Tensor> {
+    pub(in crate::nn) fn states(&self, layer: usize, part: usize) -> Result<Tensor> {
         let states = self.kv.states(layer, part)?;
         let (mut read, mut places) = (Vec::new(), Vec::with_capacity(self.batch().spans.len()));
         for slot in self.read_slots(layer)? {
@@ -47,7 +47,7 @@ impl Pass<'_> {
     }
 
     /// After which rows of the step a state of a layer has to be kept: span by span, in their order.
-    pub(super) fn kept(&self, layer: usize) -> Result<Vec<Kept>> {
+    pub(in crate::nn) fn kept(&self, layer: usize) -> Result<Vec<Kept>> {
         let group = self.kv.group(layer)?;
         let mut kept = Vec::with_capacity(self.batch().spans.len());
         for (index, span) in self.batch().spans.iter().enumerate() {
@@ -60,7 +60,7 @@ impl Pass<'_> {
     }
 
     /// Keeps a part of states, one row of `states` for each of `kept`.
-    pub(super) fn keep(&self, layer: usize, part: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
+    pub(in crate::nn) fn keep(&self, layer: usize, part: usize, kept: &[Kept], states: &Tensor) -> Result<()> {
         let (group, memory) = (self.kv.group(layer)?, self.kv.states(layer, part)?);
         let (count, values) = (kept.len(), memory.dim(2)?);
         if states.dims() != [count, values] {

@@ -10,7 +10,7 @@ pub struct LayerId(usize);
 
 /// The weights of a model by name.
 #[derive(Debug)]
-pub(super) struct Registry {
+pub(in crate::nn) struct Registry {
     /// What the model's GGUF files have under names of their own.
     family: &'static str,
     names: Names,
@@ -22,24 +22,24 @@ pub(super) struct Registry {
 
 /// A linear layer as adapters see it.
 #[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) name: String,
-    pub(super) part: Part,
-    pub(super) inputs: usize,
-    pub(super) outputs: usize,
+pub(in crate::nn) struct Registered {
+    pub(in crate::nn) name: String,
+    pub(in crate::nn) part: Part,
+    pub(in crate::nn) inputs: usize,
+    pub(in crate::nn) outputs: usize,
     /// Whether its values are worth adapters of single precision.
-    pub(super) is_f32: bool,
+    pub(in crate::nn) is_f32: bool,
     /// The order of its rows.
-    pub(super) order: RowOrder,
+    pub(in crate::nn) order: RowOrder,
     /// The device of the model that the layer is computed on.
-    pub(super) place: usize,
+    pub(in crate::nn) place: usize,
     /// The size of the heads within which that order matters; none where it does not.
-    pub(super) rotated_heads: Option<usize>,
+    pub(in crate::nn) rotated_heads: Option<usize>,
 }
 
 /// What a weight is used as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(in crate::nn) enum Part {
     /// A linear layer.
     Linear,
     /// A table of vectors, one for each token.
@@ -48,7 +48,7 @@ pub(super) enum Part {
 
 /// Whose order the rows of queries and keys have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RowOrder {
+pub(in crate::nn) enum RowOrder {
     /// That of Hugging Face's checkpoints.
     HuggingFace,
     /// That of GGUF files.
@@ -57,12 +57,12 @@ pub(super) enum RowOrder {
 
 impl Registry {
     /// `family` is how GGUF files call the architecture, `names` what they have of their own.
-    pub(super) fn new(family: &'static str, names: Names) -> Self {
+    pub(in crate::nn) fn new(family: &'static str, names: Names) -> Self {
         Self { family, names, layers: Vec::new(), by_name: HashMap::new(), stacks: Vec::new() }
     }
 
     /// Takes in a layer. Of two with one name, the first is found by it.
-    pub(super) fn add(&mut self, layer: Registered) -> LayerId {
+    pub(in crate::nn) fn add(&mut self, layer: Registered) -> LayerId {
         let id = LayerId(self.layers.len());
         self.by_name.entry(layer.name.clone()).or_insert(id);
         self.layers.push(layer);
@@ -70,18 +70,18 @@ impl Registry {
     }
 
     /// Takes in a name under which layers stand one above the other.
-    pub(super) fn add_stack(&mut self, name: String, layers: Vec<LayerId>) {
+    pub(in crate::nn) fn add_stack(&mut self, name: String, layers: Vec<LayerId>) {
         self.stacks.push((name, layers));
     }
 
     /// A layer by its id.
-    pub(super) fn get(&self, id: LayerId) -> Option<&Registered> {
+    pub(in crate::nn) fn get(&self, id: LayerId) -> Option<&Registered> {
         self.layers.get(id.0)
     }
 
     /// The layer of this name, or the layers of the stack of this name from top to bottom; nothing where there is neither.
     /// A name may be Hugging Face's or GGUF's, and tells the order of the rows that come with it.
-    pub(super) fn find(&self, name: &str) -> (RowOrder, Vec<(LayerId, &Registered)>) {
+    pub(in crate::nn) fn find(&self, name: &str) -> (RowOrder, Vec<(LayerId, &Registered)>) {
         let found = self.find_named(name);
         if !found.is_empty() {
             return (RowOrder::HuggingFace, found);
@@ -102,7 +102,7 @@ impl Registry {
 
 impl Registered {
     /// The rows of a `b` as they belong to the rows of this layer's weight.
-    pub(super) fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
+    pub(in crate::nn) fn in_order(&self, order: RowOrder, rows: &[f32], width: usize) -> Vec<f32> {
         match self.rotated_heads.filter(|_| order != self.order) {
             Some(head_dim) => reorder(rows, width, head_dim, self.order),
             None => rows.to_vec(),

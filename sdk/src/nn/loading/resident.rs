@@ -3,16 +3,16 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use super::{
+use crate::nn::{
+    adapters::registry::Part,
     backend::{Form, Matrix},
-    kv::KvCache,
-    kv_shape::KvType,
-    registry::Part,
+    memory::kv::KvCache,
+    spec::KvType,
 };
 
 /// What memory is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
+pub(in crate::nn) enum Class {
     Linear,
     Embedding,
     /// Norms, biases and other small tensors.
@@ -33,13 +33,13 @@ enum Place {
 
 /// Bytes by place and class.
 #[derive(Debug, Default)]
-pub(super) struct Resident {
+pub(in crate::nn) struct Resident {
     bytes: BTreeMap<(Place, Class), u64>,
 }
 
 impl Resident {
     /// Adds a weight; `on_host` if it stays in the host's memory while the model is on a device.
-    pub(super) fn add_matrix(&mut self, matrix: &Matrix, part: Part, on_host: bool) {
+    pub(in crate::nn) fn add_matrix(&mut self, matrix: &Matrix, part: Part, on_host: bool) {
         let class = if part == Part::Table { Class::Embedding } else { Class::Linear };
         let device = Place::Device(matrix.place);
         let (place, bytes) = match &matrix.form {
@@ -56,12 +56,12 @@ impl Resident {
     }
 
     /// Adds a small tensor of single precision on one of the model's devices.
-    pub(super) fn add_small(&mut self, values: usize, place: usize) {
+    pub(in crate::nn) fn add_small(&mut self, values: usize, place: usize) {
         self.add(Place::Device(place), Class::Small, 4 * values as u64);
     }
 
     /// Adds all of a cache.
-    pub(super) fn add_cache(&mut self, kv: &KvCache) {
+    pub(in crate::nn) fn add_cache(&mut self, kv: &KvCache) {
         for (place, bytes) in kv.bytes_by_place() {
             self.add(Place::Device(place), Class::Cache, bytes);
         }
@@ -73,7 +73,7 @@ impl Resident {
     }
 
     /// In words, for a model on `devices` whose cache is of `kind`.
-    pub(super) fn on(&self, devices: &[&str], kind: KvType) -> String {
+    pub(in crate::nn) fn on(&self, devices: &[&str], kind: KvType) -> String {
         let list = |place: Place| -> Option<String> {
             let parts = self.bytes.iter().filter(|((at, _), bytes)| *at == place && **bytes > 0);
             let parts: Vec<_> =

@@ -3,9 +3,9 @@
 
 use candle_core::Tensor;
 
-use super::{Activation, LayerCache, Linear, Loader, Recurrence, RmsNorm, ShortConv, Step};
 use crate::{
     Error, Result,
+    nn::{Activation, LayerCache, Linear, Loader, Recurrence, RmsNorm, ShortConv, Step},
     weights::{Config, Format},
 };
 

@@ -5,18 +5,18 @@
 
 use std::{cell::Cell, cell::RefCell};
 
-use super::{
-    adapters,
-    registry::{Registered, RowOrder},
-};
 use crate::{
     Error, LowRankPair, Merged, Result,
+    nn::adapters::{
+        self,
+        registry::{Registered, RowOrder},
+    },
     weights::{Bytes, Dtype, Names, RawTensor, names, quote},
 };
 
 /// What is to be merged into the weights of a load.
 #[derive(Debug, Default)]
-pub(super) struct Merges<'a> {
+pub(in crate::nn) struct Merges<'a> {
     changes: Vec<Change<'a>>,
     /// What went wrong where no error could be returned.
     trouble: RefCell<Option<Error>>,
@@ -36,17 +36,17 @@ struct Change<'a> {
 
 /// The place of a layer among those that stand one above the other under a name of their own.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Storey<'a> {
-    pub(super) stack: &'a str,
+pub(in crate::nn) struct Storey<'a> {
+    pub(in crate::nn) stack: &'a str,
     /// The rows of all of them.
-    pub(super) outputs: usize,
+    pub(in crate::nn) outputs: usize,
     /// The first row of this one.
-    pub(super) start: usize,
+    pub(in crate::nn) start: usize,
 }
 
 impl<'a> Merges<'a> {
     /// `family` and `own` tell what GGUF's names mean for this model.
-    pub(super) fn new(merged: &'a [Merged], family: &str, own: Names) -> Self {
+    pub(in crate::nn) fn new(merged: &'a [Merged], family: &str, own: Names) -> Self {
         let of = |pair: &'a LowRankPair, strength: f32| {
             let name = names::hugging_face(family, &format!("{}.weight", pair.target), own);
             let name = name.strip_suffix(".weight").unwrap_or(&name).to_owned();
@@ -58,12 +58,12 @@ impl<'a> Merges<'a> {
     }
 
     /// Whether a weight of this name is to be changed.
-    pub(super) fn concern(&self, name: &str) -> bool {
+    pub(in crate::nn) fn concern(&self, name: &str) -> bool {
         self.changes.iter().any(|change| change.name == name)
     }
 
     /// The weight of a layer with all that is merged into it; none if that is nothing.
-    pub(super) fn add(
+    pub(in crate::nn) fn add(
         &self,
         layer: &Registered,
         raw: &RawTensor,
@@ -95,12 +95,12 @@ impl<'a> Merges<'a> {
     }
 
     /// Keeps an error for the end of the load.
-    pub(super) fn fail(&self, error: Error) {
+    pub(in crate::nn) fn fail(&self, error: Error) {
         self.trouble.borrow_mut().get_or_insert(error);
     }
 
     /// Whether everything has found its weight.
-    pub(super) fn finish(&self) -> Result<()> {
+    pub(in crate::nn) fn finish(&self) -> Result<()> {
         if let Some(error) = self.trouble.take() {
             return Err(error);
         }
@@ -144,9 +144,8 @@ fn written(raw: &RawTensor, values: &[f32]) -> Result<RawTensor> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::registry::Part;
     use super::*;
-    use crate::AdapterData;
+    use crate::{AdapterData, nn::adapters::registry::Part};
 
     const VALUES: [f32; 6] = [0.1, -2.5, 1000.5, 3.0e-5, 0.75, -0.3];
 

@@ -9,7 +9,7 @@ use std::{
 use crate::{Error, Result};
 
 /// The values of a dense `f32` tensor in the CPU's memory.
-pub(super) fn view(tensor: &Tensor) -> Result<impl Deref<Target = [f32]>> {
+pub(in crate::nn) fn view(tensor: &Tensor) -> Result<impl Deref<Target = [f32]>> {
     let (storage, layout) = tensor.storage_and_layout();
     let Some((start, end)) = layout.contiguous_offsets() else {
         return Err(Error::invalid(format!("a tensor of shape {:?} is not contiguous", tensor.dims())));
@@ -39,7 +39,7 @@ impl<S: Deref<Target = Storage>> Deref for View<S> {
 }
 
 /// Has a kernel change the values of such a tensor where they lie.
-pub(super) fn change(tensor: &Tensor, kernel: impl FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
+pub(in crate::nn) fn change(tensor: &Tensor, kernel: impl FnMut(&mut [f32]) -> Result<()>) -> Result<()> {
     Ok(tensor.inplace_op1(&InPlace(RefCell::new(kernel)))?)
 }
 
@@ -61,7 +61,7 @@ impl<K: FnMut(&mut [f32]) -> Result<()>> InplaceOp1 for InPlace<K> {
 }
 
 /// A tensor out of a kernel's result.
-pub(super) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor> {
+pub(in crate::nn) fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, shape.into(), &Device::Cpu)?)
 }
 

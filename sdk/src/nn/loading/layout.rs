@@ -16,15 +16,15 @@ const LAST: [&str; 6] = ["lm_head", "norm", "norm_f", "final_norm", "final_layer
 
 /// A device that layers are dealt out to.
 #[derive(Clone, Debug)]
-pub(super) struct Share {
-    pub(super) name: String,
+pub(in crate::nn) struct Share {
+    pub(in crate::nn) name: String,
     /// What it has left, where it says so.
-    pub(super) free_bytes: Option<u64>,
+    pub(in crate::nn) free_bytes: Option<u64>,
 }
 
 /// The place of each layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(in crate::nn) struct Layout {
     /// For each layer, which of the devices it lies on. It never falls.
     places: Vec<usize>,
     /// How many devices there are.
@@ -52,12 +52,12 @@ impl Part {
 
 impl Layout {
     /// Everything on one device.
-    pub(super) fn one() -> Self {
+    pub(in crate::nn) fn one() -> Self {
         Self { places: Vec::new(), devices: 1 }
     }
 
     /// Deals out layers that have these `weights`, by name with their bytes, and `caches`: bytes of each layer of the caches.
-    pub(super) fn plan<'a>(
+    pub(in crate::nn) fn plan<'a>(
         shares: &[Share],
         weights: impl Iterator<Item = (&'a str, u64)>,
         caches: &[u64],
@@ -115,7 +115,7 @@ impl Layout {
     }
 
     /// The device of what lies at this place of the checkpoint.
-    pub(super) fn of_path(&self, path: &str) -> usize {
+    pub(in crate::nn) fn of_path(&self, path: &str) -> usize {
         match Part::of(path) {
             _ if self.devices == 1 => 0,
             Part::First => 0,
@@ -125,7 +125,7 @@ impl Layout {
     }
 
     /// The device of a layer of the caches, of which there are `count`.
-    pub(super) fn of_cache(&self, cache: usize, count: usize) -> usize {
+    pub(in crate::nn) fn of_cache(&self, cache: usize, count: usize) -> usize {
         let layer = cache * self.places.len() / count.max(1);
         self.places.get(layer).copied().unwrap_or(self.devices - 1)
     }
@@ -136,7 +136,7 @@ impl Layout {
     }
 
     /// For a person: which layers lie where.
-    pub(super) fn tell(&self, names: &[&str]) -> String {
+    pub(in crate::nn) fn tell(&self, names: &[&str]) -> String {
         let of = |(place, name): (usize, &&str)| {
             let range = self.layers_of(place)?;
             Some(format!("{} on {name}", in_words(&range)))
@@ -146,12 +146,12 @@ impl Layout {
 }
 
 /// Whether a weight is of the experts that stay in the host's memory, those of the first `layers` layers.
-pub(super) fn is_on_host(path: &str, layers: usize) -> bool {
+pub(in crate::nn) fn is_on_host(path: &str, layers: usize) -> bool {
     matches!(Part::of(path), Part::Layer(layer) if layer < layers) && path.split('.').any(|part| part == "experts")
 }
 
 /// Whether a weight is of what a checkpoint sees or hears with, which is not loaded.
-pub(super) fn is_beside_text(path: &str) -> bool {
+pub(in crate::nn) fn is_beside_text(path: &str) -> bool {
     path.split('.').any(|part| BESIDE_TEXT.iter().any(|name| part.starts_with(name)))
 }
 

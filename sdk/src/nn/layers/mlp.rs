@@ -2,8 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::{Activation, ExpertNames, Linear, Loader, Step};
-use crate::Result;
+use crate::{
+    Result,
+    nn::{Activation, ExpertNames, Linear, Loader, Step},
+};
 
 /// `down(act(gate(x)) · up(x))` (arXiv 2002.05202).
 #[derive(Clone, Debug)]

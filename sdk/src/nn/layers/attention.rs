@@ -2,10 +2,9 @@
 
 use candle_core::Tensor;
 
-use super::Attention;
 use crate::{
     Error, Result,
-    nn::{Angles, Step},
+    nn::{Angles, Step, memory::pass::Pass, spec::Attention},
 };
 
 impl Attention {
@@ -59,5 +58,34 @@ impl Attention {
             return Err(Error::invalid("attention over values of no size"));
         }
         step.ops().attention_over(self, q, None, &mut step.pass)
+    }
+
+    fn check(&self, inputs: &[(&Tensor, usize, usize)], pass: &Pass<'_>) -> Result<()> {
+        let tokens = pass.input().tokens.len();
+        for (x, heads, dim) in inputs {
+            if x.dims2()? != (tokens, heads * dim) {
+                let dims = x.dims();
+                let message = format!("attention over {heads} heads of {dim} was given {dims:?} for {tokens} tokens");
+                return Err(Error::invalid(message));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_cache(&self, value_dim: usize, pass: &Pass<'_>) -> Result<()> {
+        let cache = pass.kv.attention(self.layer)?;
+        if (cache.kv_heads, cache.key_dim, cache.value_dim) != (self.kv_heads, self.head_dim, value_dim) {
+            let Self { kv_heads, head_dim, .. } = self;
+            let message = format!("attention of {kv_heads} heads of {head_dim} and {value_dim} values over a cache of");
+            let (heads, keys, values) = (cache.kv_heads, cache.key_dim, cache.value_dim);
+            return Err(Error::invalid(format!("{message} {heads} heads of {keys} and {values}")));
+        }
+        if cache.window.is_some_and(|cache| self.window.is_none_or(|window| window > cache)) {
+            return Err(Error::invalid(format!(
+                "layer {} reads more than the window that its cache keeps",
+                self.layer
+            )));
+        }
+        Ok(())
     }
 }

@@ -7,18 +7,18 @@
 
 use candle_core::{Device, Tensor};
 use half::f16;
+use pensieve_kernels::KvLayout;
 use std::{collections::BTreeMap, ops::Range};
 
-use super::{
-    cpu::KvLayout,
-    kv_shape::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache},
-    store::{Store, StoreShape},
+use super::store::{Store, StoreShape};
+use crate::{
+    Cache, Error, KvTransfer, Result, Span, Table,
+    nn::spec::{AttentionCache, BLOCK_TOKENS, KvShape, KvType, LayerCache},
 };
-use crate::{Cache, Error, KvTransfer, Result, Span, Table};
 
 /// What a model remembers of all sequences.
 pub struct KvCache {
-    pub(super) kind: KvType,
+    pub(in crate::nn) kind: KvType,
     groups: Vec<(Cache, usize)>,
     layers: Vec<Layer>,
 }
@@ -58,7 +58,7 @@ impl Layer {
 impl KvCache {
     /// Memory for so many blocks and slots of each group. `places` says on which of the model's devices a layer's lies; `make` is
     /// told that, and whether kernels may have it in a form of their own.
-    pub(super) fn new(
+    pub(in crate::nn) fn new(
         shape: &KvShape,
         kind: KvType,
         counts: &[usize],
@@ -104,7 +104,7 @@ impl KvCache {
     }
 
     /// The groups and how many blocks or slots of each there are.
-    pub(super) fn groups(&self) -> &[(Cache, usize)] {
+    pub(in crate::nn) fn groups(&self) -> &[(Cache, usize)] {
         &self.groups
     }
 
@@ -120,17 +120,17 @@ impl KvCache {
     }
 
     /// The group of a layer.
-    pub(super) fn group(&self, layer: usize) -> Result<usize> {
+    pub(in crate::nn) fn group(&self, layer: usize) -> Result<usize> {
         Ok(self.layers[self.owner(layer)?].group)
     }
 
     /// Which of the model's devices has what a layer reads.
-    pub(super) fn place(&self, layer: usize) -> Result<usize> {
+    pub(in crate::nn) fn place(&self, layer: usize) -> Result<usize> {
         Ok(self.layers[self.owner(layer)?].place)
     }
 
     /// What an attention layer keeps.
-    pub(super) fn attention(&self, layer: usize) -> Result<AttentionCache> {
+    pub(in crate::nn) fn attention(&self, layer: usize) -> Result<AttentionCache> {
         match self.layers[self.owner(layer)?].memory {
             Memory::Attention(cache, _) => Ok(cache),
             _ => Err(Error::invalid(format!("layer {layer} keeps a state, not keys and values"))),
@@ -138,14 +138,14 @@ impl KvCache {
     }
 
     /// The shapes of keys and values as the CPU kernels know them; values of no size are a view of the keys.
-    pub(super) fn layouts(&self, layer: usize) -> Result<[KvLayout; 2]> {
+    pub(in crate::nn) fn layouts(&self, layer: usize) -> Result<[KvLayout; 2]> {
         let AttentionCache { kv_heads, key_dim, value_dim, .. } = self.attention(layer)?;
         let slots = self.groups[self.group(layer)?].1 * BLOCK_TOKENS;
         Ok([key_dim, value_dim].map(|head_dim| KvLayout { kv_heads, slots, head_dim, block_len: BLOCK_TOKENS }))
     }
 
     /// The keys and the values of a layer.
-    pub(super) fn layer(&mut self, layer: usize) -> Result<&mut [Store; 2]> {
+    pub(in crate::nn) fn layer(&mut self, layer: usize) -> Result<&mut [Store; 2]> {
         let owner = self.owner(layer)?;
         match &mut self.layers[owner].memory {
             Memory::Attention(_, stores) => Ok(stores),
@@ -154,7 +154,7 @@ impl KvCache {
     }
 
     /// A part of the states of a layer: a tensor `[1, slots, values]`.
-    pub(super) fn states(&self, layer: usize, part: usize) -> Result<&Tensor> {
+    pub(in crate::nn) fn states(&self, layer: usize, part: usize) -> Result<&Tensor> {
         match &self.layers[self.owner(layer)?].memory {
             Memory::State(parts) => match parts.get(part) {
                 Some((_, store)) => store.tensor(),
@@ -165,7 +165,7 @@ impl KvCache {
     }
 
     /// The slots of tokens `tokens` of a span's sequence in a group.
-    pub(super) fn slots_of(span: &Span<'_>, group: usize, tokens: Range<usize>) -> Result<Vec<u32>> {
+    pub(in crate::nn) fn slots_of(span: &Span<'_>, group: usize, tokens: Range<usize>) -> Result<Vec<u32>> {
         let Some(Table::Blocks(blocks)) = span.caches.get(group) else { return Err(no_table()) };
         let slot = |token: usize| {
             let block = blocks.get(token / BLOCK_TOKENS).ok_or_else(no_table)?;
@@ -180,7 +180,7 @@ impl KvCache {
     }
 
     /// What lies on each of the model's devices, in bytes.
-    pub(super) fn bytes_by_place(&self) -> BTreeMap<usize, u64> {
+    pub(in crate::nn) fn bytes_by_place(&self) -> BTreeMap<usize, u64> {
         let mut sums = BTreeMap::new();
         for layer in &self.layers {
             let (tokens, count) = (self.place_tokens(layer.group), self.groups[layer.group].1);
@@ -264,7 +264,7 @@ impl KvTransfer for KvCache {
 }
 
 /// A batch from a host has its tables; one that a backend made up for a capture has none.
-pub(super) fn no_table() -> Error {
+pub(in crate::nn) fn no_table() -> Error {
     Error::invalid("a sequence has no table for a group of caches")
 }
 

@@ -1,20 +1,18 @@
 //! Short causal convolutions along a sequence, channel by channel: what hybrids have in place of attention (LFM2) or before a
 //! recurrence (Mamba, Qwen3-Next). The state is the last inputs, and all sequences of a step are computed at once.
 
-mod forward;
-
 use candle_core::Tensor;
 
-use super::{Activation, LayerCache};
+use crate::nn::{Activation, LayerCache};
 
 /// A convolution of each channel with its own few taps.
 #[derive(Clone, Debug)]
 pub struct ShortConv {
-    pub(super) layer: usize,
+    pub(in crate::nn) layer: usize,
     /// From the oldest input to the token's own, a factor for each channel: `[taps, channels]`.
-    pub(super) taps: Tensor,
-    pub(super) bias: Option<Tensor>,
-    pub(super) activation: Option<Activation>,
+    pub(in crate::nn) taps: Tensor,
+    pub(in crate::nn) bias: Option<Tensor>,
+    pub(in crate::nn) activation: Option<Activation>,
 }
 
 impl ShortConv {

@@ -2,10 +2,9 @@
 
 use candle_core::Tensor;
 
-use super::ShortConv;
 use crate::{
     Error, Result,
-    nn::{Loader, Step},
+    nn::{Loader, Step, spec::ShortConv},
 };
 
 impl ShortConv {

@@ -2,8 +2,10 @@
 
 use candle_core::Tensor;
 
-use super::{Loader, Step};
-use crate::Result;
+use crate::{
+    Result,
+    nn::{Loader, Step},
+};
 
 /// Root-mean-square norm (arXiv 1910.07467).
 #[derive(Clone, Debug)]

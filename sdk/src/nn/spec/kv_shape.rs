@@ -28,7 +28,7 @@ impl KvType {
 /// What a decoder remembers, layer by layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvShape {
-    pub(super) layers: Vec<LayerCache>,
+    pub(in crate::nn) layers: Vec<LayerCache>,
 }
 
 /// What one layer remembers.
@@ -93,7 +93,7 @@ impl KvShape {
     }
 
     /// The groups that the layers form, those that keep all tokens first and states last, and which group each layer is in.
-    pub(super) fn groups(&self, kv: KvType) -> Result<(Vec<Cache>, Vec<usize>)> {
+    pub(in crate::nn) fn groups(&self, kv: KvType) -> Result<(Vec<Cache>, Vec<usize>)> {
         let wrong = |what: &str| Error::corrupt(format!("the model's caches: {what}"));
         let mut kinds: Vec<(usize, Option<usize>)> = Vec::new();
         let mut kind_of = Vec::with_capacity(self.layers.len());
@@ -145,7 +145,7 @@ impl KvShape {
 
 impl KvShape {
     /// Bytes of each layer, if each group has so many blocks or slots.
-    pub(super) fn layer_bytes(&self, kv: KvType, counts: &[usize]) -> Result<Vec<u64>> {
+    pub(in crate::nn) fn layer_bytes(&self, kv: KvType, counts: &[usize]) -> Result<Vec<u64>> {
         let (_, group_of) = self.groups(kv)?;
         let bytes = |(layer, group): (&LayerCache, usize)| {
             let each = match *layer {
@@ -169,7 +169,7 @@ const SLOTS: usize = 4;
 
 /// How many blocks or slots of each group a budget holds: as many as equally long sequences take of each, so that no group
 /// is used up while another has room. One group gets all.
-pub(super) fn divide(budget: u64, groups: &[Cache], context: usize) -> Result<Vec<usize>> {
+pub(in crate::nn) fn divide(budget: u64, groups: &[Cache], context: usize) -> Result<Vec<usize>> {
     let tokens = context.clamp(1, SEQUENCE_TOKENS);
     let blocks = |tokens: usize| tokens.div_ceil(BLOCK_TOKENS);
     // What a sequence takes of each group, the least that a group works with, and the bytes of each.

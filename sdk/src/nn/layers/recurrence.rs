@@ -2,8 +2,13 @@
 
 use candle_core::Tensor;
 
-use super::{Inputs, Recurrence};
-use crate::{Error, Result, nn::Step};
+use crate::{
+    Error, Result,
+    nn::{
+        Step,
+        spec::{Inputs, Recurrence},
+    },
+};
 
 impl Recurrence {
     /// The gated delta rule: what each token of `q` (`[tokens, key_heads · key_dim]`) reads once `v` (`[tokens, heads · value_dim]`)
