@@ -273,7 +273,7 @@ impl<D: Decoder> Architecture for Paged<D> {
         }
         let names = (D::GGUF, D::GGUF_NAMES);
         let counts = kv_shape::divide(request.state_bytes, &opened.groups, context)?;
-        let parts = if chosen.beside.is_empty() { vec![ops.clone()] } else { ops.parts() };
+        let parts = ops.by_place();
         let layout = opened.layout(&chosen, &counts)?;
         let target = (&parts[..], &layout, host.as_ref());
         let shared = Shared::new(&opened.checkpoint, services, target, context, names, merged);

@@ -14,11 +14,11 @@ mod cuda;
 mod formulas;
 mod formulas_attention;
 mod formulas_recurrence;
+mod interconnect;
 #[cfg(any(test, feature = "metal", target_os = "macos"))]
 mod metal;
 #[cfg(any(test, feature = "cuda"))]
 mod repack;
-mod spread;
 mod stand_ins;
 
 use candle_core::{
@@ -35,9 +35,9 @@ pub(super) use cuda::{
     loaded_bytes as cuda_loaded_bytes, open as cuda_device,
 };
 pub(super) use formulas::Formulas;
+pub(super) use interconnect::Interconnect;
 #[cfg(any(feature = "metal", target_os = "macos"))]
 pub(super) use metal::MetalKernels;
-pub(super) use spread::{Interconnect, Spread};
 pub(super) use stand_ins::StandIns;
 
 use super::{
@@ -211,26 +211,6 @@ pub(in crate::nn) trait Backend: Send + Sync {
     /// Where tensors live.
     fn device(&self) -> &Device {
         &self.formulas().device
-    }
-
-    /// The backends of the devices that a model is spread over; none where it lies on one.
-    fn parts(&self) -> &[Arc<dyn Backend>] {
-        &[]
-    }
-
-    /// On which of them an activation lies.
-    fn place_of(&self, _x: &Tensor) -> Result<usize> {
-        Ok(0)
-    }
-
-    /// An activation as one of them reads it, to which it moves if it lies elsewhere.
-    fn bring(&self, x: &Tensor, _place: usize) -> Result<Tensor> {
-        Ok(x.clone())
-    }
-
-    /// Takes note that one of them keeps this.
-    fn keeps(&self, tensor: Tensor, _place: usize) -> Result<Tensor> {
-        Ok(tensor)
     }
 
     /// Brings what a batch says to the device, ahead of its step.
