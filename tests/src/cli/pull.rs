@@ -98,7 +98,7 @@ fn goes_on_after_it_was_interrupted() {
     assert!(!cached(&desk, FILE).exists());
     let second = desk.run(&["pull", NAME]);
     check_pulled(&desk, &second);
-    assert!(second.stderr.contains("390 KiB are here already"), "{second:?}");
+    assert!(second.stderr.contains("390 KiB already downloaded"), "{second:?}");
     assert_eq!(hub.asked("/resolve/")[1].range.as_deref(), Some("bytes=400000-"));
 }
 
@@ -301,10 +301,7 @@ fn lists_what_there_is() {
         |line: &[&str]| line.iter().filter(|word| !word.is_empty()).map(ToString::to_string).collect::<Vec<_>>();
     let lines: Vec<Vec<String>> = lines.iter().map(|line| words(line)).collect();
     assert_eq!(lines.len(), 2, "{said:?}");
-    assert_eq!(
-        (lines[0][0].as_str(), lines[0][1].as_str(), lines[0][4].as_str()),
-        ("976 KiB", "fits", "(taken unasked)")
-    );
+    assert_eq!((lines[0][0].as_str(), lines[0][1].as_str(), lines[0][4].as_str()), ("976 KiB", "fits", "(default)"));
     assert!(lines[0][2].starts_with("up to ") && lines[0][2].ends_with(" tokens/s"), "{said:?}");
     assert_eq!(
         (lines[0][3].as_str(), lines[1][3].as_str()),
