@@ -174,7 +174,7 @@ fn checks_models_against_each_other() {
         &models("aliases = [\"a\", \"c\", \" \"]\n[[models]]\nid = \"b\"\nbase = \"a\"\naliases = [\"c\"]"),
         &[
             "an alias of 'a' is empty",
-            "the alias 'a' of 'a' is the name of something else",
+            "the alias 'a' of 'a' is taken by another model",
             "the alias 'c' of 'b' is the name",
         ],
     );

@@ -132,7 +132,7 @@ fn wrong_flags_and_variables_are_2() {
     );
     check(&desk.run(&["serve", "--device", "gpu"]), 2, &["--device gpu: a device is auto"]);
     check(&desk.run(&["run", ""]), 2, &["the question is empty"]);
-    check(&desk.run(&["run", "--model", "hf:x", "hello"]), 2, &["'hf:x' names nothing on the hub"]);
+    check(&desk.run(&["run", "--model", "hf:x", "hello"]), 2, &["'hf:x' is not a name on the hub"]);
     let mut command = desk.command(&["serve"]);
     let said = said(command.env("PENSIEVE_MEMORY", "lots").output().unwrap());
     check(&said, 2, &["the variable PENSIEVE_MEMORY 'lots' is wrong: it takes bytes"]);

@@ -1,11 +1,10 @@
 //! OpenAI's API: `chat/completions`, the legacy `completions`, and `models`.
 //!
-//! Every field that this host has a use for is checked before anything is queued, with OpenAI's limits; unknown ones are
-//! accepted. Streamed and whole answers are made by one state machine ([`choice`]) and differ in how its pieces are
-//! written down ([`encoder`]). What local servers add to the API and this one too: `reasoning_content` in messages and
-//! chunks, for what a model thinks, and comments in streams while nothing else is to be said.
+//! Every supported field is checked against OpenAI's limits before anything is queued; unknown ones are ignored. Streamed and
+//! whole answers come from one state machine ([`choice`]) and differ only in their encoding ([`encoder`]). Like other local
+//! servers this one adds `reasoning_content` to messages and chunks, and comments to streams as keep-alives.
 //!
-//! Legacy `functions` and `suffix` are refused by name; an image or a sound becomes a note in the prompt.
+//! Legacy `functions` and `suffix` are refused; images and audio become a note in the prompt.
 
 mod chat;
 mod choice;

@@ -1,14 +1,14 @@
-//! OpenAI's Responses API: `POST /v1/responses`, whole and streamed, and the responses that were stored.
+//! OpenAI's Responses API: `POST /v1/responses`, with and without streaming, and stored responses.
 //!
-//! What deviates from the original, on purpose:
-//! - Tools that run on OpenAI's servers (`web_search`, `file_search`, `mcp`, …) are left out with a warning, which stands in
-//!   the answer's `metadata`, too. A `namespace` of tools is flattened, and a call into it names the namespace again.
-//! - A custom tool becomes a function with one string. The `regex` or the `lark` grammar of its format is shown to the model, and
-//!   enforced if it can be one regular expression; where it cannot, a warning says why.
-//! - `encrypted_content` of a reasoning item is the reasoning in base64: this server keeps no secrets from its client.
-//! - An answer that ends at the model's own limit is `completed` if it can be used: Codex drops a turn that is `incomplete`.
-//!   Where the client has set `max_output_tokens` itself, it is `incomplete`.
-//! - `background`, `conversation` and `prompt` templates are refused by name.
+//! Deliberate deviations from the original:
+//! - Tools that run on OpenAI's servers (`web_search`, `file_search`, `mcp`, …) are dropped with a warning, which is also in the
+//!   answer's `metadata`. A `namespace` of tools is flattened, and restored in calls.
+//! - A custom tool becomes a function with one string. The `regex` or `lark` grammar of its format is shown to the model, and
+//!   enforced if it can be converted to one regular expression; otherwise a warning gives the reason.
+//! - `encrypted_content` of a reasoning item is the reasoning in base64: this server has no secrets from its client.
+//! - An answer that ends at the model's own limit is `completed` if it is usable, as Codex drops `incomplete` turns. If the
+//!   client has set `max_output_tokens`, it is `incomplete`.
+//! - `background`, `conversation` and `prompt` templates are refused.
 
 mod echo;
 mod encoder;
@@ -122,7 +122,7 @@ fn read(call: &ApiRequest, body: &Field<'_>) -> Result<Asked, ApiError> {
     // The items are read again as one list, so that an error in them has the path that the client knows.
     let inputs = items.len();
     let list = Value::Array(items);
-    let mut response = request::read(body, &body.beside("input", &list))?;
+    let mut response = request::read(body, &body.with_value("input", &list))?;
     let items = response.store.then(|| call.memory.bytes(list.to_string())).transpose()?;
     let model = validation::model_name(call, &response.request.model).to_owned();
     let max_tokens = response.request.max_tokens.or(call.shared.settings.max_tokens);

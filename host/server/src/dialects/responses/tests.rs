@@ -206,7 +206,7 @@ fn a_custom_tool_is_held_to_what_its_format_became_and_else_there_is_a_warning()
     let formats = asked.tools.formats_of(&conversation.tools, &mut warnings);
     assert_eq!((formats.len(), warnings.len()), (2, 0), "a tool that may not be called needs no expression");
     for (format, expressed) in formats.into_iter().zip([Err("why".to_owned()), Ok("a+|b".to_owned())]) {
-        format.hold(&mut conversation.tools, expressed, &mut warnings);
+        format.apply(&mut conversation.tools, expressed, &mut warnings);
     }
     let pattern = |tool: usize| &conversation.tools[tool].schema["properties"]["input"]["pattern"];
     assert_eq!((pattern(0), pattern(1)), (&Value::Null, &json!("^(?:a+|b)$")));

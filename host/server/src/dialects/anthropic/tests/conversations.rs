@@ -213,16 +213,13 @@ fn refuses_messages_that_cannot_be() {
     refuses(json!([user(json!([{"text": "a"}]))]), "messages.0.content.0.type: this field is required");
     refuses(
         json!([user(json!([tool_use("1")]))]),
-        "messages.0.content.0: a block of type 'tool_use' belongs into the assistant's messages only",
+        "messages.0.content.0: a block of type 'tool_use' is allowed in the assistant's messages only",
     );
     refuses(
         json!([assistant(json!([tool_result("1")]))]),
-        "messages.0.content.0: a block of type 'tool_result' belongs into the user's messages only",
+        "messages.0.content.0: a block of type 'tool_result' is allowed in the user's messages only",
     );
-    refuses(
-        json!([user(json!([{"type": "film"}]))]),
-        "messages.0.content.0: blocks of type 'film' are not known here; send text",
-    );
+    refuses(json!([user(json!([{"type": "film"}]))]), "messages.0.content.0: unknown block type 'film'; send text");
     let blocks: Vec<Value> = (0..10_001).map(|_| json!({"type": "text", "text": "a"})).collect();
     refuses(json!([user(json!(blocks))]), "messages.0.content: has 10001 items, more than 10000");
     let messages: Vec<Value> = (0..100_001).map(|_| json!({})).collect();
@@ -263,15 +260,14 @@ fn what_the_vendors_servers_wrote_is_left_out() {
     assert_eq!(turns[1].parts, [Part::Text("Found.".into())]);
     refuses(
         &json!({"messages": [user(json!([{"type": "video"}]))]}),
-        "messages.0.content.0: blocks of type 'video' are not known here; send text",
+        "messages.0.content.0: unknown block type 'video'; send text",
     );
 }
 
 #[test]
 fn calls_and_results_belong_together() {
     let refuses = |messages: Value, expected: &str| refuses(&json!({"messages": messages}), expected);
-    let stray =
-        "messages.0.content.0.tool_use_id: the assistant's message before it has no call '1' that waits for a result";
+    let stray = "messages.0.content.0.tool_use_id: the assistant's message before it has no call '1' without a result";
     refuses(json!([user(json!([tool_result("1")]))]), stray);
     let asked = [user(json!("Go")), assistant(json!([{"type": "text", "text": "a"}, tool_use("toolu_1")]))];
     let twice = json!([asked[0], asked[1], user(json!([tool_result("1"), tool_result("1")]))]);
