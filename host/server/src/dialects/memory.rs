@@ -114,7 +114,7 @@ mod tests {
 
     fn free(shares: &Shares) -> usize {
         let all = (0..40).rev().map(|power| 1_usize << power);
-        // The largest amount that can be taken, bit by bit.
+        // Finds the largest amount available by binary search.
         all.fold((Vec::new(), 0), |(mut taken, sum), amount| match shares.take(0, amount) {
             Some(share) => {
                 taken.push(share);

@@ -140,10 +140,10 @@ pub struct DialectSettings {
     pub reject_attachments: bool,
     /// Default limit of an answer's tokens; `None` for as many as fit the context.
     pub max_tokens: Option<u32>,
-    /// What stands before a model's id where Claude Code's discovery would hide it; empty for nothing.
+    /// Prefix for model ids that Claude Code's discovery would hide; empty for none.
     pub claude_prefix: String,
     pub model_downloads: bool,
-    /// Bytes of responses that are stored for `previous_response_id`; 0 stores none.
+    /// Size limit of the store for `previous_response_id`; 0 turns it off.
     pub response_store_bytes: usize,
 }
 

@@ -236,7 +236,7 @@ mod tests {
     use futures_util::FutureExt;
     use pensieve_protocol::share::ONLY_CLIENT;
 
-    /// The place of a connection for which there is room.
+    /// Admits a connection that is within the limits.
     fn open(all: &Arc<Connections>, network: u64) -> Option<Place> {
         all.admit(network).now_or_never().flatten()
     }
@@ -245,7 +245,7 @@ mod tests {
         place.evicted().now_or_never().is_some()
     }
 
-    /// The places that are told to go by one more connection from this network.
+    /// The connections that one more from this network would evict.
     fn told<'a>(all: &Arc<Connections>, network: u64, places: &[&'a Place]) -> Vec<&'a Place> {
         assert!(open(all, network).is_none());
         places.iter().copied().filter(|place| has_to_go(place)).collect()
