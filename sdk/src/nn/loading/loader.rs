@@ -153,7 +153,7 @@ impl Loader<'_> {
     }
 
     /// This place, whose weights go to the device that experts of its layer are computed on, and what computes there if that
-    /// is not the model's: for [`Experts::computed_by`](super::Experts::computed_by).
+    /// is not the model's: for [`Experts::computed_by`](crate::nn::Experts::computed_by).
     pub fn for_experts(&self) -> (Self, Option<Ops>) {
         let layer = self.prefix.split('.').find_map(|part| part.parse::<usize>().ok());
         match self.shared.host.filter(|host| layer.is_some_and(|layer| layer < host.layers)) {
