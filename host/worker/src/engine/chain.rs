@@ -21,8 +21,8 @@ use super::{
     logits::SharedRow,
     sampler_thread::{Overdue, SamplerName, SamplerThread},
 };
-use crate::grammar::{is_allowed, keep_allowed};
 use crate::plugin::LoadedPlugin;
+use pensieve_grammar::{is_allowed, keep_allowed};
 use pensieve_protocol::job::{Failure, FailureCode, StageSpec};
 
 const STAGES_MAX: usize = 32;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::sequence::Text;
-use crate::grammar::{Compiler, Compiling, Constraint, Masks};
+use pensieve_grammar::{Compiler, Compiling, Constraint, Masks};
 use pensieve_protocol::grammar::Spec;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 

@@ -11,7 +11,7 @@ use super::{
     repetition::RepetitionDetector,
     stops::Stops,
 };
-use crate::grammar::{Constraint, ConstraintError};
+use pensieve_grammar::{Constraint, ConstraintError};
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Job, TokenLogprobs, Usage};
 use pensieve_protocol::vocabulary::Vocabulary;
 

@@ -9,7 +9,7 @@ use std::{fmt, sync::Arc};
 
 use pensieve_protocol::job::STOP_BYTES_MAX;
 
-use crate::patterns::{At, Patterns, ROOT};
+use pensieve_grammar::patterns::{Patterns, ROOT, StateId};
 
 pub const STOPS_MAX: usize = 64;
 
@@ -18,7 +18,7 @@ pub const STOPS_MAX: usize = 64;
 pub struct Stops {
     patterns: Arc<Patterns>,
     tokens: Arc<[u32]>,
-    at: At,
+    at: StateId,
     held: Vec<u8>,
     stopped: Option<usize>,
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{AdapterHost, Adapters, Place};
-use crate::grammar::Constraint;
+use pensieve_grammar::Constraint;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
 pub struct Waiting {

@@ -11,7 +11,7 @@ use crate::engine::{
     scheduler::{Refused, Request},
     sequence::Sequence,
 };
-use crate::grammar::Constraint;
+use pensieve_grammar::Constraint;
 use pensieve_protocol::{
     job::{Event, Failure, FailureCode, Finish, Job, Usage},
     wire::{Attachment, Location},

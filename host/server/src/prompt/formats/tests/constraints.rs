@@ -6,11 +6,11 @@ use serde_json::json;
 
 use super::*;
 use crate::chat::{Tool, ToolChoice};
+use pensieve_grammar::{Compiler, Constraint, is_allowed};
 use pensieve_protocol::{
     grammar::{Grammar, Part, Spec},
     vocabulary::Vocabulary,
 };
-use pensieve_worker::grammar::{Compiler, Constraint, is_allowed};
 
 fn vocabulary() -> Arc<Vocabulary> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/scripted/tokenizer.json");

@@ -12,8 +12,8 @@ use super::{
     *,
 };
 use crate::chat::{Tool, ToolChoice};
+use pensieve_grammar::Compiler;
 use pensieve_protocol::vocabulary::Vocabulary;
-use pensieve_worker::grammar::Compiler;
 
 struct Family {
     /// The template's name among the fixtures.

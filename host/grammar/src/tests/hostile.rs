@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::fixture::*;
-use crate::grammar::{GrammarError, is_allowed};
+use crate::{GrammarError, is_allowed};
 use pensieve_protocol::grammar::{Grammar, Marker, Rule, Spec, Then, Trigger};
 
 /// Definitions in groups, as an object may have only so many fields; each is made from a reference to the one before.

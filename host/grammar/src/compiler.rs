@@ -12,8 +12,8 @@ use std::{
 
 use llguidance::{Matcher, ParserFactory, earley::SlicedBiasComputer, toktrie::InferenceCapabilities};
 
-use super::token_trie::TokenTrie;
-use super::{
+use crate::token_trie::TokenTrie;
+use crate::{
     cache::{Cache, Slot, Template},
     constraint::Constraint,
     error::GrammarError,
@@ -46,11 +46,11 @@ struct Shared {
     vocabulary: Arc<TokenTrie>,
     factory: OnceLock<Result<ParserFactory, GrammarError>>,
     limit: Duration,
-    state: Mutex<State>,
+    state: Mutex<CompilerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct CompilerState {
     cache: Cache,
     queue: VecDeque<Job>,
     /// What each helper does: when it began with its grammar.
@@ -111,7 +111,7 @@ impl Compiler {
     }
 
     #[cfg(test)]
-    pub(super) fn cached(&self) -> usize {
+    pub(crate) fn cached(&self) -> usize {
         self.shared.state().cache.len()
     }
 }
@@ -143,7 +143,7 @@ impl Compiling {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CompilerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

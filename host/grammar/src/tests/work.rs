@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::fixture::*;
-use crate::grammar::{Compiler, Constraint, GrammarError, Masks, keep_allowed};
+use crate::{Compiler, Constraint, GrammarError, Masks, keep_allowed};
 use pensieve_protocol::grammar::{Grammar, Spec};
 
 /// A grammar that takes some hundred milliseconds, each one different.

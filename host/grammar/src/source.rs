@@ -3,13 +3,13 @@
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
-use super::token_trie::TokenTrie;
-use super::{error::GrammarError, limits};
+use crate::token_trie::TokenTrie;
+use crate::{error::GrammarError, limits};
 use pensieve_protocol::grammar::{Grammar, Marker, Part, Rule};
 
 /// What a compiled grammar depends on, and what it is found by in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// Whoever has another one compiles it anew, as the time would tell what others have asked for.
     salt: Vec<u8>,
     open: Option<Marker>,
@@ -24,17 +24,17 @@ const JSON_SPACE: &str = r" |\r?\n( {0,32}|\t{0,16})";
 const JSON_MARGIN_MAX: usize = 8;
 
 impl Source {
-    pub(super) fn of(rule: &Rule, salt: &[u8]) -> Self {
+    pub(crate) fn of(rule: &Rule, salt: &[u8]) -> Self {
         Self { salt: salt.to_vec(), open: rule.open.clone(), grammar: rule.grammar.clone(), close: rule.close.clone() }
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.grammar.bytes()
     }
 
     /// The same with any JSON of the right type for every lenient schema in its frame that does not compile by itself. An error if
     /// the fault lies elsewhere: that of a part that may not be passed over, or else `error`.
-    pub(super) fn relaxed(
+    pub(crate) fn relaxed(
         &self,
         error: GrammarError,
         compile: impl Fn(&Self) -> Result<(), GrammarError>,
@@ -58,12 +58,12 @@ impl Source {
     }
 
     /// A text that it may begin with if it fits anything at all, so that what comes then can be looked at.
-    pub(super) fn lead(&self) -> &'static [u8] {
+    pub(crate) fn lead(&self) -> &'static [u8] {
         let is_json = matches!(self.grammar, Grammar::JsonSchema { .. });
         if is_json && self.open.is_none() { &[b' '; JSON_MARGIN_MAX] } else { &[] }
     }
 
-    pub(super) fn render(&self, vocabulary: &TokenTrie) -> Result<TopLevelGrammar, GrammarError> {
+    pub(crate) fn render(&self, vocabulary: &TokenTrie) -> Result<TopLevelGrammar, GrammarError> {
         let mut body = compiled(&self.grammar)?;
         let mut parts = Vec::new();
         if let Grammar::Framed { parts: grammars, .. } = &self.grammar {
@@ -143,10 +143,10 @@ fn literal(marker: Option<&Marker>, vocabulary: &TokenTrie) -> Result<String, Gr
 }
 
 /// How the compiler's words begin where no text fits a grammar.
-pub(super) const NO_TEXT: &str = "NoExtension";
+pub(crate) const NO_TEXT: &str = "NoExtension";
 
 /// The compiler has one kind of error, so its words must tell which of ours it is.
-pub(super) fn explain(message: &str) -> GrammarError {
+pub(crate) fn explain(message: &str) -> GrammarError {
     let brief: String = message.split("\n<").next().unwrap_or_default().chars().take(400).collect();
     let says = |words: &[&str]| words.iter().any(|word| brief.contains(word));
     if says(&[

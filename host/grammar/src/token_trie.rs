@@ -23,7 +23,7 @@ const NODES_MAX: usize = (1 << 22) - 1;
 const DEPTH_MAX: usize = 1000;
 
 /// A vocabulary with its tree. The tree is made when first asked for: a model that never meets a grammar need not wait.
-pub(super) struct TokenTrie {
+pub(crate) struct TokenTrie {
     vocabulary: Arc<Vocabulary>,
     env: OnceLock<Result<TokEnv, VocabularyError>>,
     /// For each byte a token of the tree with just this byte; ids beyond the vocabulary are the tree's own.
@@ -31,23 +31,23 @@ pub(super) struct TokenTrie {
 }
 
 impl TokenTrie {
-    pub(super) fn new(vocabulary: Arc<Vocabulary>) -> Self {
+    pub(crate) fn new(vocabulary: Arc<Vocabulary>) -> Self {
         let byte_tokens = byte_tokens(&vocabulary);
         Self { vocabulary, env: OnceLock::new(), byte_tokens }
     }
 
     /// All tokens that are part of the text, as a tree.
-    pub(super) fn env(&self) -> Result<&TokEnv, VocabularyError> {
+    pub(crate) fn env(&self) -> Result<&TokEnv, VocabularyError> {
         self.env.get_or_init(|| build(self)).as_ref().map_err(Clone::clone)
     }
 
     /// How many words a mask over the vocabulary has, a bit for each token.
-    pub(super) fn mask_words(&self) -> usize {
+    pub(crate) fn mask_words(&self) -> usize {
         self.vocabulary.size().div_ceil(u32::BITS) as usize
     }
 
     /// A token of the tree that is this one byte; none for the byte that no UTF-8 has and that marks special tokens here.
-    pub(super) fn byte_token(&self, byte: u8) -> Option<u32> {
+    pub(crate) fn byte_token(&self, byte: u8) -> Option<u32> {
         (byte != MARK).then(|| self.byte_tokens[usize::from(byte)])
     }
 }

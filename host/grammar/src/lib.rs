@@ -17,6 +17,7 @@ mod constraint_error;
 mod error;
 mod limits;
 mod masks;
+pub mod patterns;
 mod rules;
 mod source;
 mod token_trie;

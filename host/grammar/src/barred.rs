@@ -14,26 +14,26 @@ use llguidance::{
     toktrie::{TokTrie, TrieNode},
 };
 
-use super::token_trie::TokenTrie;
-use crate::patterns::{At, Patterns, ROOT};
+use crate::patterns::{Patterns, ROOT, StateId};
+use crate::token_trie::TokenTrie;
 
 /// What is barred by state, as far as it has been asked for.
 #[derive(Default)]
-pub(super) struct Barred {
+pub(crate) struct Barred {
     anywhere: OnceLock<Vec<u32>>,
-    masks: Mutex<HashMap<At, Option<Arc<[u32]>>>>,
+    masks: Mutex<HashMap<StateId, Option<Arc<[u32]>>>>,
 }
 
 impl Barred {
     /// The mask of all tokens but the barred ones; none if none is. `targets` are the rules by pattern, and `start` begins
     /// the grammar of a rule.
-    pub(super) fn mask(
+    pub(crate) fn mask(
         &self,
         vocabulary: &TokenTrie,
         start: &dyn Fn(usize) -> Matcher,
         patterns: &Patterns,
         targets: &[Option<usize>],
-        at: At,
+        at: StateId,
     ) -> Option<Arc<[u32]>> {
         if targets.iter().all(Option::is_none) {
             return None;
@@ -92,7 +92,7 @@ impl Search<'_> {
     }
 
     /// The tokens that complete a marker which began before them, below a node that their first `length` bytes lead to.
-    fn across_tokens(&mut self, trie: &TokTrie, node: &TrieNode, at: At, length: usize) {
+    fn across_tokens(&mut self, trie: &TokTrie, node: &TrieNode, at: StateId, length: usize) {
         for child in trie.node_children(node) {
             let next = self.patterns.step(at, child.byte());
             if let Some(pattern) = self.patterns.found(next) {

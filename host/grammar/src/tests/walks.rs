@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{fixture::*, validator::is_valid};
-use crate::grammar::GrammarError;
+use crate::GrammarError;
 use pensieve_protocol::grammar::{Grammar, Marker, Rule, Spec, Then, Trigger};
 
 const WALKS: u64 = 60;

@@ -8,7 +8,7 @@ use std::{
 use serde_json::json;
 
 use super::fixture::*;
-use crate::grammar::{Compiler, is_allowed};
+use crate::{Compiler, is_allowed};
 use pensieve_protocol::{grammar::Grammar, vocabulary::Vocabulary};
 
 fn synthetic(size: u32) -> Arc<Vocabulary> {

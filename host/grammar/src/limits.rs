@@ -14,11 +14,11 @@ use std::collections::HashMap;
 use llguidance::api::ParserLimits;
 use serde_json::Value;
 
-use super::error::GrammarError;
+use crate::error::GrammarError;
 use pensieve_protocol::grammar::{Grammar, Marker, Spec, Trigger};
 
 /// The stack of a thread that compiles. Most of it is never touched.
-pub(super) const STACK_BYTES: usize = 256 << 20;
+pub(crate) const STACK_BYTES: usize = 256 << 20;
 
 const RULES_MAX: usize = 256;
 const MARKER_BYTES_MAX: usize = 256;
@@ -37,13 +37,13 @@ const PARTS_MAX: usize = 1024;
 const DIVISOR_MAX: u64 = 20_000;
 
 /// What the compiler may spend on a grammar, and on a step of it.
-pub(super) fn parser_limits() -> ParserLimits {
+pub(crate) fn parser_limits() -> ParserLimits {
     // A lexer state takes 1 to 2 kB, and a grammar lives as long as its requests.
     ParserLimits { max_lexer_states: 20_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
 /// Checks everything that needs no vocabulary and no parsing.
-pub(super) fn check(spec: &Spec) -> Result<(), GrammarError> {
+pub(crate) fn check(spec: &Spec) -> Result<(), GrammarError> {
     if spec.rules.len() > RULES_MAX {
         return Err(too_large("rules", spec.rules.len(), RULES_MAX));
     }
@@ -87,7 +87,7 @@ fn size(grammar: &Grammar) -> Result<usize, GrammarError> {
 }
 
 /// Reads a schema and checks its size. Of a lenient one, divisors that are too large are taken out.
-pub(super) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
+pub(crate) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
     let mut schema: Value =
         serde_json::from_str(text).map_err(|error| GrammarError::Invalid(format!("the schema is no JSON: {error}")))?;
     let mut count = Count { divisor: Some(1), ..Count::default() };
@@ -110,7 +110,7 @@ pub(super) fn schema(text: &str, lenient: bool) -> Result<Value, GrammarError> {
 
 /// Schemas and settings within Lark are seen by the compiler alone, so what it must not meet there is looked for in the
 /// text: divisors, and leave for bytes that are no UTF-8, one of which stands for special tokens.
-pub(super) fn lark(text: &str) -> Result<(), GrammarError> {
+pub(crate) fn lark(text: &str) -> Result<(), GrammarError> {
     let unsupported = |what: &str| Err(GrammarError::Unsupported(format!("a Lark grammar can have no {what}")));
     let has_json = text.contains("%json") || text.contains("%llguidance");
     if has_json && text.contains("\\u") {

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use llguidance::Matcher;
 
-use super::token_trie::TokenTrie;
-use super::{barred::Barred, cache::Template, constraint_error::ConstraintError, error::GrammarError};
-use crate::patterns::{At, Patterns};
+use crate::patterns::{Patterns, StateId};
+use crate::token_trie::TokenTrie;
+use crate::{barred::Barred, cache::Template, constraint_error::ConstraintError, error::GrammarError};
 use pensieve_protocol::grammar::{Marker, Spec, Then, Trigger};
 
 /// What all constraints of one compilation share.
-pub(super) struct Rules {
+pub(crate) struct Rules {
     pub vocabulary: Arc<TokenTrie>,
     pub rules: Vec<CompiledRule>,
     pub start: Option<usize>,
@@ -19,14 +19,14 @@ pub(super) struct Rules {
     pub free: Watch,
 }
 
-pub(super) struct CompiledRule {
+pub(crate) struct CompiledRule {
     pub field: String,
     pub template: Arc<Template>,
     pub then: Then,
 }
 
 /// Markers that are waited for, and the rules that begin with them; no rule where the output becomes free.
-pub(super) struct Watch {
+pub(crate) struct Watch {
     pub patterns: Patterns,
     pub targets: Vec<Option<usize>>,
     tokens: Vec<(u32, Option<usize>)>,
@@ -34,7 +34,7 @@ pub(super) struct Watch {
 }
 
 impl Rules {
-    pub(super) fn new(
+    pub(crate) fn new(
         vocabulary: Arc<TokenTrie>,
         spec: &Spec,
         templates: Vec<Arc<Template>>,
@@ -57,12 +57,12 @@ impl Rules {
     }
 
     /// Whether the output is free again after a rule.
-    pub(super) fn resumes(&self, rule: usize) -> bool {
+    pub(crate) fn resumes(&self, rule: usize) -> bool {
         self.rules[rule].then == Then::Resume
     }
 
     /// The tokens that continue a grammar's text.
-    pub(super) fn compute(&self, matcher: &mut Matcher) -> Result<Vec<u32>, ConstraintError> {
+    pub(crate) fn compute(&self, matcher: &mut Matcher) -> Result<Vec<u32>, ConstraintError> {
         let mask = matcher.compute_mask().map_err(|error| ConstraintError::failed(&error))?;
         let mut bits = mask.as_slice().to_vec();
         bits.resize(self.vocabulary.mask_words(), 0);
@@ -77,7 +77,7 @@ impl Rules {
     }
 
     /// Allows the tokens that continue the opener of the reasoning, of which so much is written.
-    pub(super) fn allow_openers(&self, written: usize, bits: &mut [u32]) {
+    pub(crate) fn allow_openers(&self, written: usize, bits: &mut [u32]) {
         let rest = self.begin.as_deref().unwrap_or_default().get(written..).unwrap_or_default();
         for token in 0..self.vocabulary.size() {
             let bytes = self.vocabulary.bytes(token);
@@ -90,7 +90,7 @@ impl Rules {
     }
 
     /// All tokens but those that complete a marker wrongly; none if that is all tokens.
-    pub(super) fn barred(&self, watch: &Watch, at: At) -> Option<Arc<[u32]>> {
+    pub(crate) fn barred(&self, watch: &Watch, at: StateId) -> Option<Arc<[u32]>> {
         let start = |rule: usize| self.rules[rule].template.start();
         watch.barred.mask(&self.vocabulary, &start, &watch.patterns, &watch.targets, at)
     }
@@ -116,7 +116,7 @@ impl Watch {
     }
 
     /// What begins with a token that is a marker.
-    pub(super) fn target_of(&self, token: u32) -> Option<Option<usize>> {
+    pub(crate) fn target_of(&self, token: u32) -> Option<Option<usize>> {
         self.tokens.iter().find(|(marker, _)| *marker == token).map(|(_, target)| *target)
     }
 }

@@ -41,7 +41,7 @@ impl GrammarError {
     }
 
     /// The same about a field of the request; what is known to be about a part of it stays there.
-    pub(super) fn at(self, field: &str) -> Self {
+    pub(crate) fn at(self, field: &str) -> Self {
         match self {
             Self::Busy | Self::At(..) => self,
             _ if field.is_empty() => self,

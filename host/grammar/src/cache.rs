@@ -15,7 +15,7 @@ use std::{
 use llguidance::{Matcher, TokenParser};
 use lru::LruCache;
 
-use super::{error::GrammarError, source::Source};
+use crate::{error::GrammarError, source::Source};
 
 const ENTRIES_MAX: usize = 64;
 const SOURCE_BYTES_MAX: usize = 8 << 20;
@@ -23,7 +23,7 @@ const SOURCE_BYTES_MAX: usize = 8 << 20;
 const LEARNT_BYTES_MAX: usize = 24 << 20;
 
 /// A compiled grammar. Sequences share what they learn of its lexer, as the next request would otherwise learn it again.
-pub(super) struct Template {
+pub(crate) struct Template {
     pristine: Mutex<TokenParser>,
     warm: Mutex<Warm>,
     spoiled: AtomicBool,
@@ -35,25 +35,25 @@ struct Warm {
 }
 
 #[derive(Default)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     result: Mutex<Option<Result<Arc<Template>, GrammarError>>>,
     changed: Condvar,
 }
 
 /// Slots by what they were compiled from; the least recently used go first.
-pub(super) struct Cache {
+pub(crate) struct Cache {
     slots: LruCache<Source, Arc<Slot>>,
     bytes: usize,
 }
 
 impl Template {
-    pub(super) fn new(parser: TokenParser) -> Self {
+    pub(crate) fn new(parser: TokenParser) -> Self {
         let warm = Warm { parser: parser.deep_clone(), uses: 0 };
         Self { pristine: Mutex::new(parser), warm: Mutex::new(warm), spoiled: AtomicBool::new(false) }
     }
 
     /// The grammar at its start, for one sequence.
-    pub(super) fn start(&self) -> Matcher {
+    pub(crate) fn start(&self) -> Matcher {
         let mut warm = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
         warm.uses += 1;
         if self.spoiled.swap(false, Ordering::Relaxed) || (warm.uses.is_multiple_of(64) && warm.has_learnt_too_much()) {
@@ -63,7 +63,7 @@ impl Template {
     }
 
     /// Says that a sequence has failed, after which what was learnt is not trusted.
-    pub(super) fn spoil(&self) {
+    pub(crate) fn spoil(&self) {
         self.spoiled.store(true, Ordering::Relaxed);
     }
 }
@@ -77,13 +77,13 @@ impl Warm {
 }
 
 impl Slot {
-    pub(super) fn fill(&self, result: Result<Template, GrammarError>) {
+    pub(crate) fn fill(&self, result: Result<Template, GrammarError>) {
         *self.result.lock().unwrap_or_else(PoisonError::into_inner) = Some(result.map(Arc::new));
         self.changed.notify_all();
     }
 
     /// The result, if there is one before the deadline.
-    pub(super) fn wait(&self, deadline: Instant) -> Option<Result<Arc<Template>, GrammarError>> {
+    pub(crate) fn wait(&self, deadline: Instant) -> Option<Result<Arc<Template>, GrammarError>> {
         let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
         while result.is_none() {
             let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
@@ -100,11 +100,11 @@ impl Default for Cache {
 }
 
 impl Cache {
-    pub(super) fn find(&mut self, source: &Source) -> Option<Arc<Slot>> {
+    pub(crate) fn find(&mut self, source: &Source) -> Option<Arc<Slot>> {
         self.slots.get(source).cloned()
     }
 
-    pub(super) fn insert(&mut self, source: Source, slot: Arc<Slot>) {
+    pub(crate) fn insert(&mut self, source: Source, slot: Arc<Slot>) {
         self.bytes += source.bytes();
         self.slots.put(source, slot);
         while (self.slots.len() > ENTRIES_MAX || self.bytes > SOURCE_BYTES_MAX)
@@ -114,14 +114,14 @@ impl Cache {
         }
     }
 
-    pub(super) fn remove(&mut self, source: &Source) {
+    pub(crate) fn remove(&mut self, source: &Source) {
         if self.slots.pop(source).is_some() {
             self.bytes -= source.bytes();
         }
     }
 
     #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }
 }

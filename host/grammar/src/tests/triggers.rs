@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::fixture::*;
-use crate::grammar::Constraint;
+use crate::Constraint;
 use pensieve_protocol::{
     grammar::{Grammar, Marker, Reasoning, Rule, Spec, Then, Trigger},
     vocabulary::Vocabulary,

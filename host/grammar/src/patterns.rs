@@ -7,24 +7,24 @@
 use std::collections::VecDeque;
 
 /// Where in the automaton a text has led.
-pub(crate) type At = u32;
+pub type StateId = u32;
 
 /// Before any byte, and after bytes that begin no pattern.
-pub(crate) const ROOT: At = 0;
+pub const ROOT: StateId = 0;
 
 /// Byte strings, prepared for the search.
 #[derive(Debug)]
-pub(crate) struct Patterns {
-    states: Vec<State>,
+pub struct Patterns {
+    states: Vec<Node>,
     lengths: Vec<usize>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Node {
     /// The bytes that lead on, ascending.
-    edges: Vec<(u8, At)>,
+    edges: Vec<(u8, StateId)>,
     /// The state of the longest proper suffix that also begins a pattern.
-    fallback: At,
+    fallback: StateId,
     /// How many of the last bytes begin a pattern.
     depth: usize,
     /// The longest pattern that ends here.
@@ -33,8 +33,8 @@ struct State {
 
 impl Patterns {
     /// Prepares the patterns. An empty one is never found; of two equal ones the first is.
-    pub(crate) fn new<P: AsRef<[u8]>>(patterns: &[P]) -> Self {
-        let mut automaton = Self { states: vec![State::default()], lengths: Vec::with_capacity(patterns.len()) };
+    pub fn new<P: AsRef<[u8]>>(patterns: &[P]) -> Self {
+        let mut automaton = Self { states: vec![Node::default()], lengths: Vec::with_capacity(patterns.len()) };
         for (index, pattern) in patterns.iter().enumerate() {
             automaton.insert(index, pattern.as_ref());
         }
@@ -43,7 +43,7 @@ impl Patterns {
     }
 
     /// Where the next byte leads.
-    pub(crate) fn step(&self, mut at: At, byte: u8) -> At {
+    pub fn step(&self, mut at: StateId, byte: u8) -> StateId {
         loop {
             let state = &self.states[at as usize];
             if let Ok(edge) = state.edges.binary_search_by_key(&byte, |(byte, _)| *byte) {
@@ -57,16 +57,16 @@ impl Patterns {
     }
 
     /// The pattern that ends here; of several the longest, which began first.
-    pub(crate) fn found(&self, at: At) -> Option<usize> {
+    pub fn found(&self, at: StateId) -> Option<usize> {
         self.states[at as usize].found
     }
 
     /// How many of the last bytes may still become a pattern.
-    pub(crate) fn depth(&self, at: At) -> usize {
+    pub fn depth(&self, at: StateId) -> usize {
         self.states[at as usize].depth
     }
 
-    pub(crate) fn length(&self, pattern: usize) -> usize {
+    pub fn length(&self, pattern: usize) -> usize {
         self.lengths[pattern]
     }
 
@@ -78,8 +78,8 @@ impl Patterns {
                 Ok(edge) => self.states[at as usize].edges[edge].1,
                 Err(place) => {
                     let depth = self.states[at as usize].depth + 1;
-                    let next = self.states.len() as At;
-                    self.states.push(State { depth, ..State::default() });
+                    let next = self.states.len() as StateId;
+                    self.states.push(Node { depth, ..Node::default() });
                     self.states[at as usize].edges.insert(place, (*byte, next));
                     next
                 }

@@ -11,9 +11,9 @@ use std::{
 
 use llguidance::Matcher;
 
-use super::token_trie::TokenTrie;
-use super::{constraint_error::ConstraintError, rules::Rules};
-use crate::patterns::{At, ROOT};
+use crate::patterns::{ROOT, StateId};
+use crate::token_trie::TokenTrie;
+use crate::{constraint_error::ConstraintError, rules::Rules};
 
 /// A grammar in force, or a trigger waited for, in one sequence.
 #[derive(Clone)]
@@ -26,11 +26,11 @@ pub struct Constraint {
 #[derive(Clone)]
 enum Phase {
     /// The output may open the reasoning, of whose opener so much has been written, or begin with the answer.
-    Opening { written: usize, answer: Option<Box<Matcher>>, at: At },
+    Opening { written: usize, answer: Option<Box<Matcher>>, at: StateId },
     /// The reasoning is being written.
-    Reasoning { at: At },
+    Reasoning { at: StateId },
     /// Everything is allowed until a trigger.
-    Free { at: At },
+    Free { at: StateId },
     /// A rule holds.
     Bound { rule: usize, matcher: Box<Matcher> },
     /// Nothing may follow.
@@ -46,7 +46,7 @@ enum Mask {
 }
 
 impl Constraint {
-    pub(super) fn new(rules: Arc<Rules>) -> Self {
+    pub(crate) fn new(rules: Arc<Rules>) -> Self {
         let phase = if rules.begin.is_some() {
             let answer = rules.start.map(|rule| Box::new(rules.rules[rule].template.start()));
             Phase::Opening { written: 0, answer, at: ROOT }

@@ -1,7 +1,7 @@
 //! Masks at work: made on threads of their own while the model computes the logits that they apply to, and applied to
 //! candidates before the first sampler sees them.
 
-use super::constraint::Constraint;
+use crate::constraint::Constraint;
 
 /// Lexers recurse, if only a little.
 const STACK_BYTES: usize = 16 << 20;

@@ -10,13 +10,13 @@ use super::{
 /// A sequence that cannot go on under its grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConstraintError {
-    pub(super) message: String,
+    pub(crate) message: String,
     /// The field of the request whose grammar held.
-    pub(super) field: String,
+    pub(crate) field: String,
 }
 
 impl ConstraintError {
-    pub(super) fn new(message: &str) -> Self {
+    pub(crate) fn new(message: &str) -> Self {
         Self { message: message.to_owned(), field: String::new() }
     }
 
@@ -27,7 +27,7 @@ impl ConstraintError {
         is_known.then(|| fault.at(&self.field))
     }
 
-    pub(super) fn failed(error: &impl fmt::Display) -> Self {
+    pub(crate) fn failed(error: &impl fmt::Display) -> Self {
         let error = error.to_string();
         Self::new(error.split("\n<").next().unwrap_or_default())
     }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::grammar::{Compiler, Constraint, is_allowed};
+use crate::{Compiler, Constraint, is_allowed};
 use pensieve_protocol::{
     grammar::{Grammar, Rule, Spec, Then, Trigger},
     vocabulary::Vocabulary,
