@@ -15,13 +15,14 @@ pub mod states;
 
 pub mod stops;
 
+pub mod active_job;
+pub mod active_jobs;
 pub mod adapters;
 pub mod chain;
 pub mod failures;
 pub mod formats;
 pub mod grammars;
 pub mod model;
-pub mod sequence;
 pub mod step;
 pub mod store;
 pub mod tier;

@@ -43,9 +43,9 @@ impl Tier {
     /// The block table of a model, with what an earlier run left on disk; none for an opaque model.
     pub(super) fn table(&mut self, model: &Model) -> Option<BlockTable> {
         let groups = model.groups()?;
-        let groups = groups.into_iter().enumerate().map(|(group, (kind, places))| {
+        let groups = groups.into_iter().enumerate().map(|(group, (kind, capacity))| {
             let disk_bytes = self.store.as_ref().map_or(0, |store| store.file_bytes(group));
-            Group { kind, places, disk_bytes }
+            Group { kind, capacity, disk_bytes }
         });
         let layout = Layout {
             block_tokens: model.card.block_tokens as usize,
@@ -110,10 +110,10 @@ impl Tier {
             self.buffer.resize(store.group_bytes(import.group), 0);
             let read = store.read(import.key, import.group, &mut self.buffer);
             let done = match &mut transfer {
-                // The spine of a model without one has no bytes, and is not the model's.
+                // A primary group that the table added has no bytes, and the model knows nothing of it.
                 _ if self.buffer.is_empty() => read.is_ok(),
                 Ok(transfer) => {
-                    read.is_ok() && transfer.import(import.group as u32, import.place, &self.buffer).is_ok()
+                    read.is_ok() && transfer.import(import.group as u32, import.location, &self.buffer).is_ok()
                 }
                 Err(_) => false,
             };
@@ -158,7 +158,7 @@ impl Tier {
             self.buffer.resize(store.group_bytes(group), 0);
             let exported = match self.buffer.is_empty() {
                 true => Ok(()),
-                false => transfer.export(group as u32, spill.place, &mut self.buffer),
+                false => transfer.export(group as u32, spill.location, &mut self.buffer),
             };
             let written = exported.map_err(|error| error.to_string()).and_then(|()| {
                 store.write(&spill.record, &self.buffer).map_err(|error| format!("it cannot be written: {error}"))

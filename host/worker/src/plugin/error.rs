@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A library that did not become a plugin.
+/// A library that did not load as a plugin.
 #[derive(Debug)]
 pub struct LoadError {
     pub path: PathBuf,
@@ -57,6 +57,15 @@ pub enum Reason {
 impl LoadError {
     pub(super) fn new(path: &Path, reason: Reason) -> Self {
         Self { path: path.to_path_buf(), reason }
+    }
+
+    /// What happened to which plugin, without the help.
+    pub fn message(&self) -> String {
+        let name = match self.reason {
+            Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),
+            _ => self.path.file_name().unwrap_or(self.path.as_os_str()),
+        };
+        format!("plugin '{}' {}", Outside::path(&name), self.reason)
     }
 
     pub fn help(&self) -> String {
@@ -108,15 +117,11 @@ impl Reason {
 
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.reason {
-            Reason::NotFound | Reason::Unreadable(_) => self.path.as_os_str(),
-            _ => self.path.file_name().unwrap_or(self.path.as_os_str()),
-        };
-        write!(f, "plugin '{}' {}; {}", Outside::path(&name), self.reason, self.help())
+        write!(f, "{}; {}", self.message(), self.help())
     }
 }
 
-/// What a sentence about the library goes on with: `is truncated: …`.
+/// The predicate of a sentence about the library: `is truncated: …`.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

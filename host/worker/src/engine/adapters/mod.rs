@@ -12,7 +12,7 @@ mod tests;
 pub use queue::{Ready, Waiting};
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -35,19 +35,30 @@ pub trait AdapterHost {
     fn detach(&mut self, adapter: u32);
 }
 
+/// The right of one sequence to use an adapter. It belongs to the sequence's job and goes back to [`Adapters::end`].
+#[derive(Debug)]
+#[must_use]
+pub struct AdapterLease {
+    serial: u64,
+    pub span: SpanAdapter,
+}
+
+/// What the model is told of a sequence's adapter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpanAdapter {
+    pub id: u32,
+    pub scale: f32,
+}
+
 pub struct Adapters {
-    /// Bytes that those which the model holds may take.
+    /// Bytes that all adapters in the model may take together.
     limit: u64,
-    /// How long jobs wait for one that is read again.
+    /// How long jobs wait for an adapter that is read again.
     patience: Duration,
     last: u64,
     clock: u64,
     names: BTreeMap<String, u64>,
     known: BTreeMap<u64, Adapter>,
-    /// The adapter of each sequence that runs.
-    users: HashMap<u64, u64>,
-    /// What the model is told of each sequence: the adapter's id and strength.
-    pub spans: HashMap<u64, (u32, f32)>,
     waiting: VecDeque<Waiting>,
     wanted: Vec<(u64, Location)>,
     notes: Vec<String>,
@@ -65,7 +76,7 @@ struct Adapter {
     pairs: u64,
     /// What it takes in the model; known once it was there.
     bytes: u64,
-    place: Place,
+    residency: Residency,
     /// Sequences that run under it, and jobs that wait for it.
     running: usize,
     claims: usize,
@@ -75,7 +86,7 @@ struct Adapter {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Residency {
     /// It is being read for the first time, and jobs do not know of it yet.
     New,
     /// Known, but not in memory.
@@ -97,8 +108,6 @@ impl Adapters {
             clock: 0,
             names: BTreeMap::new(),
             known: BTreeMap::new(),
-            users: HashMap::new(),
-            spans: HashMap::new(),
             waiting: VecDeque::new(),
             wanted: Vec::new(),
             notes: Vec::new(),
@@ -122,7 +131,7 @@ impl Adapters {
             fingerprint: String::new(),
             pairs: 0,
             bytes: 0,
-            place: Place::New,
+            residency: Residency::New,
             running: 0,
             claims: 0,
             used: self.clock,
@@ -141,13 +150,13 @@ impl Adapters {
         holder: &mut impl AdapterHost,
     ) -> Option<(u64, Attachment)> {
         let adapter = self.known.get(&serial)?;
-        if adapter.place == Place::Hung {
+        if adapter.residency == Residency::Hung {
             // No job waits for it, and no room was kept for it.
-            self.set(serial, Place::Disk);
+            self.set(serial, Residency::Disk);
             self.leave(serial, holder);
             return None;
         }
-        let (attempt, is_new) = (adapter.attempt, adapter.place == Place::New);
+        let (attempt, is_new) = (adapter.attempt, adapter.residency == Residency::New);
         let taken = if adapter.leaving && adapter.claims == 0 {
             let message = format!("adapter '{}' was detached while it was read", adapter.name);
             Err(Failure::new(FailureCode::NotFound, message))
@@ -161,7 +170,7 @@ impl Adapters {
                 Some((attempt, Err(failure)))
             }
             Err(failure) => {
-                self.set(serial, Place::Disk);
+                self.set(serial, Residency::Disk);
                 self.fail_waiting(serial, &failure);
                 self.leave(serial, holder);
                 None
@@ -184,36 +193,35 @@ impl Adapters {
             return Err(Failure::new(FailureCode::Invalid, format!("adapter '{}': its scale is no number", wish.name)));
         }
         let serial = self.names.get(&wish.name).copied();
-        serial.filter(|serial| self.known.get(serial).is_some_and(|adapter| adapter.place != Place::New)).ok_or_else(
-            || {
+        serial
+            .filter(|serial| self.known.get(serial).is_some_and(|adapter| adapter.residency != Residency::New))
+            .ok_or_else(|| {
                 let known: Vec<String> = self.stats().into_iter().map(|adapter| adapter.name).collect();
                 let known = if known.is_empty() { "none".into() } else { known.join(", ") };
                 let message = format!("no adapter is called '{}' (attached: {known})", wish.name);
                 Failure::new(FailureCode::NotFound, message)
-            },
-        )
+            })
     }
 
     /// What a sequence under an adapter shares cached states by; none while the model does not hold it.
     pub fn salt(&self, serial: u64, scale: f32) -> Option<String> {
-        let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.place, Place::Model(_)))?;
+        let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.residency, Residency::Model(_)))?;
         Some(format!("{}\0{:08x}", adapter.fingerprint, scale.to_bits()))
     }
 
-    /// A sequence begins to use one that the model holds.
-    pub fn enter(&mut self, sequence: u64, serial: u64, scale: f32) {
+    /// Leases an adapter that the model holds to a sequence; none while the model does not hold it. The adapter stays in the
+    /// model until the lease comes back to [`Adapters::end`].
+    pub fn lease(&mut self, serial: u64, scale: f32) -> Option<AdapterLease> {
+        let adapter = self.known.get_mut(&serial)?;
+        let Residency::Model(id) = adapter.residency else { return None };
         self.clock += 1;
-        let Some(adapter) = self.known.get_mut(&serial) else { return };
-        if let Place::Model(id) = adapter.place {
-            (adapter.running, adapter.used) = (adapter.running + 1, self.clock);
-            self.spans.insert(sequence, (id, scale));
-            self.users.insert(sequence, serial);
-        }
+        (adapter.running, adapter.used) = (adapter.running + 1, self.clock);
+        Some(AdapterLease { serial, span: SpanAdapter { id, scale } })
     }
 
-    pub fn end(&mut self, sequence: u64, holder: &mut impl AdapterHost) {
-        self.spans.remove(&sequence);
-        let Some(serial) = self.users.remove(&sequence) else { return };
+    /// Takes a lease back from a sequence that has ended.
+    pub fn end(&mut self, lease: AdapterLease, holder: &mut impl AdapterHost) {
+        let AdapterLease { serial, .. } = lease;
         self.clock += 1;
         if let Some(adapter) = self.known.get_mut(&serial) {
             (adapter.running, adapter.used) = (adapter.running.saturating_sub(1), self.clock);
@@ -239,13 +247,13 @@ impl Adapters {
     /// Those that jobs may name.
     pub fn stats(&self) -> Vec<AdapterStats> {
         let known = self.names.values().filter_map(|serial| self.known.get(serial));
-        let here = known.filter(|adapter| adapter.place != Place::New);
+        let here = known.filter(|adapter| adapter.residency != Residency::New);
         let stats = here.map(|adapter| AdapterStats {
             name: adapter.name.clone(),
             format: adapter.format.clone(),
             pairs: adapter.pairs,
             bytes: adapter.bytes,
-            loaded: matches!(adapter.place, Place::Model(_)),
+            loaded: matches!(adapter.residency, Residency::Model(_)),
             jobs: (adapter.running + adapter.claims) as u64,
         });
         stats.collect()
@@ -258,7 +266,7 @@ impl Adapters {
 
     /// Bytes of those that the model holds, leaving ones included, and of those that are about to be.
     fn held(&self) -> u64 {
-        let holds = |adapter: &&Adapter| matches!(adapter.place, Place::Model(_) | Place::Reading(_));
+        let holds = |adapter: &&Adapter| matches!(adapter.residency, Residency::Model(_) | Residency::Reading(_));
         self.known.values().filter(holds).fold(0, |sum, adapter| sum.saturating_add(adapter.bytes))
     }
 
@@ -278,7 +286,7 @@ impl Adapters {
             return Err(Failure::new(FailureCode::Internal, "an adapter was read that is not registered"));
         };
         let (name, before) = (adapter.name.clone(), adapter.bytes);
-        (adapter.place, adapter.bytes, adapter.used) = (Place::Model(id), bytes, self.clock);
+        (adapter.residency, adapter.bytes, adapter.used) = (Residency::Model(id), bytes, self.clock);
         (adapter.pairs, adapter.fingerprint) = (data.pairs.len() as u64, data.fingerprint.to_string());
         adapter.format.clone_from(&format);
         let attached = AttachedAdapter { format, pairs: adapter.pairs, bytes };
@@ -286,7 +294,7 @@ impl Adapters {
             return Ok(attached);
         }
         holder.detach(id);
-        self.set(serial, Place::Disk);
+        self.set(serial, Residency::Disk);
         if bytes <= self.limit {
             // It is brought in again as soon as a job wants it and others have left.
             return Ok(attached);
@@ -317,7 +325,7 @@ impl Adapters {
         let mut missing = self.held().saturating_add(bytes).saturating_sub(self.limit);
         let idle = |(serial, adapter): &(&u64, &Adapter)| {
             let spared = come.is_some_and(|come| come == **serial || adapter.claims > 0);
-            !spared && adapter.running == 0 && matches!(adapter.place, Place::Model(_))
+            !spared && adapter.running == 0 && matches!(adapter.residency, Residency::Model(_))
         };
         let idle = self.known.iter().filter(idle);
         let mut idle: Vec<(bool, u64, u64, u64)> =
@@ -342,9 +350,9 @@ impl Adapters {
 
     fn unload(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         let Some(adapter) = self.known.get_mut(&serial) else { return };
-        if let Place::Model(id) = adapter.place {
+        if let Residency::Model(id) = adapter.residency {
             holder.detach(id);
-            adapter.place = Place::Disk;
+            adapter.residency = Residency::Disk;
             self.unloads += 1;
             self.notes.push(format!("adapter '{}' leaves memory, as others need it", adapter.name));
         }
@@ -356,11 +364,11 @@ impl Adapters {
         if !adapter.leaving || adapter.running + adapter.claims > 0 {
             return;
         }
-        match adapter.place {
+        match adapter.residency {
             // It goes when it has been read.
-            Place::New | Place::Reading(_) | Place::Hung => {}
-            Place::Disk => drop(self.known.remove(&serial)),
-            Place::Model(id) => {
+            Residency::New | Residency::Reading(_) | Residency::Hung => {}
+            Residency::Disk => drop(self.known.remove(&serial)),
+            Residency::Model(id) => {
                 holder.detach(id);
                 self.known.remove(&serial);
             }
@@ -374,9 +382,9 @@ impl Adapters {
         }
     }
 
-    fn set(&mut self, serial: u64, place: Place) {
+    fn set(&mut self, serial: u64, residency: Residency) {
         if let Some(adapter) = self.known.get_mut(&serial) {
-            adapter.place = place;
+            adapter.residency = residency;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{AdapterHost, Adapters, Place};
+use super::{AdapterHost, Adapters, Residency};
 use pensieve_grammar::Constraint;
 use pensieve_protocol::job::{Failure, FailureCode, Job};
 
@@ -42,9 +42,10 @@ impl Waiting {
 impl Adapters {
     /// Whether a job under this adapter may begin at once: the model holds it, and no earlier job waits for room.
     pub fn may_begin(&self, serial: u64) -> bool {
-        let holds = |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.place, Place::Model(_)));
+        let holds =
+            |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.residency, Residency::Model(_)));
         let waits_for_room =
-            |waiting: &Waiting| self.known.get(&waiting.serial).is_some_and(|one| one.place == Place::Disk);
+            |waiting: &Waiting| self.known.get(&waiting.serial).is_some_and(|one| one.residency == Residency::Disk);
         holds(serial) && !self.waiting.iter().any(waits_for_room)
     }
 
@@ -56,8 +57,8 @@ impl Adapters {
     }
 
     pub fn cancel(&mut self, id: u64, holder: &mut impl AdapterHost) -> Option<Job> {
-        let place = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
-        let waiting = self.waiting.remove(place)?;
+        let index = self.waiting.iter().position(|waiting| waiting.job.id == id)?;
+        let waiting = self.waiting.remove(index)?;
         self.drop_claim(waiting.serial);
         self.leave(waiting.serial, holder);
         Some(waiting.job)
@@ -71,29 +72,29 @@ impl Adapters {
     pub fn next_ready(&mut self, holder: &mut impl AdapterHost) -> Option<Ready> {
         self.give_up_hung(holder);
         // Who is not going to begin hears of it at once, wherever in the queue.
-        if let Some(place) = self.waiting.iter().position(Waiting::is_settled) {
-            return self.release(place, holder);
+        if let Some(index) = self.waiting.iter().position(Waiting::is_settled) {
+            return self.release(index, holder);
         }
-        let mut place = 0;
-        while let Some(waiting) = self.waiting.get(place) {
+        let mut index = 0;
+        while let Some(waiting) = self.waiting.get(index) {
             let serial = waiting.serial;
             let Some(adapter) = self.known.get(&serial) else { break };
-            match adapter.place {
-                Place::Disk => {
+            match adapter.residency {
+                Residency::Disk => {
                     let (bytes, location) = (adapter.bytes, adapter.location.clone());
                     if !self.make_room(bytes, None, holder) {
                         return None;
                     }
-                    self.set(serial, Place::Reading(Instant::now()));
+                    self.set(serial, Residency::Reading(Instant::now()));
                     self.wanted.push((serial, location));
                 }
-                Place::New | Place::Reading(_) => place += 1,
-                Place::Hung => {
+                Residency::New | Residency::Reading(_) => index += 1,
+                Residency::Hung => {
                     let failure = hung(&adapter.name);
                     self.fail_waiting(serial, &failure);
-                    return self.release(place, holder);
+                    return self.release(index, holder);
                 }
-                Place::Model(_) => return self.release(place, holder),
+                Residency::Model(_) => return self.release(index, holder),
             }
         }
         None
@@ -101,12 +102,13 @@ impl Adapters {
 
     /// Waits no longer for adapters whose format does not come back from reading them.
     fn give_up_hung(&mut self, holder: &mut impl AdapterHost) {
-        let hangs = |place: Place| matches!(place, Place::Reading(since) if since.elapsed() >= self.patience);
-        let gone = self.known.iter().filter(|(_, adapter)| hangs(adapter.place));
+        let hangs =
+            |residency: Residency| matches!(residency, Residency::Reading(since) if since.elapsed() >= self.patience);
+        let gone = self.known.iter().filter(|(_, adapter)| hangs(adapter.residency));
         let gone: Vec<(u64, String)> = gone.map(|(serial, adapter)| (*serial, adapter.name.clone())).collect();
         for (serial, name) in gone {
             self.fail_waiting(serial, &hung(&name));
-            self.set(serial, Place::Hung);
+            self.set(serial, Residency::Hung);
             self.leave(serial, holder);
         }
     }
@@ -119,8 +121,8 @@ impl Adapters {
     }
 
     /// Takes a job out of the queue. One that begins under a leaving adapter is counted as its user right after.
-    fn release(&mut self, place: usize, holder: &mut impl AdapterHost) -> Option<Ready> {
-        let mut waiting = self.waiting.remove(place)?;
+    fn release(&mut self, index: usize, holder: &mut impl AdapterHost) -> Option<Ready> {
+        let mut waiting = self.waiting.remove(index)?;
         self.drop_claim(waiting.serial);
         let overdue = waiting.is_overdue();
         if let Some(failure) = waiting.failure.take() {

@@ -18,7 +18,7 @@ pub use plan::{Config, Ended, Plan, Refused, Request, Reused, Span};
 use std::{collections::HashMap, ops::Range, time::Duration};
 
 use super::{
-    blocks::{BlockTable, Import, Key, Places},
+    blocks::{BlockTable, CacheLocation, Import, Key},
     states::StateTable,
 };
 use pace::Pace;
@@ -205,8 +205,8 @@ impl Scheduler {
     }
 
     /// Where each group of caches keeps a sequence, for the model; nothing for an opaque model.
-    pub fn places(&self, sequence: u64) -> impl Iterator<Item = Places<'_>> {
-        self.blocks.iter().flat_map(move |blocks| blocks.places(sequence))
+    pub fn cache_locations(&self, sequence: u64) -> impl Iterator<Item = CacheLocation<'_>> {
+        self.blocks.iter().flat_map(move |blocks| blocks.cache_locations(sequence))
     }
 
     /// What an opaque model calls a sequence's state; the sequence itself for any other.

@@ -1,4 +1,4 @@
-//! What one sequence has: its chain of known blocks, and a table for each group.
+//! The tables of one sequence: its chain of known blocks, and for each cache group the blocks or slots that it holds.
 
 use std::collections::VecDeque;
 
@@ -10,13 +10,13 @@ use super::{
     layout::{Group, Kind, Layout},
 };
 
-/// Where a group keeps a sequence in the next step, for the model.
+/// Where a group keeps a sequence in the next step, as the model is told.
 #[derive(Clone, Copy, Debug)]
-pub enum Places<'a> {
-    /// In these blocks, vacant where a window has passed.
+pub enum CacheLocation<'a> {
+    /// Block ids, vacant where a window has passed.
     Blocks(&'a [u32]),
     Slots {
-        /// The slot with the state so far; vacant where there is none.
+        /// The slot with the state so far, or vacant.
         read: u32,
         /// Where the next state goes.
         write: u32,
@@ -26,61 +26,67 @@ pub enum Places<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Holding {
+pub(super) struct SequenceTables {
     pub(super) root: Key,
-    /// The keys of its first spine blocks, which are known and may be shared.
+    /// Keys of its first primary blocks, which are known and may be shared.
     pub(super) chain: Vec<Key>,
-    /// How many blocks of its text are in place in every group, or are computed by itself.
+    /// Blocks of its text that every group has, or that it computed itself.
     pub(super) reach: usize,
-    /// How many blocks of its text the spine was last known of: where it may be worth to leave a copy of the state.
+    /// Blocks of its text whose primary copies were known when that was last looked up: a good position for a checkpoint.
     pub(super) branch: usize,
-    /// For each group: the chain and then private blocks; what a window holds; slots.
+    /// One table for each group.
     pub(super) tables: Vec<Table>,
-    /// What it waits for from disk.
+    /// Copies that are being read from disk, in order.
     pub(super) imports: VecDeque<Import>,
-    /// Copies of states that it goes on from once all of that has come: groups and slots.
+    /// Checkpoints to continue from once these imports are done: groups and slots.
     pub(super) pending: Vec<(usize, u32)>,
-    /// How many blocks will be in place once that has come.
+    /// The reach once these imports are done.
     pub(super) awaited: usize,
 }
 
-/// What one sequence has in one group.
+/// The blocks or slots of one sequence in one group.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     /// Of tokens and windows, in order; vacant where the window has passed.
     pub(super) blocks: Vec<u32>,
-    /// How many of the first blocks were given back.
+    /// How many of the first blocks were freed.
     pub(super) freed: usize,
-    pub(super) state: Option<State>,
+    pub(super) state: Option<RecurrentState>,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
-    /// The slot that it alone writes to; vacant before its first step.
+pub(super) struct RecurrentState {
+    /// The slot that only this sequence writes to; vacant before its first step.
     pub(super) live: u32,
-    /// The copy that it goes on from or has left last, and whether that is worth to be kept when the next is left.
+    /// The checkpoint that it continues from or has left last, and whether that stays warm once the next one replaces it.
     pub(super) kept: Option<(u32, bool)>,
-    /// Where the state after what is computed lies.
-    pub(super) at: At,
-    /// Copies to leave in this step, and whether they are worth to be kept.
+    /// Where the state after the computed tokens is.
+    pub(super) at: StateLocation,
+    /// Checkpoints that this step leaves, and whether they are warm.
     pub(super) planned: Vec<(Checkpoint, bool)>,
     pub(super) checkpoints: Vec<Checkpoint>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum At {
-    /// There is none before its first token.
+pub(super) enum StateLocation {
+    /// Nowhere: no token was computed yet.
     Blank,
     /// In its own slot.
     Live,
-    /// In the copy that it goes on from.
+    /// In the checkpoint that it continues from.
     Kept,
 }
 
-impl Holding {
+impl SequenceTables {
     pub(super) fn new(root: Key, layout: &Layout) -> Self {
         let tables = layout.groups.iter().map(|group| {
-            let none = State { live: VACANT, kept: None, at: At::Blank, planned: Vec::new(), checkpoints: Vec::new() };
+            let none = RecurrentState {
+                live: VACANT,
+                kept: None,
+                at: StateLocation::Blank,
+                planned: Vec::new(),
+                checkpoints: Vec::new(),
+            };
             Table { state: (group.kind == Kind::State).then_some(none), ..Table::default() }
         });
         let tables = tables.collect();
@@ -95,7 +101,7 @@ impl Holding {
 }
 
 impl Table {
-    /// How many more blocks or slots the tokens from `from` up to `end` take.
+    /// Blocks or slots to allocate for the tokens from `from` up to `end`.
     pub(super) fn missing(&self, group: &Group, from: usize, end: usize, layout: &Layout) -> usize {
         match (&self.state, group.kind) {
             (Some(state), _) => usize::from(state.live == VACANT),
@@ -107,21 +113,21 @@ impl Table {
         }
     }
 
-    /// Takes in a further block, none of the first `behind`; or the slot to write to.
-    pub(super) fn push(&mut self, place: u32, behind: usize) {
+    /// Appends a block, which is none of the first `behind`; or sets the slot to write to.
+    pub(super) fn push(&mut self, location: u32, behind: usize) {
         match &mut self.state {
-            Some(state) => state.live = place,
+            Some(state) => state.live = location,
             None => {
                 if self.blocks.len() < behind {
                     self.blocks.resize(behind, VACANT);
                     self.freed = behind;
                 }
-                self.blocks.push(place);
+                self.blocks.push(location);
             }
         }
     }
 
-    /// How many blocks or slots it has.
+    /// The number of blocks or slots in use.
     pub(super) fn held(&self) -> usize {
         match &self.state {
             Some(state) => usize::from(state.live != VACANT),
@@ -129,13 +135,13 @@ impl Table {
         }
     }
 
-    pub(super) fn places(&self) -> Places<'_> {
-        let Some(state) = &self.state else { return Places::Blocks(&self.blocks) };
+    pub(super) fn location(&self) -> CacheLocation<'_> {
+        let Some(state) = &self.state else { return CacheLocation::Blocks(&self.blocks) };
         let read = match state.at {
-            At::Blank => VACANT,
-            At::Live => state.live,
-            At::Kept => state.kept.map_or(VACANT, |(slot, _)| slot),
+            StateLocation::Blank => VACANT,
+            StateLocation::Live => state.live,
+            StateLocation::Kept => state.kept.map_or(VACANT, |(slot, _)| slot),
         };
-        Places::Slots { read, write: state.live, checkpoints: &state.checkpoints }
+        CacheLocation::Slots { read, write: state.live, checkpoints: &state.checkpoints }
     }
 }

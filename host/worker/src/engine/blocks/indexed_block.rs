@@ -1,4 +1,4 @@
-//! What the index holds: the entry of a block, and the account of the copies on disk.
+//! The entries of the index, and the account of copies on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,21 +7,21 @@ use pensieve_plugin_api::VACANT;
 use super::key::{Key, Link};
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct IndexedBlock {
     pub(super) parent: Key,
     pub(super) depth: u32,
     pub(super) tokens: Box<[u32]>,
-    /// When it was last used; no two entries have the same.
+    /// Time of last use on the index's clock; unique.
     pub(super) used: u64,
-    /// Where each group has it in memory.
-    pub(super) places: Box<[u32]>,
-    /// Which groups have it on disk.
+    /// The block or slot of each group in memory, or vacant.
+    pub(super) locations: Box<[u32]>,
+    /// A bit for each group with a copy on disk.
     pub(super) on_disk: u32,
-    /// How many of its children have their spine on disk.
+    /// Children whose primary block is on disk.
     pub(super) disk_children: u32,
 }
 
-/// What became of a block that a sequence has filled.
+/// The result of publishing a block or slot.
 pub(super) enum Published {
     /// Others can find it now.
     New,
@@ -31,10 +31,10 @@ pub(super) enum Published {
     Collision,
 }
 
-impl Entry {
-    /// Where a group has it in memory.
-    pub(super) fn place(&self, group: usize) -> Option<u32> {
-        Some(self.places[group]).filter(|place| *place != VACANT)
+impl IndexedBlock {
+    /// The block or slot of a group in memory.
+    pub(super) fn location(&self, group: usize) -> Option<u32> {
+        Some(self.locations[group]).filter(|location| *location != VACANT)
     }
 
     pub(super) fn is_on_disk(&self, group: usize) -> bool {
@@ -45,11 +45,11 @@ impl Entry {
         self.parent == link.parent && self.depth == link.depth && *self.tokens == *link.tokens
     }
 
-    pub(super) fn put(&mut self, group: usize, place: u32) -> Published {
-        match self.place(group) {
+    pub(super) fn put(&mut self, group: usize, location: u32) -> Published {
+        match self.location(group) {
             Some(twin) => Published::Twin(twin),
             None => {
-                self.places[group] = place;
+                self.locations[group] = location;
                 Published::New
             }
         }
@@ -62,11 +62,11 @@ pub(super) struct Disk {
     pub(super) bytes: u64,
     /// How many copies there are.
     pub(super) len: usize,
-    /// What a copy of each group takes.
+    /// Bytes of a copy in each group.
     pub(super) costs: Vec<u64>,
-    /// What may be dropped, coldest first: spines without children on disk, and all that rides along.
+    /// Copies that may be dropped, coldest first: primary ones without children on disk, and all secondary ones.
     pub(super) droppable: BTreeMap<(u64, usize), Key>,
-    /// What the engine has yet to delete.
+    /// Copies that the engine has yet to delete.
     pub(super) dropped: BTreeSet<(Key, usize)>,
 }
 
@@ -75,10 +75,10 @@ impl Disk {
         Self { budget, bytes: 0, len: 0, costs, droppable: BTreeMap::new(), dropped: BTreeSet::new() }
     }
 
-    /// Keeps what may be dropped in order when an entry's last use changes.
-    pub(super) fn moved(&mut self, key: Key, entry: &Entry, used: u64, spine: usize) {
+    /// Keeps `droppable` in order when an entry's last use changes.
+    pub(super) fn moved(&mut self, key: Key, entry: &IndexedBlock, used: u64, primary: usize) {
         for group in 0..self.costs.len() {
-            if entry.is_on_disk(group) && (group != spine || entry.disk_children == 0) {
+            if entry.is_on_disk(group) && (group != primary || entry.disk_children == 0) {
                 self.droppable.remove(&(entry.used, group));
                 self.droppable.insert((used, group), key);
             }

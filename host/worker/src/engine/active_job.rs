@@ -1,11 +1,12 @@
-//! One job on its way: what it has used, how it picks, and where it ends. The scheduler knows its tokens and blocks; what
-//! is here stays with it when its blocks are taken away, so that it goes on as if nothing had happened.
+//! A running job: its usage, how it samples, and where it ends. The scheduler knows its tokens and blocks; what is here
+//! survives a preemption, so that the job goes on as if nothing had happened.
 
 use std::sync::Arc;
 
 use pensieve_plugin_api::Card;
 
 use super::{
+    adapters::AdapterLease,
     chain::{Chain, Picked, Samplers},
     logits::{self, Row},
     repetition::RepetitionDetector,
@@ -15,16 +16,15 @@ use pensieve_grammar::{Constraint, ConstraintError};
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Job, TokenLogprobs, Usage};
 use pensieve_protocol::vocabulary::Vocabulary;
 
-/// How many alternatives to a token may be asked for.
 const LOGPROBS_MAX: u8 = 64;
 const STOP_TOKENS_MAX: usize = 1024;
 
-/// One job on its way.
-pub struct Sequence {
-    /// Whether the server knows that it runs.
+pub struct ActiveJob {
+    /// The server was told that it runs.
     pub started: bool,
-    /// Prompt tokens that were taken over.
+    /// Prompt tokens that came from the prefix cache.
     pub reused: u32,
+    pub adapter: Option<AdapterLease>,
     prompt: u32,
     generated: u32,
     max_tokens: u32,
@@ -37,7 +37,7 @@ pub struct Sequence {
     repetition: Option<RepetitionDetector>,
 }
 
-/// What the engine holds of a model's tokens.
+/// A model's vocabulary, as far as the text of answers needs it.
 pub struct Text {
     /// The bytes of each token, or why they are not known.
     pub vocabulary: Result<Arc<Vocabulary>, String>,
@@ -48,21 +48,20 @@ pub struct Text {
 #[derive(Debug)]
 pub struct Pick {
     pub token: u32,
-    /// How likely it was, if the job asked.
+    /// Its log-probabilities, if the job asked for them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// What a token brought.
+/// The result of appending a token.
 #[derive(Debug)]
-pub struct Step {
-    /// Bytes that may be shown.
+pub struct DecodeStep {
+    /// Bytes of text that are complete and may be sent.
     pub bytes: Vec<u8>,
-    /// Why the sequence ends with it, if it does.
+    /// Set if the job ends with this token.
     pub finish: Option<Finish>,
 }
 
 impl Text {
-    /// What a model's card says of its tokens.
     pub fn of(card: &Card) -> Self {
         let size = card.vocabulary;
         // Ids beyond the vocabulary can never come.
@@ -72,7 +71,7 @@ impl Text {
     }
 }
 
-impl Sequence {
+impl ActiveJob {
     /// Checks a job against the model and prepares what it needs.
     pub fn new(
         job: &Job,
@@ -105,6 +104,7 @@ impl Sequence {
         Ok(Self {
             started: false,
             reused: 0,
+            adapter: None,
             prompt,
             generated: 0,
             max_tokens: job.max_tokens,
@@ -118,13 +118,13 @@ impl Sequence {
         })
     }
 
-    /// The same, ending when its last `tokens` tokens are a loop.
+    /// Ends the job when its last `tokens` tokens repeat in a loop.
     #[must_use]
     pub fn ending_in_loops_of(self, tokens: u32) -> Self {
         Self { repetition: RepetitionDetector::new(tokens), ..self }
     }
 
-    /// Whether it has all the tokens that it may have.
+    /// True once `max_tokens` tokens are generated.
     pub fn is_full(&self) -> bool {
         self.generated >= self.max_tokens
     }
@@ -133,12 +133,12 @@ impl Sequence {
         Usage { prompt: self.prompt, reused: self.reused, generated: self.generated }
     }
 
-    /// Tokens of its prompt.
+    /// The number of prompt tokens.
     pub fn prompt(&self) -> u32 {
         self.prompt
     }
 
-    /// Whether it takes the most likely token, whatever the others are, and the job does not ask how likely it was.
+    /// True for plain greedy decoding, which needs the best token of a row and nothing else.
     pub fn takes_best(&self) -> bool {
         self.chain.is_empty() && self.constraint.is_none() && self.logprobs.is_none()
     }
@@ -147,8 +147,8 @@ impl Sequence {
         self.constraint.as_mut()
     }
 
-    /// Begins to pick the token after `tokens`, which is all that it has so far; its id is this one. The token, if no sampler
-    /// has a say in it.
+    /// Begins to pick the token after `tokens`, the sequence so far. Returns the token unless samplers decide; theirs comes
+    /// from [`Samplers::wait`] under `id`.
     pub fn begin_pick(
         &mut self,
         id: u64,
@@ -176,13 +176,13 @@ impl Sequence {
         Ok(None)
     }
 
-    /// Takes back the chain that has picked its token.
+    /// Takes the sampler chain back after it has picked a token.
     pub fn take_back(&mut self, picked: Picked) -> Result<u32, Failure> {
         self.chain = picked.chain;
         picked.token
     }
 
-    /// A token that was picked out of this row.
+    /// A picked token, with the log-probabilities of its row.
     pub fn pick(&self, token: u32, row: Row<'_>) -> Pick {
         let of = |count| match row {
             Row::Logits(row) => {
@@ -194,7 +194,7 @@ impl Sequence {
         Pick { token, logprobs: self.logprobs.and_then(of) }
     }
 
-    pub fn push(&mut self, token: u32, text: &Text) -> Result<Step, Failure> {
+    pub fn push(&mut self, token: u32, text: &Text) -> Result<DecodeStep, Failure> {
         self.generated += 1;
         let mut bytes = Vec::new();
         let mut finish = if self.stops.ends(token) {
@@ -210,7 +210,7 @@ impl Sequence {
         {
             let emit = self.stops.push(vocabulary.bytes(token));
             bytes = emit.text;
-            finish = emit.stopped.map(|place| Finish::StopString(place as u32));
+            finish = emit.stopped.map(|index| Finish::StopString(index as u32));
         }
         if let (None, Some(constraint)) = (finish, &mut self.constraint) {
             constraint.accept(token).map_err(|error| astray(&error))?;
@@ -226,16 +226,16 @@ impl Sequence {
         if finish.is_none() && self.prompt + self.generated >= self.context {
             finish = Some(Finish::ContextFull);
         }
-        Ok(Step { bytes, finish })
+        Ok(DecodeStep { bytes, finish })
     }
 
-    /// The bytes that were held back, once nothing follows them.
+    /// Bytes that were held back as a possible stop string, at the end of the answer.
     pub fn rest(&mut self) -> Vec<u8> {
         self.stops.finish()
     }
 }
 
-/// A sequence that left its grammar, or whose grammar allows nothing.
+/// A token broke the grammar, or the grammar allows no token.
 fn astray(error: &ConstraintError) -> Failure {
     if let Some(fault) = error.fault() {
         return fault.failure();
