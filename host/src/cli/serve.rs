@@ -19,12 +19,12 @@ use super::{
 use crate::config;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::{
     fleet::{self, Fleet},
     http::Server,
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_worker::process;
 
@@ -235,7 +235,8 @@ fn connections(wanted: usize) -> usize {
 
 /// Ends with the first signal to end. The second one ends the program.
 fn ended() -> Result<impl Future<Output = ()>, Refusal> {
-    let listen = |kind| signal(kind).map_err(|error| Refusal::new("signal", format!("no signals: {error}"), ""));
+    let listen =
+        |kind| signal(kind).map_err(|error| Refusal::new(RefusalKind::Signal, format!("no signals: {error}"), ""));
     let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
     Ok(async move {
         next(&mut interrupt, &mut terminate).await;

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Config, Source,
-    reader::{Entry, Section},
+    reader::{NamedValue, Section},
 };
 use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
@@ -144,8 +144,8 @@ fn adapters(section: &Section<'_, '_>, model: &mut Model, folder: &Path) {
     for (name, entry, place) in section.named("adapters") {
         let (mut text, mut merge, mut scale) = (String::new(), false, 1.0);
         match entry {
-            Entry::Text(source) => text = source,
-            Entry::Table(entry) => {
+            NamedValue::Text(source) => text = source,
+            NamedValue::Table(entry) => {
                 entry.text("source", &mut text);
                 entry.flag("merge", &mut merge);
                 entry.number("scale", -SCALE_MAX..=SCALE_MAX, &mut scale);

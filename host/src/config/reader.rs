@@ -63,7 +63,7 @@ impl<'t> Document<'t> {
 }
 
 /// An entry of a table whose keys are names.
-pub(super) enum Entry<'d, 't> {
+pub(super) enum NamedValue<'d, 't> {
     Text(String),
     Table(Section<'d, 't>),
 }
@@ -220,14 +220,16 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     /// A table whose entries are texts or tables, with the place of each.
-    pub(super) fn named(&self, key: &'static str) -> Vec<(String, Entry<'d, 't>, Range<usize>)> {
+    pub(super) fn named(&self, key: &'static str) -> Vec<(String, NamedValue<'d, 't>, Range<usize>)> {
         let Some(table) = self.take(key).and_then(|value| self.table_of(key, value)) else { return Vec::new() };
         let mut found = Vec::new();
         for (name, value) in table.iter().take(LIST_LEN_MAX) {
             let title = format!("{}.{}", self.full(key), shown(name.get_ref()));
             let entry = match value.get_ref() {
-                DeValue::String(text) => short(text).map(Entry::Text),
-                DeValue::Table(table) => Some(Entry::Table(Self::of(self.document, title, Some(table), value.span()))),
+                DeValue::String(text) => short(text).map(NamedValue::Text),
+                DeValue::Table(table) => {
+                    Some(NamedValue::Table(Self::of(self.document, title, Some(table), value.span())))
+                }
                 _ => None,
             };
             match entry {

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::{ApiError, ApiRequest, ApiResponse, Dialect, ErrorCode, fields::Quote};
 use crate::{
     fleet::{Listed, Target},
-    prompt::Chats,
+    requests::Chats,
 };
 
 /// Claude Code's discovery gives up after 3 seconds.
@@ -24,18 +24,18 @@ const CARD_TIMEOUT: Duration = Duration::from_secs(2);
 /// How much of a tool's output Codex may show to a model.
 const TOOL_OUTPUT_BYTES_MAX: usize = 10_000;
 
-pub(super) struct Entry {
+pub(super) struct CatalogModel {
     pub(super) id: String,
     pub(super) modified: Option<SystemTime>,
     pub(super) target: Option<Target>,
 }
 
-pub(super) async fn entries(chats: &Chats) -> Vec<Entry> {
+pub(super) async fn entries(chats: &Chats) -> Vec<CatalogModel> {
     join_all(chats.fleet().listed().into_iter().map(|listed| entry(chats, listed))).await
 }
 
 /// What stands for a model under this name; a name that only the default model answers for is none.
-pub(super) async fn find(chats: &Chats, id: &str) -> Result<Entry, ApiError> {
+pub(super) async fn find(chats: &Chats, id: &str) -> Result<CatalogModel, ApiError> {
     let listed = chats.fleet().find_listed(id).ok_or_else(|| {
         let message = format!("there is no model '{}'; GET /v1/models lists them", Quote(id));
         ApiError { field: Some("model".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }
@@ -43,9 +43,9 @@ pub(super) async fn find(chats: &Chats, id: &str) -> Result<Entry, ApiError> {
     Ok(entry(chats, listed).await)
 }
 
-async fn entry(chats: &Chats, Listed { id, source }: Listed) -> Entry {
+async fn entry(chats: &Chats, Listed { id, source }: Listed) -> CatalogModel {
     let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await;
-    Entry { target: target.ok().and_then(Result::ok), modified: modified(&source), id }
+    CatalogModel { target: target.ok().and_then(Result::ok), modified: modified(&source), id }
 }
 
 /// A model is as old as its weights.
@@ -69,7 +69,7 @@ pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiRespon
 /// `GET /v1/models/ID`, in the form of the client's API.
 pub(crate) async fn model(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let id = without_prefix(&call.id, &call.shared.settings.claude_prefix);
-    let entry = Entry { id: call.id.clone(), ..find(chats, id).await? };
+    let entry = CatalogModel { id: call.id.clone(), ..find(chats, id).await? };
     let form = if call.dialect == Dialect::Anthropic { anthropic_entry } else { openai_entry };
     Ok(ApiResponse::json(&form(&entry)))
 }
@@ -80,9 +80,9 @@ pub(super) fn without_prefix<'a>(name: &'a str, prefix: &str) -> &'a str {
 }
 
 /// Claude Code keeps ids that contain `claude` or `anthropic`, so every other id is listed a second time under the prefix.
-fn anthropic_list(entries: &[Entry], prefix: &str) -> Value {
+fn anthropic_list(entries: &[CatalogModel], prefix: &str) -> Value {
     let mut data: Vec<Value> = entries.iter().map(anthropic_entry).collect();
-    let is_hidden = |entry: &&Entry| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word));
+    let is_hidden = |entry: &&CatalogModel| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word));
     if !prefix.is_empty() {
         data.extend(entries.iter().filter(is_hidden).map(|entry| {
             let mut value = anthropic_entry(entry);
@@ -98,7 +98,7 @@ fn anthropic_list(entries: &[Entry], prefix: &str) -> Value {
     })
 }
 
-fn anthropic_entry(entry: &Entry) -> Value {
+fn anthropic_entry(entry: &CatalogModel) -> Value {
     let created = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
     let mut value = json!({
         "type": "model", "id": entry.id, "display_name": entry.id, "created_at": rfc3339(created),
@@ -110,7 +110,7 @@ fn anthropic_entry(entry: &Entry) -> Value {
     value
 }
 
-fn openai_entry(entry: &Entry) -> Value {
+fn openai_entry(entry: &CatalogModel) -> Value {
     let created = entry.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let created = created.map_or(0, |since| since.as_secs());
     let mut value = json!({ "id": entry.id, "object": "model", "created": created, "owned_by": "pensieve" });
@@ -126,7 +126,7 @@ fn openai_entry(entry: &Entry) -> Value {
 
 /// Codex refuses a list in which one of these fields is missing. It calls itself what its instructions are for, so they are not
 /// given here.
-fn codex_entry(entry: &Entry, place: usize) -> Value {
+fn codex_entry(entry: &CatalogModel, place: usize) -> Value {
     let mut value = json!({
         "slug": entry.id, "display_name": entry.id, "description": null, "priority": place,
         "visibility": "list", "supported_in_api": true, "upgrade": null, "availability_nux": null,
@@ -151,8 +151,8 @@ pub(super) fn rfc3339(time: jiff::Timestamp) -> String {
 mod tests {
     use super::*;
 
-    fn entry(id: &str, source: &Path) -> Entry {
-        Entry { id: id.into(), modified: modified(source), target: None }
+    fn entry(id: &str, source: &Path) -> CatalogModel {
+        CatalogModel { id: id.into(), modified: modified(source), target: None }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     chat::{Input, Request, SamplingParams},
-    prompt::Chats,
+    requests::Chats,
 };
 
 /// How many tokens are generated unless the client says so.

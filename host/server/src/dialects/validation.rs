@@ -2,7 +2,7 @@
 //! mistake is a status with the name of its field even for a stream.
 
 use super::{ApiError, ApiRequest, catalog, fields::Quote};
-use crate::{chat::Request, prompt::Chats};
+use crate::{chat::Request, requests::Chats};
 
 /// The model that a name of a client means, without the prefix under which lists show it to Claude Code.
 pub(crate) fn model_name<'a>(call: &ApiRequest, name: &'a str) -> &'a str {

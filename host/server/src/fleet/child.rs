@@ -8,6 +8,7 @@
 use pensieve_protocol::{
     fence::{Policy, VARIABLE},
     questions::Checked,
+    refusal::RefusalKind,
 };
 use serde::de::DeserializeOwned;
 use std::{
@@ -79,13 +80,13 @@ pub enum ChildError {
 }
 
 impl ChildError {
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> RefusalKind {
         match self {
-            Self::Spawn(_) => "not-inspected",
-            Self::TimedOut(_) => "timed-out",
-            Self::Crashed { .. } => "crashed",
-            Self::Ended { .. } => "exited",
-            Self::Garbled(_) => "garbled",
+            Self::Spawn(_) => RefusalKind::NotInspected,
+            Self::TimedOut(_) => RefusalKind::TimedOut,
+            Self::Crashed { .. } => RefusalKind::Crashed,
+            Self::Ended { .. } => RefusalKind::Exited,
+            Self::Garbled(_) => RefusalKind::Garbled,
         }
     }
 }
@@ -311,7 +312,7 @@ mod tests {
             Manifest { samplers: vec!["top k".into()], ..honest() },
         ] {
             let refused = check(says(forged)).await.unwrap_err();
-            assert_eq!(refused.kind(), "garbled", "{refused}");
+            assert_eq!(refused.kind(), RefusalKind::Garbled, "{refused}");
             assert!(!refused.to_string().contains('\u{1b}'), "{refused}");
         }
         let endless = check("printf '{\"manifest\":{\"id\":\"'; exec head -c 300000000 /dev/zero".into()).await;

@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     adapter_registry::Adapter,
     config::Config,
-    fence,
+    fence, log,
     plugins::Catalogue,
     probe::{Probed, Prober},
     stats::FleetStats,
@@ -246,6 +246,7 @@ impl Control {
                 let stats = self.supervisor.stats();
                 self.stats_replies.drain(..).for_each(|reply| drop(reply.send(stats.clone())));
             }
+            Effect::Note(note) => log::log(&self.config.models[note.model].id, &note.what),
             Effect::Start { .. } | Effect::End => {}
         }
     }

@@ -9,6 +9,7 @@ pub mod child;
 mod config;
 mod control;
 pub mod fence;
+mod log;
 mod machine;
 mod memory;
 mod pace;

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     chat::Client,
     dialects::{ApiError, Dialect, ErrorCode},
-    prompt::Chats,
+    requests::Chats,
 };
 
 /// The label in the metrics of requests that no route takes.

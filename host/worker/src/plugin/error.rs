@@ -2,7 +2,7 @@
 //! its author; each reason is a variant, so that callers and tests can tell them apart without reading the text.
 
 use pensieve_plugin_api::CONTRACT;
-use pensieve_protocol::outside::Outside;
+use pensieve_protocol::{outside::Outside, refusal::RefusalKind};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -74,21 +74,21 @@ impl LoadError {
 }
 
 impl Reason {
-    pub fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> RefusalKind {
         match self {
-            Self::NotFound => "not-found",
-            Self::Unreadable(_) => "unreadable",
-            Self::Truncated { .. } => "truncated",
-            Self::Damaged(_) => "damaged",
-            Self::NotALibrary(_) => "not-a-library",
-            Self::OtherPlatform { .. } => "other-platform",
-            Self::MissingSymbol => "not-a-plugin",
-            Self::Refused(_) => "refused-by-system",
-            Self::OtherAbi { .. } => "other-abi",
-            Self::OtherContract(_) => "other-contract",
-            Self::NoLayout | Self::OtherLayout(_) => "other-layout",
-            Self::Failed(_) => "failed-to-start",
-            Self::BadManifest(_) => "bad-manifest",
+            Self::NotFound => RefusalKind::NotFound,
+            Self::Unreadable(_) => RefusalKind::Unreadable,
+            Self::Truncated { .. } => RefusalKind::Truncated,
+            Self::Damaged(_) => RefusalKind::Damaged,
+            Self::NotALibrary(_) => RefusalKind::NotALibrary,
+            Self::OtherPlatform { .. } => RefusalKind::OtherPlatform,
+            Self::MissingSymbol => RefusalKind::NotAPlugin,
+            Self::Refused(_) => RefusalKind::RefusedBySystem,
+            Self::OtherAbi { .. } => RefusalKind::OtherAbi,
+            Self::OtherContract(_) => RefusalKind::OtherContract,
+            Self::NoLayout | Self::OtherLayout(_) => RefusalKind::OtherLayout,
+            Self::Failed(_) => RefusalKind::FailedToStart,
+            Self::BadManifest(_) => RefusalKind::BadManifest,
         }
     }
 

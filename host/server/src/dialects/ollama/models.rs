@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::model_name;
 use crate::{
-    dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::Entry, fields::Field, validation},
-    prompt::Chats,
+    dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::CatalogModel, fields::Field, validation},
+    requests::Chats,
 };
 use pensieve_protocol::card::Card;
 
@@ -75,11 +75,11 @@ pub(super) fn name_of(body: &Field<'_>) -> Result<String, ApiError> {
     field.text(MODEL_BYTES_MAX).map(str::to_owned)
 }
 
-pub(super) async fn named(chats: &Chats, call: &ApiRequest, name: &str) -> Result<Entry, ApiError> {
+pub(super) async fn named(chats: &Chats, call: &ApiRequest, name: &str) -> Result<CatalogModel, ApiError> {
     catalog::find(chats, validation::model_name(call, model_name(name))).await
 }
 
-fn tag(entry: &Entry) -> Value {
+fn tag(entry: &CatalogModel) -> Value {
     let card = entry.target.as_ref().map(|target| &*target.card);
     let modified = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
     json!({

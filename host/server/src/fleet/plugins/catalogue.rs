@@ -56,7 +56,7 @@ pub enum Status {
 
 /// A file and what is known of it, the catalogue's input.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct PluginFile {
     pub(super) file: PathBuf,
     pub(super) known: Knowledge,
 }
@@ -100,10 +100,10 @@ impl Catalogue {
         self.plugins.iter().any(|known| Arc::ptr_eq(known, plugin))
     }
 
-    pub(super) fn build(entries: &[Entry], retired: Vec<PluginState>) -> Self {
+    pub(super) fn build(entries: &[PluginFile], retired: Vec<PluginState>) -> Self {
         let mut catalogue = Self::default();
         let mut first = HashMap::<String, PathBuf>::new();
-        for Entry { file, known } in entries {
+        for PluginFile { file, known } in entries {
             let (plugin, pending) = match known {
                 Knowledge::Refused { sha256, refusal } => {
                     let status = Status::Rejected(refusal.clone());

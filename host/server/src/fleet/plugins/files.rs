@@ -13,7 +13,7 @@ use std::{
 
 use super::{
     Catalogue, Limits, Plugin, PluginState, Status,
-    catalogue::{Entry, Knowledge},
+    catalogue::{Knowledge, PluginFile},
     inspection::Inspected,
     scan::{Found, Scan},
 };
@@ -161,14 +161,14 @@ impl Files {
         let retired = self.retired();
         let refused = self.scan.refused.iter().map(|(file, refusal)| {
             let known = Knowledge::Refused { sha256: None, refusal: refusal.clone() };
-            Entry { file: file.clone(), known }
+            PluginFile { file: file.clone(), known }
         });
         let files = self.scan.files.iter().filter_map(|found| self.files.get(&found.path)).map(|file| {
             let known = match &file.state {
                 FileState::Knowledge(known) => known.clone(),
                 _ => Knowledge::Pending { before: file.before.clone() },
             };
-            Entry { file: file.found.path.clone(), known }
+            PluginFile { file: file.found.path.clone(), known }
         });
         let catalogue = Arc::new(Catalogue::build(&refused.chain(files).collect::<Vec<_>>(), retired));
         if self.published.as_ref().is_some_and(|published| published.equals(&catalogue)) {

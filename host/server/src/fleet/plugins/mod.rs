@@ -24,7 +24,7 @@ pub use catalogue::{Catalogue, Claimant, Plugin, PluginState, Status};
 pub use copy::PrivateCopy;
 
 use pensieve_protocol::checkpoint::CheckpointName;
-use pensieve_protocol::refusal::Refusal;
+use pensieve_protocol::refusal::{Refusal, RefusalKind};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -99,7 +99,7 @@ impl PluginFolder {
     pub async fn open(settings: Settings) -> Result<Self, Refusal> {
         let (path, bytes_max) = (settings.cache.clone(), settings.limits.file_bytes_max);
         let opened = tokio::task::spawn_blocking(move || copy::Cache::open(&path, bytes_max)).await;
-        let cache = opened.map_err(|error| Refusal::new("cache", error.to_string(), ""))??;
+        let cache = opened.map_err(|error| Refusal::new(RefusalKind::Cache, error.to_string(), ""))??;
         let limit = settings.limits.settle + settings.limits.patience + settings.limits.inspection;
         let (publish, published) = sync::watch::channel(Arc::new(Catalogue::default()));
         let mut first = published.clone();

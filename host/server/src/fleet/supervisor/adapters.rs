@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use super::{
-    Effect, Supervisor, ending,
+    Effect, Happening, Note, Supervisor, ending,
     model::LoadState,
     worker_state::{AttachAttempt, PendingAdapter, WorkerState},
 };
@@ -110,17 +110,11 @@ impl Supervisor {
         // An attempt that was cancelled while the adapter was read has no entry: the worker was told to drop the adapter.
         let Some(AttachAttempt { name, pending, .. }) = worker.attaching.remove(&attempt) else { return };
         let index = worker.model;
-        let id = &self.config.models[index].id;
-        match &result {
-            Ok(adapter) => {
-                let (format, pairs, bytes) = (&adapter.format, adapter.pairs, adapter.bytes);
-                tracing::info!(model = id, format, pairs, bytes, "adapter '{name}' is there");
-            }
-            Err(failure) => {
-                let failure = pensieve_protocol::refusal::clean(&failure.to_string());
-                tracing::error!(model = id, "adapter '{name}': {failure}");
-            }
-        }
+        let what = match result.clone() {
+            Ok(adapter) => Happening::AdapterAttached { name: name.clone(), adapter },
+            Err(failure) => Happening::AdapterRefused { name: name.clone(), failure },
+        };
+        self.effects.push(Effect::Note(Note { model: index, what }));
         match (pending, result) {
             (Some(PendingAdapter { name, adapter, ticket }), Ok(attached)) => {
                 // The adapter stays even if the requester has disconnected.
@@ -147,7 +141,8 @@ impl Supervisor {
         } else {
             self.registry.remove(index, id, name).map_err(|failure| Culprit::Name.of(failure))?;
         }
-        tracing::info!(model = id, "adapter '{name}' is taken away");
+        let what = Happening::AdapterDetached { name: name.to_owned() };
+        self.effects.push(Effect::Note(Note { model: index, what }));
         let workers = self.workers.values_mut().filter(|worker| worker.model == index);
         self.effects.extend(workers.map(|worker| worker.detach(name)));
         Ok(())

@@ -7,6 +7,7 @@
 mod adapters;
 mod crash_history;
 mod model;
+mod note;
 mod worker_state;
 
 #[cfg(test)]
@@ -33,6 +34,7 @@ use super::{
 };
 use crash_history::RestartDecision;
 use model::{LoadState, Model};
+pub(super) use note::{Happening, Note};
 use pensieve_protocol::{
     job::{Failure, FailureCode},
     share,
@@ -102,6 +104,8 @@ pub(super) enum Effect {
     Answer { ticket: u64, answer: Answer },
     /// Answer everyone who waits for fresh statistics.
     AnswerStats,
+    /// Write this to the log.
+    Note(Note),
     /// The shutdown is complete.
     End,
 }
@@ -227,7 +231,6 @@ impl Supervisor {
     fn on_report(&mut self, serial: u64, report: Report, now: Instant) {
         let Some(worker) = self.workers.get_mut(&serial) else { return };
         let model = &mut self.models[worker.model];
-        let name = &self.config.models[worker.model].id;
         match report {
             Report::Progress { done, total, what } => {
                 (worker.progressed_at, worker.progress) = (now, Some(Progress { done, total, what: what.clone() }));
@@ -236,8 +239,8 @@ impl Supervisor {
                 self.effects.extend(model.waiting.iter().map(notify));
             }
             Report::Loaded(loaded) => {
-                let (device, state_bytes) = (&loaded.device, loaded.state_bytes);
-                tracing::info!(model = name, device, state_bytes, "loaded: {}", loaded.note);
+                let note = Note { model: worker.model, what: Happening::Loaded(loaded.clone()) };
+                self.effects.push(Effect::Note(note));
                 (worker.loaded, worker.progressed_at) = (Some(*loaded), now);
                 for (name, adapter) in self.registry.of(worker.model).into_iter().filter(|(_, it)| it.merged.is_none())
                 {
@@ -282,7 +285,8 @@ impl Supervisor {
         if !model.state.is_served_by(serial) {
             return;
         }
-        tracing::error!(model = config.id, "{failure}");
+        let what = Happening::WorkerDied(failure.clone());
+        self.effects.push(Effect::Note(Note { model: worker.model, what }));
         model.deaths_total += 1;
         model.last_failure = Some(failure.clone());
         model.state = match model.deaths.count(now, &self.config.restart) {

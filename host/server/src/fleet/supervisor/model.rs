@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Effect, Supervisor,
+    Effect, Happening, Note, Supervisor,
     crash_history::CrashHistory,
     worker_state::{PendingAdapter, WaitingJob, WorkerState},
 };
@@ -193,13 +193,10 @@ impl Supervisor {
         let taken = self.residents().iter().fold(need.bytes, |sum, resident| sum.saturating_add(resident.bytes));
         let (config, model) = (&self.config.models[index], &mut self.models[index]);
         let left = self.config.memory_bytes.saturating_sub(taken);
-        tracing::info!(model = config.id, "loading: {}", need.tell(&probed.card, left));
+        let what = Happening::Loading { memory: need.tell(&probed.card, left) };
+        self.effects.push(Effect::Note(Note { model: index, what }));
         if probed.card.chat_template.is_none() {
-            tracing::info!(
-                model = config.id,
-                "the checkpoint has no chat template: in conversations turns begin with 'User:' and 'Assistant:', and an answer ends \
-                 where the model goes on with the user's"
-            );
+            self.effects.push(Effect::Note(Note { model: index, what: Happening::NoChatTemplate }));
         }
         let (samplers, formats) = (distinct(self.catalogue.samplers()), distinct(self.catalogue.adapter_formats()));
         let paths = |plugins: &[Arc<Plugin>]| plugins.iter().map(|plugin| plugin.copy.path().to_path_buf()).collect();

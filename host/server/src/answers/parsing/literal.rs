@@ -12,7 +12,7 @@ pub(super) struct Literal {
     /// What stands around strings, if that is no quotation mark: Gemma's notation, otherwise Python's.
     quote: Option<Vec<u8>>,
     levels: Vec<Level>,
-    at: At,
+    at: LiteralState,
     /// A key, a word, or the beginning of a marker.
     held: Vec<u8>,
 }
@@ -34,7 +34,7 @@ enum Kind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum LiteralState {
     Key,
     Separator,
     Value,
@@ -73,13 +73,13 @@ impl Literal {
     pub fn arguments(quote: Option<&str>) -> Self {
         let closer = if quote.is_some() { b'}' } else { b')' };
         let levels = vec![Level { kind: Kind::Fields, closer, is_begun: false }];
-        Self { quote: quote.map(|quote| quote.as_bytes().to_vec()), levels, at: At::Key, held: Vec::new() }
+        Self { quote: quote.map(|quote| quote.as_bytes().to_vec()), levels, at: LiteralState::Key, held: Vec::new() }
     }
 
     /// A whole literal of Python as JSON; none if it is no such.
     pub fn python(text: &str) -> Option<Vec<u8>> {
         let levels = vec![Level { kind: Kind::List, closer: b')', is_begun: false }];
-        let mut literal = Self { quote: None, levels, at: At::Value, held: Vec::new() };
+        let mut literal = Self { quote: None, levels, at: LiteralState::Value, held: Vec::new() };
         let mut json = Vec::new();
         for byte in text.bytes() {
             if literal.feed(byte, &mut json) != Progress::Inside {
@@ -94,16 +94,16 @@ impl Literal {
     /// Takes in a byte, and adds to the JSON.
     pub fn feed(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
         match self.at {
-            At::Key => self.key(byte, json),
-            At::Separator if byte.is_ascii_whitespace() => Progress::Inside,
-            At::Separator if byte == b':' => {
+            LiteralState::Key => self.key(byte, json),
+            LiteralState::Separator if byte.is_ascii_whitespace() => Progress::Inside,
+            LiteralState::Separator if byte == b':' => {
                 json.extend(b": ");
-                self.go(At::Value)
+                self.go(LiteralState::Value)
             }
-            At::Separator => Progress::Broken,
-            At::Value => self.value(byte, json),
-            At::Text { mark, escape, is_key } => self.text(byte, mark, escape, is_key, json),
-            At::Opening => {
+            LiteralState::Separator => Progress::Broken,
+            LiteralState::Value => self.value(byte, json),
+            LiteralState::Text { mark, escape, is_key } => self.text(byte, mark, escape, is_key, json),
+            LiteralState::Opening => {
                 self.held.push(byte);
                 let quote = self.quote.as_deref().unwrap_or_default();
                 if !quote.starts_with(&self.held) {
@@ -114,15 +114,15 @@ impl Literal {
                 }
                 self.held.clear();
                 json.push(b'"');
-                self.go(At::Marked)
+                self.go(LiteralState::Marked)
             }
-            At::Marked => self.marked(byte, json),
-            At::Word => self.word(byte, json),
-            At::Next => self.next(byte, json),
+            LiteralState::Marked => self.marked(byte, json),
+            LiteralState::Word => self.word(byte, json),
+            LiteralState::Next => self.next(byte, json),
         }
     }
 
-    fn go(&mut self, at: At) -> Progress {
+    fn go(&mut self, at: LiteralState) -> Progress {
         self.at = at;
         Progress::Inside
     }
@@ -147,7 +147,7 @@ impl Literal {
     fn close(&mut self, json: &mut Vec<u8>) -> Progress {
         let Some(level) = self.levels.pop() else { return Progress::Broken };
         json.push(if level.kind == Kind::List { b']' } else { b'}' });
-        if self.levels.is_empty() { Progress::End } else { self.go(At::Next) }
+        if self.levels.is_empty() { Progress::End } else { self.go(LiteralState::Next) }
     }
 
     fn open(&mut self, kind: Kind, closer: u8, json: &mut Vec<u8>) -> Progress {
@@ -156,7 +156,7 @@ impl Literal {
         }
         self.levels.push(Level { kind, closer, is_begun: false });
         json.push(if kind == Kind::List { b'[' } else { b'{' });
-        self.go(if kind == Kind::List { At::Value } else { At::Key })
+        self.go(if kind == Kind::List { LiteralState::Value } else { LiteralState::Key })
     }
 
     fn key(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
@@ -167,7 +167,7 @@ impl Literal {
             b'"' | b'\'' if self.kind() == Kind::Dict => {
                 self.item(json);
                 json.push(b'"');
-                self.go(At::Text { mark: byte, escape: Escape::None, is_key: true })
+                self.go(LiteralState::Text { mark: byte, escape: Escape::None, is_key: true })
             }
             _ if self.kind() == Kind::Dict => Progress::Broken,
             _ if byte == separator && !self.held.is_empty() => {
@@ -176,7 +176,7 @@ impl Literal {
                 json.push(b'"');
                 escape(self.unquoted(held.trim_ascii_end()), json);
                 json.extend(b"\": ");
-                self.go(At::Value)
+                self.go(LiteralState::Value)
             }
             _ if self.held.len() >= WORD_BYTES_MAX || self.closes(byte) => Progress::Broken,
             _ => {
@@ -210,16 +210,16 @@ impl Literal {
             b'\'' if self.quote.is_some() => Progress::Broken,
             b'"' | b'\'' => {
                 json.push(b'"');
-                self.go(At::Text { mark: byte, escape: Escape::None, is_key: false })
+                self.go(LiteralState::Text { mark: byte, escape: Escape::None, is_key: false })
             }
             _ if self.quote.as_ref().is_some_and(|quote| quote.first() == Some(&byte)) => {
-                self.at = At::Opening;
+                self.at = LiteralState::Opening;
                 self.feed(byte, json)
             }
             b',' | b')' | b']' | b'}' | b'=' | b':' => Progress::Broken,
             _ => {
                 self.held.push(byte);
-                self.go(At::Word)
+                self.go(LiteralState::Word)
             }
         }
     }
@@ -229,7 +229,7 @@ impl Literal {
         match state {
             Escape::None if byte == mark => {
                 json.push(b'"');
-                return self.go(if is_key { At::Separator } else { At::Next });
+                return self.go(if is_key { LiteralState::Separator } else { LiteralState::Next });
             }
             Escape::None if byte == b'\\' => then = Escape::Begun,
             Escape::None => escape(&[byte], json),
@@ -254,7 +254,7 @@ impl Literal {
             }
             Escape::Digits(_) => return Progress::Broken,
         }
-        self.go(At::Text { mark, escape: then, is_key })
+        self.go(LiteralState::Text { mark, escape: then, is_key })
     }
 
     fn marked(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
@@ -264,7 +264,7 @@ impl Literal {
             escape(&self.held[..end], json);
             self.held.clear();
             json.push(b'"');
-            return self.go(At::Next);
+            return self.go(LiteralState::Next);
         }
         let text = self.held.len() - super::pieces::overlap(&self.held, quote);
         escape(&self.held[..text], json);
@@ -291,14 +291,14 @@ impl Literal {
             }
             _ => return Progress::Broken,
         }
-        self.at = At::Next;
+        self.at = LiteralState::Next;
         self.next(byte, json)
     }
 
     fn next(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
         match byte {
             _ if byte.is_ascii_whitespace() => Progress::Inside,
-            b',' => self.go(if self.kind() == Kind::List { At::Value } else { At::Key }),
+            b',' => self.go(if self.kind() == Kind::List { LiteralState::Value } else { LiteralState::Key }),
             _ if self.closes(byte) => self.close(json),
             _ => Progress::Broken,
         }

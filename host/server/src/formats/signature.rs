@@ -7,7 +7,6 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use super::{literal::Literal, pieces::escape};
 use crate::chat::Tool;
 
 /// References and branches are followed so deep.
@@ -30,7 +29,7 @@ pub struct Signature {
 
 /// Kinds of JSON values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Types(u8);
+pub struct Types(u8);
 
 impl Signature {
     pub fn of(tool: &Tool) -> Self {
@@ -47,7 +46,7 @@ impl Signature {
     }
 
     /// What an argument may be.
-    pub(super) fn types(&self, key: &str) -> Types {
+    pub fn types(&self, key: &str) -> Types {
         self.parameters.iter().find(|(name, _)| name == key).map_or(Types::ANY, |(_, types)| *types)
     }
 }
@@ -126,7 +125,8 @@ impl Types {
         }
     }
 
-    fn of_value(value: &Value) -> Self {
+    /// The type of a value.
+    pub fn of_value(value: &Value) -> Self {
         match value {
             Value::String(_) => Self::TEXT,
             Value::Number(_) => Self::NUMBER,
@@ -146,31 +146,10 @@ impl Types {
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
-
-    /// The JSON of a value that stands between tags.
-    pub fn json_of(self, raw: &[u8]) -> Vec<u8> {
-        let text = String::from_utf8_lossy(raw);
-        let trimmed = text.trim();
-        // A text in quotes where a text may stand is a text with quotes.
-        let fits = |value: &Value| self.has(Self::of_value(value)) && !(value.is_string() && self.has(Self::TEXT));
-        let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok_and(|value| fits(&value));
-        if is_json(trimmed) {
-            return trimmed.as_bytes().to_vec();
-        }
-        // Some templates print values as Python does, and their models have learned it.
-        let python = Literal::python(trimmed).and_then(|json| String::from_utf8(json).ok());
-        if let Some(python) = python.filter(|json| is_json(json)) {
-            return python.into_bytes();
-        }
-        let mut json = vec![b'"'];
-        escape(raw, &mut json);
-        json.push(b'"');
-        json
-    }
 }
 
 /// What a reference within a document leads to.
-pub(super) fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
+pub fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
     if reference.len() > REFERENCE_BYTES_MAX {
         return None;
     }
@@ -178,7 +157,7 @@ pub(super) fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value>
 }
 
 /// The properties of an object's schema, and which of them must be there.
-pub(super) fn properties(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
+pub fn properties(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
     let properties = schema.get("properties").and_then(Value::as_object).filter(|fields| !fields.is_empty());
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);
     (properties, required.collect())

@@ -15,8 +15,10 @@ mod messages;
 use std::fmt::Write as _;
 
 use self::arguments::Writer;
-use super::{Arguments, Body, Calls, Markers, Named, OutputFormat, Thoughts};
-use crate::chat::{Tool, ToolChoice};
+use crate::{
+    chat::{Tool, ToolChoice},
+    formats::{Arguments, Body, Calls, Markers, Named, OutputFormat, Thoughts},
+};
 use pensieve_protocol::grammar::{Grammar, Marker, Part, Reasoning, Rule, Spec, Then, Trigger};
 
 /// The field of a request that has the tools, whatever its dialect.

@@ -6,33 +6,35 @@
 use std::sync::Arc;
 
 use super::{
-    Body as Kind, Named, Signature,
     call::{Call, Fed},
-    json::Json,
+    json::JsonReader,
     named::NamedReader,
 };
-use crate::chat::Delta;
+use crate::{
+    chat::Delta,
+    formats::{Body, Named, Signature},
+};
 
 /// A call, or a list of calls, that is being read.
 #[derive(Debug)]
-pub(super) struct Body {
+pub(super) struct CallBody {
     reader: Reader,
     call: Call,
 }
 
 #[derive(Debug)]
 enum Reader {
-    Json(Box<Json>),
+    Json(Box<JsonReader>),
     Named(Box<NamedReader>),
 }
 
-impl Body {
+impl CallBody {
     /// What stands behind an opener. `bare`: there was none.
-    pub fn new(kind: &Kind, tools: Arc<[Signature]>, bare: bool) -> Self {
-        let reader = match kind {
-            Kind::Object(keys) | Kind::List(keys) => Reader::Json(Box::new(Json::new(keys.clone(), bare))),
-            Kind::Named(named) => Reader::Named(Box::new(NamedReader::new(named))),
-            Kind::Python(_) => Reader::Named(Box::new(NamedReader::python(bare))),
+    pub fn new(body: &Body, tools: Arc<[Signature]>, bare: bool) -> Self {
+        let reader = match body {
+            Body::Object(keys) | Body::List(keys) => Reader::Json(Box::new(JsonReader::new(keys.clone(), bare))),
+            Body::Named(named) => Reader::Named(Box::new(NamedReader::new(named))),
+            Body::Python(_) => Reader::Named(Box::new(NamedReader::python(bare))),
         };
         Self { reader, call: Call::new(tools) }
     }

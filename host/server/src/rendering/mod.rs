@@ -1,5 +1,5 @@
 //! The prompt processes: whatever a checkpoint brings that is a program (its chat template, its tokenizer) runs in there and
-//! nowhere else in the server. What clients bring has processes of its own ([`Grammars`]).
+//! nowhere else in the server. What clients bring has processes of its own ([`GrammarPool`]).
 //!
 //! A process serves one model and answers one question at a time, under a limit of memory and a deadline. So a question that
 //! ends it costs no other one anything: those that wait are asked of the next process. A model has few of them. Processes of
@@ -11,7 +11,7 @@ mod process;
 #[cfg(test)]
 mod tests;
 
-pub use grammars::{Expressed, Grammars};
+pub use grammars::{Expressed, GrammarPool};
 
 use std::{
     path::PathBuf,
@@ -53,17 +53,17 @@ const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
 const REFUSED_TIME: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
-pub struct Pool {
+pub struct RendererPool {
     program: PathBuf,
     places: Arc<Semaphore>,
     /// The models that may have processes; the last one used comes last.
-    models: Mutex<Vec<Weak<Prompter>>>,
+    models: Mutex<Vec<Weak<Renderer>>>,
 }
 
 /// Makes tokens of one model's prompts.
 #[derive(Debug)]
-pub struct Prompter {
-    pool: Arc<Pool>,
+pub struct Renderer {
+    pool: Arc<RendererPool>,
     name: String,
     card: Arc<Card>,
     /// What was told of the model when it was first read.
@@ -71,7 +71,7 @@ pub struct Prompter {
     turns: Arc<Semaphore>,
     /// Shared with each of its processes.
     alive: Arc<()>,
-    state: Mutex<State>,
+    state: Mutex<RendererState>,
     freed: Notify,
 }
 
@@ -83,7 +83,7 @@ pub struct Model {
 }
 
 #[derive(Debug)]
-struct State {
+struct RendererState {
     idle: Vec<LoadedProcess>,
     refused: Option<(Instant, Failure)>,
 }
@@ -96,25 +96,25 @@ struct LoadedProcess {
     _alive: Arc<()>,
 }
 
-impl Pool {
+impl RendererPool {
     /// Processes that run this program.
     pub fn new(program: PathBuf) -> Arc<Self> {
         Arc::new(Self { program, places: Arc::new(Semaphore::new(PROCESSES_MAX)), models: Mutex::default() })
     }
 
-    pub fn prompter(self: &Arc<Self>, name: &str, card: &Arc<Card>) -> Arc<Prompter> {
-        let prompter = Arc::new(Prompter {
+    pub fn renderer(self: &Arc<Self>, name: &str, card: &Arc<Card>) -> Arc<Renderer> {
+        let renderer = Arc::new(Renderer {
             pool: self.clone(),
             name: name.to_owned(),
             card: card.clone(),
             model: OnceCell::new(),
             turns: Arc::new(Semaphore::new(MODEL_PROCESSES_MAX)),
             alive: Arc::new(()),
-            state: Mutex::new(State { idle: Vec::new(), refused: None }),
+            state: Mutex::new(RendererState { idle: Vec::new(), refused: None }),
             freed: Notify::new(),
         });
-        lock(&self.models).push(Arc::downgrade(&prompter));
-        prompter
+        lock(&self.models).push(Arc::downgrade(&renderer));
+        renderer
     }
 
     /// A place for one more process, for which an idle one of the model that was not asked for longest gives way.
@@ -131,9 +131,9 @@ impl Pool {
         self.places.clone().acquire_owned().await.ok()
     }
 
-    fn used(&self, prompter: &Arc<Prompter>) {
+    fn used(&self, renderer: &Arc<Renderer>) {
         let mut models = lock(&self.models);
-        let is_it = |model: &Weak<Prompter>| std::ptr::eq(model.as_ptr(), Arc::as_ptr(prompter));
+        let is_it = |model: &Weak<Renderer>| std::ptr::eq(model.as_ptr(), Arc::as_ptr(renderer));
         if let Some(place) = models.iter().position(is_it) {
             let model = models.remove(place);
             models.push(model);
@@ -141,7 +141,7 @@ impl Pool {
     }
 }
 
-impl Prompter {
+impl Renderer {
     /// What is known of the model once it is read.
     pub async fn model(self: &Arc<Self>) -> Result<&Model, Failure> {
         if self.model.get().is_none() {
@@ -184,11 +184,11 @@ impl Prompter {
     async fn ask(self: &Arc<Self>, question: Question, deadline: Duration) -> Result<Result<Answer, Death>, Failure> {
         let turn = self.turn().await?;
         let mut loaded = self.process().await?;
-        let prompter = self.clone();
+        let renderer = self.clone();
         let asked = tokio::spawn(async move {
             let answer = loaded.process.ask(&question, deadline).await;
             if answer.is_ok() {
-                prompter.give_back(loaded);
+                renderer.give_back(loaded);
             }
             drop(turn);
             answer
@@ -227,8 +227,8 @@ impl Prompter {
             return Err(failure.clone());
         }
         let place = timeout(WAIT_TIME_MAX, self.pool.place()).await.ok().flatten().ok_or_else(|| self.busy())?;
-        let (prompter, alive) = (self.clone(), self.alive.clone());
-        let read = tokio::spawn(async move { prompter.read(place, alive).await });
+        let (renderer, alive) = (self.clone(), self.alive.clone());
+        let read = tokio::spawn(async move { renderer.read(place, alive).await });
         let read = read.await;
         read.map_err(|_| self.failure(FailureCode::Internal, "reading the model", "was broken off"))?
     }

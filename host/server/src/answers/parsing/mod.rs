@@ -9,17 +9,29 @@
 //! text. Where an answer is cut short within a character, a marker, or a call that does not count yet, that piece is
 //! dropped, as it is no text either; a call that nothing opened is shown.
 
+mod call;
+mod call_body;
+mod channels;
+mod held;
+mod json;
+mod literal;
+mod named;
+mod pieces;
+mod tags;
+
 use std::sync::Arc;
 
-use super::{
-    Calls, Named, OutputFormat, Reasoning, Signature, Thoughts,
-    body::Body,
+use self::{
     call::Fed,
+    call_body::CallBody,
     channels::ChannelReader,
     held::Held,
-    pieces::{leading, overlap, show, think, whole},
+    pieces::{Advance, leading, overlap, show, think, whole},
 };
-use crate::chat::Delta;
+use crate::{
+    chat::Delta,
+    formats::{Calls, Named, OutputFormat, Reasoning, Signature, Thoughts},
+};
 
 /// How much may be held back while it is open whether it is a call.
 const UNDECIDED_BYTES_MAX: usize = 256 << 10;
@@ -31,13 +43,13 @@ pub struct ToolParser {
     /// Reads all of it, where an answer is not one text.
     channels: Option<ChannelReader>,
     tools: Arc<[Signature]>,
-    state: State,
+    state: ParserState,
     /// Bytes that are not decided upon.
     pending: Held,
 }
 
 #[derive(Debug)]
-enum State {
+enum ParserState {
     /// Nothing yet: thoughts may be opened.
     Opening,
     /// Thoughts; whether some have been shown.
@@ -45,16 +57,9 @@ enum State {
     /// Text. `start`: a bare call may begin. `margin`: white space is left out until there is other text.
     Text { start: bool, margin: bool },
     /// A call; `raw` is what becomes text if it is none, of which the first `lead` bytes are not looked at again.
-    Call { body: Box<Body>, raw: Vec<u8>, lead: usize, bare: bool },
+    Call { body: Box<CallBody>, raw: Vec<u8>, lead: usize, bare: bool },
     /// What closes a call.
     Closing,
-}
-
-/// Whether something was done, or more bytes are needed for that.
-#[derive(PartialEq, Eq)]
-enum Step {
-    Some,
-    None,
 }
 
 impl ToolParser {
@@ -64,9 +69,9 @@ impl ToolParser {
         let calls = format.calls.clone().filter(|_| !tools.is_empty());
         let reasoning = format.reasoning.clone();
         let state = match thoughts {
-            Thoughts::Begun if reasoning.is_some() => State::Thinking { begun: false },
-            Thoughts::Possible if reasoning.is_some() => State::Opening,
-            _ => State::Text { start: calls.as_ref().is_some_and(Calls::may_begin), margin: false },
+            Thoughts::Begun if reasoning.is_some() => ParserState::Thinking { begun: false },
+            Thoughts::Possible if reasoning.is_some() => ParserState::Opening,
+            _ => ParserState::Text { start: calls.as_ref().is_some_and(Calls::may_begin), margin: false },
         };
         Self { calls, reasoning, channels, tools, state, pending: Held::default() }
     }
@@ -77,8 +82,8 @@ impl ToolParser {
         }
         self.pending.push(bytes);
         let mut out = Vec::new();
-        while self.step(&mut out) == Step::Some {}
-        if let State::Call { body, .. } = &mut self.state {
+        while self.step(&mut out) == Advance::Done {}
+        if let ParserState::Call { body, .. } = &mut self.state {
             body.flush(&mut out);
         }
         out
@@ -90,9 +95,9 @@ impl ToolParser {
             return Some(channels.is_text());
         }
         match &self.state {
-            State::Text { .. } => Some(true),
-            State::Opening => None,
-            State::Call { body, .. } if body.calls() == 0 => None,
+            ParserState::Text { .. } => Some(true),
+            ParserState::Opening => None,
+            ParserState::Call { body, .. } if body.calls() == 0 => None,
             _ => Some(false),
         }
     }
@@ -108,63 +113,63 @@ impl ToolParser {
             pending.truncate(whole(&pending));
             // Half a marker is no thought, and none of its characters is.
             let marker = match (&self.state, &self.reasoning) {
-                (State::Opening, Some(reasoning)) => reasoning.open.as_bytes(),
-                (State::Thinking { .. }, Some(reasoning)) => reasoning.close.as_bytes(),
+                (ParserState::Opening, Some(reasoning)) => reasoning.open.as_bytes(),
+                (ParserState::Thinking { .. }, Some(reasoning)) => reasoning.close.as_bytes(),
                 _ => b"",
             };
             let half = overlap(&pending, marker);
             pending.truncate(pending.len() - if half > 1 { half } else { 0 });
         }
-        match std::mem::replace(&mut self.state, State::Closing) {
-            State::Opening => show(&mut out, &pending),
-            State::Thinking { .. } => think(&mut out, pending.trim_ascii_end()),
-            State::Text { margin, .. } => {
+        match std::mem::replace(&mut self.state, ParserState::Closing) {
+            ParserState::Opening => show(&mut out, &pending),
+            ParserState::Thinking { .. } => think(&mut out, pending.trim_ascii_end()),
+            ParserState::Text { margin, .. } => {
                 let begun = self.calls.as_ref().map_or(0, |calls| begun(&pending, calls));
                 let begun = if cut && begun > 1 { begun } else { 0 };
                 let text = &pending[..pending.len() - begun];
                 let text = if begun > 0 { text.trim_ascii_end() } else { text };
                 show(&mut out, if margin { text.trim_ascii_start() } else { text });
             }
-            State::Call { mut body, raw, bare, .. } => {
+            ParserState::Call { mut body, raw, bare, .. } => {
                 body.finish(cut, &mut out);
                 if body.calls() == 0 && (bare || !cut) {
                     show(&mut out, if cut { &raw[..whole(&raw)] } else { &raw });
                 }
             }
-            State::Closing => {}
+            ParserState::Closing => {}
         }
         out
     }
 
-    fn step(&mut self, out: &mut Vec<Delta>) -> Step {
+    fn step(&mut self, out: &mut Vec<Delta>) -> Advance {
         match self.state {
-            State::Opening => self.open(),
-            State::Thinking { begun } => self.think(begun, out),
-            State::Text { start, margin } => self.text(start, margin, out),
-            State::Call { .. } => self.call(out),
-            State::Closing => self.close(),
+            ParserState::Opening => self.open(),
+            ParserState::Thinking { begun } => self.think(begun, out),
+            ParserState::Text { start, margin } => self.text(start, margin, out),
+            ParserState::Call { .. } => self.call(out),
+            ParserState::Closing => self.close(),
         }
     }
 
-    fn begin_text(&mut self, margin: bool) -> Step {
+    fn begin_text(&mut self, margin: bool) -> Advance {
         let start = self.calls.as_ref().is_some_and(Calls::may_begin);
-        self.state = State::Text { start, margin };
-        Step::Some
+        self.state = ParserState::Text { start, margin };
+        Advance::Done
     }
 
-    fn open(&mut self) -> Step {
+    fn open(&mut self) -> Advance {
         let Some(reasoning) = &self.reasoning else { return self.begin_text(false) };
         let (space, open) = (self.pending.white(), reasoning.open.as_bytes());
         let rest = &self.pending[space..];
         if rest.starts_with(open) {
             self.pending.take(space + open.len());
-            self.state = State::Thinking { begun: false };
-            return Step::Some;
+            self.state = ParserState::Thinking { begun: false };
+            return Advance::Done;
         }
-        if open.starts_with(rest) { Step::None } else { self.begin_text(false) }
+        if open.starts_with(rest) { Advance::NeedsBytes } else { self.begin_text(false) }
     }
 
-    fn think(&mut self, begun: bool, out: &mut Vec<Delta>) -> Step {
+    fn think(&mut self, begun: bool, out: &mut Vec<Delta>) -> Advance {
         let close = self.reasoning.as_ref().map(|reasoning| reasoning.close.as_bytes()).unwrap_or_default();
         let end = self.pending.find(close);
         let mut upto = end.unwrap_or_else(|| self.pending.len() - overlap(&self.pending, close));
@@ -174,7 +179,7 @@ impl ToolParser {
         let shown = if is_whole { text } else { skipped + whole(&self.pending[skipped..text]) };
         if shown > skipped {
             think(out, &self.pending[skipped..shown]);
-            self.state = State::Thinking { begun: true };
+            self.state = ParserState::Thinking { begun: true };
         }
         match end {
             Some(_) => {
@@ -185,32 +190,32 @@ impl ToolParser {
             None => {
                 // White space goes if nothing was shown yet, and stays if more may follow what was.
                 self.pending.take(if shown > skipped { shown } else { skipped });
-                Step::None
+                Advance::NeedsBytes
             }
         }
     }
 
-    fn text(&mut self, start: bool, margin: bool, out: &mut Vec<Delta>) -> Step {
+    fn text(&mut self, start: bool, margin: bool, out: &mut Vec<Delta>) -> Advance {
         let Some(calls) = &self.calls else {
             let skipped = if margin { self.pending.white() } else { 0 };
             self.pending.take(skipped);
             self.release(whole(&self.pending), margin, out);
-            return Step::None;
+            return Advance::NeedsBytes;
         };
         if start {
             let between = |byte: &u8| byte.is_ascii_whitespace() || (margin && *byte == b';');
             let white = self.pending.white();
             let skipped = white + leading(&self.pending[white..], between);
             match self.pending.get(skipped) {
-                None => return Step::None,
+                None => return Advance::NeedsBytes,
                 Some(b'{' | b'[') => {
-                    let body = Box::new(Body::new(&calls.body, self.tools.clone(), true));
+                    let body = Box::new(CallBody::new(&calls.body, self.tools.clone(), true));
                     let raw = self.pending.take(skipped);
-                    self.state = State::Call { body, raw, lead: skipped + 1, bare: true };
+                    self.state = ParserState::Call { body, raw, lead: skipped + 1, bare: true };
                 }
-                Some(_) => self.state = State::Text { start: false, margin },
+                Some(_) => self.state = ParserState::Text { start: false, margin },
             }
-            return Step::Some;
+            return Advance::Done;
         }
         let found = opener(&self.pending, calls);
         let upto = found.map_or(self.pending.len() - begun(&self.pending, calls), |(place, ..)| place);
@@ -219,20 +224,20 @@ impl ToolParser {
             Some((place, length, unopened)) => {
                 let tools = self.tools.clone();
                 let body = match unopened {
-                    Some(named) => Body::unopened(named, tools),
-                    None => Body::new(&calls.body, tools, false),
+                    Some(named) => CallBody::unopened(named, tools),
+                    None => CallBody::new(&calls.body, tools, false),
                 };
                 let lead = place + length - text;
                 self.release(text, margin, out);
                 let raw = self.pending.take(lead);
-                self.state = State::Call { body: Box::new(body), raw, lead, bare: false };
-                Step::Some
+                self.state = ParserState::Call { body: Box::new(body), raw, lead, bare: false };
+                Advance::Done
             }
             None => {
                 // What white space follows is complete.
                 let shown = if text < upto { text } else { whole(&self.pending[..text]) };
                 self.release(shown, margin, out);
-                Step::None
+                Advance::NeedsBytes
             }
         }
     }
@@ -243,12 +248,12 @@ impl ToolParser {
         let text = if margin { bytes.trim_ascii_start() } else { &bytes };
         if !text.is_empty() {
             show(out, text);
-            self.state = State::Text { start: false, margin: false };
+            self.state = ParserState::Text { start: false, margin: false };
         }
     }
 
-    fn call(&mut self, out: &mut Vec<Delta>) -> Step {
-        let State::Call { body, raw, lead, .. } = &mut self.state else { return Step::None };
+    fn call(&mut self, out: &mut Vec<Delta>) -> Advance {
+        let ParserState::Call { body, raw, lead, .. } = &mut self.state else { return Advance::NeedsBytes };
         for index in 0..self.pending.len() {
             let byte = self.pending[index];
             let fed = if raw.len() > UNDECIDED_BYTES_MAX { Fed::Broken } else { body.feed(byte, out) };
@@ -260,13 +265,13 @@ impl ToolParser {
                 Fed::Open => raw.push(byte),
                 Fed::Done => {
                     self.pending.take(index + 1);
-                    self.state = State::Closing;
-                    return Step::Some;
+                    self.state = ParserState::Closing;
+                    return Advance::Done;
                 }
                 Fed::Ended => {
                     self.pending.replace(index, raw);
-                    self.state = State::Closing;
-                    return Step::Some;
+                    self.state = ParserState::Closing;
+                    return Advance::Done;
                 }
                 Fed::Broken => {
                     // What was no call is looked at again, behind what made it look like one.
@@ -275,28 +280,28 @@ impl ToolParser {
                     let mut shown = shown.to_vec();
                     let short = *lead - shown.len();
                     self.pending.replace(index, again);
-                    self.state = State::Text { start: false, margin: counted };
+                    self.state = ParserState::Text { start: false, margin: counted };
                     shown.extend(self.pending.take(short.min(self.pending.len())));
                     if !shown.is_empty() {
                         show(out, &shown);
-                        self.state = State::Text { start: false, margin: false };
+                        self.state = ParserState::Text { start: false, margin: false };
                     }
-                    return Step::Some;
+                    return Advance::Done;
                 }
             }
         }
         self.pending.take(self.pending.len());
-        Step::None
+        Advance::NeedsBytes
     }
 
-    fn close(&mut self) -> Step {
+    fn close(&mut self) -> Advance {
         let close = self.calls.as_ref().map(|calls| calls.close.as_bytes()).unwrap_or_default();
         let space = self.pending.white();
         let rest = &self.pending[space..];
         if !close.is_empty() && rest.starts_with(close) {
             self.pending.take(space + close.len());
         } else if close.starts_with(rest) && !close.is_empty() {
-            return Step::None;
+            return Advance::NeedsBytes;
         }
         self.begin_text(true)
     }

@@ -6,7 +6,7 @@
 use super::{Rules, TOOLS, Writer, json};
 use crate::{
     chat::ToolChoice,
-    prompt::formats::{Channels, Thoughts},
+    formats::{Channels, Thoughts},
 };
 use pensieve_protocol::grammar::{Part, Rule, Then};
 

@@ -3,13 +3,11 @@
 use std::{collections::VecDeque, sync::Arc};
 use tokio::time::{Instant, timeout_at};
 
-use super::{
-    formats::{MarkerWeaver, Markers, ToolParser},
-    measures::Measures,
-};
+use super::{measures::Measures, parsing::ToolParser};
 use crate::{
     chat::{Delta, TokenLogprob},
     fleet::{EventStream, Update},
+    formats::{MarkerWeaver, Markers},
 };
 use pensieve_protocol::{
     job::{Event, Failure, Finish, TokenLogprobs, Tokens},
@@ -29,7 +27,7 @@ pub struct Generation {
 }
 
 #[derive(Debug)]
-pub(super) struct AnswerReader {
+pub(crate) struct AnswerReader {
     pub parser: ToolParser,
     pub markers: Markers,
     pub vocabulary: Arc<Vocabulary>,
@@ -41,7 +39,7 @@ pub(super) struct AnswerReader {
 }
 
 impl Generation {
-    pub(super) fn new(stream: EventStream, model: &str, reader: AnswerReader) -> Self {
+    pub(crate) fn new(stream: EventStream, model: &str, reader: AnswerReader) -> Self {
         Self {
             stream,
             reader,

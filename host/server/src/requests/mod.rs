@@ -1,17 +1,20 @@
-//! Requests into jobs.
+//! From requests to jobs: renders and tokenizes the prompt, checks its size, and derives the grammar and the sampler chain.
+//! [`Chats`] turns a [`Request`] into a job for the fleet; [`Generation`] reads the job's answer.
+
+mod convention;
+mod sampling;
+mod size;
 
 use std::{borrow::Cow, sync::Arc};
 
-use super::{
-    convention::{Convention, Conventions, ToolDialect},
-    formats::{OutputFormat, Rules, Signature, Thoughts, ToolParser},
-    generation::{AnswerReader, Generation},
-    pool::{Expressed, Grammars, Pool},
-    sampling, size,
-};
+use self::convention::{Convention, Conventions, ToolDialect};
 use crate::{
+    answers::{AnswerReader, Generation, ToolParser},
     chat::{Client, Conversation, Input, Request, ResponseFormat, Role, Tool, ToolChoice},
+    constraints::Rules,
     fleet::{Fleet, Target},
+    formats::{OutputFormat, Signature, Thoughts},
+    rendering::{Expressed, GrammarPool, RendererPool},
 };
 use pensieve_protocol::{
     grammar::{Part, Rule, Spec, Then},
@@ -27,7 +30,7 @@ const TAIL_TOKENS: usize = 32;
 pub struct Chats {
     fleet: Arc<Fleet>,
     conventions: Conventions,
-    grammars: Grammars,
+    grammars: GrammarPool,
 }
 
 /// A request that is rendered, tokenized, counted and checked, and not yet queued.
@@ -62,8 +65,8 @@ struct Prompt {
 
 impl Chats {
     pub fn new(fleet: Arc<Fleet>) -> Self {
-        let pool = Pool::new(fleet.program().to_path_buf());
-        let grammars = Grammars::new(fleet.program().to_path_buf());
+        let pool = RendererPool::new(fleet.program().to_path_buf());
+        let grammars = GrammarPool::new(fleet.program().to_path_buf());
         Self { fleet, conventions: Conventions::new(pool), grammars }
     }
 
@@ -209,7 +212,7 @@ async fn write(
 ) -> Result<Prompt, Failure> {
     let tokens = match input {
         Input::Chat(conversation) => return converse(convention, conversation, answer, salt).await,
-        Input::Text(text) => convention.prompter.text(text, salt.to_vec()).await?,
+        Input::Text(text) => convention.renderer.text(text, salt.to_vec()).await?,
         Input::Tokens(tokens) => tokens,
     };
     if tokens.is_empty() {
@@ -233,7 +236,7 @@ async fn converse(
     let continues = conversation.turns.last().is_some_and(|turn| turn.role == Role::Assistant);
     let (dialect, in_words) = convention.dialect(&mut conversation);
     let is_taught = in_words.is_some();
-    let tokens = convention.prompter.conversation(conversation, in_words, salt.to_vec()).await?;
+    let tokens = convention.renderer.conversation(conversation, in_words, salt.to_vec()).await?;
     let tail = convention.vocabulary.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
     let thoughts = match dialect.format.thoughts(&tail) {
         // An answer that has begun thinks no more.

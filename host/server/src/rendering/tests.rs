@@ -36,8 +36,8 @@ impl Program {
         Self { folder }
     }
 
-    fn grammars(&self) -> Arc<Grammars> {
-        Arc::new(Grammars::new(self.path()))
+    fn grammars(&self) -> Arc<GrammarPool> {
+        Arc::new(GrammarPool::new(self.path()))
     }
 
     fn path(&self) -> PathBuf {
@@ -135,7 +135,7 @@ async fn nonsense_and_answers_to_other_questions_cost_one_question_and_its_proce
 
 #[tokio::test]
 async fn a_program_that_cannot_be_started_is_no_fault_of_the_request() {
-    let grammars = Grammars::new("/nowhere/pensieve".into());
+    let grammars = GrammarPool::new("/nowhere/pensieve".into());
     let failure = grammars.try_grammar(&client(1), &alphabet(), &spec("a")).await.unwrap_err();
     assert_eq!(failure.code, FailureCode::Internal);
     let failure = grammars.expressions(&client(1), &[(Syntax::Lark, "a")]).await.unwrap_err();

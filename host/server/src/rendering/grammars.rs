@@ -66,7 +66,7 @@ pub type Expressed = Result<String, String>;
 
 /// Runs grammar processes and remembers their results, per client.
 #[derive(Debug)]
-pub struct Grammars {
+pub struct GrammarPool {
     program: PathBuf,
     places: Arc<Semaphore>,
     /// The shares of clients that have a process or wait for one.
@@ -93,12 +93,12 @@ struct Known {
 /// A request's right to a process, and that process. If the request is given up, the process is killed, and its place is
 /// free once it has gone.
 struct Asking<'a> {
-    grammars: &'a Grammars,
+    pool: &'a GrammarPool,
     process: Option<Process>,
     places: Vec<OwnedSemaphorePermit>,
 }
 
-impl Grammars {
+impl GrammarPool {
     /// Processes that run this program.
     pub fn new(program: PathBuf) -> Self {
         Self {
@@ -197,7 +197,7 @@ impl Grammars {
             Failure::new(FailureCode::Busy, "other requests keep all processes for grammars busy")
                 .with_help("try again later")
         })?;
-        Ok(Asking { grammars: self, process: None, places })
+        Ok(Asking { pool: self, process: None, places })
     }
 
     fn share(&self, client: u64) -> Arc<Semaphore> {
@@ -212,7 +212,7 @@ impl Asking<'_> {
     async fn ask(&mut self, question: &Question, deadline: Duration) -> Result<Answer, Death> {
         let process = match &mut self.process {
             Some(process) => process,
-            none => none.insert(Process::start(&self.grammars.program, &policy())?),
+            none => none.insert(Process::start(&self.pool.program, &policy())?),
         };
         let answer = process.ask(question, deadline).await;
         if answer.is_err()

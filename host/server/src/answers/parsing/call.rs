@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::{pieces::whole, signature::Signature};
-use crate::{chat::Delta, ids::fresh_id};
+use super::pieces::whole;
+use crate::{chat::Delta, formats::Signature, ids::fresh_id};
 
 /// A call on its way out.
 #[derive(Debug)]

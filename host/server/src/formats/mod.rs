@@ -3,37 +3,25 @@
 //! There are some two dozen conventions, and each is a few words of data: what opens a call, what a call looks like, what
 //! closes it ([`OutputFormat`]). A plugin's card may give them; otherwise they are found in the chat template's source
 //! ([`OutputFormat::find`]), and where a template knows no tools a convention is taught in words ([`instruction`]). One parser
-//! ([`ToolParser`]) and one maker of grammars ([`Rules`]) serve all of them.
+//! ([`ToolParser`](crate::answers::ToolParser)) and one generator of grammars ([`Rules`](crate::constraints::Rules)) serve all of them.
 //!
 //! As JSON, in the card's `formats`, Qwen's convention is
 //! `{"calls": {"open": "<tool_call>", "close": "</tool_call>", "body": {"object": {}}},
 //! "reasoning": {"open": "<think>", "close": "</think>"}}`; `docs/writing-a-plugin.md` has all the words.
 
-mod body;
-mod call;
 mod channels;
-mod grammar;
-mod held;
 pub mod instruction;
-mod json;
 mod known;
-mod literal;
 mod markers;
-mod named;
-mod parser;
-mod pieces;
 mod signature;
-mod tags;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
 
 pub use channels::Channels;
-pub use grammar::Rules;
 pub use markers::{MarkerWeaver, Markers};
-pub use parser::ToolParser;
-pub use signature::Signature;
+pub use signature::{Signature, Types, properties, resolve};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -255,12 +243,12 @@ impl OutputFormat {
 
 impl Calls {
     /// Whether an answer may begin with a call that has no marker at all.
-    fn may_begin(&self) -> bool {
+    pub fn may_begin(&self) -> bool {
         self.bare && !matches!(self.body, Body::Named(_))
     }
 
     /// The form of calls that may stand without their opener.
-    fn unopened(&self) -> Option<&Named> {
+    pub fn unopened(&self) -> Option<&Named> {
         if let (Body::Named(named), true) = (&self.body, self.bare) { Some(named) } else { None }
     }
 }

@@ -2,7 +2,15 @@
 
 use crate::chat::Delta;
 
-/// Where a text stands in another; an empty one stands nowhere.
+/// The result of one step of a parser's state machine.
+#[derive(PartialEq, Eq)]
+pub(super) enum Advance {
+    /// It consumed bytes or changed its state.
+    Done,
+    NeedsBytes,
+}
+
+/// The position of a marker in a text; an empty marker is never found.
 pub(super) fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
     if wanted.is_empty() { None } else { text.windows(wanted.len()).position(|window| window == wanted) }
 }

@@ -8,6 +8,7 @@ mod fuzz;
 mod parsing;
 
 use super::*;
+use crate::{answers::ToolParser, constraints::Rules};
 
 fn format(open: &str, close: &str, body: Body) -> OutputFormat {
     let calls = Calls { open: open.into(), close: close.into(), bare: false, body };

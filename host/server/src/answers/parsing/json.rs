@@ -3,20 +3,17 @@
 //! Only so much of JSON is understood as is needed to find names, and where arguments begin and end. A model may write
 //! arguments as a string with JSON in it, and fields in any order; both are put right.
 
-use super::{
-    Keys,
-    call::{Call, Fed},
-};
-use crate::chat::Delta;
+use super::call::{Call, Fed};
+use crate::{chat::Delta, formats::Keys};
 
 const NAME_BYTES_MAX: usize = 1024;
 const DEPTH_MAX: usize = 512;
 
 #[derive(Debug)]
-pub(super) struct Json {
+pub(super) struct JsonReader {
     keys: Keys,
     bare: bool,
-    at: At,
+    at: Expecting,
     in_list: bool,
     key: Vec<u8>,
     name: Option<String>,
@@ -29,7 +26,7 @@ pub(super) struct Json {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum Expecting {
     Begin,
     Item,
     ItemEnd,
@@ -61,20 +58,20 @@ pub(super) enum Nested {
     Broken,
 }
 
-enum Step {
+enum Framed {
     More,
     Broken,
     Object,
     List,
 }
 
-impl Json {
+impl JsonReader {
     /// A reader of a call with these keys. `bare`: nothing opened it, so that what is no call is found out as early as can be.
     pub fn new(keys: Keys, bare: bool) -> Self {
         Self {
             keys,
             bare,
-            at: At::Begin,
+            at: Expecting::Begin,
             in_list: false,
             key: Vec::new(),
             name: None,
@@ -87,20 +84,20 @@ impl Json {
 
     pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         match self.at {
-            At::Arguments if self.early.is_none() => {
+            Expecting::Arguments if self.early.is_none() => {
                 let nested = self.nest.feed(byte);
                 if nested == Nested::Broken {
                     return Fed::Broken;
                 }
                 if nested == Nested::End {
-                    self.at = At::Field;
+                    self.at = Expecting::Field;
                 }
                 call.arguments.push(byte);
                 Fed::Counted
             }
-            At::Value if self.key == self.keys.arguments.as_bytes() && byte == b'{' && !call.is_open() => {
+            Expecting::Value if self.key == self.keys.arguments.as_bytes() && byte == b'{' && !call.is_open() => {
                 let Some(name) = self.name.clone() else { return self.feed_frame(byte, call, out) };
-                self.at = At::Arguments;
+                self.at = Expecting::Arguments;
                 self.nest = Nest::default();
                 self.nest.feed(byte);
                 if !call.begin(&name, out) {
@@ -115,16 +112,16 @@ impl Json {
 
     /// Takes in a byte that is not among arguments on their way out.
     fn feed_frame(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
-        let was_text = matches!(self.at, At::NameText | At::KeyText);
+        let was_text = matches!(self.at, Expecting::NameText | Expecting::KeyText);
         match self.step(byte) {
-            Step::More => {
+            Framed::More => {
                 // What is no call is text, the sooner the better.
-                let unlike = self.bare && was_text && self.at == At::Colon && !self.is_known_key();
+                let unlike = self.bare && was_text && self.at == Expecting::Colon && !self.is_known_key();
                 let stranger = self.name.as_ref().is_some_and(|name| call.tool(name).is_none());
                 if unlike || stranger { Fed::Broken } else { Fed::Open }
             }
-            Step::Broken => Fed::Broken,
-            Step::Object => {
+            Framed::Broken => Fed::Broken,
+            Framed::Object => {
                 let (name, early) = (self.name.take(), self.early.take());
                 if !call.is_open() {
                     let begun = name.is_some_and(|name| call.begin(&name, out));
@@ -136,8 +133,8 @@ impl Json {
                 call.end(out);
                 if self.in_list { Fed::Counted } else { Fed::Done }
             }
-            Step::List if call.count() == 0 => Fed::Broken,
-            Step::List => Fed::Done,
+            Framed::List if call.count() == 0 => Fed::Broken,
+            Framed::List => Fed::Done,
         }
     }
 
@@ -146,106 +143,109 @@ impl Json {
         known.contains(&self.key.as_slice())
     }
 
-    fn step(&mut self, byte: u8) -> Step {
+    fn step(&mut self, byte: u8) -> Framed {
         let is_space = byte.is_ascii_whitespace();
         match (self.at, byte) {
-            (At::KeyText | At::NameText | At::ArgumentsText | At::OtherText, _) => return self.step_text(byte),
-            (At::Arguments | At::Other, _) => return self.step_nest(byte),
-            (At::Scalar, b',' | b'}') => {
-                self.at = At::Field;
+            (Expecting::KeyText | Expecting::NameText | Expecting::ArgumentsText | Expecting::OtherText, _) => {
+                return self.step_text(byte);
+            }
+            (Expecting::Arguments | Expecting::Other, _) => return self.step_nest(byte),
+            (Expecting::Scalar, b',' | b'}') => {
+                self.at = Expecting::Field;
                 return self.step(byte);
             }
-            (At::Scalar, b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'E') => {}
-            (At::Scalar, _) if is_space => self.at = At::Field,
+            (Expecting::Scalar, b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'E') => {}
+            (Expecting::Scalar, _) if is_space => self.at = Expecting::Field,
             (_, _) if is_space => {}
-            (At::Begin, b'[') => (self.in_list, self.at) = (true, At::Item),
-            (At::Begin | At::Item, b'{') => self.at = At::Key,
-            (At::Item | At::ItemEnd, b']') => return Step::List,
-            (At::ItemEnd, b',') => self.at = At::Item,
-            (At::Key, b'"') => self.begin_text(At::KeyText),
-            (At::Colon, b':') => self.at = At::Value,
-            (At::Value, _) => return self.begin_value(byte),
-            (At::Field, b',') => self.at = At::Key,
-            (At::Field | At::Key, b'}') => {
-                self.at = At::ItemEnd;
-                return Step::Object;
+            (Expecting::Begin, b'[') => (self.in_list, self.at) = (true, Expecting::Item),
+            (Expecting::Begin | Expecting::Item, b'{') => self.at = Expecting::Key,
+            (Expecting::Item | Expecting::ItemEnd, b']') => return Framed::List,
+            (Expecting::ItemEnd, b',') => self.at = Expecting::Item,
+            (Expecting::Key, b'"') => self.begin_text(Expecting::KeyText),
+            (Expecting::Colon, b':') => self.at = Expecting::Value,
+            (Expecting::Value, _) => return self.begin_value(byte),
+            (Expecting::Field, b',') => self.at = Expecting::Key,
+            (Expecting::Field | Expecting::Key, b'}') => {
+                self.at = Expecting::ItemEnd;
+                return Framed::Object;
             }
-            _ => return Step::Broken,
+            _ => return Framed::Broken,
         }
-        Step::More
+        Framed::More
     }
 
-    fn begin_text(&mut self, at: At) {
+    fn begin_text(&mut self, at: Expecting) {
         self.at = at;
         self.text.clear();
         self.escape = false;
     }
 
-    fn begin_value(&mut self, byte: u8) -> Step {
+    fn begin_value(&mut self, byte: u8) -> Framed {
         let (is_name, is_arguments) =
             (self.key == self.keys.name.as_bytes(), self.key == self.keys.arguments.as_bytes());
         match byte {
-            b'"' if is_name => self.begin_text(At::NameText),
-            b'"' if is_arguments => self.begin_text(At::ArgumentsText),
-            b'"' => self.begin_text(At::OtherText),
-            _ if is_name => return Step::Broken,
+            b'"' if is_name => self.begin_text(Expecting::NameText),
+            b'"' if is_arguments => self.begin_text(Expecting::ArgumentsText),
+            b'"' => self.begin_text(Expecting::OtherText),
+            _ if is_name => return Framed::Broken,
             b'{' | b'[' => {
                 if is_arguments && byte == b'[' {
-                    return Step::Broken;
+                    return Framed::Broken;
                 }
-                self.at = if is_arguments { At::Arguments } else { At::Other };
+                self.at = if is_arguments { Expecting::Arguments } else { Expecting::Other };
                 self.early = if is_arguments { Some(Vec::new()) } else { self.early.take() };
                 self.nest = Nest::default();
                 return self.step_nest(byte);
             }
             // Of scalars only null can stand for no arguments.
-            b'n' => self.at = At::Scalar,
-            b'-' | b'0'..=b'9' | b't' | b'f' if !is_arguments => self.at = At::Scalar,
-            _ => return Step::Broken,
+            b'n' => self.at = Expecting::Scalar,
+            b'-' | b'0'..=b'9' | b't' | b'f' if !is_arguments => self.at = Expecting::Scalar,
+            _ => return Framed::Broken,
         }
-        Step::More
+        Framed::More
     }
 
-    fn step_nest(&mut self, byte: u8) -> Step {
+    fn step_nest(&mut self, byte: u8) -> Framed {
         let nested = self.nest.feed(byte);
-        if self.at == At::Arguments
+        if self.at == Expecting::Arguments
             && let Some(early) = &mut self.early
         {
             early.push(byte);
         }
         match nested {
             Nested::Inside => {}
-            Nested::End => self.at = At::Field,
-            Nested::Broken => return Step::Broken,
+            Nested::End => self.at = Expecting::Field,
+            Nested::Broken => return Framed::Broken,
         }
-        Step::More
+        Framed::More
     }
 
-    fn step_text(&mut self, byte: u8) -> Step {
+    fn step_text(&mut self, byte: u8) -> Framed {
         if byte != b'"' || self.escape {
             self.escape = byte == b'\\' && !self.escape;
             self.text.push(byte);
-            let endless = self.text.len() > NAME_BYTES_MAX && matches!(self.at, At::NameText | At::KeyText);
-            return if endless { Step::Broken } else { Step::More };
+            let endless =
+                self.text.len() > NAME_BYTES_MAX && matches!(self.at, Expecting::NameText | Expecting::KeyText);
+            return if endless { Framed::Broken } else { Framed::More };
         }
         let text = std::mem::take(&mut self.text);
         let quoted = [b"\"", text.as_slice(), b"\""].concat();
         let Ok(decoded) = serde_json::from_str::<String>(&String::from_utf8_lossy(&quoted)) else {
-            return Step::Broken;
+            return Framed::Broken;
         };
         match self.at {
-            At::KeyText => (self.key, self.at) = (decoded.into_bytes(), At::Colon),
-            At::NameText => (self.name, self.at) = (Some(decoded), At::Field),
-            At::ArgumentsText => {
+            Expecting::KeyText => (self.key, self.at) = (decoded.into_bytes(), Expecting::Colon),
+            Expecting::NameText => (self.name, self.at) = (Some(decoded), Expecting::Field),
+            Expecting::ArgumentsText => {
                 let is_object = serde_json::from_str::<serde_json::Map<_, _>>(&decoded).is_ok();
                 if !is_object {
-                    return Step::Broken;
+                    return Framed::Broken;
                 }
-                (self.early, self.at) = (Some(decoded.trim().as_bytes().to_vec()), At::Field);
+                (self.early, self.at) = (Some(decoded.trim().as_bytes().to_vec()), Expecting::Field);
             }
-            _ => self.at = At::Field,
+            _ => self.at = Expecting::Field,
         }
-        Step::More
+        Framed::More
     }
 }
 

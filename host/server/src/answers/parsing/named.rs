@@ -1,14 +1,16 @@
 //! Calls that begin with the tool's name: `f[ARGS]{}`, `<function=f><parameter=a>…`, `call:f{a:…}`, and Python's `f(a=…)`.
 
 use super::{
-    Arguments, Named,
     call::{Call, Fed},
     json::{Nest, Nested},
     literal::{Literal, Progress},
     pieces::find,
     tags::TagReader,
 };
-use crate::chat::Delta;
+use crate::{
+    chat::Delta,
+    formats::{Arguments, Named},
+};
 
 const NAME_BYTES_MAX: usize = 1024;
 
@@ -17,7 +19,7 @@ pub(super) struct NamedReader {
     named: Named,
     /// Whether calls are Python's, and if so, whether a list of them must be opened, may be, or is.
     python: Option<List>,
-    at: At,
+    at: CallPart,
     /// What has been read of a marker or a name.
     head: Vec<u8>,
     name: String,
@@ -32,7 +34,7 @@ enum List {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
+enum CallPart {
     /// What stands before a name, or, behind a call, the end.
     Before,
     Name,
@@ -53,7 +55,7 @@ impl NamedReader {
         Self {
             named: named.clone(),
             python: None,
-            at: At::Before,
+            at: CallPart::Before,
             head: Vec::new(),
             name: String::new(),
             arguments: Form::Json(Nest::default()),
@@ -62,7 +64,7 @@ impl NamedReader {
 
     /// Behind what stands before a name.
     pub fn begun(named: &Named) -> Self {
-        Self { at: At::Name, ..Self::new(named) }
+        Self { at: CallPart::Name, ..Self::new(named) }
     }
 
     /// Calls of Python. `bare`: what is no list is no call.
@@ -73,22 +75,22 @@ impl NamedReader {
 
     /// The arguments of a tool, as a JSON object and nothing else.
     pub fn arguments_of(tool: &str) -> Self {
-        Self { at: At::Arguments, name: tool.to_owned(), ..Self::new(&Named::default()) }
+        Self { at: CallPart::Arguments, name: tool.to_owned(), ..Self::new(&Named::default()) }
     }
 
     pub fn feed(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         match self.at {
-            At::Before => self.before(byte, call, out),
-            At::Name => self.name(byte, call, out),
-            At::Arguments => self.arguments(byte, call, out),
-            At::After => self.after(byte),
+            CallPart::Before => self.before(byte, call, out),
+            CallPart::Name => self.name(byte, call, out),
+            CallPart::Arguments => self.arguments(byte, call, out),
+            CallPart::After => self.after(byte),
         }
     }
 
     /// What is missing of arguments that end with the answer.
     pub fn rest(&self) -> &'static [u8] {
         match (&self.arguments, self.at) {
-            (Form::Tags(tags), At::Arguments) => tags.rest(),
+            (Form::Tags(tags), CallPart::Arguments) => tags.rest(),
             _ => b"",
         }
     }
@@ -111,13 +113,13 @@ impl NamedReader {
         }
         let before = self.named.before.as_bytes();
         if before.is_empty() {
-            self.at = At::Name;
+            self.at = CallPart::Name;
             return self.name(byte, call, out);
         }
         self.head.push(byte);
         if self.head == before {
             self.head.clear();
-            self.at = At::Name;
+            self.at = CallPart::Name;
         } else if !before.starts_with(&self.head) {
             return Self::no_call(call);
         }
@@ -163,7 +165,7 @@ impl NamedReader {
         self.name = String::from_utf8_lossy(name).trim().to_owned();
         self.head.clear();
         let Some(signature) = call.tool(&self.name) else { return Self::no_call(call) };
-        self.at = At::Arguments;
+        self.at = CallPart::Arguments;
         let quote = if let Arguments::Quoted { quote } = &self.named.form { Some(quote.as_str()) } else { None };
         self.arguments = match &self.named.form {
             Arguments::Tags(tags) => Form::Tags(Box::new(TagReader::new(tags, &self.named.after, signature.clone()))),
@@ -215,12 +217,12 @@ impl NamedReader {
                 call.end(out);
                 // Tags have read what stands behind them.
                 let is_over = self.named.after.is_empty() || matches!(self.arguments, Form::Tags(_));
-                if is_over { self.next() } else { self.go(At::After) }
+                if is_over { self.next() } else { self.go(CallPart::After) }
             }
         }
     }
 
-    fn go(&mut self, at: At) -> Fed {
+    fn go(&mut self, at: CallPart) -> Fed {
         self.at = at;
         Fed::Counted
     }
@@ -241,6 +243,6 @@ impl NamedReader {
     /// Behind a call: another one, where there may be several.
     fn next(&mut self) -> Fed {
         let is_last = self.named.before.is_empty() && self.python.is_none();
-        if is_last { Fed::Done } else { self.go(At::Before) }
+        if is_last { Fed::Done } else { self.go(CallPart::Before) }
     }
 }

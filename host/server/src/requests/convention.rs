@@ -9,11 +9,12 @@ use std::{
 use lru::LruCache;
 use tokio::sync::OnceCell;
 
-use super::{
+use crate::{
+    chat::Conversation,
+    fleet::Target,
     formats::{Markers, OutputFormat, instruction},
-    pool::{Model, Pool, Prompter},
+    rendering::{Model, Renderer, RendererPool},
 };
-use crate::{chat::Conversation, fleet::Target};
 use pensieve_protocol::{
     card::Card,
     job::{Failure, FailureCode},
@@ -51,7 +52,7 @@ const PLAIN_STOPS: [&str; 2] = ["\n\nUser:", "\nUser:"];
 
 #[derive(Debug)]
 pub(super) struct Convention {
-    pub prompter: Arc<Prompter>,
+    pub renderer: Arc<Renderer>,
     pub vocabulary: Arc<Vocabulary>,
     /// The part of the vocabulary that grammars are tried with.
     pub alphabet: Alphabet,
@@ -76,45 +77,45 @@ pub(super) struct ToolDialect {
 /// The conventions of the models that were used last.
 #[derive(Debug)]
 pub(super) struct Conventions {
-    pool: Arc<Pool>,
+    pool: Arc<RendererPool>,
     /// By the keys of their cards.
-    kept: Mutex<LruCache<Arc<str>, Arc<Entry>>>,
+    kept: Mutex<LruCache<Arc<str>, Arc<CachedConvention>>>,
 }
 
 /// A model's place, in which several requests find the one convention that the first of them waits for.
 #[derive(Debug)]
-struct Entry {
-    prompter: Arc<Prompter>,
+struct CachedConvention {
+    renderer: Arc<Renderer>,
     convention: OnceCell<Arc<Convention>>,
 }
 
 impl Conventions {
     /// Conventions of models whose prompts become tokens in these processes.
-    pub fn new(pool: Arc<Pool>) -> Self {
+    pub fn new(pool: Arc<RendererPool>) -> Self {
         Self { pool, kept: Mutex::new(LruCache::new(KEPT_MAX)) }
     }
 
     pub async fn of(&self, target: &Target) -> Result<Arc<Convention>, Failure> {
         let entry = self.entry(target);
         let make = || async {
-            let model = entry.prompter.model().await?;
-            Convention::new(&target.card, model, entry.prompter.clone()).map(Arc::new)
+            let model = entry.renderer.model().await?;
+            Convention::new(&target.card, model, entry.renderer.clone()).map(Arc::new)
         };
         entry.convention.get_or_try_init(make).await.cloned()
     }
 
-    fn entry(&self, target: &Target) -> Arc<Entry> {
+    fn entry(&self, target: &Target) -> Arc<CachedConvention> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = kept.get_or_insert(target.card_key.clone(), || {
-            let prompter = self.pool.prompter(&target.id, &target.card);
-            Arc::new(Entry { prompter, convention: OnceCell::new() })
+            let renderer = self.pool.renderer(&target.id, &target.card);
+            Arc::new(CachedConvention { renderer, convention: OnceCell::new() })
         });
         entry.clone()
     }
 }
 
 impl Convention {
-    fn new(card: &Card, model: &Model, prompter: Arc<Prompter>) -> Result<Self, Failure> {
+    fn new(card: &Card, model: &Model, renderer: Arc<Renderer>) -> Result<Self, Failure> {
         let vocabulary = model.vocabulary.clone();
         let named = |token: &u32, name: &str| vocabulary.bytes(*token) == name.as_bytes();
         let special =
@@ -134,7 +135,7 @@ impl Convention {
             taught: ToolDialect { markers: Markers::of(&taught, &vocabulary), format: taught },
             alphabet: vocabulary.alphabet(&[]),
             vocabulary,
-            prompter,
+            renderer,
         })
     }
 

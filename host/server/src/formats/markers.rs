@@ -42,7 +42,7 @@ impl Markers {
     }
 
     /// A text as the engine is to look for it: a token, if it is one.
-    pub(super) fn marker(&self, text: &str) -> Marker {
+    pub fn marker(&self, text: &str) -> Marker {
         match self.tokens.iter().find(|(_, name)| *name == text) {
             Some((token, _)) => Marker::Token(*token),
             None => Marker::Text(text.to_owned()),
@@ -50,7 +50,7 @@ impl Markers {
     }
 
     /// A text as Lark has it: strings, and special tokens by their ids.
-    pub(super) fn lark(&self, text: &str) -> String {
+    pub fn lark(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut rest = text;
         while !rest.is_empty() {

@@ -8,14 +8,11 @@ use std::collections::HashMap;
 
 use serde_json::{Map, Value};
 
-use super::{
-    super::{
-        Markers, Tags,
-        signature::{Types, properties, resolve},
-    },
-    SPACE, escaped, json,
+use super::{SPACE, escaped, json};
+use crate::{
+    chat::Tool,
+    formats::{Markers, Tags, Types, properties, resolve},
 };
-use crate::chat::Tool;
 use pensieve_protocol::grammar::{Grammar, Part};
 
 /// The longest schema that is enforced, and how long all of them together may be; the engine takes no more.
