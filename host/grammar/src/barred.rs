@@ -17,7 +17,7 @@ use llguidance::{
 use crate::patterns::{Patterns, ROOT, StateId};
 use crate::token_trie::TokenTrie;
 
-/// What is barred by state, as far as it has been asked for.
+/// Masks of barred tokens by state, computed on demand.
 #[derive(Default)]
 pub(crate) struct Barred {
     anywhere: OnceLock<Vec<u32>>,

@@ -27,14 +27,14 @@ use pensieve_protocol::vocabulary::{Alphabet, Vocabulary};
 
 const HELPERS_MAX: usize = 2;
 const QUEUE_MAX: usize = 256;
-/// How much longer the first grammar may take, for which the vocabulary is prepared.
+/// Extra time for the first grammar, which prepares the vocabulary.
 const PREPARATION: Duration = Duration::from_secs(20);
 
 pub struct Compiler {
     shared: Arc<Shared>,
 }
 
-/// Constraints that are being made.
+/// A pending compilation.
 pub struct Compiling {
     shared: Arc<Shared>,
     spec: Spec,
@@ -53,7 +53,7 @@ struct Shared {
 struct CompilerState {
     cache: Cache,
     queue: VecDeque<Job>,
-    /// What each helper does: when it began with its grammar.
+    /// Running helpers: id, and when it began with its grammar.
     helpers: Vec<(u64, Instant)>,
     helpers_ever: u64,
 }
@@ -105,7 +105,7 @@ impl Compiler {
         Ok(Compiling { shared: self.shared.clone(), spec: spec.clone(), slots, deadline })
     }
 
-    /// Compiles, and waits for it.
+    /// Compiles and waits for the result.
     pub fn compile(&self, spec: &Spec) -> Result<Constraint, GrammarError> {
         self.begin(spec, &[])?.finish()
     }
@@ -117,7 +117,7 @@ impl Compiler {
 }
 
 impl Compiling {
-    /// The constraint, or why there is none; nothing as long as that is open.
+    /// The result, once there is one.
     pub fn poll(&mut self) -> Option<Result<Constraint, GrammarError>> {
         self.collect(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! One sequence's way through its rules.
+//! The state of one sequence under its rules.
 //!
 //! Bytes decide: a token may hold the end of a trigger and the beginning of what the grammar says, or the end of the
 //! grammar's text and free text after it. Where tokens lie within one phase they are taken whole, as the grammar's own
@@ -33,7 +33,7 @@ enum Phase {
     Free { at: StateId },
     /// A rule holds.
     Bound { rule: usize, matcher: Box<Matcher> },
-    /// Nothing may follow.
+    /// The output is complete.
     Complete,
 }
 
@@ -81,7 +81,7 @@ impl Constraint {
         }
     }
 
-    /// Whether the mask is still to be made, and takes long enough to be made elsewhere.
+    /// True if the mask is not computed yet, and is expensive enough to compute it on another thread.
     pub fn is_pending(&self) -> bool {
         matches!(self.mask, Mask::Unknown) && !matches!(self.phase, Phase::Complete)
     }
@@ -302,23 +302,23 @@ impl Rules {
     }
 }
 
-/// Whether the text may end here.
+/// True if the text may end here.
 fn accepts(matcher: &mut Matcher) -> Result<bool, ConstraintError> {
     matcher.is_accepting().map_err(|error| ConstraintError::failed(&error))
 }
 
-/// Whether a token as a whole continues the text.
+/// True if a whole token continues the text.
 fn continues(matcher: &mut Matcher, token: u32) -> Result<bool, ConstraintError> {
     matcher.validate_tokens(&[token]).map(|valid| valid == 1).map_err(|error| ConstraintError::failed(&error))
 }
 
-/// Takes in a token, and says whether nothing may follow it.
+/// Accepts a token. True if nothing may follow it.
 fn consume(matcher: &mut Matcher, token: u32) -> Result<bool, ConstraintError> {
     matcher.consume_token(token).map_err(|error| ConstraintError::failed(&error))?;
     Ok(matcher.is_stopped())
 }
 
-/// Takes in a byte, if it continues the text.
+/// Accepts a byte, if it continues the text.
 fn advance(vocabulary: &TokenTrie, matcher: &mut Matcher, byte: u8) -> Result<bool, ConstraintError> {
     let Some(token) = vocabulary.byte_token(byte) else { return Ok(false) };
     matcher.try_consume_tokens(&[token]).map(|taken| taken == 1).map_err(|error| ConstraintError::failed(&error))

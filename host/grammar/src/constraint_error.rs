@@ -20,7 +20,7 @@ impl ConstraintError {
         Self { message: message.to_owned(), field: String::new() }
     }
 
-    /// What is wrong with the grammar itself, if that is it: some faults show only while a text is written.
+    /// The grammar's own error, if that is the cause: some show only while a text is generated.
     pub fn fault(&self) -> Option<GrammarError> {
         let fault = explain(&self.message);
         let is_known = matches!(fault, GrammarError::TooLarge(_)) || self.message.starts_with(NO_TEXT);

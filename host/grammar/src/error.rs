@@ -4,11 +4,10 @@ use std::fmt;
 
 use pensieve_protocol::job::{Failure, FailureCode};
 
-/// Why there is no constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrammarError {
     Invalid(String),
-    /// It makes sense, but it cannot be enforced.
+    /// Valid, but it cannot be enforced.
     Unsupported(String),
     /// It is larger than a limit, or needs more work than a limit allows.
     TooLarge(String),
@@ -16,14 +15,14 @@ pub enum GrammarError {
     Deadline {
         limit_ms: u64,
     },
-    /// Others are being compiled, none of which ends.
+    /// All helpers are busy with grammars that do not end.
     Busy,
-    /// One of these, about what stands in this field of the request.
+    /// An error about this field of the request.
     At(String, Box<GrammarError>),
 }
 
 impl GrammarError {
-    /// Whether the fault lies with the grammar, so that a simpler one may do.
+    /// True if the grammar is at fault, so that a simpler one may work.
     pub fn is_of_the_grammar(&self) -> bool {
         !matches!(self, Self::Busy)
     }
@@ -40,7 +39,7 @@ impl GrammarError {
         if matches!(self, Self::Invalid(_) | Self::Unsupported(_)) { failure.private() } else { failure }
     }
 
-    /// The same about a field of the request; what is known to be about a part of it stays there.
+    /// Adds the field of the request; an error that has one keeps it.
     pub(crate) fn at(self, field: &str) -> Self {
         match self {
             Self::Busy | Self::At(..) => self,

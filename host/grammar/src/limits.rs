@@ -1,4 +1,4 @@
-//! What a grammar is refused for before it reaches the compiler.
+//! Limits that a grammar is checked against before it reaches the compiler.
 //!
 //! The compiler counts its work and gives up, but not everywhere: it recurses along chains of references, which ends the
 //! process when the stack is full, and it walks through all remainders of a `multipleOf`, which ends the memory. So texts,
@@ -36,7 +36,7 @@ const REGEX_BYTES_MAX: usize = 16 << 10;
 const PARTS_MAX: usize = 1024;
 const DIVISOR_MAX: u64 = 20_000;
 
-/// What the compiler may spend on a grammar, and on a step of it.
+/// The compiler's budget for a grammar, and for each step of it.
 pub(crate) fn parser_limits() -> ParserLimits {
     // A lexer state takes 1 to 2 kB, and a grammar lives as long as its requests.
     ParserLimits { max_lexer_states: 20_000, verbose_errors: false, ..ParserLimits::default() }

@@ -1,4 +1,4 @@
-//! Many byte strings looked for at once in a text that arrives in pieces.
+//! Searches a streamed text for many byte strings at once.
 //!
 //! Stop strings and grammar triggers need more than where a string was found: how many of the last bytes may still become
 //! one, since those must not be shown yet. The state of an Aho-Corasick automaton is exactly that, but the crates for it
@@ -6,13 +6,13 @@
 
 use std::collections::VecDeque;
 
-/// Where in the automaton a text has led.
+/// A state of the automaton.
 pub type StateId = u32;
 
 /// Before any byte, and after bytes that begin no pattern.
 pub const ROOT: StateId = 0;
 
-/// Byte strings, prepared for the search.
+/// The byte strings as an Aho-Corasick automaton.
 #[derive(Debug)]
 pub struct Patterns {
     states: Vec<Node>,
@@ -42,7 +42,7 @@ impl Patterns {
         automaton
     }
 
-    /// Where the next byte leads.
+    /// The state after one more byte.
     pub fn step(&self, mut at: StateId, byte: u8) -> StateId {
         loop {
             let state = &self.states[at as usize];

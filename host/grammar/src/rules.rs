@@ -1,4 +1,4 @@
-//! What all sequences of one request share: the rules, what they wait for, and the masks that depend on nothing else.
+//! Shared by all sequences of one request: the rules, their triggers, and the masks that depend on nothing else.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::token_trie::TokenTrie;
 use crate::{barred::Barred, cache::Template, constraint_error::ConstraintError, error::GrammarError};
 use pensieve_protocol::grammar::{Marker, Spec, Then, Trigger};
 
-/// What all constraints of one compilation share.
+/// Shared by all constraints of one compilation.
 pub(crate) struct Rules {
     pub vocabulary: Arc<TokenTrie>,
     pub rules: Vec<CompiledRule>,
@@ -56,7 +56,7 @@ impl Rules {
         Ok(Arc::new(Self { vocabulary, rules, start, begin, end, free }))
     }
 
-    /// Whether the output is free again after a rule.
+    /// True if the output is free again after a rule.
     pub(crate) fn resumes(&self, rule: usize) -> bool {
         self.rules[rule].then == Then::Resume
     }
@@ -115,7 +115,7 @@ impl Watch {
         Ok(Self { patterns: Patterns::new(&texts), targets, tokens, barred: Barred::default() })
     }
 
-    /// What begins with a token that is a marker.
+    /// The rule that begins with this token, if it is a marker.
     pub(crate) fn target_of(&self, token: u32) -> Option<Option<usize>> {
         self.tokens.iter().find(|(marker, _)| *marker == token).map(|(_, target)| *target)
     }

@@ -7,7 +7,7 @@ use crate::token_trie::TokenTrie;
 use crate::{error::GrammarError, limits};
 use pensieve_protocol::grammar::{Grammar, Marker, Part, Rule};
 
-/// What a compiled grammar depends on, and what it is found by in the cache.
+/// Everything that a compiled grammar depends on: its key in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Source {
     /// Whoever has another one compiles it anew, as the time would tell what others have asked for.

@@ -15,7 +15,7 @@ use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, T
 
 use pensieve_protocol::vocabulary::{Vocabulary, VocabularyError};
 
-/// What special tokens begin with in the tree.
+/// The first byte of special tokens in the tree.
 const MARK: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
 
 /// How many nodes the tree may have, and how deep it may be: it keeps both in one word.
@@ -104,7 +104,7 @@ fn build(vocabulary: &TokenTrie) -> Result<TokEnv, VocabularyError> {
     .map_err(|_| VocabularyError::new("has tokens that cannot be made into a tree for grammars"))
 }
 
-/// What a token is in the tree: nothing, if no grammar may have it.
+/// The bytes of a token in the tree; empty if no grammar may have it.
 fn word(vocabulary: &Vocabulary, token: u32) -> Vec<u8> {
     let bytes = vocabulary.bytes(token);
     if bytes.is_empty() || bytes.len() > DEPTH_MAX {

@@ -45,14 +45,14 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// Whose programs a process interprets: those of one checkpoint, or those of one client.
+/// The programs that a process interprets: those of one checkpoint, or those of one client.
 enum Role {
     Unknown,
     Model(Box<Model>),
     Grammars,
 }
 
-/// Whether a question brings a program of a client. All others are about a checkpoint's.
+/// True for questions about a client's program. All others are about a checkpoint's.
 fn is_of_clients(question: &Question) -> bool {
     matches!(question, Question::Grammar { .. } | Question::Expression { .. })
 }

@@ -1,9 +1,9 @@
 //! From a conversation to the messages that templates know: `role`, `content`, `tool_calls`, `reasoning_content`.
 //!
-//! A template that cannot express something gets it in another form that it can, where it stands, in words if need be:
-//! every request that a client may send is rendered. What is made of a turn depends on that turn and, where a template
-//! wants turns to alternate, on its neighbours, and never on what comes later: the prompt of a conversation goes on where
-//! the one before it ended, so far as the template itself lets it.
+//! What a template cannot express is converted to a form that it can, in place and as text if need be, so that every request
+//! can be rendered. The result for a turn depends on that turn and, where a template requires alternating roles, on its
+//! neighbours, and never on later turns: the prompt of a conversation extends that of the turn before, as far as the template
+//! itself allows.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -16,7 +16,7 @@ const GAP: &str = "\n\n";
 /// Ids of calls that some templates insist on: letters and digits, as many.
 const SHORT_ID_CHARS: usize = 9;
 
-/// What happens in a conversation, before a template has a say.
+/// A message of a conversation, before it is converted for a template.
 #[derive(Clone, Debug, PartialEq)]
 enum ChatMessage {
     User(String),
@@ -78,7 +78,7 @@ pub(super) fn tools(tools: &[Tool]) -> Value {
     described.collect()
 }
 
-/// Adds thoughts to an answer, as transformers does: some templates read the one, some the other.
+/// Adds reasoning to an answer, under both keys: some templates read the one, some the other.
 pub(super) fn think(message: &mut Value, thoughts: &str) {
     message["thinking"] = json!(thoughts);
     message["reasoning_content"] = json!(thoughts);
@@ -215,7 +215,7 @@ fn with_calls(steps: Vec<ChatMessage>, form: &Calls, traits: &TemplateTraits) ->
     made
 }
 
-/// Calls and results as words: what the model wrote, and what the user tells it.
+/// Calls and results as text: what the model wrote, and what the user tells it.
 fn in_words(steps: Vec<ChatMessage>) -> Vec<ChatMessage> {
     let mut made: Vec<ChatMessage> = Vec::new();
     let mut is_result = false;

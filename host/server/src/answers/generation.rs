@@ -1,4 +1,4 @@
-//! A job's events into the pieces of an answer.
+//! Turns a job's events into the deltas of an answer.
 
 use std::{collections::VecDeque, sync::Arc};
 use tokio::time::{Instant, timeout_at};
@@ -14,14 +14,14 @@ use pensieve_protocol::{
     vocabulary::Vocabulary,
 };
 
-/// An answer while it is written. Dropping it cancels the work.
+/// An answer that is being generated. Dropping it cancels the job.
 #[derive(Debug)]
 pub struct Generation {
     stream: EventStream,
     reader: AnswerReader,
     weave: MarkerWeaver,
     measures: Measures,
-    /// Log-probabilities of tokens of which it is open whether they are text.
+    /// Log-probabilities of tokens of which it is undecided whether they are text.
     likelihoods: Vec<TokenLogprob>,
     ready: VecDeque<Delta>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct AnswerReader {
     pub logprobs: bool,
     pub clamped: bool,
     pub end_of_turn: Vec<u32>,
-    /// How many of the job's stop strings are the client's. Those after them end the turns of a model without a template.
+    /// The number of stop strings that are the client's. Those after them end the turns of a model without a template.
     pub client_stops: usize,
 }
 
@@ -50,8 +50,8 @@ impl Generation {
         }
     }
 
-    /// Waits until then for the answer's first word, which [`Self::next`] gives again; an error if it is one. That a model is
-    /// being loaded is no word of the answer, and is passed over.
+    /// Waits until then for the answer's first delta, which [`Self::next`] returns again; an error if it is a failure. Progress of
+    /// a model's load is skipped.
     pub async fn listen(&mut self, until: Instant) -> Result<(), Failure> {
         while let Ok(Some(delta)) = timeout_at(until, self.next()).await {
             match delta {
@@ -66,7 +66,7 @@ impl Generation {
         Ok(())
     }
 
-    /// The next piece; none after the last one.
+    /// The next delta.
     pub async fn next(&mut self) -> Option<Delta> {
         while self.ready.is_empty() {
             match self.stream.next().await? {
@@ -158,11 +158,11 @@ impl Generation {
         TokenLogprob { top, ..of(id, logprobs.logprob) }
     }
 
-    /// The reason in the client's terms. A client knows its own stop strings, and neither tokens nor room.
+    /// The reason in the client's terms: it knows its own stop strings, but neither tokens nor the remaining context.
     fn reason(&self, reason: Finish) -> Finish {
         match reason {
             Finish::StopToken(token) if self.reader.end_of_turn.contains(&token) => Finish::EndOfTurn,
-            Finish::StopString(place) if place as usize >= self.reader.client_stops => Finish::EndOfTurn,
+            Finish::StopString(index) if index as usize >= self.reader.client_stops => Finish::EndOfTurn,
             Finish::Length if self.reader.clamped => Finish::ContextFull,
             other => other,
         }

@@ -1,4 +1,4 @@
-//! What is counted of every answer. Labels are bounded: `model` is the id in the configuration, never what a client wrote.
+//! Metrics of every answer. Labels are bounded: `model` is the id in the configuration, never what a client wrote.
 //!
 //! | name | kind | labels | what |
 //! |---|---|---|---|

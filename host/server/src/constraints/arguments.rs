@@ -1,4 +1,4 @@
-//! The arguments of a call in each of the ways in which they are written, held to the tool's schema.
+//! Grammars for the arguments of a call, in each notation, constrained to the tool's schema.
 //!
 //! What is JSON is a grammar of its own. Between tags a string is any text that does not close its tag, everything else is
 //! JSON by the property's schema. Python's and Gemma's literals follow the schema as far as types, properties, items and
@@ -84,7 +84,7 @@ impl<'a> Writer<'a> {
         format!("@part{}", self.parts.len() - 1)
     }
 
-    /// Whether these properties can be written out.
+    /// True if these properties are few and short enough to be written out.
     fn has_room_for(&self, fields: &Map<String, Value>) -> bool {
         let fits = fields.len() <= FIELDS_MAX && fields.keys().all(|key| key.len() <= NAME_BYTES_MAX);
         fits && self.has_room()
@@ -130,7 +130,7 @@ impl<'a> Writer<'a> {
         arguments
     }
 
-    /// Whether no special token stands in there.
+    /// True if the text contains no special token.
     fn is_text(&self, marker: &str) -> bool {
         self.markers.lark(marker) == json(marker)
     }
@@ -213,7 +213,7 @@ impl<'a> Writer<'a> {
         self.fields(&notation, &tool.schema, &format!("f{index}"), true, DEPTH_MAX)
     }
 
-    /// What all literals consist of.
+    /// The rules that all literals share.
     fn literal_rules(&mut self, quote: Option<&str>) {
         match quote {
             None => self.line(concat!(
@@ -328,9 +328,9 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// What literals look like, and the document that references lead into.
+/// The notation of literals, and the document that references point into.
 struct Notation<'a> {
-    /// What stands around strings, if that is no quotation mark.
+    /// The marker around strings, if that is not a quotation mark.
     quote: Option<&'a str>,
     root: &'a Value,
 }
@@ -347,7 +347,7 @@ fn any_key(tags: &Tags) -> String {
     format!(r"/{}[^<>\n\x22]{{1,128}}{}/", escaped(&tags.key), escaped(&tags.key_end))
 }
 
-/// Whether an object may have properties that its schema does not name.
+/// True if an object may have properties that its schema does not name.
 fn takes_more(schema: &Value) -> bool {
     schema.get("additionalProperties") != Some(&Value::Bool(false))
 }

@@ -1,4 +1,4 @@
-//! Answers that consist of messages: which of them there may be, in which order, and what stands in each.
+//! Grammars for answers that consist of messages: which messages, in which order, with which content.
 //!
 //! The whole answer is one grammar, thoughts included, as headers are what a model that was quantized hard gets wrong. The
 //! special tokens that a header consists of never stand in a text, so a text ends where the model ends it.
@@ -10,7 +10,8 @@ use crate::{
 };
 use pensieve_protocol::grammar::{Part, Rule, Then};
 
-/// What holds for an answer; nothing where tools and form are free, or where the vocabulary lacks the tokens of headers.
+/// The rule for an answer; none if neither tools nor a response format are given, or if the vocabulary lacks the tokens of
+/// headers.
 pub(super) fn rule(rules: &Rules<'_>, channels: &Channels) -> Option<Rule> {
     let lark = |text: &str| rules.markers.lark(text);
     let is_token = |text: &str| lark(text) != json(text);

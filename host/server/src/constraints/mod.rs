@@ -1,13 +1,13 @@
-//! What an answer may be, as grammars: calls of the tools on offer with arguments that fit their schemas, an answer of a
-//! given form, or both.
+//! Structured output: derives the grammars that an answer must match, for calls of the offered tools with arguments that fit
+//! their schemas, for a response format, or for both.
 //!
-//! A tool that may be called is constrained from its marker on; text around calls stays free. One that must be called is
-//! constrained from the answer's first byte, behind the thoughts. Where nothing marks a call, the answer is free until it
-//! has written the name of a tool where a call has it; beside an answer of a given form it needs its marker. Where no tool may be called, though the prompt tells of them so
-//! that it stays the same from turn to turn, markers are barred.
+//! With tool choice `auto` a call is constrained from its marker on, and text around calls stays free. A required call is
+//! constrained from the answer's first byte, after the reasoning. A bare call is unconstrained until the answer has the
+//! name of a tool where a call has it; beside a response format a call needs its marker. With tool choice `none` markers are
+//! barred, as the prompt still describes the tools so that it stays the same from turn to turn.
 //!
-//! Fields come in the order of the convention, and arguments in that of the schema. A schema that cannot be enforced is
-//! any JSON object, unless its tool is strict.
+//! Fields come in the order of the format, and arguments in that of the schema. A schema that cannot be enforced allows any
+//! JSON object, unless its tool is strict.
 
 mod arguments;
 mod messages;
@@ -21,23 +21,23 @@ use crate::{
 };
 use pensieve_protocol::grammar::{Grammar, Marker, Part, Reasoning, Rule, Spec, Then, Trigger};
 
-/// The field of a request that has the tools, whatever its dialect.
+/// The field of a request with the tools, in every dialect.
 const TOOLS: &str = "tools";
 
-/// White space as calls have it, at most so much.
+/// White space within calls, bounded.
 const SPACE: &str = r"[ \t\r\n]{0,16}";
 
-/// What an answer may be.
+/// The inputs of an answer's grammar.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules<'a> {
     pub format: &'a OutputFormat,
     pub markers: &'a Markers,
-    /// The tools that the prompt tells of.
+    /// The tools that the prompt describes.
     pub tools: &'a [Tool],
     pub choice: &'a ToolChoice,
-    /// Whether one call is the most.
+    /// At most one call is allowed.
     pub single: bool,
-    /// What the answer must look like if it is no call.
+    /// The response format of an answer that is not a call.
     pub answer: Option<&'a Part>,
     pub thoughts: Thoughts,
 }
@@ -109,7 +109,7 @@ struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Whether a call may have no marker at all, so that it begins an answer.
+    /// True if a call may come without a marker, at the beginning of an answer.
     fn is_unmarked(&self) -> bool {
         self.calls.bare && self.calls.unopened().is_none()
     }
@@ -131,12 +131,12 @@ impl Frame<'_> {
         self.framed(&format!("{start}{calls}{call}SEPARATOR: /{SPACE};?{SPACE}/\n"), answer)
     }
 
-    /// What stands behind a marker.
+    /// The grammar after a marker.
     fn rest_of_call(&self) -> Grammar {
         self.framed(&format!("start: SPACE {} {}\n", self.body(), self.close()), None)
     }
 
-    /// What stands behind a single call's own marker, where the one before it is missing.
+    /// The grammar after the marker of a single call, where the opener of the list is missing.
     fn rest_of_unopened(&self) -> Grammar {
         let close = self.close();
         let close = if close.is_empty() { close } else { format!("({close})?") };
@@ -166,7 +166,7 @@ impl Frame<'_> {
         Grammar::Lark(format!("start: FREE\n{free}\n"))
     }
 
-    /// Whether one body holds all calls.
+    /// True if one body holds all calls.
     fn is_list(&self) -> bool {
         match &self.calls.body {
             Body::List(_) => true,

@@ -34,7 +34,7 @@ const ANSWER_BYTES_MAX: u64 = 256 << 20;
 const STDERR_BYTES_MAX: u64 = 64 << 10;
 const STDERR_CHARS_SHOWN: usize = 200;
 
-/// What variables a child sees: enough to find libraries and devices, none of the server's secrets.
+/// Environment variables that a child inherits: enough to find libraries and devices, none of the server's secrets.
 const VARIABLES: [&str; 18] = [
     "PATH",
     "HOME",
@@ -91,7 +91,7 @@ impl ChildError {
     }
 }
 
-/// What a sentence about the file goes on with: `crashed the process that …`.
+/// The predicate of a sentence about the file: `crashed the process that …`.
 impl fmt::Display for ChildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |f: &mut fmt::Formatter<'_>, stderr: &str| {

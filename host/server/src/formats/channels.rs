@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use super::Thoughts;
 
-/// How the messages of an answer are written. What is left out is harmony's.
+/// How the messages of an answer are written. The defaults are harmony's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Channels {
-    /// What begins a message; the prompt ends with it.
+    /// Begins a message; the prompt ends with it.
     pub start: String,
-    /// What stands before the channel's name.
+    /// Comes before the channel's name.
     pub channel: String,
-    /// What stands between a message's header and its text.
+    /// Comes between a message's header and its text.
     pub message: String,
-    /// What may end a message. The first stands between two messages of one answer, the others end a turn as well.
+    /// Ends of a message. The first comes between two messages of one answer, the others end the turn as well.
     pub ends: Vec<String>,
-    /// What stands between a channel and the form that a message is bound to.
+    /// Comes between a channel and the format that a message is constrained to.
     pub constrain: String,
-    /// What stands before a tool's name.
+    /// Comes before a tool's name.
     pub recipient: String,
-    /// The channel of thoughts.
+    /// The channel of reasoning.
     pub thoughts: String,
     /// The channel of calls, and of what is said before them.
     pub calls: String,
@@ -49,7 +49,7 @@ impl Default for Channels {
 }
 
 impl Channels {
-    /// What the end of a prompt means for the thoughts of the answer behind it.
+    /// The state of reasoning after this prompt.
     pub(super) fn thoughts(&self, prompt: &str) -> Thoughts {
         let open = prompt.rfind(&self.message).filter(|open| prompt.rfind(&self.start) < Some(*open));
         let Some(open) = open else { return Thoughts::Possible };
@@ -64,7 +64,7 @@ impl Channels {
         let words =
             [&self.start, &self.channel, &self.message, &self.recipient, &self.thoughts, &self.calls, &self.answer];
         let words = words.into_iter().chain(&self.ends).map(|word| (word.as_str(), false));
-        // There must be an end.
+        // At least one end is required.
         let first = self.ends.first().map_or("", String::as_str);
         words.chain([(first, false), (self.constrain.as_str(), true)]).collect()
     }

@@ -1,17 +1,17 @@
-//! Tools for models whose template knows none, or knows them in a way that is not known here: the system's text tells of
-//! them and of how to call them. Such models write Hermes' convention, for want of one of their own; calls and results of
-//! earlier turns stand in the prompt likewise.
+//! Tools for models whose template does not support them, or in an unknown format: the system prompt describes them and how
+//! to call them. Such models are taught Hermes' format; calls and results of earlier turns are written in the prompt in the
+//! same way.
 
 use super::{OutputFormat, Reasoning, known};
 use crate::chat::Tool;
 
-/// The convention that is taught.
+/// The format that is taught.
 pub fn format(reasoning: Option<Reasoning>) -> OutputFormat {
     OutputFormat { calls: Some(known::hermes()), reasoning, channels: None }
 }
 
-/// What the system's text tells of tools. It does not depend on whether one must be called, so that the prompt stays the
-/// same from turn to turn.
+/// The description of tools in the system prompt. It does not depend on the tool choice, so that the prompt stays the same
+/// from turn to turn.
 pub fn words(tools: &[Tool]) -> String {
     let mut text =
         String::from("You can call these tools. Each line has one, with the JSON schema of its arguments:\n");

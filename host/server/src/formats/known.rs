@@ -1,13 +1,13 @@
-//! The conventions that are known by sight: what in a template's source gives each away.
+//! Formats that are detected from the source of a chat template.
 //!
 //! Templates write the calls of earlier turns as the model wrote them, so the markers stand in their source. Exceptions are
 //! noted. Conventions are written as a plugin's card writes them.
 
 use super::{Body, Calls, Channels, Keys, OutputFormat, Reasoning};
 
-/// A convention of calls, and what tells that it is a template's.
+/// A format of calls, and the signs of it in a template.
 struct Known {
-    /// What stands in the template, all of it.
+    /// Strings that the template contains, all of them.
     signs: &'static [&'static str],
     /// A token of the vocabulary that must be there as well; empty for none.
     token: &'static str,
@@ -180,7 +180,7 @@ impl OutputFormat {
     }
 }
 
-/// What Hermes and Qwen write, and what models are taught that have no convention of their own.
+/// The format of Hermes and Qwen, which models without one of their own are taught.
 pub(super) fn hermes() -> Calls {
     Calls { open: "<tool_call>".into(), close: "</tool_call>".into(), bare: false, body: Body::Object(Keys::default()) }
 }

@@ -1,5 +1,5 @@
-//! Special tokens within an answer. The worker sends no bytes for them, since most must never be shown, but a convention's
-//! markers may be just such tokens. So those are put back in, by their names and where they stood.
+//! Special tokens within an answer. The worker sends no bytes for them, since most must never be shown, but the markers of a
+//! format may be such tokens. Those are put back into the text, by name and in their original position.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,7 +12,7 @@ pub struct Markers {
     tokens: HashMap<u32, String>,
 }
 
-/// Puts markers back where they stood in the bytes of one answer, which may arrive later than the tokens.
+/// Puts markers back into the bytes of one answer, which may arrive later than the tokens.
 #[derive(Debug, Default)]
 pub struct MarkerWeaver {
     /// Bytes of all tokens so far, and those of them that have arrived.
@@ -32,7 +32,7 @@ impl Markers {
         Self { tokens: special.filter_map(named).collect() }
     }
 
-    /// Those of them that stand in this format, which has less than the one that they were found for.
+    /// The subset that occurs in this format, which is a part of the one that they were collected for.
     #[must_use]
     pub fn within(&self, format: &OutputFormat) -> Self {
         let texts = format.markers();
@@ -41,7 +41,7 @@ impl Markers {
         Self { tokens: tokens.map(|(token, name)| (*token, name.clone())).collect() }
     }
 
-    /// A text as the engine is to look for it: a token, if it is one.
+    /// A text as the engine searches for it: as a token, if it is one.
     pub fn marker(&self, text: &str) -> Marker {
         match self.tokens.iter().find(|(_, name)| *name == text) {
             Some((token, _)) => Marker::Token(*token),
@@ -49,7 +49,7 @@ impl Markers {
         }
     }
 
-    /// A text as Lark has it: strings, and special tokens by their ids.
+    /// A text in Lark: strings, and special tokens by their ids.
     pub fn lark(&self, text: &str) -> String {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -70,7 +70,7 @@ impl Markers {
 }
 
 impl MarkerWeaver {
-    /// The bytes of an event with the markers in their places.
+    /// The bytes of an event with the markers put in.
     pub fn push(&mut self, tokens: &Tokens, markers: &Markers, vocabulary: &Vocabulary) -> Vec<u8> {
         for token in &tokens.ids {
             if !vocabulary.is_special(*token) {

@@ -1,7 +1,7 @@
-//! How models write tool calls and what they think, as data.
+//! Output formats: how models write tool calls and reasoning, as data.
 //!
-//! There are some two dozen conventions, and each is a few words of data: what opens a call, what a call looks like, what
-//! closes it ([`OutputFormat`]). A plugin's card may give them; otherwise they are found in the chat template's source
+//! There are some two dozen formats, and each is a few words of data: the opener of a call, its body, its closer
+//! ([`OutputFormat`]). A plugin's card may give them; otherwise they are found in the chat template's source
 //! ([`OutputFormat::find`]), and where a template knows no tools a convention is taught in words ([`instruction`]). One parser
 //! ([`ToolParser`](crate::answers::ToolParser)) and one generator of grammars ([`Rules`](crate::constraints::Rules)) serve all of them.
 //!
@@ -26,16 +26,16 @@ pub use signature::{Signature, Types, properties, resolve};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// How a model writes what is not its answer's text.
+/// How a model writes everything besides the text of its answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OutputFormat {
-    /// Tool calls; none if it knows no way, or writes them in a channel.
+    /// Tool calls; absent if it has none, or writes them in a channel.
     pub calls: Option<Calls>,
-    /// What it thinks before it answers; none if it does not, or has a channel for it.
+    /// Reasoning before the answer; absent if it has none, or a channel for it.
     pub reasoning: Option<Reasoning>,
-    /// The messages that an answer consists of, where thoughts, calls and text are told apart by the channel that each of
-    /// them names; none if an answer is one text.
+    /// For answers that consist of messages, whose channels tell reasoning, calls and text apart; absent if an answer is one
+    /// text.
     pub channels: Option<Channels>,
 }
 
@@ -43,20 +43,19 @@ pub struct OutputFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calls {
-    /// What stands before a call, or before a list of them.
+    /// Marker before a call, or before a list of them.
     pub open: String,
-    /// What stands behind it; empty for nothing.
+    /// Marker after it; may be empty.
     #[serde(default)]
     pub close: String,
-    /// Whether calls may also stand without the two: at the beginning of an answer, or, where each call has a marker of its
+    /// Calls may also come without the two markers: at the beginning of an answer, or, where each call has a marker of its
     /// own ([`Named::before`]), anywhere.
     #[serde(default)]
     pub bare: bool,
-    /// What stands between.
     pub body: Body,
 }
 
-/// What a call looks like.
+/// The form of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Body {
@@ -70,11 +69,11 @@ pub enum Body {
     Python(Python),
 }
 
-/// What the fields of a call are called.
+/// The names of a call's fields.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Keys {
-    /// That with the tool's name.
+    /// The field with the tool's name.
     pub name: String,
     pub arguments: String,
 }
@@ -83,14 +82,14 @@ pub struct Keys {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Named {
-    /// What stands before the name. If there is such a text, several calls may stand between one opener and its closer.
+    /// Marker before the name. If there is one, several calls may come between one opener and its closer.
     pub before: String,
-    /// What stands between name and arguments; empty if the arguments themselves show where the name ends.
+    /// Marker between name and arguments; empty if the arguments themselves show where the name ends.
     pub arguments: String,
-    /// What may stand before that, followed by an id of the call, which is passed over; empty for nothing.
+    /// Marker that may precede that, followed by an id of the call, which is skipped; may be empty.
     pub id: String,
     pub form: Arguments,
-    /// What stands behind the arguments; empty for nothing.
+    /// Marker after the arguments; may be empty.
     pub after: String,
 }
 
@@ -115,15 +114,15 @@ pub enum Arguments {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tags {
-    /// What stands before its key.
+    /// Marker before the key.
     pub key: String,
-    /// What stands behind its key.
+    /// Marker after the key.
     pub key_end: String,
-    /// What stands before its value; empty for nothing.
+    /// Marker before the value; may be empty.
     pub value: String,
-    /// White space between the tags and the value, on either side, that is no part of the value; empty for none.
+    /// White space around the value that is not part of it; may be empty.
     pub margin: String,
-    /// What stands behind its value.
+    /// Marker after the value.
     pub end: String,
 }
 
@@ -131,28 +130,28 @@ pub struct Tags {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Python {
-    /// Whether they stand in a list, rather than one below the other. Either is read.
+    /// In a list, rather than one per line. Either is parsed.
     pub list: bool,
 }
 
-/// How a model writes what it thinks.
+/// How a model writes its reasoning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reasoning {
-    /// What opens it, at the start of an answer or at the end of a prompt.
+    /// Opener, at the start of an answer or at the end of a prompt.
     pub open: String,
-    /// What ends it.
+    /// Closer.
     pub close: String,
 }
 
-/// Where an answer's thoughts are when it begins.
+/// The state of an answer's reasoning when the answer begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thoughts {
-    /// There are none.
+    /// There is none.
     Never,
-    /// The model may open them.
+    /// The model may open it.
     Possible,
-    /// The prompt has opened them.
+    /// The prompt has opened it.
     Begun,
 }
 
@@ -169,19 +168,19 @@ impl Default for Python {
 }
 
 impl OutputFormat {
-    /// Reads a card's `formats`; what it leaves out is found in the template.
+    /// Reads a card's `formats`; what it leaves out is detected from the template.
     pub fn of(card: &str, template: Option<&str>, has_token: impl Fn(&str) -> bool) -> Result<Self, String> {
         let given: Self = if card.trim().is_empty() {
             Self::default()
         } else {
-            // A list would pass for the fields in order.
+            // serde would accept a list as the fields in order.
             let fields = serde_json::from_str::<Map<String, Value>>(card);
             let format = fields.and_then(|fields| serde_json::from_value(Value::Object(fields)));
             format.map_err(|error| format!("its formats are not understood: {error}"))?
         };
         given.check()?;
         let found = template.map(|template| Self::find(template, has_token)).unwrap_or_default();
-        // A card that says how calls are written says that there are no channels.
+        // A card with a format for calls implies that there are no channels.
         let channels = given.channels.or(found.channels.filter(|_| given.calls.is_none()));
         Ok(Self { calls: given.calls.or(found.calls), reasoning: given.reasoning.or(found.reasoning), channels })
     }
@@ -200,12 +199,12 @@ impl OutputFormat {
         Ok(())
     }
 
-    /// Whether it says how tools are called.
+    /// True if it has a format for calls.
     pub fn has_calls(&self) -> bool {
         self.calls.is_some() || self.channels.is_some()
     }
 
-    /// What the end of a prompt means for the thoughts of the answer behind it.
+    /// The state of reasoning after this prompt.
     pub fn thoughts(&self, prompt: &str) -> Thoughts {
         if let Some(channels) = &self.channels {
             return channels.thoughts(prompt);
@@ -218,7 +217,7 @@ impl OutputFormat {
         }
     }
 
-    /// All texts that are looked for in an answer, and whether each may be empty.
+    /// All markers that are searched for in an answer, each with whether it may be empty.
     fn markers(&self) -> Vec<(&str, bool)> {
         let mut markers: Vec<(&str, bool)> = Vec::new();
         if let Some(calls) = &self.calls {
@@ -242,12 +241,12 @@ impl OutputFormat {
 }
 
 impl Calls {
-    /// Whether an answer may begin with a call that has no marker at all.
+    /// True if an answer may begin with a call that has no marker at all.
     pub fn may_begin(&self) -> bool {
         self.bare && !matches!(self.body, Body::Named(_))
     }
 
-    /// The form of calls that may stand without their opener.
+    /// The form of calls that may come without the opener.
     pub fn unopened(&self) -> Option<&Named> {
         if let (Body::Named(named), true) = (&self.body, self.bare) { Some(named) } else { None }
     }

@@ -1,7 +1,7 @@
-//! What is known of a tool when its calls are read: its name, and which of its arguments are texts.
+//! A tool as the parser of its calls needs it: its name, and the types of its arguments.
 //!
-//! Where a model writes arguments between tags, a string stands there without quotes, and only the tool's schema tells
-//! `42` the number from `42` the text.
+//! A model that writes arguments between tags writes strings without quotes, and only the tool's schema tells `42` the
+//! number from `42` the string.
 
 use std::collections::HashSet;
 
@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 
 use crate::chat::Tool;
 
-/// References and branches are followed so deep.
+/// Depth to which references and branches are followed.
 const DEPTH_MAX: usize = 16;
-/// How many schemas are looked at for one argument, and for all of a tool. Branches may lead back to themselves, a hundred
-/// at a time; what is not looked at may be anything.
+/// The most schemas that are visited for one argument, and for a whole tool. Branches may lead back to themselves, a hundred
+/// at a time; a schema that is not visited allows anything.
 const VISITS_MAX: usize = 1_000;
 const TOOL_VISITS_MAX: usize = 20_000;
 /// How many values of an enumeration count as one schema.
@@ -20,14 +20,13 @@ const VALUES_PER_VISIT: usize = 64;
 /// The longest reference that is followed.
 const REFERENCE_BYTES_MAX: usize = 1024;
 
-/// A tool as its calls are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     pub name: String,
     parameters: Vec<(String, Types)>,
 }
 
-/// Kinds of JSON values.
+/// A set of JSON types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types(u8);
 
@@ -45,7 +44,7 @@ impl Signature {
         Self { name: tool.name.clone(), parameters: properties.into_iter().flatten().map(of).collect() }
     }
 
-    /// What an argument may be.
+    /// The types that an argument may have.
     pub fn types(&self, key: &str) -> Types {
         self.parameters.iter().find(|(name, _)| name == key).map_or(Types::ANY, |(_, types)| *types)
     }
@@ -60,12 +59,12 @@ impl Types {
     pub const OBJECT: Self = Self(32);
     pub const ANY: Self = Self(63);
 
-    /// What fits a schema, as far as that is plain to see.
+    /// The types that a schema allows, as far as that is easy to see.
     pub fn of(schema: &Value, root: &Value) -> Self {
         Self::within(schema, root, DEPTH_MAX, &mut { VISITS_MAX })
     }
 
-    /// The same with so many visits left.
+    /// Like [`Types::of`], with a limit on visited schemas.
     fn within(schema: &Value, root: &Value, depth: usize, visits: &mut usize) -> Self {
         let Some((schema, depth)) = schema.as_object().zip(depth.checked_sub(1)) else { return Self::ANY };
         let values = |name: &str| schema.get(name).and_then(Value::as_array);
@@ -94,7 +93,7 @@ impl Types {
             _ => {}
         }
         for branches in ["anyOf", "oneOf"].into_iter().filter_map(values) {
-            // Once anything may come, the rest makes no difference.
+            // Once anything is allowed, the rest makes no difference.
             let mut all = Self(0);
             for branch in branches {
                 all = Self(all.0 | Self::within(branch, root, depth, visits).0);
@@ -137,18 +136,18 @@ impl Types {
         }
     }
 
-    /// What is both; if that is nothing, the schema contradicts itself, and anything may come.
+    /// The intersection; if it is empty, the schema contradicts itself, and anything is allowed.
     fn and(self, other: Self) -> Self {
         if self.0 & other.0 == 0 { Self::ANY } else { Self(self.0 & other.0) }
     }
 
-    /// Whether one of these is possible.
+    /// True if the two sets overlap.
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
 
-/// What a reference within a document leads to.
+/// The target of a reference within a document.
 pub fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
     if reference.len() > REFERENCE_BYTES_MAX {
         return None;
@@ -156,7 +155,7 @@ pub fn resolve<'a>(reference: &str, root: &'a Value) -> Option<&'a Value> {
     root.pointer(reference.strip_prefix('#')?.trim_end_matches('/'))
 }
 
-/// The properties of an object's schema, and which of them must be there.
+/// The properties of an object's schema, and the required ones.
 pub fn properties(schema: &Value) -> (Option<&Map<String, Value>>, HashSet<&str>) {
     let properties = schema.get("properties").and_then(Value::as_object).filter(|fields| !fields.is_empty());
     let required = schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);

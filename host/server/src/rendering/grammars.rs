@@ -1,13 +1,13 @@
-//! Grammar processes: whatever a client sends as a program (a grammar, the format of a custom tool) is interpreted in there
-//! and nowhere else in the server.
+//! Grammar processes: a client's programs (a grammar, the format of a custom tool) are interpreted there and nowhere else in
+//! the server.
 //!
 //! A process serves one request and ends with it, so that nothing of one client is left in it for the next. It knows no
 //! model: single bytes and the names of special tokens are all that a grammar is compiled with. That makes it cheap to
-//! start, and cheap to kill when its client goes away. There are few of them at a time, and fewer for one client; those that wait for a
-//! place get it in the order in which they came.
+//! start, and cheap to kill when its client goes away. There are few of them at a time, and fewer for one client; requests that
+//! wait for one are served in order.
 //!
-//! Results are remembered by digest, each client's by itself: how long an answer takes tells nobody what
-//! others have asked for.
+//! Results are cached by digest, separately for each client: how long an answer takes tells nobody what others have asked
+//! for.
 
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ use pensieve_protocol::{
     wire,
 };
 
-/// How many processes there are, and how many for one client.
+/// The most processes in all, and of one client.
 const PROCESSES_MAX: usize = 3;
 const CLIENT_PROCESSES_MAX: usize = 2;
 /// Memory of a process, its stacks included.
@@ -50,33 +50,33 @@ const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
 const TIME_MAX: Duration = Duration::from_secs(5);
 /// The special tokens of a vocabulary that has any use for them.
 const ALPHABET_BYTES_MAX: usize = 4 << 20;
-/// How many grammars are remembered that have compiled once.
+/// The number of remembered grammars that have compiled.
 const COMPILED_MAX: NonZeroUsize = NonZeroUsize::new(1024).unwrap();
 /// Bytes of remembered formats.
 const EXPRESSIONS_BYTES_MAX: usize = 4 << 20;
-/// How long a format that has ended its process is not tried again.
+/// Time after which a format that has ended its process is tried again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
-/// How many processes the formats of one request may end.
+/// The most processes that the formats of one request may end.
 const DEATHS_MAX: usize = 2;
-/// How much of a complaint about a format is repeated.
+/// The length to which an error about a format is cut.
 const COMPLAINT_CHARS_MAX: usize = 300;
 
 /// A format's expression, or why it has none.
 pub type Expressed = Result<String, String>;
 
-/// Runs grammar processes and remembers their results, per client.
+/// Runs grammar processes and caches their results, per client.
 #[derive(Debug)]
 pub struct GrammarPool {
     program: PathBuf,
-    places: Arc<Semaphore>,
-    /// The shares of clients that have a process or wait for one.
+    permits: Arc<Semaphore>,
+    /// The semaphores of clients that have a process or wait for one.
     clients: Mutex<HashMap<u64, Arc<Semaphore>>>,
-    /// Digests of what has compiled.
+    /// Digests of grammars that have compiled.
     compiled: Mutex<LruCache<[u8; 32], ()>>,
     expressions: Mutex<Expressions>,
 }
 
-/// Results of formats, by digest.
+/// The cached results of formats, by digest.
 #[derive(Debug)]
 struct Expressions {
     known: LruCache<[u8; 32], Known>,
@@ -86,31 +86,31 @@ struct Expressions {
 #[derive(Debug)]
 struct Known {
     expressed: Expressed,
-    /// When it is to be tried again; none if it would come out the same.
+    /// When to try again; none if the result would be the same.
     until: Option<Instant>,
 }
 
-/// A request's right to a process, and that process. If the request is given up, the process is killed, and its place is
-/// free once it has gone.
+/// A request's permits for a process, and that process. If the request is cancelled, the process is killed, and its permits are
+/// released once it has ended.
 struct Asking<'a> {
     pool: &'a GrammarPool,
     process: Option<Process>,
-    places: Vec<OwnedSemaphorePermit>,
+    permits: Vec<OwnedSemaphorePermit>,
 }
 
 impl GrammarPool {
-    /// Processes that run this program.
+    /// A pool of processes that run this program.
     pub fn new(program: PathBuf) -> Self {
         Self {
             program,
-            places: Arc::new(Semaphore::new(PROCESSES_MAX)),
+            permits: Arc::new(Semaphore::new(PROCESSES_MAX)),
             clients: Mutex::default(),
             compiled: Mutex::new(LruCache::new(COMPILED_MAX)),
             expressions: Mutex::new(Expressions { known: LruCache::unbounded(), bytes: 0 }),
         }
     }
 
-    /// Fails if a grammar cannot be compiled with the memory of a process and in time. `alphabet` is that of the model.
+    /// Fails if a grammar cannot be compiled within a process's memory and time. `alphabet` is the model's.
     pub async fn try_grammar(&self, client: &Client, alphabet: &Alphabet, spec: &Spec) -> Result<(), Failure> {
         if alphabet.bytes() > ALPHABET_BYTES_MAX {
             let message = "this model has too many special tokens to be held to a grammar";
@@ -141,7 +141,8 @@ impl GrammarPool {
         }
     }
 
-    /// The formats of one request as expressions, in their order. What ends its process, or takes too long, has none.
+    /// The formats of one request as regular expressions, in their order. One that ends its process, or takes too long, has
+    /// none.
     pub async fn expressions(&self, client: &Client, formats: &[(Syntax, &str)]) -> Result<Vec<Expressed>, Failure> {
         let mut asking = None;
         let (mut deaths, mut began) = (0, None);
@@ -185,19 +186,19 @@ impl GrammarPool {
         Ok(all)
     }
 
-    /// Waits for a place.
+    /// Waits for permits.
     async fn begin(&self, client: &Client) -> Result<Asking<'_>, Failure> {
         let share = self.share(client.share);
-        let places = async {
-            // The client's own share first: those of its requests that wait for that keep nobody else waiting.
+        let permits = async {
+            // The client's own permit first: its requests that wait for that keep nobody else waiting.
             let own = share.acquire_owned().await.ok()?;
-            Some(vec![own, self.places.clone().acquire_owned().await.ok()?])
+            Some(vec![own, self.permits.clone().acquire_owned().await.ok()?])
         };
-        let places = timeout(WAIT_TIME_MAX, places).await.ok().flatten().ok_or_else(|| {
+        let permits = timeout(WAIT_TIME_MAX, permits).await.ok().flatten().ok_or_else(|| {
             Failure::new(FailureCode::Busy, "other requests keep all processes for grammars busy")
                 .with_help("try again later")
         })?;
-        Ok(Asking { pool: self, process: None, places })
+        Ok(Asking { pool: self, process: None, permits })
     }
 
     fn share(&self, client: u64) -> Arc<Semaphore> {
@@ -226,12 +227,12 @@ impl Asking<'_> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        let places = std::mem::take(&mut self.places);
-        // Until the process has gone it has its memory. Without a runtime nobody waits for a place.
+        let permits = std::mem::take(&mut self.permits);
+        // The process has its memory until it has ended. Without a runtime nobody waits for a permit.
         if let (Some(process), Ok(runtime)) = (self.process.take(), Handle::try_current()) {
             runtime.spawn(async move {
                 process.end().await;
-                drop(places);
+                drop(permits);
             });
         }
     }
@@ -265,7 +266,7 @@ impl Known {
     }
 }
 
-/// The policy of a process that has nothing but its memory.
+/// The fence of a process that may use nothing but its memory.
 fn policy() -> Policy {
     Policy { data_bytes: Some(MEMORY_BYTES), ..fence::prompt(0) }
 }

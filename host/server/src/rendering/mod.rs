@@ -1,9 +1,9 @@
-//! The prompt processes: whatever a checkpoint brings that is a program (its chat template, its tokenizer) runs in there and
-//! nowhere else in the server. What clients bring has processes of its own ([`GrammarPool`]).
+//! Pools of prompt processes, which render and tokenize: a checkpoint's programs (its chat template, its tokenizer) run there
+//! and nowhere else in the server. Grammars of clients have processes of their own ([`GrammarPool`]).
 //!
-//! A process serves one model and answers one question at a time, under a limit of memory and a deadline. So a question that
-//! ends it costs no other one anything: those that wait are asked of the next process. A model has few of them. Processes of
-//! models that are not asked for give way to those of others.
+//! A process serves one model and answers one question at a time, under a memory limit and a deadline. So a question that
+//! ends its process costs no other one anything: those that wait go to the next process. A model has few of them, and idle
+//! processes of models that are not in use give way to those of others.
 
 mod grammars;
 mod process;
@@ -34,48 +34,48 @@ use pensieve_protocol::{
     vocabulary::Vocabulary,
 };
 
-/// How many processes there are, for all models together.
+/// The most processes for all models together.
 const PROCESSES_MAX: usize = 8;
-/// How many there are for one model. More than one are only started while others are busy.
+/// The most processes of one model. More than one are only started while others are busy.
 const MODEL_PROCESSES_MAX: usize = 4;
-/// Memory of a process, beside what its tokenizer is known to take.
+/// Memory of a process without its tokenizer.
 const MEMORY_BYTES: u64 = 1 << 30;
-/// What a tokenizer takes for each byte of its `tokenizer.json`, with much to spare.
+/// Memory of a tokenizer per byte of its `tokenizer.json`, with much to spare.
 const MEMORY_PER_TOKENIZER_BYTE: u64 = 24;
 const WAIT_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long it waits for one that has the model already, before another one reads the model.
+/// Time to wait for a process that has the model already, before another one loads it.
 const REUSE_TIME: Duration = Duration::from_millis(100);
 const TOKENIZER_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long reading a template may take, which renders it some two dozen times.
+/// Time for reading a template, which renders it some two dozen times.
 const TEMPLATE_TIME_MAX: Duration = Duration::from_secs(10);
 const PROMPT_TIME_MAX: Duration = Duration::from_secs(20);
-/// How long a checkpoint that cannot be read is not read again.
+/// Time after which a checkpoint that could not be read is tried again.
 const REFUSED_TIME: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub struct RendererPool {
     program: PathBuf,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// The models that may have processes; the last one used comes last.
     models: Mutex<Vec<Weak<Renderer>>>,
 }
 
-/// Makes tokens of one model's prompts.
+/// Renders and tokenizes prompts of one model.
 #[derive(Debug)]
 pub struct Renderer {
     pool: Arc<RendererPool>,
     name: String,
     card: Arc<Card>,
-    /// What was told of the model when it was first read.
+    /// Known once a process has read the model.
     model: OnceCell<Model>,
     turns: Arc<Semaphore>,
-    /// Shared with each of its processes.
+    /// Counts its processes, each of which has a clone.
     alive: Arc<()>,
     state: Mutex<RendererState>,
     freed: Notify,
 }
 
-/// What the server knows of a model's tokenizer and template.
+/// A model's tokenizer and template, as far as the server knows them.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub vocabulary: Arc<Vocabulary>,
@@ -88,18 +88,18 @@ struct RendererState {
     refused: Option<(Instant, Failure)>,
 }
 
-/// A process that has read the model, or is about to.
+/// A process that has loaded the model, or is about to.
 #[derive(Debug)]
 struct LoadedProcess {
     process: Process,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
     _alive: Arc<()>,
 }
 
 impl RendererPool {
-    /// Processes that run this program.
+    /// A pool of processes that run this program.
     pub fn new(program: PathBuf) -> Arc<Self> {
-        Arc::new(Self { program, places: Arc::new(Semaphore::new(PROCESSES_MAX)), models: Mutex::default() })
+        Arc::new(Self { program, permits: Arc::new(Semaphore::new(PROCESSES_MAX)), models: Mutex::default() })
     }
 
     pub fn renderer(self: &Arc<Self>, name: &str, card: &Arc<Card>) -> Arc<Renderer> {
@@ -117,10 +117,10 @@ impl RendererPool {
         renderer
     }
 
-    /// A place for one more process, for which an idle one of the model that was not asked for longest gives way.
-    async fn place(&self) -> Option<OwnedSemaphorePermit> {
-        if let Ok(place) = self.places.clone().try_acquire_owned() {
-            return Some(place);
+    /// A permit for one more process. An idle process of the least recently used model gives way for it.
+    async fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+            return Some(permit);
         }
         let models: Vec<_> = {
             let mut models = lock(&self.models);
@@ -128,24 +128,24 @@ impl RendererPool {
             models.iter().filter_map(Weak::upgrade).collect()
         };
         drop(models.iter().find_map(|model| lock(&model.state).idle.pop()));
-        self.places.clone().acquire_owned().await.ok()
+        self.permits.clone().acquire_owned().await.ok()
     }
 
     fn used(&self, renderer: &Arc<Renderer>) {
         let mut models = lock(&self.models);
         let is_it = |model: &Weak<Renderer>| std::ptr::eq(model.as_ptr(), Arc::as_ptr(renderer));
-        if let Some(place) = models.iter().position(is_it) {
-            let model = models.remove(place);
+        if let Some(index) = models.iter().position(is_it) {
+            let model = models.remove(index);
             models.push(model);
         }
     }
 }
 
 impl Renderer {
-    /// What is known of the model once it is read.
+    /// Loads the model in a process if that was not done yet.
     pub async fn model(self: &Arc<Self>) -> Result<&Model, Failure> {
         if self.model.get().is_none() {
-            // A process that has read it stays for the question to come.
+            // The process stays for the question to come.
             let turn = self.turn().await?;
             let loaded = self.process().await?;
             self.give_back(loaded);
@@ -179,8 +179,8 @@ impl Renderer {
         }
     }
 
-    /// Asks a process of this model. It is asked to the end, whether or not the caller waits that long, so that a client
-    /// that goes away does not cost the process.
+    /// Asks a process of this model. The exchange is finished even if the caller stops waiting, so that a client that goes
+    /// away does not cost the process.
     async fn ask(self: &Arc<Self>, question: Question, deadline: Duration) -> Result<Result<Answer, Death>, Failure> {
         let turn = self.turn().await?;
         let mut loaded = self.process().await?;
@@ -196,14 +196,14 @@ impl Renderer {
         asked.await.map_err(|_| self.failure(FailureCode::Internal, "asking a prompt process", "was broken off"))
     }
 
-    /// Waits for the right to ask one process of this model.
+    /// Waits for the right to use one process of this model.
     async fn turn(self: &Arc<Self>) -> Result<OwnedSemaphorePermit, Failure> {
         self.pool.used(self);
         let turn = timeout(WAIT_TIME_MAX, self.turns.clone().acquire_owned()).await;
         turn.ok().and_then(Result::ok).ok_or_else(|| self.busy())
     }
 
-    /// A process that has read the model. The caller has a turn.
+    /// A process that has loaded the model. The caller has a turn.
     async fn process(self: &Arc<Self>) -> Result<LoadedProcess, Failure> {
         let reuse = Instant::now() + REUSE_TIME;
         loop {
@@ -212,7 +212,7 @@ impl Renderer {
                 if loaded.process.is_alive() {
                     return Ok(loaded);
                 }
-                // It ended while it had nothing to do, which no request has caused.
+                // It ended while it was idle, which no request has caused.
                 continue;
             }
             let others = Arc::strong_count(&self.alive) > 1;
@@ -226,18 +226,18 @@ impl Renderer {
         {
             return Err(failure.clone());
         }
-        let place = timeout(WAIT_TIME_MAX, self.pool.place()).await.ok().flatten().ok_or_else(|| self.busy())?;
+        let permit = timeout(WAIT_TIME_MAX, self.pool.permit()).await.ok().flatten().ok_or_else(|| self.busy())?;
         let (renderer, alive) = (self.clone(), self.alive.clone());
-        let read = tokio::spawn(async move { renderer.read(place, alive).await });
+        let read = tokio::spawn(async move { renderer.read(permit, alive).await });
         let read = read.await;
         read.map_err(|_| self.failure(FailureCode::Internal, "reading the model", "was broken off"))?
     }
 
-    async fn read(&self, place: OwnedSemaphorePermit, alive: Arc<()>) -> Result<LoadedProcess, Failure> {
+    async fn read(&self, permit: OwnedSemaphorePermit, alive: Arc<()>) -> Result<LoadedProcess, Failure> {
         let memory = MEMORY_BYTES + self.card.tokenizer.len() as u64 * MEMORY_PER_TOKENIZER_BYTE;
         let started = Process::start(&self.pool.program, &fence::prompt(memory));
         let process = started.map_err(|death| self.died("reading the model", &death))?;
-        let mut loaded = LoadedProcess { process, _place: place, _alive: alive };
+        let mut loaded = LoadedProcess { process, _permit: permit, _alive: alive };
         let model = self.introduce(&mut loaded.process).await;
         let refused = model.as_ref().err().filter(|failure| failure.code != FailureCode::Internal);
         lock(&self.state).refused = refused.map(|failure| (Instant::now(), failure.clone()));

@@ -21,9 +21,9 @@ use pensieve_protocol::{
     wire,
 };
 
-/// What it sees of this process's variables: where libraries lie that the program itself needs, and the time zone.
+/// Environment variables that the process inherits: the search path of libraries that the program needs, and the time zone.
 const VARIABLES: [&str; 4] = ["LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "TZ"];
-/// How long an ended process may take until its status is known.
+/// Time to wait for the status of a process that has ended.
 const REAP_TIME: Duration = Duration::from_secs(1);
 
 /// A process that answers. It is killed when this is dropped.
@@ -32,18 +32,18 @@ pub(super) struct Process {
     child: Child,
     stdin: ChildStdin,
     stdout: ChildStdout,
-    /// How many questions it was asked.
+    /// The number of questions asked.
     asked: u64,
 }
 
-/// Why there is no answer. The process is not asked again.
+/// Why there is no answer. The process is not used again.
 #[derive(Debug)]
 pub(super) enum Death {
     Spawn(io::Error),
     /// The question cannot be put into a frame.
     TooLong(wire::WireError),
     Overdue(Duration),
-    /// It ended; none if that is not known.
+    /// It ended; without a status if that is not known.
     Ended(Option<ExitStatus>),
     /// It answered something that is not an answer.
     Garbled,
@@ -55,7 +55,7 @@ impl Process {
         command.arg("prompt");
         command.env_clear().envs(VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.env(VARIABLE, policy.to_variable());
-        // What it says is the allocator's last word at most, and the status tells as much.
+        // It writes at most the allocator's last message, and the status tells as much.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.process_group(0).kill_on_drop(true).spawn().map_err(Death::Spawn)?;
         match (child.stdin.take(), child.stdout.take()) {
@@ -64,12 +64,12 @@ impl Process {
         }
     }
 
-    /// Whether it has not ended while it had nothing to do.
+    /// False if it has ended while it was idle.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Kills it and waits until it has gone.
+    /// Kills the process and waits for its end.
     pub async fn end(mut self) {
         // It has ended by itself, or cannot be reached; nothing more can be done.
         let _ = timeout(REAP_TIME, self.child.kill()).await;
@@ -108,13 +108,13 @@ impl Process {
 }
 
 impl Death {
-    /// Whether it was the question that ended the process, so that it would end the next one as well.
+    /// True if the question caused it, so that it would end the next process as well.
     pub fn is_of_the_question(&self) -> bool {
         !matches!(self, Self::Spawn(_))
     }
 }
 
-/// What a sentence about the work goes on with.
+/// The predicate of a sentence about the work: `takes longer than …`.
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

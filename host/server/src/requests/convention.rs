@@ -1,5 +1,5 @@
-//! What is known of a model before a request: where its prompts become tokens, what its tokens stand for, and how it writes
-//! what is not text. Made once per card and kept for the models that were used last.
+//! What the server derives from a model's card before a request: its renderer, its vocabulary, its output format and its
+//! stop tokens. Made once per card and cached for the models that were used last.
 
 use std::{
     num::NonZeroUsize,
@@ -24,7 +24,7 @@ use pensieve_protocol::{
 const KEPT_MAX: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// Special tokens by which models of several families end a turn, or hand over for a tool's result. Cards name one of them
-/// as a rule, and a model that was trained with another talks on without end.
+/// as a rule, and a model that was trained with another would never stop.
 const END_OF_TURN: [&str; 17] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -37,7 +37,7 @@ const END_OF_TURN: [&str; 17] = [
     "<|endoftext|>",
     "<|return|>",
     "<|call|>",
-    // What follows a call, or an answer, that the model does not write itself.
+    // These begin what follows a call or an answer, which the model does not write itself.
     "<|tool_response>",
     "<start_function_response>",
     "<|user|>",
@@ -54,13 +54,13 @@ const PLAIN_STOPS: [&str; 2] = ["\n\nUser:", "\nUser:"];
 pub(super) struct Convention {
     pub renderer: Arc<Renderer>,
     pub vocabulary: Arc<Vocabulary>,
-    /// The part of the vocabulary that grammars are tried with.
+    /// The part of the vocabulary that grammars are compiled with on trial.
     pub alphabet: Alphabet,
-    /// How it writes calls if its template tells it of tools.
+    /// The format of calls if its template supports tools.
     pub own: ToolDialect,
-    /// How it writes them if it is told in words.
+    /// The format of calls if tools are described in the system prompt.
     pub taught: ToolDialect,
-    /// Whether its template tells it of tools in a way that is known.
+    /// Its template supports tools, in a known format.
     pub knows_tools: bool,
     /// Tokens that end its turn, besides those that the card names.
     pub end_of_turn: Vec<u32>,
@@ -78,11 +78,11 @@ pub(super) struct ToolDialect {
 #[derive(Debug)]
 pub(super) struct Conventions {
     pool: Arc<RendererPool>,
-    /// By the keys of their cards.
+    /// Keyed by card.
     kept: Mutex<LruCache<Arc<str>, Arc<CachedConvention>>>,
 }
 
-/// A model's place, in which several requests find the one convention that the first of them waits for.
+/// A model's entry in the cache: concurrent requests share the convention that the first of them makes.
 #[derive(Debug)]
 struct CachedConvention {
     renderer: Arc<Renderer>,
@@ -90,7 +90,6 @@ struct CachedConvention {
 }
 
 impl Conventions {
-    /// Conventions of models whose prompts become tokens in these processes.
     pub fn new(pool: Arc<RendererPool>) -> Self {
         Self { pool, kept: Mutex::new(LruCache::new(KEPT_MAX)) }
     }
@@ -124,7 +123,7 @@ impl Convention {
         let format = OutputFormat::of(&card.formats, card.chat_template.as_deref(), has_token);
         let format = format.map_err(|error| Failure::new(FailureCode::Plugin, format!("the model's card: {error}")))?;
         let taught = instruction::format(format.reasoning.clone());
-        // What stands between two messages of one answer ends no turn.
+        // The marker between two messages of one answer does not end the turn.
         let between = format.channels.as_ref().and_then(|channels| channels.ends.first());
         let ends = END_OF_TURN.iter().filter(|name| between.is_none_or(|between| between != *name));
         Ok(Self {
@@ -139,7 +138,8 @@ impl Convention {
         })
     }
 
-    /// How calls are written in a conversation, and the words that its tools are put into, if they need to be.
+    /// The format of calls in a conversation, and the description of its tools for the system prompt if the template does not
+    /// support them.
     pub fn dialect(&self, conversation: &mut Conversation) -> (&ToolDialect, Option<String>) {
         if self.knows_tools || conversation.tools.is_empty() {
             return (&self.own, None);

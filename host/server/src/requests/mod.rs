@@ -22,10 +22,10 @@ use pensieve_protocol::{
     prompt::Syntax,
 };
 
-/// Tokens at a prompt's end that are looked at for opened thoughts.
+/// Tokens at a prompt's end that are searched for opened reasoning.
 const TAIL_TOKENS: usize = 32;
 
-/// What dialects talk to.
+/// Serves requests of all dialects.
 #[derive(Debug)]
 pub struct Chats {
     fleet: Arc<Fleet>,
@@ -40,15 +40,15 @@ pub struct Prepared {
     target: Target,
     input_tokens: u32,
     job: Job,
-    /// Whether less is generated than was asked for, for want of room.
+    /// Fewer tokens may be generated than were asked for, as the context has no room for more.
     clamped: bool,
-    /// How many of the job's stop strings are the client's.
+    /// The number of the job's stop strings that are the client's.
     client_stops: usize,
     convention: Arc<Convention>,
     reading: Reading,
 }
 
-/// How the answer is to be read.
+/// What the parser of the answer needs.
 #[derive(Clone, Debug)]
 struct Reading {
     is_taught: bool,
@@ -56,7 +56,7 @@ struct Reading {
     thoughts: Thoughts,
 }
 
-/// A prompt, and what follows from it for the answer.
+/// A prompt, with the grammar and the parser's settings for its answer.
 struct Prompt {
     tokens: Vec<u32>,
     spec: Option<Spec>,
@@ -86,7 +86,7 @@ impl Chats {
             ResponseFormat::Free => None,
             ResponseFormat::Grammar { grammar, field } => Some(Part::new(field, grammar)),
         };
-        // What a grammar allows may hold the words that end a turn.
+        // A grammar may allow text that contains these stop strings.
         let is_open_chat = answer.is_none() && matches!(request.input, Input::Chat(_));
         let own_stops = if is_open_chat { convention.stops } else { &[] };
         let client_stops = request.stops.len();
@@ -136,13 +136,13 @@ impl Chats {
         })
     }
 
-    /// Formats of custom tools as expressions, in their order; for each that has none, why. Fails only if nothing could be
-    /// asked at all.
+    /// The formats of custom tools as regular expressions, in their order, or why one has none. Fails only if no process could
+    /// be asked at all.
     pub async fn expressions(&self, client: &Client, formats: &[(Syntax, &str)]) -> Result<Vec<Expressed>, Failure> {
         self.grammars.expressions(client, formats).await
     }
 
-    /// Tokens of a request's prompt, exactly. One that does not fit is counted all the same, unless its bytes alone tell.
+    /// The exact number of tokens in a request's prompt, even if it does not fit, unless its bytes alone show that.
     pub async fn count(&self, request: Request) -> Result<u32, Failure> {
         let target = self.fleet.target(&request.model).await?;
         check_tokens(&request, target.card.vocabulary)?;
@@ -173,7 +173,7 @@ impl Prepared {
         &self.target.card.fingerprint
     }
 
-    /// The same for another answer to one request: the first has index 0, and each draws differently.
+    /// The request for one of several answers (`n`), from index 0; each has a seed of its own.
     #[must_use]
     pub fn choice(&self, index: u32) -> Self {
         let mut choice = self.clone();
@@ -203,7 +203,7 @@ impl Prepared {
     }
 }
 
-/// Makes the prompt's tokens.
+/// Renders and tokenizes the prompt.
 async fn write(
     convention: &Arc<Convention>,
     input: Input,
@@ -223,7 +223,7 @@ async fn write(
     Ok(Prompt { tokens, spec, reading })
 }
 
-/// The same for a conversation.
+/// Renders and tokenizes a conversation.
 async fn converse(
     convention: &Arc<Convention>,
     mut conversation: Conversation,
@@ -239,7 +239,7 @@ async fn converse(
     let tokens = convention.renderer.conversation(conversation, in_words, salt.to_vec()).await?;
     let tail = convention.vocabulary.text_of(&tokens[tokens.len().saturating_sub(TAIL_TOKENS)..]);
     let thoughts = match dialect.format.thoughts(&tail) {
-        // An answer that has begun thinks no more.
+        // A continued answer does not reason any more.
         Thoughts::Possible if continues => Thoughts::Never,
         thoughts => thoughts,
     };
@@ -257,7 +257,7 @@ async fn converse(
     Ok(Prompt { tokens, spec, reading: Reading { is_taught, tools: tools.into(), thoughts } })
 }
 
-/// Tokens that a client names must be the model's.
+/// Checks that tokens in a request are in the model's vocabulary.
 fn check_tokens(request: &Request, size: u32) -> Result<(), Failure> {
     let prompt: &[u32] = if let Input::Tokens(tokens) = &request.input { tokens } else { &[] };
     let biased = request.sampling.logit_bias.iter().map(|(token, _)| (*token, "logit_bias"));
@@ -271,7 +271,7 @@ fn check_tokens(request: &Request, size: u32) -> Result<(), Failure> {
     }
 }
 
-/// What must be called must be there.
+/// Checks that a tool that must be called is among the tools.
 fn check(tools: &[Tool], choice: &ToolChoice) -> Result<(), Failure> {
     let message = match choice {
         ToolChoice::Any if tools.is_empty() => "a tool must be called, and there are none".to_owned(),

@@ -1,11 +1,10 @@
-//! What a client wants of sampling, as a chain of stages of the sampler plugins.
+//! Sampling parameters of a request as a chain of sampler stages.
 //!
 //! The order is: `bias`, `penalties`, `dry`, `top_k`, `temperature`, `typical`, `top_p`, `min_p`, `xtc`, and a stage that
 //! picks. (`top_k` gives the same before and after `temperature`, and before it the others have less to do.)
 //!
-//! Three have a say. A chain that the request spells out counts alone. Else the model's own chain, if its configuration has
-//! one, is what there is, and each field that the client sends takes the place of the stage of that name in it, or joins
-//! it in its place. Without either, tokens are drawn at temperature 1 from those at least 0.05 times as likely as the best
+//! A chain that the request spells out is used as it is. Otherwise the chain from the model's configuration is the base, and
+//! each field that the client sends replaces the stage of that name in it, or is inserted in order. Without either, tokens are sampled at temperature 1 from those at least 0.05 times as likely as the best
 //! one (`min_p`), because the long tail of a small or quantized model is noise; a client that narrows the choice by itself
 //! (`top_k`, `top_p`, `min_p`) gets just that. Temperature 0 takes the most likely token, whatever the chain.
 
@@ -56,15 +55,15 @@ pub(super) fn stages(sampling: &SamplingParams, configured: Option<&[StageSpec]>
         match chain.iter_mut().find(|other| other.sampler == stage.sampler) {
             Some(other) => *other = stage,
             None => {
-                let place = chain.iter().position(|other| rank(&other.sampler) > rank(&stage.sampler));
-                chain.insert(place.unwrap_or(chain.len()), stage);
+                let index = chain.iter().position(|other| rank(&other.sampler) > rank(&stage.sampler));
+                chain.insert(index.unwrap_or(chain.len()), stage);
             }
         }
     }
     chain
 }
 
-/// The stages that the client's own values make, in order.
+/// The stages for the client's own values, in order.
 fn given(sampling: &SamplingParams) -> Vec<StageSpec> {
     let mut stages = Vec::new();
     if !sampling.logit_bias.is_empty() {
@@ -107,7 +106,7 @@ fn number(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// A stage's place; stages of other plugins stay where they were put.
+/// A stage's rank in the order; stages of other plugins stay where they were put.
 fn rank(name: &str) -> usize {
     ORDER.iter().position(|known| *known == name).unwrap_or(0)
 }

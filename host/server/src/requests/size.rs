@@ -1,4 +1,4 @@
-//! How long a request's text is, before anything is done with it.
+//! Refuses a prompt that is too long before it is rendered.
 //!
 //! Rendering and tokenizing take memory and time by the byte, many times over. A text that has more bytes than the tokens of
 //! a model's context could ever stand for is refused by its length alone.
@@ -26,7 +26,7 @@ pub(super) fn check(input: &Input, vocabulary: &Vocabulary, tokens_max: u32) -> 
     Ok(())
 }
 
-/// The bytes that every template shows. Many leave out what the model thought in earlier turns.
+/// The bytes that every template renders. Many leave out reasoning of earlier turns.
 fn conversation_bytes(conversation: &Conversation) -> usize {
     let turns = conversation.turns.iter().flat_map(|turn| &turn.parts).map(|part| match part {
         Part::Text(text) | Part::ToolResult { text, .. } => text.len(),
@@ -38,7 +38,7 @@ fn conversation_bytes(conversation: &Conversation) -> usize {
     conversation.system.len() + turns.sum::<usize>() + tools.sum::<usize>()
 }
 
-/// The bytes of the texts in there.
+/// The bytes of all strings in a value.
 fn value_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),

@@ -1,8 +1,8 @@
-//! A thread for the code of samplers, which is foreign and may not return. Nothing can interrupt it, so a call that exceeds
-//! its deadline is left behind with its thread, and the calls that wait go on in a new one.
+//! A thread for samplers, whose code is foreign and may not return. It cannot be interrupted, so a call that exceeds its
+//! deadline is abandoned with its thread, and waiting calls continue on a new one.
 //!
-//! A thread that was left behind runs at the lowest priority there is. Its sampler is barred, so that a worker leaves few threads
-//! behind: for each of its samplers one, or as many as were in it at once.
+//! An abandoned thread runs at the lowest priority. Its sampler is barred, so that a worker has few such threads: one for each
+//! sampler, or as many as were in it at once.
 
 use std::{
     collections::VecDeque,
@@ -24,10 +24,10 @@ pub struct SamplerName {
     barred: AtomicBool,
 }
 
-/// What runs on the thread. It says which sampler's code it is about to enter.
+/// A closure for the thread. It reports which sampler's code it is about to enter.
 pub type Call = Box<dyn FnOnce(&dyn Fn(&Arc<SamplerName>)) + Send>;
 
-/// A call that was left behind, and the sampler that it is in.
+/// An abandoned call, and the sampler that it is in.
 pub struct Overdue {
     pub id: u64,
     pub sampler: Arc<SamplerName>,
@@ -39,7 +39,7 @@ pub struct SamplerThread {
     queue: Option<Arc<CallQueue>>,
 }
 
-/// What the engine's thread and one sampler thread share.
+/// Shared by the engine's thread and one sampler thread.
 #[derive(Default)]
 struct CallQueue {
     state: Mutex<QueueState>,
@@ -75,7 +75,7 @@ impl SamplerName {
 }
 
 impl Overdue {
-    /// What the request that it belongs to ends with.
+    /// The failure of the request that it belongs to.
     pub fn failure(&self, deadline: Duration) -> Failure {
         let (name, limit) = (&self.sampler.name, deadline.as_secs_f32());
         let message = format!("sampling stage '{name}' did not end within {limit} s, and is barred from now on");
@@ -84,7 +84,7 @@ impl Overdue {
 }
 
 impl SamplerThread {
-    /// A thread whose calls may spend so long in each sampler's code.
+    /// `deadline` is the time that a call may spend in each sampler's code.
     pub fn new(deadline: Duration) -> Self {
         Self { deadline, queue: None }
     }
@@ -93,7 +93,7 @@ impl SamplerThread {
         self.deadline
     }
 
-    /// Has a call made, after those that were given before. Where the system has no thread to give it is made here.
+    /// Queues a call. Where the system can start no thread, it is made here.
     pub fn call(&mut self, id: u64, call: Call) {
         let queue = self.queue.get_or_insert_with(CallQueue::start);
         let mut state = lock(&queue.state);
@@ -106,7 +106,7 @@ impl SamplerThread {
         queue.queued.notify_one();
     }
 
-    /// Waits until all calls are made or left behind, and answers those that were left behind.
+    /// Waits until all calls are done or abandoned, and returns the latter.
     pub fn wait(&mut self) -> Vec<Overdue> {
         let mut overdue = Vec::new();
         while let Some(queue) = self.queue.clone() {
@@ -166,7 +166,7 @@ impl CallQueue {
             drop(state);
             call(&|sampler| {
                 let mut state = lock(&self.state);
-                // One that was left behind and goes on all the same is of no interest any more.
+                // An abandoned call that goes on all the same is ignored.
                 if !state.closed {
                     state.entered = Some((id, sampler.clone(), Instant::now()));
                 }

@@ -1,31 +1,30 @@
-//! The call that is being read, whatever its convention: it counts from the moment at which its tool is known to be one of
-//! those on offer and its arguments have begun; until then it may turn out to be text.
+//! The call that is being parsed, whatever its format. It is committed once its tool is one of those offered and its arguments
+//! have begun; until then it may turn out to be text.
 
 use std::sync::Arc;
 
 use super::pieces::whole;
 use crate::{chat::Delta, formats::Signature, ids::fresh_id};
 
-/// A call on its way out.
 #[derive(Debug)]
 pub(super) struct Call {
     tools: Arc<[Signature]>,
     count: usize,
     is_open: bool,
-    /// Arguments that have not left yet.
+    /// Arguments that were not emitted yet.
     pub arguments: Vec<u8>,
 }
 
-/// What became of a byte.
+/// The result of feeding a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fed {
-    /// It belongs to a call that counts; or one has just been completed by it.
+    /// It belongs to a committed call, or completes one.
     Counted,
-    /// It belongs to what may yet turn out to be no call.
+    /// It is undecided whether it belongs to a call.
     Open,
-    /// It completes everything.
+    /// It completes the body.
     Done,
-    /// It does not belong to a call, nor does what came since the last byte that counted; there were calls before.
+    /// Neither it nor what came since the last committed byte belongs to a call; there were calls before.
     Ended,
     /// It does not belong to a call.
     Broken,
@@ -36,12 +35,12 @@ impl Call {
         Self { tools, count: 0, is_open: false, arguments: Vec::new() }
     }
 
-    /// How many calls have counted so far.
+    /// The number of committed calls.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Whether the call at hand counts already.
+    /// True if the current call is committed.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
@@ -50,7 +49,7 @@ impl Call {
         self.tools.iter().find(|tool| tool.name == name)
     }
 
-    /// Says that a tool is called, if it is on offer.
+    /// Commits a call of a tool; false if that was not offered.
     pub fn begin(&mut self, name: &str, out: &mut Vec<Delta>) -> bool {
         if self.tool(name).is_none() {
             return false;
@@ -60,13 +59,13 @@ impl Call {
         true
     }
 
-    /// Says that its arguments are complete.
+    /// The arguments are complete.
     pub fn end(&mut self, out: &mut Vec<Delta>) {
         self.flush(out, true);
         self.is_open = false;
     }
 
-    /// Lets go of the arguments so far; `all` if half a character at their end will not be completed.
+    /// Emits the arguments so far; with `all` also half a character at the end, which nothing will complete.
     pub fn flush(&mut self, out: &mut Vec<Delta>, all: bool) {
         let whole = if all { self.arguments.len() } else { whole(&self.arguments) };
         if whole > 0 && self.is_open {

@@ -1,7 +1,7 @@
-//! Reads what stands between a call's markers, byte by byte, so that arguments leave while they are generated.
+//! Parses the body of a call byte by byte, so that arguments stream while they are generated.
 //!
-//! Nothing is checked against a schema here: a grammar has done that, and where there is none, what the model wrote is what
-//! the client gets.
+//! Nothing is validated against a schema here: a grammar has done that, and where there is none, the client gets what the
+//! model wrote.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     formats::{Body, Named, Signature},
 };
 
-/// A call, or a list of calls, that is being read.
+/// A call, or a list of calls, that is being parsed.
 #[derive(Debug)]
 pub(super) struct CallBody {
     reader: Reader,
@@ -29,7 +29,7 @@ enum Reader {
 }
 
 impl CallBody {
-    /// What stands behind an opener. `bare`: there was none.
+    /// The body after an opener. `bare`: there was none.
     pub fn new(body: &Body, tools: Arc<[Signature]>, bare: bool) -> Self {
         let reader = match body {
             Body::Object(keys) | Body::List(keys) => Reader::Json(Box::new(JsonReader::new(keys.clone(), bare))),
@@ -39,12 +39,12 @@ impl CallBody {
         Self { reader, call: Call::new(tools) }
     }
 
-    /// What stands behind a call's own marker, without the opener of all.
+    /// The body after the marker of a single call, without the opener of the list.
     pub fn unopened(named: &Named, tools: Arc<[Signature]>) -> Self {
         Self { reader: Reader::Named(Box::new(NamedReader::begun(named))), call: Call::new(tools) }
     }
 
-    /// The arguments of this tool, as a JSON object.
+    /// Only the arguments of this tool, as a JSON object.
     pub fn arguments_of(tool: &str, tools: Arc<[Signature]>) -> Self {
         Self { reader: Reader::Named(Box::new(NamedReader::arguments_of(tool))), call: Call::new(tools) }
     }
@@ -65,12 +65,12 @@ impl CallBody {
         fed
     }
 
-    /// Lets go of the arguments so far.
+    /// Emits the arguments so far.
     pub fn flush(&mut self, out: &mut Vec<Delta>) {
         self.call.flush(out, false);
     }
 
-    /// Lets go of everything, as nothing follows. `cut`: the answer would have gone on.
+    /// Emits the rest at the end of the answer. `cut`: it was cut short.
     pub fn finish(&mut self, cut: bool, out: &mut Vec<Delta>) {
         if !cut {
             self.complete();
@@ -78,7 +78,7 @@ impl CallBody {
         self.call.flush(out, !cut);
     }
 
-    /// Closes arguments of which only the end is missing.
+    /// Closes arguments that lack nothing but their end.
     fn complete(&mut self) {
         if let (Reader::Named(named), true) = (&self.reader, self.call.is_open()) {
             self.call.arguments.extend(named.rest());

@@ -23,9 +23,9 @@ pub(super) struct ChannelReader {
     channels: Channels,
     tools: Arc<[Signature]>,
     state: MessagePart,
-    /// Bytes that are not decided upon.
+    /// Bytes that are not consumed yet.
     pending: Vec<u8>,
-    /// Whether there has been text, and whether the next one is that of another message.
+    /// Text was emitted, and the next text is that of another message.
     has_text: bool,
     gap: bool,
 }
@@ -35,12 +35,12 @@ enum MessagePart {
     Header,
     Thinking,
     Text,
-    /// A call, and what becomes text if it is none.
+    /// A call. `raw` becomes text if it turns out not to be one.
     Call {
         body: Box<CallBody>,
         raw: Vec<u8>,
     },
-    /// What stands behind a call, up to the message's end.
+    /// The rest of a message after a call.
     Rest,
 }
 
@@ -64,12 +64,12 @@ impl ChannelReader {
         out
     }
 
-    /// Whether new text belongs to the answer itself.
+    /// True if new text belongs to the answer itself.
     pub fn is_text(&self) -> bool {
         matches!(self.state, MessagePart::Text)
     }
 
-    /// What is left once nothing follows. `cut`: the answer would have gone on.
+    /// The rest at the end of the answer. `cut`: it was cut short.
     pub fn finish(&mut self, cut: bool) -> Vec<Delta> {
         let mut out = Vec::new();
         let mut pending = std::mem::take(&mut self.pending);
@@ -79,7 +79,7 @@ impl ChannelReader {
             pending.truncate(whole(&pending));
         }
         match std::mem::replace(&mut self.state, MessagePart::Rest) {
-            // Half a header is no text.
+            // Half a header is not text.
             MessagePart::Header | MessagePart::Rest => {}
             MessagePart::Thinking => think(&mut out, &pending),
             MessagePart::Text => self.show(&mut out, &pending),
@@ -103,7 +103,7 @@ impl ChannelReader {
 
     fn header(&mut self) -> Advance {
         let channels = &self.channels;
-        // An answer without a header, which no grammar held to the form, is text, whatever comes later in it.
+        // An answer without a header, which is possible where no grammar enforces the format, is text to its end.
         let begun = self.pending.trim_ascii_start();
         let beginnings = [&channels.start, &channels.channel, &channels.recipient, &channels.message];
         let is_header = beginnings.into_iter().any(|beginning| {
@@ -141,12 +141,12 @@ impl ChannelReader {
         };
     }
 
-    /// The text of a message, up to what ends it.
+    /// The text of a message, up to its end marker.
     fn content(&mut self, out: &mut Vec<Delta>) -> Advance {
         let ends = self.channels.ends.iter().chain([&self.channels.start]);
         let found = ends.filter_map(|end| Some((find(&self.pending, end.as_bytes())?, end.len()))).min();
         let upto = match found {
-            Some((place, _)) => place,
+            Some((position, _)) => position,
             None => whole(&self.pending[..self.pending.len() - self.begun(&self.pending)]),
         };
         let text: Vec<u8> = self.pending.drain(..upto).collect();
@@ -186,7 +186,7 @@ impl ChannelReader {
         Advance::NeedsBytes
     }
 
-    /// How many bytes at the end may be the beginning of what ends a message.
+    /// The length of the longest suffix that may be the beginning of an end marker.
     fn begun(&self, bytes: &[u8]) -> usize {
         let ends = self.channels.ends.iter().chain([&self.channels.start]);
         ends.map(|end| overlap(bytes, end.as_bytes())).max().unwrap_or(0)

@@ -1,5 +1,5 @@
-//! Bytes of an answer that are held back until it is known what they are. White space may be held for as long as a model
-//! writes nothing else, so each piece that comes must not have all of it looked at again.
+//! Bytes of an answer that are held back until it is known what they are. White space is held for as long as a model writes
+//! nothing else, so it must not be scanned again with each new chunk.
 
 use std::ops::Deref;
 
@@ -8,7 +8,7 @@ use super::pieces::{find, leading};
 #[derive(Debug, Default)]
 pub(super) struct Held {
     bytes: Vec<u8>,
-    /// How many of the first bytes are known to be white space.
+    /// The length of the prefix that is known to be white space.
     white: usize,
 }
 
@@ -17,19 +17,19 @@ impl Held {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// How much white space stands at the front.
+    /// The length of the leading white space.
     pub fn white(&mut self) -> usize {
         self.white += leading(&self.bytes[self.white..], u8::is_ascii_whitespace);
         self.white
     }
 
-    /// Where a marker begins, which is not white space alone.
+    /// The position of a marker, which is not white space alone.
     pub fn find(&self, marker: &[u8]) -> Option<usize> {
         let from = self.white.saturating_sub(marker.len());
         find(&self.bytes[from..], marker).map(|place| from + place)
     }
 
-    /// How long the first `upto` bytes are without white space at their end.
+    /// The length of the first `upto` bytes without trailing white space.
     pub fn trimmed(&mut self, upto: usize) -> usize {
         let white = self.white().min(upto);
         let text = self.bytes[white..upto].trim_ascii_end().len();
@@ -41,7 +41,7 @@ impl Held {
         self.bytes.drain(..count).collect()
     }
 
-    /// Puts others in the place of the first ones.
+    /// Replaces the first bytes.
     pub fn replace(&mut self, count: usize, others: &[u8]) {
         self.white = 0;
         self.bytes.splice(..count, others.iter().copied());

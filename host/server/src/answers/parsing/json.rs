@@ -1,7 +1,7 @@
-//! Calls as JSON: an object with a name and arguments, or a list of such.
+//! Parses calls in JSON: an object with a name and arguments, or a list of them.
 //!
-//! Only so much of JSON is understood as is needed to find names, and where arguments begin and end. A model may write
-//! arguments as a string with JSON in it, and fields in any order; both are put right.
+//! Only as much of JSON is parsed as is needed to find names, and where arguments begin and end. A model may write arguments
+//! as a string with JSON in it, and fields in any order; both are normalised.
 
 use super::call::{Call, Fed};
 use crate::{chat::Delta, formats::Keys};
@@ -66,7 +66,7 @@ enum Framed {
 }
 
 impl JsonReader {
-    /// A reader of a call with these keys. `bare`: nothing opened it, so that what is no call is found out as early as can be.
+    /// A parser of a call with these keys. `bare`: there was no opener, so text must be recognised as early as possible.
     pub fn new(keys: Keys, bare: bool) -> Self {
         Self {
             keys,
@@ -110,12 +110,12 @@ impl JsonReader {
         }
     }
 
-    /// Takes in a byte that is not among arguments on their way out.
+    /// Feeds a byte that is not part of arguments that are being streamed.
     fn feed_frame(&mut self, byte: u8, call: &mut Call, out: &mut Vec<Delta>) -> Fed {
         let was_text = matches!(self.at, Expecting::NameText | Expecting::KeyText);
         match self.step(byte) {
             Framed::More => {
-                // What is no call is text, the sooner the better.
+                // Text should be recognised as early as possible.
                 let unlike = self.bare && was_text && self.at == Expecting::Colon && !self.is_known_key();
                 let stranger = self.name.as_ref().is_some_and(|name| call.tool(name).is_none());
                 if unlike || stranger { Fed::Broken } else { Fed::Open }

@@ -1,4 +1,4 @@
-//! Arguments as Python or Gemma write them, into JSON while they come: `a="x", b=[True, None])` and
+//! Converts arguments in Python's or Gemma's notation to JSON as they stream: `a="x", b=[True, None])` and
 //! `a:<escape>x<escape>,b:[true,null]}`. What opened them has been read already; what closes them is read here.
 
 use super::pieces::{escape, find};
@@ -6,10 +6,10 @@ use super::pieces::{escape, find};
 const DEPTH_MAX: usize = 128;
 const WORD_BYTES_MAX: usize = 1024;
 
-/// Reads literals, byte by byte.
+/// Parses literals byte by byte.
 #[derive(Debug)]
 pub(super) struct Literal {
-    /// What stands around strings, if that is no quotation mark: Gemma's notation, otherwise Python's.
+    /// The marker around strings in Gemma's notation; none for quotation marks, as in Python's.
     quote: Option<Vec<u8>>,
     levels: Vec<Level>,
     at: LiteralState,
@@ -59,7 +59,7 @@ enum Escape {
     Digits(u8),
 }
 
-/// What became of a byte.
+/// The result of feeding a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     Inside,
@@ -76,7 +76,7 @@ impl Literal {
         Self { quote: quote.map(|quote| quote.as_bytes().to_vec()), levels, at: LiteralState::Key, held: Vec::new() }
     }
 
-    /// A whole literal of Python as JSON; none if it is no such.
+    /// A complete Python literal as JSON.
     pub fn python(text: &str) -> Option<Vec<u8>> {
         let levels = vec![Level { kind: Kind::List, closer: b')', is_begun: false }];
         let mut literal = Self { quote: None, levels, at: LiteralState::Value, held: Vec::new() };

@@ -1,13 +1,13 @@
-//! The tool parser: an answer's bytes into text, thoughts and tool calls, while they come.
+//! The streaming parser: splits an answer's bytes into text, reasoning and tool calls as they arrive.
 //!
-//! Whatever the bytes are cut into, the same pieces come out once they are joined: a piece never ends within a character,
-//! and text is held back while it may yet become a marker. White space around thoughts and calls is left out, since
-//! templates write their own there.
+//! However the bytes are chunked, the deltas join to the same result: a delta never ends within a character, and text is
+//! held back while it may yet become a marker. White space around reasoning and calls is dropped, since templates write
+//! their own there.
 //!
-//! What looks like a call and is none is text: a marker that no call follows, a tool that is not on offer, JSON that breaks
-//! off before the arguments. Once arguments have begun to leave, what is broken ends the call as it is, and what follows is
-//! text. Where an answer is cut short within a character, a marker, or a call that does not count yet, that piece is
-//! dropped, as it is no text either; a call that nothing opened is shown.
+//! What looks like a call but is not one stays text: a marker without a call, a tool that was not offered, JSON that breaks
+//! off before the arguments. Once arguments have begun to stream, malformed input ends the call as it is, and what follows
+//! is text. Where an answer is cut short within a character, a marker, or an undecided call, that piece is dropped; an
+//! undecided call without an opener is shown as text.
 
 mod call;
 mod call_body;
@@ -33,32 +33,32 @@ use crate::{
     formats::{Calls, Named, OutputFormat, Reasoning, Signature, Thoughts},
 };
 
-/// How much may be held back while it is open whether it is a call.
+/// The most bytes that are held back while it is undecided whether they are a call.
 const UNDECIDED_BYTES_MAX: usize = 256 << 10;
 
 #[derive(Debug)]
 pub struct ToolParser {
     calls: Option<Calls>,
     reasoning: Option<Reasoning>,
-    /// Reads all of it, where an answer is not one text.
+    /// Parses the whole answer where it consists of messages.
     channels: Option<ChannelReader>,
     tools: Arc<[Signature]>,
     state: ParserState,
-    /// Bytes that are not decided upon.
+    /// Bytes that are not consumed yet.
     pending: Held,
 }
 
 #[derive(Debug)]
 enum ParserState {
-    /// Nothing yet: thoughts may be opened.
+    /// Nothing yet: reasoning may be opened.
     Opening,
-    /// Thoughts; whether some have been shown.
+    /// Reasoning. `begun`: some was shown.
     Thinking { begun: bool },
-    /// Text. `start`: a bare call may begin. `margin`: white space is left out until there is other text.
+    /// Text. `start`: a bare call may begin. `margin`: leading white space is dropped.
     Text { start: bool, margin: bool },
-    /// A call; `raw` is what becomes text if it is none, of which the first `lead` bytes are not looked at again.
+    /// A call. `raw` becomes text if it turns out not to be one; its first `lead` bytes are not parsed again.
     Call { body: Box<CallBody>, raw: Vec<u8>, lead: usize, bare: bool },
-    /// What closes a call.
+    /// The closer of a call.
     Closing,
 }
 
@@ -89,7 +89,7 @@ impl ToolParser {
         out
     }
 
-    /// Whether new text belongs to the answer itself; none while that is open.
+    /// True if new text belongs to the answer itself; `None` while that is undecided.
     pub fn is_text(&self) -> Option<bool> {
         if let Some(channels) = &self.channels {
             return Some(channels.is_text());
@@ -102,7 +102,7 @@ impl ToolParser {
         }
     }
 
-    /// What is left once nothing follows. `cut`: the answer would have gone on.
+    /// The rest at the end of the answer. `cut`: it was cut short.
     pub fn finish(&mut self, cut: bool) -> Vec<Delta> {
         if let Some(channels) = &mut self.channels {
             return channels.finish(cut);
@@ -111,7 +111,7 @@ impl ToolParser {
         let mut pending = self.pending.take(self.pending.len());
         if cut {
             pending.truncate(whole(&pending));
-            // Half a marker is no thought, and none of its characters is.
+            // Half a marker is not part of the reasoning.
             let marker = match (&self.state, &self.reasoning) {
                 (ParserState::Opening, Some(reasoning)) => reasoning.open.as_bytes(),
                 (ParserState::Thinking { .. }, Some(reasoning)) => reasoning.close.as_bytes(),
@@ -188,7 +188,7 @@ impl ToolParser {
                 self.begin_text(true)
             }
             None => {
-                // White space goes if nothing was shown yet, and stays if more may follow what was.
+                // Leading white space is dropped; later white space stays, as more may follow.
                 self.pending.take(if shown > skipped { shown } else { skipped });
                 Advance::NeedsBytes
             }
@@ -234,7 +234,7 @@ impl ToolParser {
                 Advance::Done
             }
             None => {
-                // What white space follows is complete.
+                // Text before white space is complete.
                 let shown = if text < upto { text } else { whole(&self.pending[..text]) };
                 self.release(shown, margin, out);
                 Advance::NeedsBytes
@@ -242,7 +242,7 @@ impl ToolParser {
         }
     }
 
-    /// Shows the first `count` pending bytes. Any of them that is not white space ends the margin.
+    /// Emits the first `count` pending bytes as text. Any of them that is not white space ends the margin.
     fn release(&mut self, count: usize, margin: bool, out: &mut Vec<Delta>) {
         let bytes = self.pending.take(count);
         let text = if margin { bytes.trim_ascii_start() } else { &bytes };
@@ -274,7 +274,7 @@ impl ToolParser {
                     return Advance::Done;
                 }
                 Fed::Broken => {
-                    // What was no call is looked at again, behind what made it look like one.
+                    // It was not a call: it is parsed again as text, after what made it look like one.
                     let counted = body.calls() > 0;
                     let (shown, again) = raw.split_at((*lead).min(raw.len()));
                     let mut shown = shown.to_vec();
@@ -307,7 +307,7 @@ impl ToolParser {
     }
 }
 
-/// The first opener in a text: where it stands, how long it is, and, if it is a single call's own, the call's form.
+/// The first opener in a text: its position, its length, and, if it is the marker of a single call, that call's form.
 fn opener<'a>(text: &Held, calls: &'a Calls) -> Option<(usize, usize, Option<&'a Named>)> {
     let opened = text.find(calls.open.as_bytes()).map(|place| (place, calls.open.len(), None));
     let named = calls.unopened();
@@ -315,7 +315,7 @@ fn opener<'a>(text: &Held, calls: &'a Calls) -> Option<(usize, usize, Option<&'a
     opened.into_iter().chain(unopened).min_by_key(|(place, ..)| *place)
 }
 
-/// How many bytes at the end may be the beginning of an opener.
+/// The length of the longest suffix that may be the beginning of an opener.
 fn begun(text: &[u8], calls: &Calls) -> usize {
     let unopened = calls.unopened().map_or(0, |named| overlap(text, named.before.as_bytes()));
     unopened.max(overlap(text, calls.open.as_bytes()))

@@ -17,10 +17,10 @@ const NAME_BYTES_MAX: usize = 1024;
 #[derive(Debug)]
 pub(super) struct NamedReader {
     named: Named,
-    /// Whether calls are Python's, and if so, whether a list of them must be opened, may be, or is.
+    /// For Python's calls: whether a list of them is required, possible or open.
     python: Option<List>,
     at: CallPart,
-    /// What has been read of a marker or a name.
+    /// The part of a marker or a name that was read.
     head: Vec<u8>,
     name: String,
     arguments: Form,
@@ -35,14 +35,14 @@ enum List {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CallPart {
-    /// What stands before a name, or, behind a call, the end.
+    /// Before a name, or after a call, where the end may come.
     Before,
     Name,
     Arguments,
     After,
 }
 
-/// How the arguments at hand are read.
+/// The parser of the current arguments.
 #[derive(Debug)]
 enum Form {
     Json(Nest),
@@ -62,12 +62,12 @@ impl NamedReader {
         }
     }
 
-    /// Behind what stands before a name.
+    /// After the marker before a name.
     pub fn begun(named: &Named) -> Self {
         Self { at: CallPart::Name, ..Self::new(named) }
     }
 
-    /// Calls of Python. `bare`: what is no list is no call.
+    /// Python's calls. `bare`: only a list is a call.
     pub fn python(bare: bool) -> Self {
         let named = Named { arguments: "(".into(), ..Named::default() };
         Self { python: Some(if bare { List::Expected } else { List::Possible }), ..Self::new(&named) }
@@ -87,7 +87,7 @@ impl NamedReader {
         }
     }
 
-    /// What is missing of arguments that end with the answer.
+    /// The missing end of arguments that end with the answer.
     pub fn rest(&self) -> &'static [u8] {
         match (&self.arguments, self.at) {
             (Form::Tags(tags), CallPart::Arguments) => tags.rest(),
@@ -126,7 +126,7 @@ impl NamedReader {
         Fed::Open
     }
 
-    /// What follows is no further call, or none at all.
+    /// No call follows.
     fn no_call(call: &Call) -> Fed {
         if call.count() > 0 { Fed::Ended } else { Fed::Broken }
     }

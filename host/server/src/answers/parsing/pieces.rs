@@ -1,4 +1,4 @@
-//! What the readers of answers share: looking for markers in bytes that are still coming, and making pieces of them.
+//! Shared by the parsers of answers: searching for markers in a stream of bytes, and emitting deltas.
 
 use crate::chat::Delta;
 
@@ -15,18 +15,18 @@ pub(super) fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
     if wanted.is_empty() { None } else { text.windows(wanted.len()).position(|window| window == wanted) }
 }
 
-/// How many bytes at the start are such.
+/// The length of the prefix whose bytes all pass the test.
 pub(super) fn leading(bytes: &[u8], such: impl Fn(&u8) -> bool) -> usize {
     bytes.iter().take_while(|byte| such(byte)).count()
 }
 
-/// How many bytes at the end may be the beginning of a marker.
+/// The length of the longest suffix that may be the beginning of a marker.
 pub(super) fn overlap(bytes: &[u8], marker: &[u8]) -> usize {
     let longest = bytes.len().min(marker.len().saturating_sub(1));
     (1..=longest).rev().find(|length| bytes.ends_with(&marker[..*length])).unwrap_or(0)
 }
 
-/// How many bytes there are without a character at the end that may yet be completed.
+/// The length without an incomplete character at the end.
 pub(super) fn whole(bytes: &[u8]) -> usize {
     let tail = bytes.len().saturating_sub(3);
     let lead = bytes[tail..].iter().rposition(|byte| *byte >= 0xc0);
@@ -51,7 +51,7 @@ pub(super) fn think(out: &mut Vec<Delta>, bytes: &[u8]) {
     }
 }
 
-/// Adds bytes to the inside of a JSON string.
+/// Appends bytes to the inside of a JSON string.
 pub(super) fn escape(bytes: &[u8], json: &mut Vec<u8>) {
     for byte in bytes {
         match byte {

@@ -1,5 +1,5 @@
-//! Arguments between tags, into JSON while they come: `<parameter=a>x</parameter>` is `"a": "x"`. A string leaves as it
-//! comes; any other value waits for its end, as it may be a text after all.
+//! Converts arguments between tags to JSON as they stream: `<parameter=a>x</parameter>` is `"a": "x"`. A string streams
+//! as it comes; any other value waits for its end, as it may turn out to be a string.
 
 use serde_json::Value;
 
@@ -12,11 +12,11 @@ use crate::formats::{Signature, Tags, Types};
 const KEY_BYTES_MAX: usize = 1024;
 const VALUE_BYTES_MAX: usize = 1 << 20;
 
-/// Reads the arguments of one call, up to and with what stands behind them.
+/// Parses the arguments of one call, with the marker after them.
 #[derive(Debug)]
 pub(super) struct TagReader {
     tags: Tags,
-    /// What stands behind all arguments.
+    /// The marker after all arguments.
     after: Vec<u8>,
     signature: Signature,
     at: TagPart,
@@ -42,7 +42,7 @@ impl TagReader {
         Self { tags, after, signature, at: TagPart::Between, held: Vec::new(), types: Types::ANY, is_begun: false }
     }
 
-    /// Takes in a byte, and adds to the JSON, which is empty until it is sure that there are arguments, or that there are none.
+    /// Feeds a byte and appends to the JSON, which stays empty until it is certain whether there are arguments.
     pub fn feed(&mut self, byte: u8, json: &mut Vec<u8>) -> Progress {
         if matches!(self.at, TagPart::Between | TagPart::Opening) && self.held.is_empty() && byte.is_ascii_whitespace()
         {
@@ -97,7 +97,7 @@ impl TagReader {
         Progress::Inside
     }
 
-    /// What is missing where an answer ends before its arguments do, if they are complete by themselves.
+    /// The missing end of arguments that are otherwise complete when the answer ends.
     pub fn rest(&self) -> &'static [u8] {
         if self.at == TagPart::Between && self.is_begun { b"}" } else { b"" }
     }

@@ -211,11 +211,11 @@ impl Drop for Cache {
     }
 }
 
-/// What a name that another server has given to a copy of the same content leads to.
+/// The file under a name that another server has already given to a copy of the same content.
 enum Existing {
     /// A copy whose content is right, locked.
     Sound(File),
-    /// Nothing any more: its last user has removed it.
+    /// It is gone: its last user has removed it.
     Removed,
     /// A file with other content, or one that cannot be read.
     Damaged,
@@ -242,7 +242,7 @@ fn existing(path: &Path, sha256: &str, bytes: u64) -> Existing {
     if sound { Existing::Sound(file) } else { Existing::Damaged }
 }
 
-/// Whether this name leads to this open file.
+/// True if this name leads to this open file.
 fn is_named(path: &Path, file: &File) -> bool {
     let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     matches!((fs::symlink_metadata(path), file.metadata()), (Ok(named), Ok(open)) if same(&named, &open))

@@ -1,7 +1,7 @@
-//! What is known of each file in the folders, and what is to be done next: a state machine without input or output.
+//! The state of each file in the folders, and what to do next: a state machine without input or output.
 //!
 //! A file goes from *settling* (it changed a moment ago) to *looked at* to *known*, and back whenever it changes. While a file
-//! that was a plugin is looked at again, the plugin that it was goes on serving. What was a plugin and is none any more is
+//! that was a plugin is inspected again, its old version stays in use. A plugin whose file is gone or no longer a plugin is
 //! remembered as retired, as long as a worker uses it or until its file comes back.
 
 use std::{
@@ -19,7 +19,7 @@ use super::{
 };
 use pensieve_protocol::{manifest::Manifest, refusal::Refusal};
 
-/// How many unused retired plugins are listed.
+/// The number of unused retired plugins that are listed.
 const RETIRED_MAX: usize = 32;
 
 pub(super) struct Files {
@@ -48,7 +48,7 @@ struct File {
 enum FileState {
     Settling,
     Inspecting,
-    /// It ends too early; if it does not grow within `patience`, that is why it is refused.
+    /// It is truncated, and is refused for that if it does not grow within `patience`.
     Incomplete {
         sha256: String,
         refusal: Refusal,
@@ -69,7 +69,7 @@ impl Files {
         Self { limits, scan, files, retired: Vec::new(), published: None }
     }
 
-    /// Takes in what the folders hold now.
+    /// Takes a new scan of the folders.
     pub(super) fn observe(&mut self, scan: Scan, now: Instant, clock: SystemTime) {
         let mut gone = std::mem::take(&mut self.files);
         for found in &scan.files {
@@ -125,7 +125,7 @@ impl Files {
         deadlines.min()
     }
 
-    /// Takes in what came of a task, unless the file has changed or gone since.
+    /// Takes the result of a task, unless the file has changed or gone since.
     pub(super) fn decide(&mut self, task: &Task, inspected: Inspected, now: Instant) {
         let Some(file) = self.files.get_mut(&task.found.path).filter(|file| file.found == task.found) else {
             return;
@@ -156,7 +156,7 @@ impl Files {
         }
     }
 
-    /// What is to be published, if it differs from what was published last.
+    /// The new catalogue, if it differs from the one that was published last.
     pub(super) fn changed_catalogue(&mut self) -> Option<Arc<Catalogue>> {
         let retired = self.retired();
         let refused = self.scan.refused.iter().map(|(file, refusal)| {

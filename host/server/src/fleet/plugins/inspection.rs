@@ -1,4 +1,4 @@
-//! Decides about one file: copies it, has a child look at the copy, and keeps what the child says.
+//! Inspects one file: copies it, has a child open the copy, and keeps the child's report.
 
 use std::{ffi::OsString, path::Path, sync::Arc};
 
@@ -18,18 +18,18 @@ use pensieve_protocol::{
     refusal::{Refusal, RefusalKind},
 };
 
-/// What came of looking at a file.
+/// The result of inspecting a file.
 #[derive(Debug)]
 pub(super) enum Inspected {
     /// It is known now.
     Knowledge(Knowledge),
-    /// It ends too early, as files do that are still being written.
+    /// It is truncated, as files are that are still being written.
     Incomplete { sha256: String, refusal: Refusal },
-    /// It changed while it was looked at.
+    /// It changed during the inspection.
     Changed,
 }
 
-/// Looks at a file. `before` is what the same file held before; if that is what it still holds, it stays.
+/// Inspects a file. If its content is that of `before`, its last version, that plugin is kept.
 pub(super) async fn inspect(
     settings: Arc<Settings>,
     cache: Arc<Cache>,

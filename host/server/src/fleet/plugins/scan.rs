@@ -1,4 +1,4 @@
-//! What lies in the plugin folders right now: plain looking, without opening a file.
+//! Lists the plugin folders without opening a file.
 
 use std::{
     collections::HashSet,
@@ -59,9 +59,9 @@ pub(super) struct Folder {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Where the user put it, which is how it is called.
+    /// The path where the user put it, by which it is named.
     pub(super) path: PathBuf,
-    /// What that leads to, symlinks resolved.
+    /// The same with symlinks resolved.
     pub(super) target: PathBuf,
     pub(super) stamp: Stamp,
 }

@@ -1,4 +1,4 @@
-//! Whether a file may become code in this user's processes: only if no user but this one and root can change it.
+//! Decides whether a file may become code in this user's processes: only if no user but this one and root can change it.
 //!
 //! The file itself and the folder it lies in must not be writable by a group or by others. Above the folder it is enough
 //! that strangers cannot swap folders: group-writable homes of projects are common, and sticky folders such as `/tmp` let
@@ -71,7 +71,7 @@ fn check(what: &str, path: &Path, metadata: &Metadata, refused: u32) -> Result<(
     Ok(())
 }
 
-/// Whether a group is called like this user and has no other member, as far as this machine's own lists tell. The lists are
+/// True if a group has this user's name and no other member, as far as this machine's own lists tell. The lists are
 /// read by hand: the system's functions, which crates wrap, may ask servers elsewhere, and tell nothing of other users.
 fn is_own_group(group: u32) -> bool {
     let read = |path: &str| {
@@ -111,7 +111,7 @@ mod tests {
         os::unix::fs::PermissionsExt,
     };
 
-    /// Whether a folder of this mode, in a folder of that mode, is taken.
+    /// True if a folder of this mode, in a folder of that mode, is accepted.
     fn check_folder(mode: u32, above: u32) -> Result<Option<PathBuf>, Refusal> {
         let root = tempfile::tempdir().unwrap();
         let plugins = root.path().join("plugins");

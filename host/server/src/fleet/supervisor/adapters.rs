@@ -19,11 +19,11 @@ use pensieve_protocol::{
     wire::Attachment,
 };
 
-/// How many adapters a model takes in at once: each is in memory as a whole while it is read.
+/// Adapters that a model reads at once, each of them whole in memory.
 const COMING_MAX: usize = 4;
 
 impl Supervisor {
-    /// Has a model take in an adapter, as soon as the model is there.
+    /// Attaches an adapter to a model, once the model is loaded.
     pub(super) fn attach(&mut self, index: usize, pending: PendingAdapter, now: Instant) {
         let (id, model) = (&self.config.models[index].id, &self.models[index]);
         let (names, name) = (self.registry.of(index), &pending.name);
@@ -60,7 +60,7 @@ impl Supervisor {
         }
     }
 
-    /// Hands an adapter to a worker, with memory for it.
+    /// Sends an adapter to a worker, and reserves memory for it.
     pub(super) fn start_attaching(&mut self, serial: u64, pending: PendingAdapter, now: Instant) {
         if let Err(failure) = self.reserve(serial) {
             return self.effects.push(pending.refuse(Culprit::Other, failure));
@@ -73,7 +73,7 @@ impl Supervisor {
         self.effects.push(worker.attach(name, location, Some(pending), now));
     }
 
-    /// Sets memory aside for the adapters of a worker that had none so far.
+    /// Reserves memory for the adapters of a worker that had none so far.
     fn reserve(&mut self, serial: u64) -> Result<(), Failure> {
         let Some(worker) = self.workers.get(&serial) else { return Ok(()) };
         let model = &self.config.models[worker.model];
@@ -94,7 +94,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Other models may have what was set aside for adapters where none came, or none is left and nothing runs under one.
+    /// Gives back memory reserved for adapters where there are none and nothing runs under one.
     pub(super) fn release_adapter_memory(&mut self) {
         for (serial, worker) in &mut self.workers {
             let is_ready = self.models[worker.model].state == LoadState::Ready(*serial);
@@ -130,7 +130,7 @@ impl Supervisor {
         }
     }
 
-    /// Takes an adapter away: no request may name it any more, and workers let it go.
+    /// Detaches an adapter: no request may name it any more, and workers drop it.
     pub(super) fn detach(&mut self, index: usize, name: &str) -> Result<(), AdapterFailure> {
         let pending = self.take_newcomer(index, name);
         let id = &self.config.models[index].id;
@@ -148,7 +148,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Takes a pending adapter out: one whose requester has not had its answer yet.
+    /// Removes a pending adapter: one whose requester has no answer yet.
     fn take_newcomer(&mut self, index: usize, name: &str) -> Option<PendingAdapter> {
         let waiting = &mut self.models[index].pending_adapters;
         if let Some(place) = waiting.iter().position(|pending| pending.name == name) {

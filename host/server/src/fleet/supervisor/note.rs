@@ -1,4 +1,4 @@
-//! What the supervisor has to say for the log. It writes nothing itself; the control loop logs its notes.
+//! Notes for the log. The supervisor writes nothing itself; the control loop logs them.
 
 use pensieve_protocol::{
     job::Failure,

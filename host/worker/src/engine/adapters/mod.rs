@@ -1,6 +1,6 @@
-//! Adapters: those that jobs may name, which of them the model holds, and which sequence runs under which.
+//! LoRA adapters: those that jobs may name, and which of them are in the model.
 //!
-//! All that the model holds together keeps to a limit. The least recently used adapter without a running sequence leaves
+//! The adapters in the model together keep to a memory limit. The least recently used adapter without a running sequence leaves
 //! the model and stays known: the next job that names it has it read again, and waits here meanwhile. Jobs that wait for
 //! room are served in their order, and while the first of them waits no other begins under an adapter, so that those
 //! in use come free. An adapter that is detached while sequences use it goes with the last of them.
@@ -24,14 +24,14 @@ use pensieve_protocol::{
     wire::{AdapterStats, AttachedAdapter, Attachment, Location},
 };
 
-/// What a number of an adapter takes at least: models keep factors in half precision or better.
+/// Bytes of an adapter's value at least: models keep factors in half precision or better.
 const VALUE_BYTES_MIN: u64 = 2;
 
-/// What takes adapters in: a model.
+/// A model that adapters can be attached to.
 pub trait AdapterHost {
-    /// Takes one in; answers its id and the bytes that it takes.
+    /// Attaches an adapter; returns its id and its bytes.
     fn attach(&mut self, adapter: &AdapterData) -> Result<(u32, u64), Failure>;
-    /// Drops one that no sequence uses.
+    /// Detaches an adapter that no sequence uses.
     fn detach(&mut self, adapter: u32);
 }
 
@@ -43,7 +43,7 @@ pub struct AdapterLease {
     pub span: SpanAdapter,
 }
 
-/// What the model is told of a sequence's adapter.
+/// The adapter of a span, as the model is told.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpanAdapter {
     pub id: u32,
@@ -68,32 +68,32 @@ pub struct Adapters {
 
 struct Adapter {
     name: String,
-    /// What the server calls the attempt to attach it.
+    /// The server's number for the attempt to attach it.
     attempt: u64,
     location: Location,
     format: String,
     fingerprint: String,
     pairs: u64,
-    /// What it takes in the model; known once it was there.
+    /// Its bytes in the model; known once it was attached.
     bytes: u64,
     residency: Residency,
     /// Sequences that run under it, and jobs that wait for it.
     running: usize,
     claims: usize,
-    /// When it was used last; smaller is longer ago.
+    /// Logical time of the last use.
     used: u64,
     leaving: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Residency {
-    /// It is being read for the first time, and jobs do not know of it yet.
+    /// Being read for the first time; jobs cannot name it yet.
     New,
     /// Known, but not in memory.
     Disk,
-    /// It is being read again since then; its bytes are set aside.
+    /// Being read again since then; its bytes are reserved.
     Reading(Instant),
-    /// Its reading hangs and no job waits for it any more. It is not read again until its format returns.
+    /// Reading it hangs, and no job waits for it any more. It is not read again until its format returns.
     Hung,
     Model(u32),
 }
@@ -116,7 +116,7 @@ impl Adapters {
         }
     }
 
-    /// Begins to take one in, which is to be read now; answers what [`Adapters::take_in`] knows it by.
+    /// Begins to attach an adapter, which the caller reads. Returns its number for [`Adapters::take_in`].
     pub fn begin(&mut self, attempt: u64, name: &str, location: Location) -> Result<u64, Failure> {
         if self.names.contains_key(name) {
             let message = format!("an adapter called '{name}' is attached already");
@@ -142,7 +142,7 @@ impl Adapters {
         Ok(self.last)
     }
 
-    /// One has been read, or could not be. Answers what came of the attempt to attach it, if that was not known before.
+    /// Takes an adapter that was read, or the error. Returns the result of the attempt to attach it, if that is still open.
     pub fn take_in(
         &mut self,
         serial: u64,
@@ -178,7 +178,7 @@ impl Adapters {
         }
     }
 
-    /// No new job may use it. It is dropped at once, or with the last of its jobs.
+    /// Lets no new job use an adapter, and drops it at once or with the last of its jobs.
     pub fn retire(&mut self, name: &str, holder: &mut impl AdapterHost) {
         let Some(serial) = self.names.remove(name) else { return };
         if let Some(adapter) = self.known.get_mut(&serial) {
@@ -187,7 +187,7 @@ impl Adapters {
         self.leave(serial, holder);
     }
 
-    /// The adapter that a job wishes for, by the number that it has here; an error if there is none of that name.
+    /// The number of the adapter that a job names.
     pub fn find(&self, wish: &AdapterUse) -> Result<u64, Failure> {
         if !wish.scale.is_finite() {
             return Err(Failure::new(FailureCode::Invalid, format!("adapter '{}': its scale is no number", wish.name)));
@@ -203,7 +203,7 @@ impl Adapters {
             })
     }
 
-    /// What a sequence under an adapter shares cached states by; none while the model does not hold it.
+    /// The part of a salt that stands for an adapter; none while it is not in the model.
     pub fn salt(&self, serial: u64, scale: f32) -> Option<String> {
         let adapter = self.known.get(&serial).filter(|adapter| matches!(adapter.residency, Residency::Model(_)))?;
         Some(format!("{}\0{:08x}", adapter.fingerprint, scale.to_bits()))
@@ -229,22 +229,22 @@ impl Adapters {
         self.leave(serial, holder);
     }
 
-    /// A job that waited has begun under an adapter, or has not; an adapter that is being retired and has no job left is dropped.
+    /// A job that waited has begun under an adapter, or has failed to: drops the adapter if it is retired and has no job left.
     pub fn let_go(&mut self, serial: u64, holder: &mut impl AdapterHost) {
         self.leave(serial, holder);
     }
 
-    /// Those that have to be read before jobs go on, each asked for once.
+    /// Adapters to read before waiting jobs can begin, each returned once.
     pub fn take_wanted(&mut self) -> Vec<(u64, Location)> {
         std::mem::take(&mut self.wanted)
     }
 
-    /// What a person may want to know, since it was last asked.
+    /// Notes for the log since the last call.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Those that jobs may name.
+    /// Statistics of the adapters that jobs may name.
     pub fn stats(&self) -> Vec<AdapterStats> {
         let known = self.names.values().filter_map(|serial| self.known.get(serial));
         let here = known.filter(|adapter| adapter.residency != Residency::New);
@@ -259,18 +259,18 @@ impl Adapters {
         stats.collect()
     }
 
-    /// How often one was taken into the model, and how often one had to make room.
+    /// The numbers of loads and of evictions.
     pub fn counts(&self) -> (u64, u64) {
         (self.loads, self.unloads)
     }
 
-    /// Bytes of those that the model holds, leaving ones included, and of those that are about to be.
+    /// Bytes of the adapters in the model, leaving ones included, and of those that are about to be.
     fn held(&self) -> u64 {
         let holds = |adapter: &&Adapter| matches!(adapter.residency, Residency::Model(_) | Residency::Reading(_));
         self.known.values().filter(holds).fold(0, |sum, adapter| sum.saturating_add(adapter.bytes))
     }
 
-    /// Has the model take one in, and others make room for it.
+    /// Attaches an adapter to the model, and evicts others for it.
     fn hold(
         &mut self,
         serial: u64,

@@ -1,4 +1,4 @@
-//! Jobs that wait for their adapter to be brought back into the model.
+//! Jobs that wait until their adapter is in the model again.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,19 @@ pub struct Waiting {
     /// Its adapter.
     pub serial: u64,
     pub constraint: Option<Constraint>,
-    /// How long it has waited for other things.
+    /// Time that it waited for its grammar before.
     pub waited: Duration,
-    /// Since when it waits here.
     pub since: Instant,
-    /// Why its adapter does not come, if that is known.
+    /// The error of reading its adapter.
     pub failure: Option<Failure>,
 }
 
-/// What has become of a job that waited.
+/// The result of waiting.
 pub enum Ready {
     Begin(Box<Waiting>),
     /// Its deadline came first.
     Overdue(Job),
-    /// Its adapter does not come.
+    /// Its adapter could not be read.
     Failed(u64, Failure),
 }
 
@@ -33,14 +32,14 @@ impl Waiting {
         self.job.deadline.is_some_and(|deadline| self.waited.saturating_add(self.since.elapsed()) >= deadline)
     }
 
-    /// Whether it is not going to begin any more.
+    /// True if it will not begin any more.
     fn is_settled(&self) -> bool {
         self.failure.is_some() || self.is_overdue()
     }
 }
 
 impl Adapters {
-    /// Whether a job under this adapter may begin at once: the model holds it, and no earlier job waits for room.
+    /// True if a job under this adapter may begin at once: it is in the model, and no earlier job waits for room.
     pub fn may_begin(&self, serial: u64) -> bool {
         let holds =
             |serial: u64| self.known.get(&serial).is_some_and(|one| matches!(one.residency, Residency::Model(_)));
@@ -68,10 +67,10 @@ impl Adapters {
         self.waiting.len()
     }
 
-    /// A job that waits no longer. Asks for what others wait for as far as there is room.
+    /// The next job that need not wait any longer. Requests the adapters of others as far as there is room.
     pub fn next_ready(&mut self, holder: &mut impl AdapterHost) -> Option<Ready> {
         self.give_up_hung(holder);
-        // Who is not going to begin hears of it at once, wherever in the queue.
+        // A job that will not begin is told at once, wherever in the queue.
         if let Some(index) = self.waiting.iter().position(Waiting::is_settled) {
             return self.release(index, holder);
         }
@@ -100,7 +99,7 @@ impl Adapters {
         None
     }
 
-    /// Waits no longer for adapters whose format does not come back from reading them.
+    /// Gives up on adapters whose format hangs.
     fn give_up_hung(&mut self, holder: &mut impl AdapterHost) {
         let hangs =
             |residency: Residency| matches!(residency, Residency::Reading(since) if since.elapsed() >= self.patience);
@@ -113,7 +112,7 @@ impl Adapters {
         }
     }
 
-    /// Tells all who wait for an adapter that it does not come.
+    /// Fails all jobs that wait for an adapter.
     pub(super) fn fail_waiting(&mut self, serial: u64, failure: &Failure) {
         for waiting in self.waiting.iter_mut().filter(|waiting| waiting.serial == serial) {
             waiting.failure = Some(failure.clone());
