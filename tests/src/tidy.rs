@@ -218,6 +218,19 @@ fn is_test(path: &Path) -> bool {
 }
 
 #[test]
+fn state_machines_do_no_input_or_output() {
+    let folders =
+        ["host/server/src/fleet/supervisor", "host/worker/src/engine/scheduler", "host/worker/src/engine/blocks"];
+    let is_simulation = |path: &Path| path.to_string_lossy().contains("/simulation");
+    for path in folders.into_iter().flat_map(sources).filter(|path| !is_test(path) && !is_simulation(path)) {
+        let code = code(&path);
+        for word in ["tracing::", "std::fs", "File::", "println!", "Instant::now", "SystemTime::now", "spawn("] {
+            assert!(!code.contains(word), "{} uses {word}", path.display());
+        }
+    }
+}
+
+#[test]
 fn the_command_line_writes_by_one_module_alone() {
     // It escapes what comes from outside. A reply is a pipe to the server, and a progress bar gets escaped words.
     let writes = [

@@ -385,3 +385,28 @@ fn an_adapter_is_known_once_the_worker_has_it() {
         Fixture::check(&[*before, *then].concat());
     }
 }
+
+#[test]
+fn what_belongs_in_the_log_comes_back_as_notes_in_order() {
+    let mut fixture = Fixture::new();
+    let mut notes = Vec::new();
+    for words in ["submit", "probed", "loaded", "attach 7", "attached 1", "detach 8", "exited"] {
+        let event = fixture.event(words);
+        for effect in fixture.supervisor.on(event, fixture.now) {
+            if let Effect::Note(Note { model, what }) = effect {
+                assert_eq!(model, 0, "{what:?}");
+                notes.push(match what {
+                    Happening::Loading { memory } => format!("loading with {} words", memory.split(' ').count().min(2)),
+                    Happening::NoChatTemplate => "no template".into(),
+                    Happening::Loaded(_) => "loaded".into(),
+                    Happening::AdapterAttached { name, .. } => format!("attached {name}"),
+                    Happening::AdapterDetached { name } => format!("detached {name}"),
+                    Happening::AdapterRefused { name, .. } => format!("refused {name}"),
+                    Happening::WorkerDied(failure) => format!("died: {}", failure.message),
+                });
+            }
+        }
+    }
+    let expect = ["loading with 2 words", "no template", "loaded", "attached poet", "detached poet", "died: crashed"];
+    assert_eq!(notes, expect);
+}
