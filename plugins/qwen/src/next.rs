@@ -149,9 +149,9 @@ struct GatedDeltaNet {
 impl GatedDeltaNet {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         // Some GGUF files have heads of values that take turns with those of keys.
-        let turned = loader.at("turned_linear_attn");
-        let takes_turns = turned.has("out_proj.weight");
-        let loader = &if takes_turns { turned } else { loader.at("linear_attn") };
+        let interleaved = loader.at("interleaved_linear_attn");
+        let interleaved_heads = interleaved.has("out_proj.weight");
+        let loader = &if interleaved_heads { interleaved } else { loader.at("linear_attn") };
         let (sizes, width) = (config.linear, config.sizes.hidden_size);
         let LinearSizes { num_key_heads: key_heads, num_value_heads: heads, key_head_dim, value_head_dim, .. } = sizes;
         let recurrence = Recurrence::new(layer, heads, key_heads, key_head_dim, value_head_dim)?;
@@ -181,7 +181,7 @@ impl GatedDeltaNet {
             dt_bias: loader.vector(if is_gguf { "dt_proj.bias" } else { "dt_bias" }, heads)?,
             q_norm: RmsNorm::to_length(loader, key_head_dim, (key_head_dim as f64).powf(-0.5), eps)?,
             k_norm: RmsNorm::to_length(loader, key_head_dim, 1.0, eps)?,
-            recurrence: Recurrence { takes_turns, ..recurrence },
+            recurrence: Recurrence { interleaved_heads, ..recurrence },
             norm: RmsNorm::load(loader, "norm", value_head_dim, config.sizes.rms_norm_eps)?,
             out_proj: loader.linear("out_proj", sizes.value_dim(), width)?,
             sizes,
@@ -198,9 +198,9 @@ impl GatedDeltaNet {
         let (keys, values) = (self.sizes.key_dim(), self.sizes.value_dim());
         let [q, k, v] = step.split(&qkv, [keys, keys, values])?;
         let (q, k) = (self.q_norm.forward_heads(&q, step)?, self.k_norm.forward_heads(&k, step)?);
-        let decay = step.ops().columnwise(a, Some(&self.dt_bias), Some(Activation::Softplus), Some(&self.a))?;
-        let rate = step.ops().activate(b, Activation::Sigmoid)?;
-        let read = self.recurrence.delta([&q, &k, &v], &decay, &rate, step)?;
+        let decay = step.ops().bias_act_scale(a, Some(&self.dt_bias), Some(Activation::Softplus), Some(&self.a))?;
+        let beta = step.ops().activate(b, Activation::Sigmoid)?;
+        let read = self.recurrence.delta([&q, &k, &v], &decay, &beta, step)?;
         let gated = step.ops().gate(&z, &self.norm.forward_heads(&read, step)?, Activation::Silu)?;
         self.out_proj.forward(&gated, step)
     }

@@ -169,11 +169,11 @@ impl Mamba2 {
         let [gate, convolved, dt] = step.split(&all, [inner, channels, heads])?;
         let convolved = self.conv1d.forward(&convolved, step)?;
         let [x, b, c] = step.split(&convolved, [inner, groups * state, groups * state])?;
-        let mut dt = step.ops().columnwise(&dt, Some(&self.dt_bias), Some(Activation::Softplus), None)?;
+        let mut dt = step.ops().bias_act_scale(&dt, Some(&self.dt_bias), Some(Activation::Softplus), None)?;
         if shortest > 0.0 || longest < f64::from(f32::MAX) {
             dt = dt.clamp(shortest as f32, longest.min(f64::from(f32::MAX)) as f32)?;
         }
-        let decay = step.ops().columnwise(&dt, None, None, Some(&self.a))?;
+        let decay = step.ops().bias_act_scale(&dt, None, None, Some(&self.a))?;
         let read = self.recurrence.sum([&c, &b, &x], &decay, &dt, &self.d, step)?;
         let gated = |read: &Tensor| step.ops().gate(&gate, read, Activation::Silu);
         let normed = |read: &Tensor| -> Result<Tensor> {

@@ -51,7 +51,7 @@ pub use paged::{Decoder, Paged, Shape};
 pub use recurrence::Recurrence;
 pub use rope::{Angles, Rope};
 pub use sizes::Sizes;
-pub use states::Kept;
+pub use states::StateWrite;
 pub use step::{Rows, Step};
 
 use kv::KvCache;
