@@ -8,8 +8,9 @@
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Groups, KvShape,
-        LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, Sizes, Step, Tensor,
+        Angles, Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Groups,
+        KvShape, LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, Sizes, SparseMlp, Step,
+        Tensor,
     },
     weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig, RopeStyle},
 };
@@ -108,7 +109,8 @@ impl LatentAttention {
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let q = match &self.queries {
             Queries::Direct(q_proj) => q_proj.forward(x, step)?,
             Queries::Latent { q_a_proj, q_a_layernorm, q_b_proj } => {
@@ -130,56 +132,32 @@ impl LatentAttention {
         let out = self.attention.forward_latent(&q, &k, step)?.reshape((tokens, heads, rank))?;
         let out = out.transpose(0, 1)?.contiguous()?.matmul(&self.absorb_v)?;
         let out = out.transpose(0, 1)?.contiguous()?.flatten_from(1)?;
-        self.o_proj.forward(&out, step)
+        self.o_proj.add_to(residual, &out, step)
     }
 }
 
-/// The experts that a router chooses, and those that all tokens share.
-struct SparseMlp {
-    gate: Router,
-    experts: Experts,
-    shared_experts: GatedMlp,
-}
-
-/// The feed-forward block of a layer.
-enum Mlp {
-    Dense(GatedMlp),
-    Sparse(SparseMlp),
-}
-
-impl Mlp {
-    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
-        let Some(moe) = config.moe.as_ref().filter(|_| !config.dense[layer]) else {
-            return Ok(Self::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
-        };
-        let (count, inner) = (moe.n_routed_experts, moe.moe_intermediate_size);
-        let names = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
-        let router = Router::load(loader, "gate", hidden_size, count, moe.num_experts_per_tok)?;
-        let router = router.with_correction(loader, &names, count)?;
-        let (sizes, shared) = ((count, hidden_size, inner), inner * moe.n_shared_experts);
-        Ok(Self::Sparse(SparseMlp {
-            gate: Router {
-                scoring: moe.scoring,
-                renormalize: moe.norm_topk_prob,
-                scale: moe.routed_scaling_factor as f32,
-                groups: moe.groups,
-                ..router
-            },
-            experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Plain(hidden_act))?,
-            shared_experts: GatedMlp::load(&loader.at("shared_experts"), hidden_size, shared, hidden_act)?,
-        }))
-    }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        match self {
-            Self::Dense(mlp) => mlp.forward(x, step),
-            Self::Sparse(SparseMlp { gate, experts, shared_experts }) => {
-                let routed = experts.forward(x, &gate.forward(x, step)?, step)?;
-                Ok((routed + shared_experts.forward(x, step)?)?)
-            }
-        }
-    }
+/// The feed-forward block of a layer: dense, or the experts that a router chooses and those that all tokens share.
+fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
+    let Sizes { hidden_size, intermediate_size, hidden_act, .. } = config.sizes;
+    let Some(moe) = config.moe.as_ref().filter(|_| !config.dense[layer]) else {
+        return Ok(FeedForward::Dense(GatedMlp::load(loader, hidden_size, intermediate_size, hidden_act)?));
+    };
+    let (count, inner) = (moe.n_routed_experts, moe.moe_intermediate_size);
+    let names = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
+    let router = Router::load(loader, "gate", hidden_size, count, moe.num_experts_per_tok)?;
+    let router = router.with_correction(loader, &names, count)?;
+    let router = Router {
+        scoring: moe.scoring,
+        renormalize: moe.norm_topk_prob,
+        scale: moe.routed_scaling_factor as f32,
+        groups: moe.groups,
+        ..router
+    };
+    let (sizes, names) = ((count, hidden_size, inner), ExpertNames::default());
+    let experts = Experts::load(&loader.at("experts"), names, sizes, Glu::Plain(hidden_act))?;
+    let shared = inner * moe.n_shared_experts;
+    let shared_experts = GatedMlp::load(&loader.at("shared_experts"), hidden_size, shared, hidden_act)?;
+    Ok(FeedForward::Sparse(SparseMlp::new(router, experts).with_shared(shared_experts)))
 }
 
 /// One decoder layer.
@@ -187,7 +165,7 @@ struct Block {
     input_layernorm: RmsNorm,
     self_attn: LatentAttention,
     post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    mlp: FeedForward,
 }
 
 impl Block {
@@ -197,24 +175,18 @@ impl Block {
             input_layernorm: RmsNorm::load(loader, "input_layernorm", hidden_size, rms_norm_eps)?,
             self_attn: LatentAttention::load(&loader.at("self_attn"), config, index)?,
             post_attention_layernorm: RmsNorm::load(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            mlp: Mlp::load(&loader.at("mlp"), config, index)?,
+            mlp: mlp(&loader.at("mlp"), config, index)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + attended)?;
-        let transformed = self.mlp.forward(&self.post_attention_layernorm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        let x = self.self_attn.add_to(x, &self.input_layernorm.forward(x, step)?, angles, step)?;
+        self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 struct DeepSeek {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
 
@@ -291,29 +263,19 @@ impl Decoder for DeepSeek {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
-        let model = loader.at("model");
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: RmsNorm::load(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            model: CausalLm::load(loader, &config.sizes, |loader, layer| Block::load(loader, config, layer))?,
             rope: Rope::new(&config.rope, config.qk_rope_head_dim, loader.context())?,
-            embed_tokens,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }
 

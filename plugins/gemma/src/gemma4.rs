@@ -103,18 +103,20 @@ impl SelfAttention {
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let q = self.q_norm.forward_heads(&self.q_proj.forward(x, step)?, step)?;
         let Some(KeysAndValues { k_proj, v_proj, k_norm, v_norm }) = &self.kv else {
-            let found = self.attention.forward_shared(&angles.rotate(&q, step)?, step)?;
-            return self.o_proj.forward(&found, step);
+            let q = self.q_norm.forward_heads(&self.q_proj.forward(x, step)?, step)?;
+            return self.o_proj.forward(&self.attention.forward_shared(&q, Some(angles), step)?, step);
         };
-        let k = k_proj.forward(x, step)?;
-        let v = match v_proj {
-            Some(v_proj) => v_norm.forward_heads(&v_proj.forward(x, step)?, step)?,
-            None => v_norm.forward_heads(&k, step)?,
+        let [q, k, v] = match v_proj {
+            Some(v_proj) => Linear::forward_all([&self.q_proj, k_proj, v_proj], x, step)?,
+            None => {
+                let [q, k] = Linear::forward_all([&self.q_proj, k_proj], x, step)?;
+                [q, k.clone(), k]
+            }
         };
-        let k = k_norm.forward_heads(&k, step)?;
-        self.o_proj.forward(&self.attention.forward_rotated(&q, &k, &v, angles, step)?, step)
+        let (q, k) = (self.q_norm.forward_heads(&q, step)?, k_norm.forward_heads(&k, step)?);
+        let v = v_norm.forward_heads(&v, step)?;
+        self.o_proj.forward(&self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
@@ -156,7 +158,7 @@ impl SparseMlp {
         let routes = self.router.forward(&self.norm.forward(x, step)?, step)?;
         let routed = self.experts.forward(&self.pre_feedforward_layernorm_2.forward(x, step)?, &routes, step)?;
         let shared = self.post_feedforward_layernorm_1.forward(shared, step)?;
-        Ok((shared + self.post_feedforward_layernorm_2.forward(&routed, step)?)?)
+        self.post_feedforward_layernorm_2.add_to(&shared, &routed, step)
     }
 }
 
@@ -179,9 +181,10 @@ impl PerLayerInput {
         })
     }
 
-    fn forward(&self, x: &Tensor, input: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+    /// `x` and what the layer makes of it and of the token's own vector.
+    fn add_to(&self, x: &Tensor, input: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let gated = step.ops().gate(&self.per_layer_input_gate.forward(x, step)?, input, self.act)?;
-        self.post_per_layer_input_norm.forward(&self.per_layer_projection.forward(&gated, step)?, step)
+        self.post_per_layer_input_norm.add_to(x, &self.per_layer_projection.forward(&gated, step)?, step)
     }
 }
 
@@ -218,15 +221,15 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, input: Option<&Tensor>, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
-        let x = (x + self.post_attention_layernorm.forward(&attended, step)?)?;
-        let mut transformed = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&x, step)?, step)?;
+        let attn_out = self.self_attn.forward(&self.input_layernorm.forward(x, step)?, angles, step)?;
+        let x = self.post_attention_layernorm.add_to(x, &attn_out, step)?;
+        let mut mlp_out = self.mlp.forward(&self.pre_feedforward_layernorm.forward(&x, step)?, step)?;
         if let Some(moe) = &self.moe {
-            transformed = moe.forward(&x, &transformed, step)?;
+            mlp_out = moe.forward(&x, &mlp_out, step)?;
         }
-        let mut x = (&x + self.post_feedforward_layernorm.forward(&transformed, step)?)?;
+        let mut x = self.post_feedforward_layernorm.add_to(&x, &mlp_out, step)?;
         if let (Some(layer), Some(input)) = (&self.per_layer_input, input) {
-            x = (&x + layer.forward(&x, input, step)?)?;
+            x = layer.add_to(&x, input, step)?;
         }
         Ok((x * self.layer_scalar)?)
     }

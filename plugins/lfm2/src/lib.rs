@@ -5,10 +5,11 @@
 //! have in its checkpoints. Of checkpoints that also see, the text model is loaded.
 
 use pensieve_sdk::{
-    Error, Plugin, Result, export,
+    Plugin, Result, export,
     nn::{
-        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu,
-        KvShape, LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, ShortConv, Step, Tensor,
+        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, FeedForward, GatedMlp,
+        Glu, KvShape, LayerCache, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Router, Scoring, Shape, ShortConv,
+        SparseMlp, Step, Tensor,
     },
     weights::{Checkpoint, Config as Settings, Names, RopeConfig},
 };
@@ -52,35 +53,29 @@ impl Config {
 
 /// Grouped-query attention over normed and rotated queries and keys.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     out_proj: Linear,
-    q_layernorm: RmsNorm,
-    k_layernorm: RmsNorm,
     attention: Attention,
 }
 
 impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        let (width, head_dim, eps) = (config.hidden_size, config.head_dim(), config.norm_eps);
+        let (width, head_dim) = (config.hidden_size, config.head_dim());
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let norm = |name| RmsNorm::load(loader, name, head_dim, config.norm_eps);
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
+        let qkv_proj = Qkv::load(loader, width, &attention)?;
         Ok(Self {
-            q_proj: loader.linear("q_proj", width, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", width, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", width, kv_heads * head_dim)?,
+            qkv_proj: qkv_proj.with_norms(norm("q_layernorm")?, norm("k_layernorm")?),
             out_proj: loader.linear("out_proj", heads * head_dim, width)?,
-            q_layernorm: RmsNorm::load(loader, "q_layernorm", head_dim, eps)?,
-            k_layernorm: RmsNorm::load(loader, "k_layernorm", head_dim, eps)?,
-            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let q = self.q_layernorm.forward_heads(&self.q_proj.forward(x, step)?, step)?;
-        let k = self.k_layernorm.forward_heads(&self.k_proj.forward(x, step)?, step)?;
-        let (q, k, v) = (angles.rotate(&q, step)?, angles.rotate(&k, step)?, self.v_proj.forward(x, step)?);
-        self.out_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.out_proj.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
@@ -101,11 +96,12 @@ impl GatedConv {
         })
     }
 
-    fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        let (all, width) = (self.in_proj.forward(x, step)?, x.dim(1)?);
-        let [before, after, x] = step.split(&all, [width; 3])?;
-        let convolved = self.conv.forward(&(before * x)?, step)?;
-        self.out_proj.forward(&(after * convolved)?, step)
+    /// `residual + conv(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        let (bcx, width) = (self.in_proj.forward(x, step)?, x.dim(1)?);
+        let [b, c, x] = step.split(&bcx, [width; 3])?;
+        let conv_out = self.conv.forward(&(b * x)?, step)?;
+        self.out_proj.add_to(residual, &(c * conv_out)?, step)
     }
 }
 
@@ -113,38 +109,23 @@ impl GatedConv {
 const NAMES: ExpertNames = ExpertNames { gate: "w1", up: "w3", gate_up: "w1_w3", down: "w2" };
 
 /// `w2(silu(w1(x)) · w3(x))`, or the experts that a router chooses.
-enum FeedForward {
-    Dense(GatedMlp),
-    Sparse { gate: Router, experts: Experts },
-}
-
-impl FeedForward {
-    fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
-        let width = config.hidden_size;
-        let Some(moe) = config.moe.filter(|moe| layer >= moe.num_dense_layers) else {
-            let inner = config.intermediate_size;
-            return Ok(Self::Dense(GatedMlp::load_named(loader, NAMES, width, inner, Activation::Silu)?));
-        };
-        let router = Router::load(loader, "gate", width, moe.num_experts, moe.num_experts_per_tok)?;
-        let router = router.with_correction(loader, &["expert_bias", "expert_bias.bias"], moe.num_experts)?;
-        let sizes = (moe.num_experts, width, moe.moe_intermediate_size);
-        Ok(Self::Sparse {
-            gate: Router {
-                scoring: Scoring::Sigmoid,
-                renormalize: moe.norm_topk_prob,
-                scale: moe.routed_scaling_factor as f32,
-                ..router
-            },
-            experts: Experts::load(&loader.at("experts"), NAMES, sizes, Glu::Plain(Activation::Silu))?,
-        })
-    }
-
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        match self {
-            Self::Dense(mlp) => mlp.forward(x, step),
-            Self::Sparse { gate, experts } => experts.forward(x, &gate.forward(x, step)?, step),
-        }
-    }
+fn feed_forward(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward> {
+    let width = config.hidden_size;
+    let Some(moe) = config.moe.filter(|moe| layer >= moe.num_dense_layers) else {
+        let inner = config.intermediate_size;
+        return Ok(FeedForward::Dense(GatedMlp::load_named(loader, NAMES, width, inner, Activation::Silu)?));
+    };
+    let router = Router::load(loader, "gate", width, moe.num_experts, moe.num_experts_per_tok)?;
+    let router = router.with_correction(loader, &["expert_bias", "expert_bias.bias"], moe.num_experts)?;
+    let router = Router {
+        scoring: Scoring::Sigmoid,
+        renormalize: moe.norm_topk_prob,
+        scale: moe.routed_scaling_factor as f32,
+        ..router
+    };
+    let sizes = (moe.num_experts, width, moe.moe_intermediate_size);
+    let experts = Experts::load(&loader.at("experts"), NAMES, sizes, Glu::Plain(Activation::Silu))?;
+    Ok(FeedForward::Sparse(SparseMlp::new(router, experts)))
 }
 
 /// What mixes the tokens of a sequence.
@@ -172,19 +153,17 @@ impl Block {
                 Operator::Conv(GatedConv::load(&loader.at("conv"), config, index)?)
             },
             ffn_norm: RmsNorm::load(loader, "ffn_norm", width, eps)?,
-            feed_forward: FeedForward::load(&loader.at("feed_forward"), config, index)?,
+            feed_forward: feed_forward(&loader.at("feed_forward"), config, index)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let normed = self.operator_norm.forward(x, step)?;
-        let mixed = match &self.operator {
-            Operator::Attention(attention) => attention.forward(&normed, angles, step)?,
-            Operator::Conv(conv) => conv.forward(&normed, step)?,
+        let x = match &self.operator {
+            Operator::Attention(attention) => attention.add_to(x, &normed, angles, step)?,
+            Operator::Conv(conv) => conv.add_to(x, &normed, step)?,
         };
-        let x = (x + mixed)?;
-        let transformed = self.feed_forward.forward(&self.ffn_norm.forward(&x, step)?, step)?;
-        Ok((x + transformed)?)
+        self.feed_forward.add_to(&x, &self.ffn_norm.forward(&x, step)?, step)
     }
 }
 
@@ -319,16 +298,12 @@ fn intermediate_size(config: &Settings) -> Result<usize> {
 
 /// Which layers attend: by name, by index, or all.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
-    let attends: Vec<bool> = match config.value()["layer_types"].as_array() {
-        Some(types) => types.iter().map(|of| of != "conv").collect(),
-        None if config.value()["full_attn_idxs"].is_array() => {
-            let attending = config.usizes("full_attn_idxs")?;
-            (0..layers).map(|layer| attending.contains(&layer)).collect()
-        }
-        None => vec![true; layers],
-    };
-    if attends.len() != layers {
-        return Err(Error::corrupt(format!("layer_types names {} of {layers} layers", attends.len())));
+    if let Some(types) = config.layer_types("layer_types", layers)? {
+        return Ok(types.iter().map(|of| of != "conv").collect());
     }
-    Ok(attends)
+    if config.value()["full_attn_idxs"].is_array() {
+        let attending = config.usizes("full_attn_idxs")?;
+        return Ok((0..layers).map(|layer| attending.contains(&layer)).collect());
+    }
+    Ok(vec![true; layers])
 }

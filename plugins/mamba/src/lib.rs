@@ -40,7 +40,7 @@ impl Block {
     }
 
     fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        Ok((x + self.mixer.forward(&self.norm.forward(x, step)?, step)?)?)
+        self.mixer.add_to(x, &self.norm.forward(x, step)?, step)
     }
 }
 

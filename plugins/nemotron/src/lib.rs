@@ -8,7 +8,8 @@ use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
         Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedNorm, Glu, Groups, KvShape,
-        LayerCache, Linear, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Router, Scoring, Shape, Sizes, Step, Tensor,
+        LayerCache, Linear, Loader, Mamba2, Mamba2Sizes, Paged, Qkv, RmsNorm, Router, Scoring, Shape, Sizes, SparseMlp,
+        Step, Tensor,
     },
     weights::{Checkpoint, Config as Settings, Format, Names},
 };
@@ -20,7 +21,7 @@ struct Config {
     sizes: Sizes,
     kinds: Vec<Kind>,
     mamba: Mamba2Sizes,
-    moe: Option<Moe>,
+    moe: Option<MoeSizes>,
 }
 
 /// What a layer does, and where it remembers.
@@ -34,7 +35,7 @@ enum Kind {
 
 /// What a configuration says about experts.
 #[derive(Clone, Copy)]
-struct Moe {
+struct MoeSizes {
     n_routed_experts: usize,
     num_experts_per_tok: usize,
     moe_intermediate_size: usize,
@@ -46,9 +47,7 @@ struct Moe {
 
 /// Grouped-query attention without positions.
 struct SelfAttention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    qkv_proj: Qkv,
     o_proj: Linear,
     attention: Attention,
 }
@@ -57,18 +56,18 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, cache: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
+        let attention = Attention::new(cache, heads, kv_heads, head_dim)?;
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::load(loader, hidden_size, &attention)?,
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
-            attention: Attention::new(cache, heads, kv_heads, head_dim)?,
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
-        self.o_proj.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.o_proj.add_to(residual, &self.attention.forward(&q, &k, &v, None, step)?, step)
     }
 }
 
@@ -86,44 +85,42 @@ impl SquaredMlp {
         })
     }
 
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.down_proj.forward(&self.up_proj.forward(x, step)?.relu()?.sqr()?, step)
+    /// `residual + block(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.down_proj.add_to(residual, &self.up_proj.forward(x, step)?.relu()?.sqr()?, step)
     }
 }
 
-/// The experts that a router chooses, and one that all tokens share.
-struct SparseMlp {
-    gate: Router,
-    experts: Experts,
+/// The experts that a router chooses, and one that all tokens share, which has no gate either.
+struct Moe {
+    experts: SparseMlp,
     shared_experts: SquaredMlp,
 }
 
-impl SparseMlp {
-    fn load(loader: &Loader<'_>, width: usize, moe: &Moe) -> Result<Self> {
+impl Moe {
+    fn load(loader: &Loader<'_>, width: usize, moe: &MoeSizes) -> Result<Self> {
         let router = Router::load(loader, "gate", width, moe.n_routed_experts, moe.num_experts_per_tok)?;
         let names = ["gate.e_score_correction_bias", "gate.e_score_correction.bias"];
         let router = router.with_correction(loader, &names, moe.n_routed_experts)?;
+        let router = Router {
+            scoring: Scoring::Sigmoid,
+            renormalize: moe.norm_topk_prob,
+            scale: moe.routed_scaling_factor as f32,
+            groups: (moe.groups.count > 1).then_some(moe.groups),
+            ..router
+        };
         let sizes = (moe.n_routed_experts, width, moe.moe_intermediate_size);
+        let experts = Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Square)?;
+        let shared = loader.at("shared_experts");
         Ok(Self {
-            gate: Router {
-                scoring: Scoring::Sigmoid,
-                renormalize: moe.norm_topk_prob,
-                scale: moe.routed_scaling_factor as f32,
-                groups: (moe.groups.count > 1).then_some(moe.groups),
-                ..router
-            },
-            experts: Experts::load(&loader.at("experts"), ExpertNames::default(), sizes, Glu::Square)?,
-            shared_experts: SquaredMlp::load(
-                &loader.at("shared_experts"),
-                width,
-                moe.moe_shared_expert_intermediate_size,
-            )?,
+            experts: SparseMlp::new(router, experts),
+            shared_experts: SquaredMlp::load(&shared, width, moe.moe_shared_expert_intermediate_size)?,
         })
     }
 
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        let routed = self.experts.forward(x, &self.gate.forward(x, step)?, step)?;
-        Ok((routed + self.shared_experts.forward(x, step)?)?)
+    /// `residual + block(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+        self.shared_experts.add_to(&self.experts.add_to(residual, x, step)?, x, step)
     }
 }
 
@@ -132,7 +129,7 @@ enum Mixer {
     Mamba(Mamba2),
     Attention(SelfAttention),
     Mlp(SquaredMlp),
-    Moe(SparseMlp),
+    Moe(Moe),
 }
 
 /// One layer.
@@ -154,7 +151,7 @@ impl Block {
                 Kind::Mlp => Mixer::Mlp(SquaredMlp::load(&mixer, hidden_size, intermediate_size)?),
                 Kind::Moe => {
                     let moe = config.moe.as_ref().ok_or_else(no_experts)?;
-                    Mixer::Moe(SparseMlp::load(&mixer, hidden_size, moe)?)
+                    Mixer::Moe(Moe::load(&mixer, hidden_size, moe)?)
                 }
             },
         })
@@ -162,13 +159,12 @@ impl Block {
 
     fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let normed = self.norm.forward(x, step)?;
-        let mixed = match &self.mixer {
-            Mixer::Mamba(mamba) => mamba.forward(&normed, step)?,
-            Mixer::Attention(attention) => attention.forward(&normed, step)?,
-            Mixer::Mlp(mlp) => mlp.forward(&normed, step)?,
-            Mixer::Moe(moe) => moe.forward(&normed, step)?,
-        };
-        Ok((x + mixed)?)
+        match &self.mixer {
+            Mixer::Mamba(mamba) => mamba.add_to(x, &normed, step),
+            Mixer::Attention(attention) => attention.add_to(x, &normed, step),
+            Mixer::Mlp(mlp) => mlp.add_to(x, &normed, step),
+            Mixer::Moe(moe) => moe.add_to(x, &normed, step),
+        }
     }
 }
 
@@ -341,11 +337,11 @@ fn mamba(format: Format, config: &Settings, eps: f64) -> Result<Mamba2Sizes> {
     })
 }
 
-fn moe(config: &Settings) -> Result<Moe> {
+fn moe(config: &Settings) -> Result<MoeSizes> {
     let shared = config.find_usize("moe_shared_expert_intermediate_size")?;
     let shared = shared.or(config.find_usize("shared_expert_intermediate_size")?);
     let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
-    Ok(Moe {
+    Ok(MoeSizes {
         n_routed_experts: config.experts()?.unwrap_or(8),
         num_experts_per_tok: config.usize_or("num_experts_per_tok", 2)?,
         moe_intermediate_size: config.usize_or("moe_intermediate_size", 7688)?,

@@ -7,7 +7,7 @@
 use pensieve_sdk::{
     Error, Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, LayerNorm, Linear, Loader, Mlp, Rope, Shape, Sizes, Step, Tensor,
+        Angles, Attention, Decoder, Embedding, LayerNorm, Linear, Loader, Mlp, Qkv, Rope, Shape, Sizes, Step, Tensor,
         activation,
     },
     weights::{Checkpoint, RopeConfig},
@@ -22,7 +22,7 @@ pub struct Config {
 
 /// Attention with partly rotated queries and keys.
 struct SelfAttention {
-    qkv_proj: [Linear; 3],
+    qkv_proj: Qkv,
     dense: Linear,
     attention: Attention,
 }
@@ -31,20 +31,18 @@ impl SelfAttention {
     fn load(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Self> {
         let Sizes { hidden_size, num_attention_heads: heads, num_key_value_heads: kv_heads, head_dim, .. } =
             config.sizes;
-        let parts = [("q_proj", heads * head_dim), ("k_proj", kv_heads * head_dim), ("v_proj", kv_heads * head_dim)];
+        let attention = Attention::new(layer, heads, kv_heads, head_dim)?;
         Ok(Self {
-            qkv_proj: loader.stacked("qkv_proj", hidden_size, parts)?,
+            qkv_proj: Qkv::load_stacked(loader, "qkv_proj", hidden_size, &attention)?,
             dense: loader.linear("dense", heads * head_dim, hidden_size)?,
-            attention: Attention::new(layer, heads, kv_heads, head_dim)?,
+            attention,
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
-        let [q_proj, k_proj, v_proj] = &self.qkv_proj;
-        let q = angles.rotate(&q_proj.forward(x, step)?, step)?;
-        let k = angles.rotate(&k_proj.forward(x, step)?, step)?;
-        let v = v_proj.forward(x, step)?;
-        self.dense.forward(&self.attention.forward(&q, &k, &v, step)?, step)
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
+        self.dense.add_to(residual, &self.attention.forward(&q, &k, &v, Some(angles), step)?, step)
     }
 }
 
@@ -67,8 +65,8 @@ impl Block {
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x, step)?;
-        let attended = self.self_attn.forward(&normed, angles, step)?;
-        Ok(((attended + self.mlp.forward(&normed, step)?)? + x)?)
+        let x = self.self_attn.add_to(x, &normed, angles, step)?;
+        self.mlp.add_to(&x, &normed, step)
     }
 }
 

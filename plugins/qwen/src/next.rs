@@ -8,13 +8,13 @@
 use pensieve_sdk::{
     Error, Result,
     nn::{
-        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, KvShape, LayerCache, Linear, Loader,
-        Recurrence, RmsNorm, Rope, Shape, ShortConv, Sizes, Step, Tensor,
+        Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, FeedForward, KvShape, LayerCache, Linear,
+        Loader, Qkv, Recurrence, RmsNorm, Rope, Shape, ShortConv, Sizes, Step, Tensor,
     },
     weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
 };
 
-use crate::qwen::{Mlp, Moe, moe};
+use crate::qwen::{Moe, mlp, moe};
 
 /// What a checkpoint says about its model.
 pub struct Config {
@@ -74,10 +74,8 @@ fn of_groups<const N: usize>(x: &Tensor, groups: usize, widths: [usize; N], step
 
 /// Grouped-query attention with normed queries and keys, and a gate for what each head has found.
 struct GatedAttention {
-    /// Of each head the query, and then the gate.
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    /// Queries come with a gate for each head, behind its query; so the norms are applied here.
+    qkv_proj: Qkv,
     o_proj: Linear,
     q_norm: RmsNorm,
     k_norm: RmsNorm,
@@ -89,9 +87,11 @@ impl GatedAttention {
         let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
         let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
         Ok(Self {
-            q_proj: loader.linear("q_proj", hidden_size, heads * 2 * head_dim)?,
-            k_proj: loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
-            v_proj: loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            qkv_proj: Qkv::of([
+                loader.linear("q_proj", hidden_size, heads * 2 * head_dim)?,
+                loader.linear("k_proj", hidden_size, kv_heads * head_dim)?,
+                loader.linear("v_proj", hidden_size, kv_heads * head_dim)?,
+            ]),
             o_proj: loader.linear("o_proj", heads * head_dim, hidden_size)?,
             q_norm: norm(loader, "q_norm", head_dim, rms_norm_eps)?,
             k_norm: norm(loader, "k_norm", head_dim, rms_norm_eps)?,
@@ -99,14 +99,15 @@ impl GatedAttention {
         })
     }
 
-    fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
+    /// `residual + attention(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let Attention { heads, head_dim, .. } = self.attention;
-        let [q, k, v] = Linear::forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x, step)?;
+        let [q, k, v] = self.qkv_proj.forward(x, step)?;
         let [q, gate] = of_groups(&q, heads, [head_dim, head_dim], step)?;
         let q = self.q_norm.forward_heads(&q, step)?;
         let k = self.k_norm.forward_heads(&k, step)?;
-        let found = self.attention.forward_rotated(&q, &k, &v, angles, step)?;
-        self.o_proj.forward(&step.ops().gate(&gate, &found, Activation::Sigmoid)?, step)
+        let attn_out = self.attention.forward(&q, &k, &v, Some(angles), step)?;
+        self.o_proj.add_to(residual, &step.ops().gate(&gate, &attn_out, Activation::Sigmoid)?, step)
     }
 }
 
@@ -188,7 +189,8 @@ impl GatedDeltaNet {
         })
     }
 
-    fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+    /// `residual + net(x)`.
+    fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let (mut qkvz, ba) = (self.qkvz.forward(x, step)?, self.ba.forward(x, step)?);
         let (Some(z), [b, a]) = (qkvz.pop(), &ba[..]) else {
             return Err(Error::invalid("a projection of other parts"));
@@ -200,9 +202,9 @@ impl GatedDeltaNet {
         let (q, k) = (self.q_norm.forward_heads(&q, step)?, self.k_norm.forward_heads(&k, step)?);
         let decay = step.ops().bias_act_scale(a, Some(&self.dt_bias), Some(Activation::Softplus), Some(&self.a))?;
         let beta = step.ops().activate(b, Activation::Sigmoid)?;
-        let read = self.recurrence.delta([&q, &k, &v], &decay, &beta, step)?;
-        let gated = step.ops().gate(&z, &self.norm.forward_heads(&read, step)?, Activation::Silu)?;
-        self.out_proj.forward(&gated, step)
+        let core_attn_out = self.recurrence.delta([&q, &k, &v], &decay, &beta, step)?;
+        let gated = step.ops().gate(&z, &self.norm.forward_heads(&core_attn_out, step)?, Activation::Silu)?;
+        self.out_proj.add_to(residual, &gated, step)
     }
 }
 
@@ -217,7 +219,7 @@ struct Block {
     input_layernorm: RmsNorm,
     mixer: Mixer,
     post_attention_layernorm: RmsNorm,
-    mlp: Mlp,
+    mlp: FeedForward,
 }
 
 impl Block {
@@ -231,27 +233,22 @@ impl Block {
                 Mixer::DeltaNet(GatedDeltaNet::load(loader, config, index)?)
             },
             post_attention_layernorm: norm(loader, "post_attention_layernorm", hidden_size, rms_norm_eps)?,
-            mlp: Mlp::load(&loader.at("mlp"), &config.sizes, config.moe.as_ref(), index)?,
+            mlp: mlp(&loader.at("mlp"), &config.sizes, config.moe.as_ref(), index)?,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, step: &mut Step<'_>) -> Result<Tensor> {
         let normed = self.input_layernorm.forward(x, step)?;
-        let mixed = match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(&normed, angles, step)?,
-            Mixer::DeltaNet(net) => net.forward(&normed, step)?,
+        let x = match &self.mixer {
+            Mixer::Attention(attention) => attention.add_to(x, &normed, angles, step)?,
+            Mixer::DeltaNet(net) => net.add_to(x, &normed, step)?,
         };
-        let x = step.ops().add(x, &mixed)?;
         self.mlp.add_to(&x, &self.post_attention_layernorm.forward(&x, step)?, step)
     }
 }
 
-/// The model.
 pub struct QwenNext {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
 
@@ -317,41 +314,32 @@ impl Decoder for QwenNext {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, rms_norm_eps, .. } = config.sizes;
-        let model = loader.text_model();
-        let embed_tokens = model.embedding("embed_tokens", vocab_size, hidden_size)?;
         Ok(Self {
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm: norm(&model, "norm", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
-            rope: Rope::new(&config.rope, head_dim, loader.context())?,
-            embed_tokens,
+            model: CausalLm::load_with_norm(
+                loader,
+                &config.sizes,
+                |model| norm(model, "norm", config.sizes.hidden_size, config.sizes.rms_norm_eps),
+                |loader, layer| Block::load(loader, config, layer),
+            )?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }
 
 /// Which layers attend: by name, or every `full_attention_interval`th.
 fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
-    let Some(types) = config.value()["layer_types"].as_array() else {
-        let interval = config.usize_or("full_attention_interval", 4)?;
-        return Ok((1..=layers).map(|layer| layer.is_multiple_of(interval)).collect());
-    };
-    let attends: Vec<bool> = types.iter().map(|of| of == "full_attention").collect();
-    if attends.len() != layers {
-        return Err(Error::corrupt(format!("layer_types names {} of {layers} layers", attends.len())));
+    if let Some(types) = config.layer_types("layer_types", layers)? {
+        return Ok(types.iter().map(|of| of == "full_attention").collect());
     }
-    Ok(attends)
+    let interval = config.usize_or("full_attention_interval", 4)?;
+    Ok((1..=layers).map(|layer| layer.is_multiple_of(interval)).collect())
 }

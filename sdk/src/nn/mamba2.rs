@@ -160,6 +160,15 @@ impl Mamba2 {
 
     /// Mixes the rows of `x`, `[tokens, hidden_size]`, each with those of its sequence before it.
     pub fn forward(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.out_proj.forward(&self.inner(x, step)?, step)
+    }
+
+    /// `residual + mixer(x)`.
+    pub fn add_to(&self, residual: &Tensor, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
+        self.out_proj.add_to(residual, &self.inner(x, step)?, step)
+    }
+
+    fn inner(&self, x: &Tensor, step: &mut Step<'_>) -> Result<Tensor> {
         let Mamba2Sizes { heads, groups, state, time_step_limit: (shortest, longest), .. } = self.sizes;
         let (inner, channels) = (self.sizes.inner(), self.sizes.channels());
         let mut all = self.in_proj.forward(x, step)?;
@@ -180,10 +189,9 @@ impl Mamba2 {
             let Some((norm, weight)) = &self.norm else { return Ok(read.clone()) };
             Ok(norm.forward_heads(read, step)?.broadcast_mul(weight)?)
         };
-        let out = match self.sizes.norm {
-            GatedNorm::BeforeGate => gated(&normed(&read)?)?,
-            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&read)?)?,
-        };
-        self.out_proj.forward(&out, step)
+        match self.sizes.norm {
+            GatedNorm::BeforeGate => gated(&normed(&read)?),
+            GatedNorm::AfterGate | GatedNorm::Absent => normed(&gated(&read)?),
+        }
     }
 }
