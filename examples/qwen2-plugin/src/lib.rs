@@ -13,7 +13,6 @@ use pensieve_sdk::{
 
 export!(Plugin::new("qwen2", "Qwen2 and Qwen2.5").architecture(Paged::<Qwen2>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     /// How far back each layer sees.

@@ -14,7 +14,6 @@ use pensieve_sdk::{
 
 export!(Plugin::new("cohere", "Command R7B and Command A").architecture(Paged::<Cohere2>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     layer_norm_eps: f64,
@@ -52,7 +51,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: LayerNorm,
     self_attn: SelfAttention,

@@ -5,49 +5,23 @@
 //! transformers; layers carry the names that they have in its checkpoints. What turns a latent into keys and values is
 //! absorbed into queries and outputs (2405.04434, section 2.1.2), so adapters on `kv_b_proj` are refused.
 
+mod config;
+
 use pensieve_sdk::{
-    Error, Plugin, Result, export,
+    Plugin, Result, export,
     nn::{
-        Angles, Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu, Groups,
-        KvShape, LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, Sizes, SparseMlp, Step,
-        Tensor,
+        Angles, Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp, Glu,
+        KvShape, LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Shape, Sizes, SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Names},
 };
+
+use config::Config;
 
 export!(Plugin::new("deepseek", "DeepSeek-V2 and V3, GLM-4.7-Flash").architecture(Paged::<DeepSeek>::architecture()));
 
 /// The norms of latents have an epsilon that no configuration speaks of.
 const LATENT_EPS: f64 = 1e-6;
-
-/// What a checkpoint says about its model.
-struct Config {
-    sizes: Sizes,
-    q_lora_rank: Option<usize>,
-    kv_lora_rank: usize,
-    qk_nope_head_dim: usize,
-    qk_rope_head_dim: usize,
-    v_head_dim: usize,
-    /// What scores are multiplied by.
-    scale: f64,
-    /// Layers that are dense.
-    dense: Vec<bool>,
-    /// None where all layers are dense.
-    moe: Option<Moe>,
-    rope: RopeConfig,
-}
-
-/// What it says about experts.
-struct Moe {
-    n_routed_experts: usize,
-    n_shared_experts: usize,
-    num_experts_per_tok: usize,
-    moe_intermediate_size: usize,
-    routed_scaling_factor: f64,
-    norm_topk_prob: bool,
-    scoring: Scoring,
-    groups: Option<Groups>,
-}
 
 /// Where queries come from.
 enum Queries {
@@ -160,7 +134,6 @@ fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward
     Ok(FeedForward::Sparse(SparseMlp::new(router, experts).with_shared(shared_experts)))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: LatentAttention,
@@ -214,40 +187,7 @@ impl Decoder for DeepSeek {
     type Config = Config;
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
-        let is_gguf = checkpoint.format() == Format::Gguf;
-        let is_softmax = is_gguf && checkpoint.config().str_or("scoring_func", "softmax")? == "softmax";
-        let is_v2 = is_softmax || checkpoint.architecture() == "DeepseekV2ForCausalLM";
-        let (eps, first_dense) = match checkpoint.architecture() {
-            "DeepseekV2ForCausalLM" => (1e-6, 0),
-            "DeepseekV3ForCausalLM" => (1e-6, 3),
-            _ => (1e-5, 1),
-        };
-        let config = checkpoint.config().with_defaults([
-            ("tie_word_embeddings", false.into()),
-            ("rms_norm_eps", eps.into()),
-            ("first_k_dense_replace", first_dense.into()),
-        ])?;
-        if rope_number(&config, "llama_4_scaling_beta").is_some_and(|beta| beta != 0.0) {
-            return Err(Error::declined("'llama_4_scaling_beta' other than 0 (Mistral Large 3) is not computed"));
-        }
-        let sizes = Sizes::read(&config)?;
-        let dense = dense(checkpoint, &config, sizes.num_hidden_layers)?;
-        let has_experts = dense.contains(&false);
-        let (nope, rotated) = (config.usize("qk_nope_head_dim")?, config.usize("qk_rope_head_dim")?);
-        let is_interleaved = config.bool_or("rope_interleave", true)?;
-        let style = if is_interleaved { RopeStyle::Interleaved } else { RopeStyle::NeoX };
-        Ok(Config {
-            q_lora_rank: config.find_usize("q_lora_rank")?,
-            kv_lora_rank: config.usize("kv_lora_rank")?,
-            qk_nope_head_dim: nope,
-            qk_rope_head_dim: rotated,
-            v_head_dim: config.usize("v_head_dim")?,
-            scale: stretch(&config) / ((nope + rotated) as f64).sqrt(),
-            dense,
-            moe: if has_experts { Some(moe(&config, is_gguf, is_v2)?) } else { None },
-            rope: RopeConfig { style, ..config.rope()? },
-            sizes,
-        })
+        Config::read(checkpoint)
     }
 
     fn shape(config: &Config) -> Shape {
@@ -277,53 +217,4 @@ impl Decoder for DeepSeek {
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.model.logits(hidden, step)
     }
-}
-
-/// What YaRN multiplies scores by.
-fn stretch(config: &Settings) -> f64 {
-    match (rope_number(config, "mscale_all_dim"), rope_number(config, "factor")) {
-        (Some(mscale), Some(factor)) if factor > 1.0 => (0.1 * mscale * factor.ln() + 1.0).powi(2),
-        _ => 1.0,
-    }
-}
-
-/// A number among the parameters of RoPE.
-fn rope_number(config: &Settings, key: &str) -> Option<f64> {
-    let places = ["/rope_parameters/", "/rope_scaling/"];
-    places.iter().find_map(|place| config.value().pointer(&format!("{place}{key}"))?.as_f64())
-}
-
-/// Which layers are dense: by name, or the first ones; of files in GGUF those without a router.
-fn dense(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Vec<bool>> {
-    if checkpoint.format() == Format::Gguf {
-        let has_router = |layer| checkpoint.weights().contains(&format!("model.layers.{layer}.mlp.gate.weight"));
-        return Ok((0..layers).map(|layer: usize| !has_router(layer)).collect());
-    }
-    if let Some(types) = config.value()["mlp_layer_types"].as_array().filter(|types| types.len() == layers) {
-        return Ok(types.iter().map(|of| of == "dense").collect());
-    }
-    let first = config.usize("first_k_dense_replace")?;
-    Ok((0..layers).map(|layer| layer < first).collect())
-}
-
-/// What the configuration of a model with experts says about them.
-fn moe(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Moe> {
-    Ok(Moe {
-        n_routed_experts: config.experts()?.unwrap_or(64),
-        n_shared_experts: config.usize_or("n_shared_experts", 1)?,
-        num_experts_per_tok: config.usize("num_experts_per_tok")?,
-        moe_intermediate_size: config.usize("moe_intermediate_size")?,
-        routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
-        norm_topk_prob: (is_gguf || !is_v2) && config.bool_or("norm_topk_prob", true)?,
-        scoring: if is_v2 { Scoring::Softmax } else { Scoring::Sigmoid },
-        groups: groups(config, is_gguf, is_v2)?,
-    })
-}
-
-/// The groups that experts are chosen by.
-fn groups(config: &Settings, is_gguf: bool, is_v2: bool) -> Result<Option<Groups>> {
-    let (count, kept) = (config.usize_or("n_group", 1)?, config.usize_or("topk_group", 1)?);
-    // Files in GGUF have no name for the method, and number groups where they count.
-    let is_greedy = is_v2 && config.str_or("topk_method", if is_gguf { "" } else { "greedy" })? == "greedy";
-    Ok((!is_greedy && count > 1).then_some(Groups { count, kept, compared: if is_v2 { 1 } else { 2 } }))
 }

@@ -15,14 +15,13 @@ use pensieve_sdk::{
 
 export!(Plugin::new("ernie", "ERNIE 4.5").architecture(Paged::<Ernie>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     moe: Option<Moe>,
     rope: RopeConfig,
 }
 
-/// What it says about its experts.
+/// Sizes of a mixture, and how its router chooses.
 struct Moe {
     num_experts: usize,
     top_k: usize,
@@ -77,7 +76,6 @@ fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward
     Ok(FeedForward::Sparse(mlp))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -158,7 +156,7 @@ impl Decoder for Ernie {
     }
 }
 
-/// What a configuration says about experts, under its own names or GGUF's.
+/// Reads the sizes of a mixture under the configuration's names or GGUF's.
 fn moe(checkpoint: &Checkpoint, config: &Settings, layers: usize) -> Result<Moe> {
     let first = config.usize_or("moe_layer_start_index", config.usize_or("first_k_dense_replace", 1)?)?;
     // The last layer that has them; -1 for the last of all.

@@ -14,7 +14,6 @@ use pensieve_sdk::{
 
 export!(Plugin::new("exaone", "EXAONE 4").architecture(Paged::<Exaone4>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -53,7 +52,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,

@@ -15,7 +15,6 @@ use pensieve_sdk::{
 
 export!(Plugin::new("falcon", "Falcon-H1").architecture(Paged::<FalconH1>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     mamba: Mamba2Sizes,
@@ -23,7 +22,7 @@ struct Config {
     multipliers: Multipliers,
 }
 
-/// What parts of a layer are multiplied by.
+/// Multipliers of activations, under the names of the configuration.
 #[derive(Clone, Copy)]
 struct Multipliers {
     embedding: f64,
@@ -95,7 +94,6 @@ impl FeedForward {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     mamba: Mamba2,

@@ -14,7 +14,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, Format, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     query_pre_attn_scalar: f64,
@@ -63,7 +62,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -170,7 +168,7 @@ impl Decoder for Gemma {
     }
 }
 
-/// What the classes of transformers take for what a configuration leaves out, which is most of it in some of Gemma 3's.
+/// Adds the defaults of the classes in transformers; some of Gemma 3's configurations leave nearly everything out.
 fn with_defaults(config: &Settings, is_gemma3: bool) -> Result<Settings> {
     let layers = config.usize_or("num_hidden_layers", 26)?;
     let pattern = config.usize_or("sliding_window_pattern", if is_gemma3 { 6 } else { 2 })?.max(1);

@@ -11,7 +11,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, Format, RopeConfig, RopeStyle},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     rope: RopeConfig,
@@ -42,7 +41,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

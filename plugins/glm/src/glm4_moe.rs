@@ -13,7 +13,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, Names, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     /// Layers before the first that has experts.
@@ -80,7 +79,6 @@ fn mlp(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<FeedForward
     Ok(FeedForward::Sparse(SparseMlp::new(router, experts).with_shared(shared_experts)))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

@@ -15,7 +15,6 @@ use pensieve_sdk::{
 
 export!(Plugin::new("gpt-oss", "gpt-oss").architecture(Paged::<GptOss>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     num_local_experts: usize,
@@ -97,7 +96,6 @@ fn experts_of_folder(loader: &Loader<'_>, (count, width, inner): (usize, usize, 
     Ok(Experts::new((0..count).map(expert).collect::<Result<_>>()?, glu).computed_by(host))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

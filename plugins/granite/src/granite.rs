@@ -13,7 +13,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, Format, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     pub sizes: Sizes,
     pub embedding_multiplier: f64,
@@ -89,7 +88,6 @@ pub fn mlp(loader: &Loader<'_>, config: &Config) -> Result<FeedForward> {
     Ok(FeedForward::Sparse(SparseMlp::new(Router { renormalize: true, ..router }, experts)))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

@@ -16,7 +16,6 @@ use pensieve_sdk::{
 
 use crate::granite::{self, SelfAttention};
 
-/// What a checkpoint says about its model.
 pub struct Config {
     granite: granite::Config,
     /// Which layers attend; the others are state spaces.
@@ -26,13 +25,12 @@ pub struct Config {
     shared_intermediate_size: usize,
 }
 
-/// What mixes the tokens of a sequence.
+/// The token mixer of a layer.
 enum Mixer {
     Attention(SelfAttention),
     Mamba(Mamba2),
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     mixer: Mixer,

@@ -4,6 +4,8 @@
 //! Reference: `modeling_lfm2.py` and `modeling_lfm2_moe.py` in Hugging Face transformers; layers carry the names that they
 //! have in its checkpoints. Of checkpoints that also see, the text model is loaded.
 
+mod config;
+
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
@@ -11,45 +13,12 @@ use pensieve_sdk::{
         Glu, KvShape, LayerCache, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Router, Scoring, Shape, ShortConv,
         SparseMlp, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Names, RopeConfig},
+    weights::{Checkpoint, Names},
 };
 
+use config::Config;
+
 export!(Plugin::new("lfm2", "LFM2, dense and as mixtures of experts").architecture(Paged::<Lfm2>::architecture()));
-
-/// What a checkpoint says about its model.
-struct Config {
-    vocab_size: usize,
-    hidden_size: usize,
-    intermediate_size: usize,
-    num_attention_heads: usize,
-    num_key_value_heads: usize,
-    max_position_embeddings: usize,
-    norm_eps: f64,
-    conv_taps: usize,
-    /// Which layers attend; the others convolve.
-    attends: Vec<bool>,
-    tie_word_embeddings: bool,
-    rope: RopeConfig,
-    moe: Option<Moe>,
-}
-
-/// What it says about experts.
-#[derive(Clone, Copy)]
-struct Moe {
-    num_experts: usize,
-    num_experts_per_tok: usize,
-    moe_intermediate_size: usize,
-    /// Layers that are dense, from the first on.
-    num_dense_layers: usize,
-    routed_scaling_factor: f64,
-    norm_topk_prob: bool,
-}
-
-impl Config {
-    fn head_dim(&self) -> usize {
-        self.hidden_size / self.num_attention_heads
-    }
-}
 
 /// Grouped-query attention over normed and rotated queries and keys.
 struct SelfAttention {
@@ -128,13 +97,12 @@ fn feed_forward(loader: &Loader<'_>, config: &Config, layer: usize) -> Result<Fe
     Ok(FeedForward::Sparse(SparseMlp::new(router, experts)))
 }
 
-/// What mixes the tokens of a sequence.
+/// The token mixer of a layer.
 enum Operator {
     Attention(SelfAttention),
     Conv(GatedConv),
 }
 
-/// One decoder layer.
 struct Block {
     operator_norm: RmsNorm,
     operator: Operator,
@@ -167,7 +135,6 @@ impl Block {
     }
 }
 
-/// The model.
 struct Lfm2 {
     embed_tokens: Embedding,
     layers: Vec<Block>,
@@ -206,24 +173,7 @@ impl Decoder for Lfm2 {
     type Config = Config;
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
-        let config = checkpoint.config().with_defaults([("rope_theta", 1e6.into())])?;
-        let (hidden_size, num_attention_heads) = (config.usize("hidden_size")?, config.usize("num_attention_heads")?);
-        let layers = config.usize("num_hidden_layers")?;
-        let tied = config.bool_or("tie_word_embeddings", true)?;
-        Ok(Config {
-            vocab_size: config.usize("vocab_size")?,
-            hidden_size,
-            intermediate_size: intermediate_size(&config)?,
-            num_attention_heads,
-            num_key_value_heads: config.usize_or("num_key_value_heads", num_attention_heads)?,
-            max_position_embeddings: config.usize_or("max_position_embeddings", 128_000)?,
-            norm_eps: config.f64_or("norm_eps", 1e-5)?,
-            conv_taps: config.usize_or("conv_L_cache", 3)?,
-            attends: attends(&config, layers)?,
-            tie_word_embeddings: config.bool_or("tie_embedding", tied)?,
-            rope: config.rope()?,
-            moe: config.experts()?.map(|experts| moe(&config, experts)).transpose()?,
-        })
+        Config::read(checkpoint)
     }
 
     fn shape(config: &Config) -> Shape {
@@ -263,47 +213,4 @@ impl Decoder for Lfm2 {
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         self.lm_head.forward(&self.embedding_norm.forward(hidden, step)?, step)
     }
-}
-
-fn moe(config: &Settings, num_experts: usize) -> Result<Moe> {
-    Ok(Moe {
-        num_experts,
-        num_experts_per_tok: config.usize_or("num_experts_per_tok", 4)?,
-        moe_intermediate_size: config.usize_or("moe_intermediate_size", 1792)?,
-        num_dense_layers: config
-            .find_usize("num_dense_layers")?
-            .or(config.find_usize("first_k_dense_replace")?)
-            .unwrap_or(2),
-        routed_scaling_factor: config.f64_or("routed_scaling_factor", 1.0)?,
-        norm_topk_prob: config.bool_or("norm_topk_prob", true)?,
-    })
-}
-
-/// The inner width of feed-forward blocks, which configurations give before it is cut to two thirds and rounded up; those of
-/// mixtures give it as it is.
-fn intermediate_size(config: &Settings) -> Result<usize> {
-    if config.experts()?.is_some() {
-        return config.usize_or("intermediate_size", 7168);
-    }
-    let given = config.usize_or("intermediate_size", 12_288)?;
-    let given = config.usize_or("block_ff_dim", given)?;
-    if !config.bool_or("block_auto_adjust_ff_dim", true)? {
-        return Ok(given);
-    }
-    let multiplier = config.f64_or("block_ffn_dim_multiplier", 1.0)?;
-    let multiple = config.usize_or("block_multiple_of", 256)?.max(1);
-    let adjusted = (multiplier * (2 * given / 3) as f64) as usize;
-    Ok(adjusted.div_ceil(multiple) * multiple)
-}
-
-/// Which layers attend: by name, by index, or all.
-fn attends(config: &Settings, layers: usize) -> Result<Vec<bool>> {
-    if let Some(types) = config.layer_types("layer_types", layers)? {
-        return Ok(types.iter().map(|of| of != "conv").collect());
-    }
-    if config.value()["full_attn_idxs"].is_array() {
-        let attending = config.usizes("full_attn_idxs")?;
-        return Ok((0..layers).map(|layer| attending.contains(&layer)).collect());
-    }
-    Ok(vec![true; layers])
 }

@@ -14,7 +14,6 @@ use pensieve_sdk::{
 
 export!(Plugin::new("llama", "Llama 1 to 3.x and their kin").architecture(Paged::<Llama>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     /// Of GGUF files that are Mistral's.
@@ -54,7 +53,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

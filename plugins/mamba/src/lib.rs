@@ -16,7 +16,6 @@ export!(Plugin::new("mamba", "Mamba-2").architecture(Paged::<Model>::architectur
 /// No configuration says how long a sequence may be, as nothing bounds it; llama.cpp's converter writes this number.
 const CONTEXT: usize = 1 << 20;
 
-/// What a checkpoint says about its model.
 struct Config {
     vocab_size: usize,
     num_hidden_layers: usize,
@@ -25,7 +24,6 @@ struct Config {
     mamba: Mamba2Sizes,
 }
 
-/// One layer.
 struct Block {
     norm: RmsNorm,
     mixer: Mamba2,
@@ -44,7 +42,6 @@ impl Block {
     }
 }
 
-/// The model.
 struct Model {
     embeddings: Embedding,
     layers: Vec<Block>,

@@ -15,7 +15,6 @@ use pensieve_sdk::{
 
 export!(Plugin::new("minimax", "MiniMax M2").architecture(Paged::<MiniMaxM2>::architecture()));
 
-/// What a checkpoint says about its model.
 struct Config {
     sizes: Sizes,
     num_experts: usize,
@@ -63,7 +62,6 @@ fn block_sparse_moe(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     Ok(SparseMlp::new(router, experts))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

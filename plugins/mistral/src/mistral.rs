@@ -15,7 +15,6 @@ use pensieve_sdk::{
 /// The window of a `MistralForCausalLM` whose configuration does not speak of one; 'null' is no window.
 const WINDOW_DEFAULT: usize = 4096;
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -64,7 +63,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

@@ -12,7 +12,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -46,7 +45,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     self_attn: SelfAttention,
     post_attention_layernorm: RmsNorm,

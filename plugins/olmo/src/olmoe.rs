@@ -12,7 +12,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     clip_qkv: Option<f64>,
@@ -59,7 +58,6 @@ fn mlp(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     Ok(SparseMlp::new(router, experts))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

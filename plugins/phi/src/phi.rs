@@ -13,7 +13,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     layer_norm_eps: f64,
@@ -70,7 +69,6 @@ impl Block {
     }
 }
 
-/// The model.
 pub struct Phi {
     embed_tokens: Embedding,
     layers: Vec<Block>,

@@ -12,7 +12,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     sliding_window: Option<usize>,
@@ -46,7 +45,6 @@ impl SelfAttention {
     }
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,

@@ -13,7 +13,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, Format, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     num_local_experts: usize,
@@ -50,7 +49,7 @@ impl SelfAttention {
     }
 }
 
-/// What checkpoints call an expert's layers.
+/// Names of an expert's layers in safetensors.
 const W1_W3_W2: ExpertNames = ExpertNames { gate: "w1", up: "w3", gate_up: "w13", down: "w2" };
 
 /// The experts that a router chooses.
@@ -68,7 +67,6 @@ fn block_sparse_moe(loader: &Loader<'_>, config: &Config) -> Result<SparseMlp> {
     Ok(SparseMlp::new(router, experts))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: LayerNorm,
     self_attn: SelfAttention,

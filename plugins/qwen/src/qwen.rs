@@ -14,7 +14,6 @@ use pensieve_sdk::{
     weights::{Checkpoint, Config as Settings, RopeConfig},
 };
 
-/// What a checkpoint says about its model.
 pub struct Config {
     sizes: Sizes,
     /// How far back each layer sees.
@@ -23,7 +22,7 @@ pub struct Config {
     moe: Option<Moe>,
 }
 
-/// What it says about its experts.
+/// Sizes of a mixture, and how its router chooses.
 pub struct Moe {
     num_experts: usize,
     num_experts_per_tok: usize,
@@ -81,7 +80,6 @@ pub fn mlp(loader: &Loader<'_>, sizes: &Sizes, moe: Option<&Moe>, layer: usize) 
     Ok(FeedForward::Sparse(mlp))
 }
 
-/// One decoder layer.
 struct Block {
     input_layernorm: RmsNorm,
     self_attn: SelfAttention,
@@ -166,7 +164,7 @@ impl Decoder for Qwen {
     }
 }
 
-/// What a configuration says about experts; every `decoder_sparse_step`th layer has them, but for those that it names.
+/// Reads the sizes of a mixture; every `decoder_sparse_step`th layer has them, but for those that it names.
 pub fn moe(config: &Settings, num_experts: usize, layers: usize) -> Result<Moe> {
     let (step, only) = (config.usize_or("decoder_sparse_step", 1)?, config.usizes("mlp_only_layers")?);
     let is_dense = |layer: usize| only.contains(&layer) || step == 0 || !(layer + 1).is_multiple_of(step);
