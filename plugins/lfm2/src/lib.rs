@@ -9,7 +9,7 @@ mod config;
 use pensieve_sdk::{
     Plugin, Result, export,
     nn::{
-        Activation, Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, FeedForward, GatedMlp,
+        Activation, Angles, Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, FeedForward, GatedMlp,
         Glu, KvShape, LayerCache, Linear, Loader, Paged, Qkv, RmsNorm, Rope, Router, Scoring, Shape, ShortConv,
         SparseMlp, Step, Tensor,
     },
@@ -136,10 +136,7 @@ impl Block {
 }
 
 struct Lfm2 {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    embedding_norm: RmsNorm,
-    lm_head: Linear,
+    model: CausalLm<Block>,
     rope: Rope,
 }
 
@@ -192,25 +189,21 @@ impl Decoder for Lfm2 {
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
         let model = loader.text_model();
         let embed_tokens = model.embedding("embed_tokens", config.vocab_size, config.hidden_size)?;
-        Ok(Self {
+        let model = CausalLm {
             layers: model.layers(config.attends.len(), |loader, index| Block::load(loader, config, index))?,
-            embedding_norm: RmsNorm::load(&model, "embedding_norm", config.hidden_size, config.norm_eps)?,
+            norm: RmsNorm::load(&model, "embedding_norm", config.hidden_size, config.norm_eps)?,
             lm_head: loader.lm_head(&embed_tokens, config.tie_word_embeddings)?,
-            rope: Rope::new(&config.rope, config.head_dim(), loader.context())?,
             embed_tokens,
-        })
+        };
+        Ok(Self { model, rope: Rope::new(&config.rope, config.head_dim(), loader.context())? })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.embedding_norm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }

@@ -9,7 +9,7 @@ mod config;
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
-        Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, Glu, KvShape, LayerCache, Linear, Loader,
+        Attention, AttentionCache, CausalLm, Decoder, ExpertNames, Experts, Glu, KvShape, LayerCache, Linear, Loader,
         Mamba2, Paged, Qkv, RmsNorm, Router, Scoring, Shape, Sizes, SparseMlp, Step, Tensor,
     },
     weights::{Checkpoint, Names},
@@ -141,12 +141,7 @@ impl Block {
     }
 }
 
-struct NemotronH {
-    embeddings: Embedding,
-    layers: Vec<Block>,
-    norm_f: RmsNorm,
-    lm_head: Linear,
-}
+struct NemotronH(CausalLm<Block>);
 
 impl Decoder for NemotronH {
     const NAME: &'static str = "nemotron-h";
@@ -203,24 +198,20 @@ impl Decoder for NemotronH {
         let Sizes { vocab_size, hidden_size, num_hidden_layers, rms_norm_eps, .. } = config.sizes;
         let backbone = loader.at("backbone");
         let model = if backbone.has("embeddings.weight") { backbone } else { loader.at("model") };
-        let embeddings = model.embedding("embeddings", vocab_size, hidden_size)?;
-        Ok(Self {
+        let embed_tokens = model.embedding("embeddings", vocab_size, hidden_size)?;
+        Ok(Self(CausalLm {
             layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            norm_f: RmsNorm::load(&model, "norm_f", hidden_size, rms_norm_eps)?,
-            lm_head: loader.lm_head(&embeddings, config.sizes.tie_word_embeddings)?,
-            embeddings,
-        })
+            norm: RmsNorm::load(&model, "norm_f", hidden_size, rms_norm_eps)?,
+            lm_head: loader.lm_head(&embed_tokens, config.sizes.tie_word_embeddings)?,
+            embed_tokens,
+        }))
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
-        let mut x = self.embeddings.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, step)?;
-        }
-        Ok(x)
+        self.0.hidden(step, Block::forward)
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.norm_f.forward(hidden, step)?, step)
+        self.0.logits(hidden, step)
     }
 }

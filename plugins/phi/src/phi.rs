@@ -7,7 +7,7 @@
 use pensieve_sdk::{
     Error, Result,
     nn::{
-        Angles, Attention, Decoder, Embedding, LayerNorm, Linear, Loader, Mlp, Qkv, Rope, Shape, Sizes, Step, Tensor,
+        Angles, Attention, CausalLm, Decoder, LayerNorm, Linear, Loader, Mlp, Qkv, Rope, Shape, Sizes, Step, Tensor,
         activation,
     },
     weights::{Checkpoint, RopeConfig},
@@ -70,10 +70,7 @@ impl Block {
 }
 
 pub struct Phi {
-    embed_tokens: Embedding,
-    layers: Vec<Block>,
-    final_layernorm: LayerNorm,
-    lm_head: Linear,
+    model: CausalLm<Block, LayerNorm>,
     rope: Rope,
 }
 
@@ -94,7 +91,8 @@ impl Decoder for Phi {
             rope.partial_rotary_factor = 0.5;
         }
         let hidden_act = activation(config.str_or("hidden_act", "gelu_new")?)?;
-        let sizes = Sizes { hidden_act, ..Sizes::read(config)? };
+        let tie_word_embeddings = config.bool_or("tie_word_embeddings", false)?;
+        let sizes = Sizes { hidden_act, tie_word_embeddings, ..Sizes::read(config)? };
         Ok(Config { layer_norm_eps: config.f64_or("layer_norm_eps", 1e-5)?, sizes, rope })
     }
 
@@ -103,27 +101,23 @@ impl Decoder for Phi {
     }
 
     fn load(loader: &Loader<'_>, config: &Config) -> Result<Self> {
-        let Sizes { vocab_size, hidden_size, num_hidden_layers, head_dim, .. } = config.sizes;
-        let model = loader.at("model");
         Ok(Self {
-            embed_tokens: model.embedding("embed_tokens", vocab_size, hidden_size)?,
-            layers: model.layers(num_hidden_layers, |loader, index| Block::load(loader, config, index))?,
-            final_layernorm: LayerNorm::load(&model, "final_layernorm", hidden_size, config.layer_norm_eps)?,
-            lm_head: loader.linear("lm_head", hidden_size, vocab_size)?,
-            rope: Rope::new(&config.rope, head_dim, loader.context())?,
+            model: CausalLm::load_with_norm(
+                loader,
+                &config.sizes,
+                |model| LayerNorm::load(model, "final_layernorm", config.sizes.hidden_size, config.layer_norm_eps),
+                |loader, layer| Block::load(loader, config, layer),
+            )?,
+            rope: Rope::new(&config.rope, config.sizes.head_dim, loader.context())?,
         })
     }
 
     fn hidden(&self, step: &mut Step<'_>) -> Result<Tensor> {
         let angles = self.rope.angles(step)?;
-        let mut x = self.embed_tokens.forward(step)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &angles, step)?;
-        }
-        Ok(x)
+        self.model.hidden(step, |layer, x, step| layer.forward(x, &angles, step))
     }
 
     fn logits(&self, hidden: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        self.lm_head.forward(&self.final_layernorm.forward(hidden, step)?, step)
+        self.model.logits(hidden, step)
     }
 }
