@@ -1,7 +1,7 @@
 //! The projections of attention: queries, keys and values of one input, as attention takes them.
 //!
-//! The three are computed at once, because an input that is quantized or sent to a device once serves all of them. Families
-//! differ in what follows (norms, clipping) and in how a checkpoint stores the weights; both are settled at load time.
+//! The three are asked for at once, so that a backend can read their input once; on a GPU they are one launch. Families differ
+//! in what follows (norms, clipping) and in how a checkpoint stores the weights; both are settled at load time.
 
 use candle_core::Tensor;
 

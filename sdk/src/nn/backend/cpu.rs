@@ -34,6 +34,23 @@ impl CpuKernels {
         Self { pool: Pool::new(threads), formulas: Formulas::plain(Device::Cpu) }
     }
 
+    /// `x · Wᵀ + b`, row by row.
+    fn product(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Vec<f32>> {
+        let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
+        let rows = x.dim(0)?;
+        let mut out = vec![0.0; rows * weight.outputs];
+        cpu::matmul(&self.pool, &cpu_matrix(raw, weight), &view(x)?, rows, &mut out);
+        if let Some(bias) = bias {
+            let bias = view(bias)?;
+            if bias.len() != weight.outputs {
+                return Err(Error::invalid(format!("{} outputs cannot have {} biases", weight.outputs, bias.len())));
+            }
+            let rows = out.chunks_exact_mut(weight.outputs.max(1));
+            rows.for_each(|row| row.iter_mut().zip(&*bias).for_each(|(out, bias)| *out += bias));
+        }
+        Ok(out)
+    }
+
     /// Adds `scale · inner · up` to groups of rows.
     fn add_changes<'a>(
         &self,
@@ -68,15 +85,13 @@ impl Backend for CpuKernels {
     }
 
     fn linear(&self, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
-        let Form::InPlace(raw) = &weight.form else { return Err(foreign("a weight")) };
-        let rows = x.dim(0)?;
-        let mut out = vec![0.0; rows * weight.outputs];
-        cpu::matmul(&self.pool, &cpu_matrix(raw, weight), &view(x)?, rows, &mut out);
-        let out = tensor(out, (rows, weight.outputs))?;
-        Ok(match bias {
-            Some(bias) => out.broadcast_add(bias)?,
-            None => out,
-        })
+        tensor(self.product(x, weight, bias)?, (x.dim(0)?, weight.outputs))
+    }
+
+    fn add_linear(&self, sum: &Tensor, x: &Tensor, weight: &Matrix, bias: Option<&Tensor>) -> Result<Tensor> {
+        let mut out = self.product(x, weight, bias)?;
+        out.iter_mut().zip(&*view(sum)?).for_each(|(out, sum)| *out += sum);
+        tensor(out, (x.dim(0)?, weight.outputs))
     }
 
     fn experts(&self, x: &Tensor, experts: &[ExpertRows<'_>], glu: cpu::Glu) -> Result<Option<Tensor>> {
