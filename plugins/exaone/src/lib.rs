@@ -34,7 +34,7 @@ impl SelfAttention {
         let Sizes { hidden_size, head_dim, rms_norm_eps, .. } = config.sizes;
         let Sizes { num_attention_heads: heads, num_key_value_heads: kv_heads, .. } = config.sizes;
         let window = config.windows[layer];
-        let attention = Attention { window: window, ..Attention::new(layer, heads, kv_heads, head_dim)? };
+        let attention = Attention { window, ..Attention::new(layer, heads, kv_heads, head_dim)? };
         let norm = |name| RmsNorm::load(loader, name, head_dim, rms_norm_eps);
         let qkv_proj = Qkv::load(loader, hidden_size, &attention)?.with_norms(norm("q_norm")?, norm("k_norm")?);
         Ok(Self {
