@@ -177,7 +177,7 @@ const MODEL_LINES_MAX: usize = 250;
 
 /// Ways of asking one by one for what the SDK computes at once: projections of keys and values by themselves, and sums of a
 /// residual that `add_to` makes part of the product before.
-const SLOW: [&str; 5] = ["k_proj.forward(", "v_proj.forward(", "(x + ", "(&x + ", "(residual + "];
+const SLOW: [&str; 5] = ["k_proj.forward(", ".v_proj.forward(", "(x + ", "(&x + ", "(residual + "];
 
 /// The files of models: all sources of every plugin and example that has a decoder, and what `pensieve new` writes.
 fn model_files() -> Vec<(String, String)> {
