@@ -68,21 +68,28 @@ fn host_and_plugins_meet_in_the_contract_alone() {
         assert!(!host.contains(foreign), "the host links {foreign}");
     }
     // The server never runs plugin code: it cannot even name what opens a plugin or runs a model. Nor does it interpret what
-    // comes out of a checkpoint: it cannot name what renders templates and tokenizes.
+    // comes out of a checkpoint or from a client: it cannot name what renders templates, tokenizes and compiles grammars.
     let server = reach(&dependencies, "pensieve-server");
-    for foreign in ["pensieve", "pensieve-worker", "pensieve-plugin-api", "abi_stable", "libloading", "llguidance"] {
+    for foreign in ["pensieve", "pensieve-worker", "pensieve-plugin-api", "abi_stable", "libloading"] {
         assert!(!server.contains(foreign), "the server links {foreign}");
     }
-    for foreign in ["pensieve-prompt", "minijinja", "minijinja-contrib", "tokenizers"] {
+    for foreign in ["pensieve-prompt", "pensieve-grammar", "llguidance", "minijinja", "minijinja-contrib", "tokenizers"]
+    {
         assert!(!server.contains(foreign), "the server links {foreign}");
     }
     let prompt = reach(&dependencies, "pensieve-prompt");
-    for foreign in ["pensieve", "pensieve-server", "pensieve-worker", "abi_stable", "llguidance", "warp"] {
+    for foreign in ["pensieve", "pensieve-server", "pensieve-worker", "abi_stable", "warp"] {
         assert!(!prompt.contains(foreign), "a prompt process links {foreign}");
     }
     let worker = reach(&dependencies, "pensieve-worker");
     for foreign in ["pensieve", "pensieve-server", "hyper", "warp", "tokenizers", "minijinja", "tokio"] {
         assert!(!worker.contains(foreign), "the worker links {foreign}");
+    }
+    let grammar = reach(&dependencies, "pensieve-grammar");
+    for foreign in
+        ["pensieve-worker", "pensieve-prompt", "pensieve-plugin-api", "abi_stable", "minijinja", "tokenizers"]
+    {
+        assert!(!grammar.contains(foreign), "grammars link {foreign}");
     }
     let protocol = &dependencies["pensieve-protocol"];
     assert_eq!(*protocol, ["postcard", "serde", "serde_json"].map(str::to_owned).into());
@@ -273,6 +280,19 @@ fn code(path: &Path) -> String {
 
 fn is_test(path: &Path) -> bool {
     path.iter().any(|part| part.to_str().is_some_and(|part| part.starts_with("tests") || part.ends_with("_tests.rs")))
+}
+
+#[test]
+fn state_machines_do_no_input_or_output() {
+    let folders =
+        ["host/server/src/fleet/supervisor", "host/worker/src/engine/scheduler", "host/worker/src/engine/blocks"];
+    let is_simulation = |path: &Path| path.to_string_lossy().contains("/simulation");
+    for path in folders.into_iter().flat_map(sources).filter(|path| !is_test(path) && !is_simulation(path)) {
+        let code = code(&path);
+        for word in ["tracing::", "std::fs", "File::", "println!", "Instant::now", "SystemTime::now", "spawn("] {
+            assert!(!code.contains(word), "{} uses {word}", path.display());
+        }
+    }
 }
 
 #[test]
