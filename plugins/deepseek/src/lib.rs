@@ -5,13 +5,15 @@
 //! transformers; layers carry the names that they have in its checkpoints. What turns a latent into keys and values is
 //! absorbed into queries and outputs (2405.04434, section 2.1.2), so adapters on `kv_b_proj` are refused.
 
+mod gguf;
+
 use pensieve_sdk::{
     Error, Plugin, Result, export,
     nn::{
         Angles, Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Groups, KvShape,
         LayerCache, Linear, Loader, Paged, RmsNorm, Rope, Router, Scoring, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig, RopeStyle},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeStyle},
 };
 
 export!(Plugin::new("deepseek", "DeepSeek-V2 and V3, GLM-4.7-Flash").architecture(Paged::<DeepSeek>::architecture()));
@@ -224,22 +226,11 @@ impl Decoder for DeepSeek {
     const CLASSES: &'static [&'static str] =
         &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("attn_q_a", "self_attn.q_a_proj"),
-        ("attn_q_a_norm", "self_attn.q_a_layernorm"),
-        ("attn_q_b", "self_attn.q_b_proj"),
-        ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
-        ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
-        ("attn_kv_b", "self_attn.kv_b_proj"),
-        ("attn_k_b", "self_attn.k_b_proj"),
-        ("attn_v_b", "self_attn.v_b_proj"),
-        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-        ("exp_probs_b", "mlp.gate.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        gguf::family()
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let is_gguf = checkpoint.format() == Format::Gguf;

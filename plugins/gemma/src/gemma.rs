@@ -11,8 +11,10 @@ use pensieve_sdk::{
         Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor,
         activation,
     },
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig},
 };
+
+use crate::gguf;
 
 /// What a checkpoint says about its model.
 pub struct Config {
@@ -131,6 +133,10 @@ impl Decoder for Gemma {
         &["Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        gguf::gemma()
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = if checkpoint.format() == Format::Gguf {

@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Angles, Attention, Decoder, Embedding, ExpertNames, Experts, GatedMlp, Glu, Groups, Linear, Loader, RmsNorm,
         Rope, Router, Scoring, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Names, RopeConfig},
+    weights::{Checkpoint, GgufFamily, Names, RopeConfig},
 };
 
 /// What a checkpoint says about its model.
@@ -158,19 +158,24 @@ pub struct Glm4Moe {
     rope: Rope,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
+    ("exp_probs_b", "mlp.gate.e_score_correction"),
+];
+
 impl Decoder for Glm4Moe {
     const NAME: &'static str = "glm4_moe";
     const GGUF: &'static [&'static str] = &["glm4moe"];
     const CLASSES: &'static [&'static str] = &["Glm4MoeForCausalLM", "Glm4vMoeForConditionalGeneration"];
-    const GGUF_NAMES: Names = &[
-        ("post_attention_norm", "post_attention_layernorm"),
-        ("ffn_gate_shexp", "mlp.shared_experts.gate_proj"),
-        ("ffn_up_shexp", "mlp.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mlp.shared_experts.down_proj"),
-        ("exp_probs_b", "mlp.gate.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob: true, ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let defaults = [("max_position_embeddings", 131_072.into()), ("rms_norm_eps", 1e-5.into())];

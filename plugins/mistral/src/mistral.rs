@@ -7,7 +7,7 @@
 use pensieve_sdk::{
     Error, Result,
     nn::{Angles, Attention, Decoder, Embedding, GatedMlp, Linear, Loader, RmsNorm, Rope, Shape, Sizes, Step, Tensor},
-    weights::{Checkpoint, Config as Settings, Format, RopeConfig, RopeScaling},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig, RopeScaling},
 };
 
 /// The window of a `MistralForCausalLM` whose configuration does not speak of one; 'null' is no window.
@@ -107,6 +107,10 @@ impl Decoder for Mistral {
         &["MistralForCausalLM", "MinistralForCausalLM", "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily::PERMUTED
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

@@ -9,7 +9,7 @@ use pensieve_sdk::{
         Angles, Attention, Decoder, Embedding, ExpertNames, Experts, Glu, Linear, Loader, RmsNorm, Rope, Router, Shape,
         Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Format, RopeConfig},
+    weights::{Checkpoint, Format, GgufFamily, RopeConfig},
 };
 
 /// What a checkpoint says about its model.
@@ -124,6 +124,10 @@ impl Decoder for Mixtral {
     const CLASSES: &'static [&'static str] = &["MixtralForCausalLM"];
 
     type Config = Config;
+
+    fn gguf_family(_: &str) -> GgufFamily {
+        GgufFamily::PERMUTED
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let config = checkpoint.config();

@@ -10,7 +10,7 @@ use pensieve_sdk::{
         Attention, AttentionCache, Decoder, Embedding, ExpertNames, Experts, GatedNorm, Glu, Groups, KvShape,
         LayerCache, Linear, Loader, Mamba2, Mamba2Sizes, Paged, RmsNorm, Router, Scoring, Shape, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, Names},
 };
 
 export!(Plugin::new("nemotron", "Nemotron-H, Nemotron Nano 2 and 3").architecture(Paged::<NemotronH>::architecture()));
@@ -180,37 +180,43 @@ struct NemotronH {
     lm_head: Linear,
 }
 
+/// Tensors of GGUF files.
+const GGUF_NAMES: Names = &[
+    ("token_embd", "model.embeddings"),
+    ("output_norm", "model.norm_f"),
+    ("attn_norm", "norm"),
+    ("attn_q", "mixer.q_proj"),
+    ("attn_k", "mixer.k_proj"),
+    ("attn_v", "mixer.v_proj"),
+    ("attn_output", "mixer.o_proj"),
+    ("ssm_in", "mixer.in_proj"),
+    ("ssm_conv1d", "mixer.conv1d"),
+    ("ssm_dt", "mixer.dt_proj"),
+    ("ssm_a", "mixer.A"),
+    ("ssm_d", "mixer.D"),
+    ("ssm_norm", "mixer.norm"),
+    ("ssm_out", "mixer.out_proj"),
+    ("ffn_up", "mixer.up_proj"),
+    ("ffn_down", "mixer.down_proj"),
+    ("ffn_gate_inp", "mixer.gate"),
+    ("ffn_up_exps", "mixer.experts.up_proj"),
+    ("ffn_down_exps", "mixer.experts.down_proj"),
+    ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+    ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+    ("exp_probs_b", "mixer.gate.e_score_correction"),
+];
+
 impl Decoder for NemotronH {
     const NAME: &'static str = "nemotron-h";
     const GGUF: &'static [&'static str] = &["nemotron_h", "nemotron_h_moe"];
     const CLASSES: &'static [&'static str] = &["NemotronHForCausalLM"];
 
-    const GGUF_NAMES: Names = &[
-        ("token_embd", "model.embeddings"),
-        ("output_norm", "model.norm_f"),
-        ("attn_norm", "norm"),
-        ("attn_q", "mixer.q_proj"),
-        ("attn_k", "mixer.k_proj"),
-        ("attn_v", "mixer.v_proj"),
-        ("attn_output", "mixer.o_proj"),
-        ("ssm_in", "mixer.in_proj"),
-        ("ssm_conv1d", "mixer.conv1d"),
-        ("ssm_dt", "mixer.dt_proj"),
-        ("ssm_a", "mixer.A"),
-        ("ssm_d", "mixer.D"),
-        ("ssm_norm", "mixer.norm"),
-        ("ssm_out", "mixer.out_proj"),
-        ("ffn_up", "mixer.up_proj"),
-        ("ffn_down", "mixer.down_proj"),
-        ("ffn_gate_inp", "mixer.gate"),
-        ("ffn_up_exps", "mixer.experts.up_proj"),
-        ("ffn_down_exps", "mixer.experts.down_proj"),
-        ("ffn_up_shexp", "mixer.shared_experts.up_proj"),
-        ("ffn_down_shexp", "mixer.shared_experts.down_proj"),
-        ("exp_probs_b", "mixer.gate.e_score_correction"),
-    ];
-
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        let norm_topk_prob = architecture == "nemotron_h_moe";
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob, complete: |config| config.mamba2(), ..GgufFamily::default() }
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let eps = checkpoint.config().f64_or("layer_norm_epsilon", 1e-5)?;

@@ -11,10 +11,13 @@ use pensieve_sdk::{
         Activation, Angles, Attention, AttentionCache, Decoder, Embedding, KvShape, LayerCache, Linear, Loader,
         Recurrence, RmsNorm, Rope, Shape, ShortConv, Sizes, Step, Tensor,
     },
-    weights::{Checkpoint, Config as Settings, Format, Names, RopeConfig},
+    weights::{Checkpoint, Config as Settings, Format, GgufFamily, RopeConfig},
 };
 
-use crate::qwen::{Mlp, Moe, moe};
+use crate::{
+    gguf,
+    qwen::{Mlp, Moe, moe},
+};
 
 /// What a checkpoint says about its model.
 pub struct Config {
@@ -266,9 +269,11 @@ impl Decoder for QwenNext {
         "Qwen3_5MoeForConditionalGeneration",
     ];
 
-    const GGUF_NAMES: Names = &[("post_attention_norm", "post_attention_layernorm")];
-
     type Config = Config;
+
+    fn gguf_family(architecture: &str) -> GgufFamily {
+        gguf::family(architecture)
+    }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {
         let defaults = [

@@ -14,8 +14,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-pub use self::rope::{RopeConfig, RopeScaling, RopeStyle};
-use super::{Weights, gguf, json, quote};
+pub use self::{
+    from_gguf::GgufConfig,
+    rope::{RopeConfig, RopeScaling, RopeStyle},
+};
+use super::{GgufFamily, Weights, gguf, json, quote};
 use crate::{Error, Result};
 
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -211,8 +214,13 @@ impl Config {
     }
 
     /// Translates the metadata of a GGUF file.
-    pub(super) fn from_gguf(architecture: &str, metadata: &gguf::Metadata, weights: &Weights) -> Result<Self> {
-        Self::new(from_gguf::translate(architecture, metadata, weights)?)
+    pub(super) fn from_gguf(
+        architecture: &str,
+        family: &GgufFamily,
+        metadata: &gguf::Metadata,
+        weights: &Weights,
+    ) -> Result<Self> {
+        Self::new(from_gguf::translate(architecture, family, metadata, weights)?)
     }
 
     fn new(mut object: Map<String, Value>) -> Result<Self> {

@@ -9,6 +9,7 @@ mod bytes;
 mod checkpoint;
 mod config;
 mod dtype;
+mod family;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod gguf;
@@ -24,12 +25,13 @@ mod tokenizer;
 pub use self::{
     bytes::Bytes,
     checkpoint::{Checkpoint, Format},
-    config::{Config, RopeConfig, RopeScaling, RopeStyle},
+    config::{Config, GgufConfig, RopeConfig, RopeScaling, RopeStyle},
     dtype::Dtype,
+    family::{GgufFamily, GgufRope},
     names::Names,
     tensor::RawTensor,
     tensors::Weights,
-    tokenizer::Tokenizer,
+    tokenizer::{PreTokenizer, Split, Tokenizer},
 };
 
 /// A name out of a file, shortened and escaped so that it can stand in a message.

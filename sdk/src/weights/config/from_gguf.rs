@@ -1,10 +1,10 @@
 //! GGUF metadata in Hugging Face's terms.
 //!
-//! Most of it is renaming, done by a table. The rest is what GGUF leaves to the reader's knowledge of an architecture
-//! (the activation, which values RoPE pairs) or stores as a tensor (RoPE's divisors) or not at all (whether embeddings
-//! are tied, which layers have biases), told here from what the file has.
+//! Most of it is renaming, done by a table. What GGUF stores as a tensor (RoPE's divisors), or not at all (whether embeddings are
+//! tied, which layers have biases), is told from what the file has. What it leaves to the reader's knowledge of an architecture
+//! comes from the plugin, as a [`GgufFamily`].
 
-mod families;
+mod shared;
 
 use serde_json::{Map, Value, json};
 
@@ -12,8 +12,8 @@ use super::rope::magnitude;
 use crate::{
     Error, Result,
     weights::{
-        Weights,
-        gguf::{self, Metadata},
+        GgufFamily, GgufRope, Weights,
+        gguf::{Kind, Metadata},
         quote,
     },
 };
@@ -57,102 +57,54 @@ const NUMBERS: &[(&str, &str)] = &[
     ("expert_weights_scale", "routed_scaling_factor"),
 ];
 
-/// Architectures whose activation is not SiLU.
-const ACTIVATIONS: &[(&str, &str)] = &[
-    ("phi2", "gelu_new"),
-    ("gemma", "gelu_pytorch_tanh"),
-    ("gemma2", "gelu_pytorch_tanh"),
-    ("gemma3", "gelu_pytorch_tanh"),
-    ("gemma4", "gelu_pytorch_tanh"),
-];
-
-/// Architectures whose files pair neighbouring values of a head.
-const INTERLEAVED: &[&str] = &[
-    "llama",
-    "llama4",
-    "mistral3",
-    "mistral4",
-    "smollm3",
-    "granite",
-    "granitemoe",
-    "granitehybrid",
-    "deci",
-    "arcee",
-    "baichuan",
-    "internlm2",
-    "minicpm",
-    "xverse",
-    "orion",
-    "olmo",
-    "command-r",
-    "cohere2",
-    "deepseek",
-    "deepseek2",
-    "chatglm",
-    "bailingmoe",
-    "ernie4_5",
-    "ernie4_5-moe",
-];
-
 /// Writes what a file says as `config.json` would.
-pub(super) fn translate(architecture: &str, metadata: &Metadata, weights: &Weights) -> Result<Map<String, Value>> {
-    let source = Source { architecture, metadata, weights };
-    let mut config = Map::new();
-    config.insert("architectures".to_owned(), json!([architecture]));
-    config.insert("model_type".to_owned(), json!(architecture));
+pub(super) fn translate(
+    architecture: &str,
+    family: &GgufFamily,
+    metadata: &Metadata,
+    weights: &Weights,
+) -> Result<Map<String, Value>> {
+    let mut config = GgufConfig { architecture, metadata, weights, object: Map::new() };
+    config.set("architectures", json!([architecture]));
+    config.set("model_type", architecture);
     for (key, name) in INTEGERS {
-        if let Some(value) = source.integers(key)? {
-            config.insert((*name).to_owned(), value);
+        if let Some(value) = config.integers(key)? {
+            config.set(name, value);
         }
     }
     for (key, name) in NUMBERS {
-        if let Some(number) = source.number(key)? {
-            config.insert((*name).to_owned(), json!(number));
+        if let Some(number) = config.number(key)? {
+            config.set(name, number);
         }
     }
-    leave_out_prediction_layers(&source, &mut config)?;
+    config.rename(family.keys)?;
+    config.leave_out_prediction_layers()?;
     if let Some(heads) = config.get("num_attention_heads").cloned() {
-        config.entry("num_key_value_heads").or_insert(heads);
+        config.default("num_key_value_heads", heads);
     }
-    if !config.contains_key("vocab_size")
-        && let Some(size) = source.vocabulary()
-    {
-        config.insert("vocab_size".to_owned(), json!(size));
+    if let Some(size) = config.vocabulary() {
+        config.default("vocab_size", size);
     }
-    let activation = ACTIVATIONS.iter().find(|(name, _)| *name == architecture).map_or("silu", |(_, name)| name);
-    config.insert("hidden_act".to_owned(), json!(activation));
-    config.insert("tie_word_embeddings".to_owned(), json!(!weights.contains("lm_head.weight")));
-    config.insert("attention_bias".to_owned(), json!(source.has_bias("self_attn.")));
-    config.insert("mlp_bias".to_owned(), json!(source.has_bias("mlp.")));
-    for (key, name) in [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")] {
-        if let Some(id) = metadata.u32(&format!("tokenizer.ggml.{key}"))? {
-            config.insert(name.to_owned(), json!(id));
+    config.set("hidden_act", family.activation);
+    config.set("tie_word_embeddings", !weights.contains("lm_head.weight"));
+    config.set("attention_bias", config.has_bias("self_attn."));
+    config.set("mlp_bias", config.has_bias("mlp."));
+    for name in ["bos_token_id", "eos_token_id"] {
+        if let Some(id) = metadata.u32(&format!("tokenizer.ggml.{name}"))? {
+            config.set(name, id);
         }
     }
-    let rope = source.rope(&config)?;
-    config.insert("rope_parameters".to_owned(), Value::Object(rope));
-    families::complete(&source, &mut config)?;
-    Ok(config)
-}
-
-/// Files count multi-token prediction (`nextn`) layers among the layers, and these are left out.
-fn leave_out_prediction_layers(source: &Source<'_>, config: &mut Map<String, Value>) -> Result<()> {
-    let heads = source.integers("nextn_predict_layers")?.and_then(|heads| heads.as_u64()).unwrap_or_default();
-    let Some(blocks) = config.get("num_hidden_layers").and_then(Value::as_u64).filter(|_| heads > 0) else {
-        return Ok(());
-    };
-    let layers = blocks.saturating_sub(heads);
-    config.insert("num_hidden_layers".to_owned(), json!(layers));
-    for value in config.values_mut() {
-        if let Some(list) = value.as_array_mut().filter(|list| list.len() as u64 == blocks) {
-            list.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
-            *value = one_or_list(std::mem::take(list));
-        }
+    let rope = config.read_rope(family.rope != GgufRope::Halves)?;
+    config.set("rope_parameters", rope);
+    (family.complete)(&mut config)?;
+    if config.get("num_local_experts").is_some() {
+        let given = metadata.bool(&config.key("expert_weights_norm"))?;
+        config.set("norm_topk_prob", given.unwrap_or(family.norm_topk_prob));
     }
-    Ok(())
+    Ok(config.object)
 }
 
-/// What is said of each layer, as one number where all agree.
+/// One number where all layers agree, else one for each.
 fn one_or_list(list: Vec<Value>) -> Value {
     match list.split_first() {
         Some((first, rest)) if rest.iter().all(|other| other == first) => first.clone(),
@@ -160,31 +112,80 @@ fn one_or_list(list: Vec<Value>) -> Value {
     }
 }
 
-struct Source<'a> {
+/// A configuration that is being made out of GGUF metadata. What is in it so far has the names of `config.json`; the metadata's
+/// keys are given without the architecture's name in front.
+#[derive(Debug)]
+pub struct GgufConfig<'a> {
     architecture: &'a str,
     metadata: &'a Metadata,
     weights: &'a Weights,
+    object: Map<String, Value>,
 }
 
-impl Source<'_> {
-    fn key(&self, key: &str) -> String {
+impl GgufConfig<'_> {
+    /// The file's `general.architecture`.
+    pub fn architecture(&self) -> &str {
+        self.architecture
+    }
+
+    pub fn metadata(&self) -> &Metadata {
+        self.metadata
+    }
+
+    /// The tensors, under transformers' names.
+    pub fn weights(&self) -> &Weights {
+        self.weights
+    }
+
+    /// The whole metadata key.
+    pub fn key(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
     }
 
-    /// An integer, or a list where the layers differ.
-    fn integers(&self, key: &str) -> Result<Option<Value>> {
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.object.get(name)
+    }
+
+    /// The unsigned integer of that name; `None` for anything else.
+    pub fn size(&self, name: &str) -> Option<u64> {
+        self.get(name).and_then(Value::as_u64)
+    }
+
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.object.insert(name.to_owned(), value.into());
+    }
+
+    /// Sets what the file leaves out.
+    pub fn default(&mut self, name: &str, value: impl Into<Value>) {
+        self.object.entry(name).or_insert_with(|| value.into());
+    }
+
+    pub fn remove(&mut self, name: &str) -> Option<Value> {
+        self.object.remove(name)
+    }
+
+    /// Keeps what `keep` is true of.
+    pub fn retain(&mut self, keep: impl FnMut(&String, &mut Value) -> bool) {
+        self.object.retain(keep);
+    }
+
+    /// `rope_parameters`, to be changed.
+    pub fn rope(&mut self) -> Option<&mut Map<String, Value>> {
+        self.object.get_mut("rope_parameters").and_then(Value::as_object_mut)
+    }
+
+    /// An unsigned integer of the metadata, or a list where the layers differ.
+    pub fn integers(&self, key: &str) -> Result<Option<Value>> {
         let key = self.key(key);
-        let Some(len) = self.metadata.get(&key).and_then(gguf::Value::len) else {
-            return Ok(self.metadata.u64(&key)?.map(|number| json!(number)));
-        };
-        if len > LIST_LEN_MAX {
-            return Err(Error::corrupt(format!("metadata {} has {len} items, more than {LIST_LEN_MAX}", quote(&key))));
+        if self.list_len(&key)?.is_none() {
+            return Ok(self.metadata.u64(&key)?.map(Value::from));
         }
         let list = self.metadata.u32s(&key)?.unwrap_or_default();
         Ok(Some(one_or_list(list.into_iter().map(Value::from).collect())))
     }
 
-    fn number(&self, key: &str) -> Result<Option<f64>> {
+    /// A finite number of the metadata.
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
         let key = self.key(key);
         match self.metadata.f64(&key)? {
             Some(number) if !number.is_finite() => {
@@ -194,8 +195,58 @@ impl Source<'_> {
         }
     }
 
+    /// Takes over values of the metadata under other names, whatever their types.
+    pub fn rename(&mut self, keys: &[(&str, &str)]) -> Result<()> {
+        for (key, name) in keys {
+            if let Some(value) = self.value(key)? {
+                self.set(name, value);
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&self, key: &str) -> Result<Option<Value>> {
+        let whole = self.key(key);
+        let Some(kind) = self.metadata.get(&whole).map(|value| value.kind()) else { return Ok(None) };
+        let is_list = self.list_len(&whole)?.is_some();
+        Ok(match kind {
+            Kind::Bool if is_list => self.metadata.bools(&whole)?.map(Value::from),
+            Kind::Bool => self.metadata.bool(&whole)?.map(Value::from),
+            Kind::Text if is_list => self.metadata.strings(&whole)?.map(Value::from),
+            Kind::Text => self.metadata.string(&whole)?.map(Value::from),
+            Kind::F32 | Kind::F64 if is_list => self.metadata.f32s(&whole)?.map(Value::from),
+            Kind::F32 | Kind::F64 => self.number(key)?.map(Value::from),
+            _ => self.integers(key)?,
+        })
+    }
+
+    /// The length of a list of the metadata, within what is read.
+    fn list_len(&self, key: &str) -> Result<Option<usize>> {
+        match self.metadata.get(key).and_then(|value| value.len()) {
+            Some(len) if len > LIST_LEN_MAX => {
+                Err(Error::corrupt(format!("metadata {} has {len} items, more than {LIST_LEN_MAX}", quote(key))))
+            }
+            len => Ok(len),
+        }
+    }
+
+    /// Files count multi-token prediction (`nextn`) layers among the layers, and these are left out.
+    fn leave_out_prediction_layers(&mut self) -> Result<()> {
+        let heads = self.integers("nextn_predict_layers")?.and_then(|heads| heads.as_u64()).unwrap_or_default();
+        let Some(blocks) = self.size("num_hidden_layers").filter(|_| heads > 0) else { return Ok(()) };
+        let layers = blocks.saturating_sub(heads);
+        self.set("num_hidden_layers", layers);
+        for value in self.object.values_mut() {
+            if let Some(list) = value.as_array_mut().filter(|list| list.len() as u64 == blocks) {
+                list.truncate(usize::try_from(layers).unwrap_or(usize::MAX));
+                *value = one_or_list(std::mem::take(list));
+            }
+        }
+        Ok(())
+    }
+
     fn vocabulary(&self) -> Option<usize> {
-        let tokens = self.metadata.get("tokenizer.ggml.tokens").and_then(gguf::Value::len);
+        let tokens = self.metadata.get("tokenizer.ggml.tokens").and_then(|tokens| tokens.len());
         tokens.or_else(|| self.weights.find("model.embed_tokens.weight")?.shape.first().copied())
     }
 
@@ -204,13 +255,13 @@ impl Source<'_> {
         names.filter_map(|name| name.strip_prefix(part)).any(|name| name.ends_with(".bias"))
     }
 
-    fn rope(&self, config: &Map<String, Value>) -> Result<Map<String, Value>> {
+    fn read_rope(&self, interleaved: bool) -> Result<Map<String, Value>> {
         let mut rope = Map::new();
-        rope.insert("interleaved".to_owned(), json!(INTERLEAVED.contains(&self.architecture)));
+        rope.insert("interleaved".to_owned(), json!(interleaved));
         if let Some(theta) = self.number("rope.freq_base")? {
             rope.insert("rope_theta".to_owned(), json!(theta));
         }
-        if let Some(factor) = self.rotated_part(config)? {
+        if let Some(factor) = self.rotated_part()? {
             rope.insert("partial_rotary_factor".to_owned(), json!(factor));
         }
         if let Some(sections) = self.integers("rope.dimension_sections")? {
@@ -227,13 +278,12 @@ impl Source<'_> {
         Ok(rope)
     }
 
-    fn rotated_part(&self, config: &Map<String, Value>) -> Result<Option<f64>> {
+    fn rotated_part(&self) -> Result<Option<f64>> {
         let Some(rotated) = self.integers("rope.dimension_count")?.and_then(|value| value.as_u64()) else {
             return Ok(None);
         };
-        let number = |key: &str| config.get(key).and_then(Value::as_u64);
-        let from_width = || number("hidden_size")?.checked_div(number("num_attention_heads")?);
-        match number("head_dim").or_else(from_width) {
+        let from_width = || self.size("hidden_size")?.checked_div(self.size("num_attention_heads")?);
+        match self.size("head_dim").or_else(from_width) {
             Some(head_dim) if rotated > head_dim => Err(Error::corrupt(format!(
                 "metadata {} is {rotated}, more than the {head_dim} values of a head",
                 quote(&self.key("rope.dimension_count"))

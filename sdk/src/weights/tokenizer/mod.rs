@@ -24,8 +24,10 @@ mod vocabulary;
 
 use std::path::Path;
 
+pub use self::pretokenizer::{PreTokenizer, Split};
 use self::vocabulary::Vocabulary;
 use super::{
+    GgufFamily,
     gguf::{self, Metadata},
     quote,
 };
@@ -59,12 +61,17 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads the tokenizer of a `.gguf` file, or of a folder as Hugging Face lays it out.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, &GgufFamily::USUAL)
+    }
+
+    /// The same, with what a plugin knows of the file's architecture.
+    pub fn open_with(path: &Path, family: &GgufFamily) -> Result<Self> {
         if path.is_dir() {
             return Self::from_folder(path);
         }
         let parts = gguf::open(path)?;
         let first = parts.first().ok_or_else(|| Error::corrupt("the model has no parts").context(path.display()))?;
-        Self::from_gguf(path, &first.metadata).map_err(|error| error.context(path.display()))
+        Self::from_gguf(path, &first.metadata, family).map_err(|error| error.context(path.display()))
     }
 
     /// Reads `tokenizer.json` and what stands around it, or `tokenizer.model` where there is no such file.
@@ -74,7 +81,7 @@ impl Tokenizer {
 
     /// Makes a tokenizer of a GGUF file's metadata. A `tokenizer.json` in the metadata or beside the file is taken
     /// instead, if it is for the same vocabulary: it is the model's own.
-    pub fn from_gguf(path: &Path, metadata: &Metadata) -> Result<Self> {
+    pub fn from_gguf(path: &Path, metadata: &Metadata, family: &GgufFamily) -> Result<Self> {
         let architecture = metadata.string("general.architecture")?.unwrap_or_default();
         let kind = metadata.string("tokenizer.ggml.model")?.ok_or_else(|| metadata.missing("tokenizer.ggml.model"))?;
         if matches!(kind, "none" | "no_vocab") {
@@ -89,8 +96,8 @@ impl Tokenizer {
         }
         let mut build = |tokenizer: &mut Self| {
             match kind {
-            "gpt2" => bpe::build(metadata, architecture, &vocabulary, tokenizer),
-            "llama" => sentencepiece::build_from_gguf(metadata, architecture, &mut vocabulary, tokenizer),
+            "gpt2" => bpe::build(metadata, architecture, family, &vocabulary, tokenizer),
+            "llama" => sentencepiece::build_from_gguf(metadata, family, &mut vocabulary, tokenizer),
             "gemma4" => lines::build(metadata, &mut vocabulary, tokenizer),
             _ => Err(Error::unsupported(format!(
                 "metadata 'tokenizer.ggml.model': tokenizers of the kind {} cannot be read (known: gpt2, llama, gemma4)",
