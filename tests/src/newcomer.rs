@@ -18,12 +18,12 @@ use crate::{
 
 /// What follows each of these words, token by token. A token has one successor, so no two answers share one.
 const ANSWERS: [(&str, &[&str]); 4] = [
-    ("tell-weather", &["I ask.", "<<ask ", "get_weather", " :: {", "place:~", "Bern~,", "days:", "2}", ">>"]),
+    ("tell-weather", &["I ask.", "<<ask ", "get_weather", " :: {", "days:", "2,", "place:~", "Bern~}", ">>"]),
     ("tell-thoughts", &["(thinks: ", "hm, hm", " :thinks)", "Yes."]),
     // A parameter that the tool does not have.
     ("tell-nonsense", &["<<", "ask get_weather :: {", "town:~Bern~}>>"]),
-    // Openers that open nothing, and closers of nothing.
-    ("tell-rubbish", &["a << b", " and <", "<ask", " :thinks) }>", ">"]),
+    // Half an opener, and closers of nothing.
+    ("tell-rubbish", &["a < b", " >> c", " :thinks) }", "~"]),
 ];
 
 /// Logits of a token's successor, and of what closes something, where a grammar forbids the successor or there is none.
@@ -79,7 +79,8 @@ fn write_gguf(path: &Path, architecture: &str) {
     const INT32: u32 = 5;
     let (tokens, rows) = table();
     let entry = |key: &str, of: u32, value: &[u8]| [&text(key)[..], &of.to_le_bytes(), value].concat();
-    let list = |of: u32, len: usize, items: Vec<u8>| [&of.to_le_bytes()[..], &(len as u64).to_le_bytes(), &items].concat();
+    let list =
+        |of: u32, len: usize, items: Vec<u8>| [&of.to_le_bytes()[..], &(len as u64).to_le_bytes(), &items].concat();
     let kind = |token: &String| if token == "<end>" { 3_i32 } else { 1 };
     let end = tokens.iter().position(|token| token == "<end>").unwrap() as u32;
     let entries = [
@@ -203,9 +204,14 @@ fn a_family_that_nobody_knows_brings_its_files_its_words_and_its_calls() {
     let (answer, _) = ask(&server, "newcomer", "tell-thoughts", 100);
     assert_eq!((answer.thoughts.trim(), answer.text.as_str(), answer.finish.as_str()), ("hm, hm", "Yes.", "stop"));
 
+    // "user: " letter by letter and the word whole, as the pre-tokenizer does not cut at the hyphen and the vocabulary has no "tell".
+    let plain = json!({"model": "newcomer", "messages": [{"role": "user", "content": "tell-thoughts"}]});
+    let reply = post(server.address, "/v1/chat/completions", &plain).json();
+    assert_eq!(reply["usage"]["prompt_tokens"], "user: ".len() + 1, "{reply}");
+
     // What tells is the card: the same model whose card does not say it writes the same as a text.
     let (mute, _) = ask(&server, "newcomer-mute", "tell-weather", 100);
-    assert_eq!(mute.text, "I ask.<<ask get_weather :: {place:~Bern~,days:2}>>");
+    assert_eq!(mute.text, "I ask.<<ask get_weather :: {days:2,place:~Bern~}>>");
     assert!(mute.calls.is_empty() && mute.finish == "stop", "{mute:?}");
     let (mute, _) = ask(&server, "newcomer-mute", "tell-thoughts", 100);
     assert_eq!((mute.text.as_str(), mute.thoughts.as_str()), ("(thinks: hm, hm :thinks)Yes.", ""));
@@ -224,7 +230,7 @@ fn malformed_and_truncated_calls_of_such_a_family_end_as_those_of_others_do() {
     for max_tokens in 2..9 {
         let (cut, _) = ask(&server, "newcomer", "tell-weather", max_tokens);
         assert_eq!((cut.text.as_str(), cut.finish.as_str()), ("I ask.", "length"), "{max_tokens}: {cut:?}");
-        let whole = r#"{"place":"Bern","days":2}"#;
+        let whole = r#"{"days":2,"place":"Bern"}"#;
         let is_begun = |(name, arguments): &(String, String)| {
             name == "get_weather" && whole.starts_with(&arguments.replace([' ', '\n'], ""))
         };
@@ -233,11 +239,8 @@ fn malformed_and_truncated_calls_of_such_a_family_end_as_those_of_others_do() {
     // Thoughts that do not end are thoughts.
     let (cut, _) = ask(&server, "newcomer", "tell-thoughts", 2);
     assert_eq!((cut.thoughts.trim(), cut.text.as_str(), cut.finish.as_str()), ("hm, hm", "", "length"));
-    // What begins like a call, and is none, is a text or is not written.
+    // What is no call is a text.
     let (rubbish, _) = ask(&server, "newcomer", "tell-rubbish", 100);
-    assert!(rubbish.calls.is_empty() || rubbish.arguments()["place"].is_string(), "{rubbish:?}");
-    let plain = json!({"model": "newcomer", "messages": [{"role": "user", "content": "tell-rubbish"}], "temperature": 0});
-    let reply = post(server.address, "/v1/chat/completions", &plain).json();
-    let said = reply["choices"][0]["message"]["content"].as_str().unwrap();
-    assert!(said.starts_with("a << b and <"), "{said}");
+    assert_eq!((rubbish.text.as_str(), rubbish.finish.as_str()), ("a < b >> c :thinks) }~", "stop"));
+    assert!(rubbish.calls.is_empty() && rubbish.thoughts.is_empty(), "{rubbish:?}");
 }

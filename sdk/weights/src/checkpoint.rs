@@ -100,7 +100,7 @@ impl Checkpoint {
         }
     }
 
-    /// What caches know the checkpoint by, in hexadecimal: its headers, sizes and configuration, its tokenizer, small tensors
+    /// The key of caches for this checkpoint, in hexadecimal, made of its headers, sizes, configuration and tokenizer, of small tensors
     /// whole and samples of large ones, as fine-tunes of one model differ in nothing else. Reads a few megabytes whatever
     /// the size of the model; an edit of single values of a large tensor in place goes unseen, and the caches have to be cleared by hand.
     pub fn fingerprint(&self, tokenizer: &Tokenizer) -> Result<String> {

@@ -1,9 +1,9 @@
 //! The tokenizer of a checkpoint, as the text of a `tokenizer.json`.
 //!
 //! The host encodes and decodes with the `tokenizers` crate, which reads exactly one format. Safetensors folders mostly
-//! bring that file along; GGUF files carry a vocabulary and a few names instead, and what those names mean is written
-//! down here. The aim is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost right
-//! makes a model slightly stupid without a visible cause, so what is not known for certain is refused.
+//! bring that file along; GGUF files carry a vocabulary and a few names instead, and what those names stand for is
+//! written down here. The aim is the ids that the model's own tokenizer gives, for every text: a tokenizer that is almost right
+//! makes a model slightly worse without a visible cause, so a tokenizer that is not known for certain is refused.
 //!
 //! `json`'s post-processor and `add_bos`, `add_eos` always agree: encoding with special tokens puts BOS in front exactly
 //! if `add_bos` is set, and encoding without them never does, which is the way to encode a rendered chat template.
@@ -33,11 +33,11 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The help of every folder that cannot be read as it is.
+/// Help for folders without a tokenizer that can be read.
 const HOW_TO_CONVERT: &str = "write a tokenizer.json into the folder with transformers: \
      AutoTokenizer.from_pretrained(folder).save_pretrained(folder)";
 
-/// A tokenizer: how text becomes ids, and which ids mean something to the engine.
+/// A tokenizer: how text becomes ids, and which ids are special to the engine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokenizer {
     /// The text of a `tokenizer.json`, for the `tokenizers` crate.
@@ -48,7 +48,7 @@ pub struct Tokenizer {
     pub bos: Option<u32>,
     /// Every token that ends a turn, the model's own end of text first.
     pub eos: Vec<u32>,
-    /// The token that fills up batches.
+    /// The padding token.
     pub pad: Option<u32>,
     /// The token that stands for what the vocabulary cannot express.
     pub unknown: Option<u32>,
@@ -113,7 +113,7 @@ impl Tokenizer {
         Ok(Self { json, ..tokenizer })
     }
 
-    /// Takes a ready `tokenizer.json`, and says of BOS and EOS what it says.
+    /// Takes a ready `tokenizer.json`, whose post-processor decides about BOS and EOS.
     fn with_json(mut self, json: String) -> Result<Self> {
         let outline = outline::Outline::read(&json)?;
         self.add_bos = outline.adds(self.bos, outline::Place::Front);

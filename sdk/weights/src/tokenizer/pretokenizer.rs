@@ -172,7 +172,7 @@ const DEEPSEEK_V3: &[Split] = &[
     )),
     Split::Bytes,
 ];
-/// What llama.cpp does for a file that says "default", which such a file was therefore made for.
+/// llama.cpp's fallback, which files that say "default" were made for.
 const DEFAULT: &[Split] = &[
     Split::Regex(r"[\p{P}\$\+<=>\^~\|]+"),
     Split::Regex(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
@@ -182,12 +182,12 @@ const DEFAULT: &[Split] = &[
 ];
 
 impl PreTokenizer {
-    /// One that cuts text as it is, for files that do not ask for BOS.
+    /// Without normalization, and without BOS where the file does not ask for it.
     pub const fn new(names: &'static [&'static str], splits: &'static [Split]) -> Self {
         Self { names, splits, nfc: false, ignore_merges: false, add_bos: false }
     }
 
-    /// The one of that name, `own` before those that the SDK knows.
+    /// Looks a name up, in `own` before the SDK's table.
     pub(super) fn find(name: &str, own: &[Self]) -> Result<Self> {
         let mut known = own.iter().chain(KNOWN);
         known.clone().find(|known| known.names.contains(&name)).copied().ok_or_else(|| {
@@ -203,7 +203,7 @@ impl PreTokenizer {
         })
     }
 
-    /// That of a file which was written before files named their pre-tokenizer.
+    /// The pre-tokenizer of a file without `tokenizer.ggml.pre`.
     pub(super) fn unnamed(architecture: &str, family: &GgufFamily, has_token: impl Fn(&str) -> bool) -> Result<Self> {
         if let Some(name) = family.pre_tokenizer {
             return Self::find(name, family.pre_tokenizers);
