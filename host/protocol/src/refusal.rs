@@ -1,8 +1,7 @@
-//! Why something was not taken: one word for programs, one sentence for people, and what to do about it.
+//! Why a plugin, checkpoint or address was refused: a word for programs, a sentence for people, and what to do about it.
 //!
-//! Refusals come from the server's own checks and, as JSON, out of the children that look at plugins and checkpoints in its
-//! place, so this is plain data. A child that ran foreign code is not believed blindly: what it says is cut to a length
-//! and freed of control characters before it is shown.
+//! Refusals come from the server's own checks and, as JSON, from the children that inspect plugins and checkpoints. A child
+//! that ran plugin code is not trusted: its text is bounded and escaped before it is shown.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,10 +12,10 @@ const TEXT_LEN_MAX: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// One word: `truncated`, `timed-out`.
+    /// A stable identifier: `truncated`, `timed-out`.
     pub kind: String,
     pub reason: String,
-    /// What to do about it; may be empty.
+    /// May be empty.
     pub help: String,
 }
 
@@ -25,7 +24,7 @@ impl Refusal {
         Self { kind: kind.to_owned(), reason: reason.into(), help: help.into() }
     }
 
-    /// Bounded and free of control characters, since a plugin may have written it.
+    /// Bounds and escapes all strings, which a plugin may have written.
     #[must_use]
     pub fn cleaned(self) -> Self {
         Self { kind: clean(&self.kind), reason: clean(&self.reason), help: clean(&self.help) }
@@ -44,7 +43,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Text from outside on one line, of a bounded length.
+/// Escapes untrusted text on one line of bounded length.
 pub fn clean(text: &str) -> String {
     Outside::new(text).at_most(TEXT_LEN_MAX).to_string()
 }

@@ -1,8 +1,8 @@
-//! `pensieve probe`: answers a server's questions about a checkpoint, in its place, and those of `plugins check`. Hidden,
-//! as people have no use for it.
+//! `pensieve probe`: answers questions about checkpoints and plugins for the server, `plugins check` and `bench --quality`.
+//! Hidden, as it is not meant for users.
 //!
-//! One process answers one question and runs at most one plugin, so that a plugin which crashes on a checkpoint does not
-//! keep the next claimant from being asked.
+//! One process answers one question and runs one plugin, so that a plugin that crashes on a checkpoint does not keep
+//! the next claimant from being asked.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,12 +28,12 @@ use pensieve_worker::plugin::{self, LoadedPlugin};
 
 #[derive(Subcommand)]
 pub(super) enum Probe {
-    /// What does the checkpoint call itself?
+    /// Which architecture name does the checkpoint have?
     Name {
         /// The checkpoint.
         source: PathBuf,
     },
-    /// What does an architecture say of the checkpoint?
+    /// Which card does an architecture return for the checkpoint?
     Describe {
         /// The plugin's library.
         plugin: PathBuf,
@@ -45,7 +45,7 @@ pub(super) enum Probe {
         #[arg(allow_hyphen_values = true)]
         options: String,
     },
-    /// How much of the fence around this process holds?
+    /// Which parts of the fence around this process are in force?
     Fence,
     /// Does the model obey the contract's laws?
     Laws(RunLaws),
@@ -68,11 +68,11 @@ impl Probe {
 }
 
 fn name(source: &Path) -> ExitCode {
-    let named = || -> Named {
+    let read = || -> Named {
         let help = "a source is a .gguf file, or a folder with config.json and safetensors";
         CheckpointName::read(source).map_err(|what| Refusal::new("unnamed", what, help))
     };
-    answer(named)
+    answer(read)
 }
 
 fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Described {
@@ -80,16 +80,18 @@ fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Desc
     let Some(path) = source.to_str() else {
         return refused("invalid", format!("'{}' is not UTF-8", Outside::path(&source)), "rename the file");
     };
-    let opened = match LoadedPlugin::open(plugin) {
-        Ok(opened) => opened,
+    let plugin = match LoadedPlugin::open(plugin) {
+        Ok(plugin) => plugin,
         Err(error) => return refused(error.reason.kind(), error.reason.to_string(), &error.help()),
     };
-    let described = opened.architecture(architecture);
+    let architecture = plugin.architecture(architecture);
     let source = Source { path: path.into(), options: options.into() };
-    match described.and_then(|architecture| architecture.describe(&source).into_result()) {
+    match architecture.and_then(|architecture| architecture.describe(&source).into_result()) {
         Ok(card) => match plugin::card::read(&card) {
             Ok(card) => Described::Card(Box::new(card)),
-            Err(what) => refused("bad-card", format!("describes it wrongly: {what}"), "tell the plugin's author"),
+            Err(what) => {
+                refused("bad-card", format!("returned an invalid card: {what}"), "report this to the plugin's author")
+            }
         },
         Err(error) => {
             let refusal = Refusal::new("describe", error.message.as_str(), error.help.as_str()).cleaned();
@@ -99,5 +101,5 @@ fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Desc
 }
 
 fn answer<T: Serialize>(question: impl FnOnce() -> T) -> ExitCode {
-    reply::status(Reply::begin().and_then(|answer| answer.send(&question())))
+    reply::status(Reply::begin().and_then(|reply| reply.send(&question())))
 }

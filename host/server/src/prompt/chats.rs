@@ -118,7 +118,7 @@ impl Chats {
             stops,
             logprobs: request.logprobs,
             grammar: prompt.spec,
-            adapter: request.adapter.beside(target.adapter.clone())?,
+            adapter: request.adapter.or_of_model(target.adapter.clone())?,
             ..Job::default()
         };
         Ok(Prepared {

@@ -1,6 +1,6 @@
-//! Responses that were stored, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and
-//! number, the oldest going first. A client sees its own only. They are kept as text, since values take ten times the memory
-//! of what they say, and readers share it.
+//! Stored responses, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and number, with the
+//! oldest evicted first. Clients see only their own. They are kept as text, since parsed values take ten times the memory, and
+//! shared with readers.
 
 use std::{
     collections::VecDeque,
@@ -13,11 +13,11 @@ const RESPONSES_MAX: usize = 4096;
 
 #[derive(Clone, Debug)]
 pub(super) struct StoredResponse {
-    /// As a JSON object.
+    /// A JSON object.
     pub(super) response: Bytes,
-    /// The items of the conversation as a JSON list: what the model was given, then what it answered.
+    /// All items of the conversation as a JSON list: inputs, then outputs.
     pub(super) items: Bytes,
-    /// How many of the items the model was given.
+    /// Number of input items.
     pub(super) inputs: usize,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct ResponseStore {
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// The oldest first.
+    /// Oldest first.
     list: VecDeque<Entry>,
     bytes: usize,
 }
@@ -48,12 +48,12 @@ impl Entry {
 }
 
 impl ResponseStore {
-    /// An empty store of this size; 0 stores nothing.
+    /// An empty store; with a size of 0 it stores nothing.
     pub(crate) fn new(bytes_max: usize) -> Self {
         Self { bytes_max, entries: Mutex::default() }
     }
 
-    /// Stores a response under its id, in place of the oldest ones if there is no room.
+    /// Stores a response under its id, evicting the oldest ones if needed.
     pub(super) fn put(&self, client: u64, id: &str, stored: StoredResponse) {
         let entry = Entry { client, id: id.to_owned(), stored };
         let bytes = entry.bytes();
