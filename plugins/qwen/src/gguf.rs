@@ -19,18 +19,18 @@ const NEXT: Names = &[
     ("ssm_out", "linear_attn.out_proj"),
 ];
 
-/// Qwen3.5's, whose value heads take turns with those of keys. The names say so, as an adapter for Hugging Face's order does not fit.
+/// Qwen3.5's, whose value heads are interleaved over the key heads. The names say so, as an adapter for Hugging Face's order does not fit.
 const QWEN35: Names = &[
     ("post_attention_norm", "post_attention_layernorm"),
-    ("attn_qkv", "turned_linear_attn.in_proj_qkv"),
-    ("attn_gate", "turned_linear_attn.in_proj_z"),
-    ("ssm_beta", "turned_linear_attn.in_proj_b"),
-    ("ssm_alpha", "turned_linear_attn.in_proj_a"),
-    ("ssm_conv1d", "turned_linear_attn.conv1d"),
-    ("ssm_dt", "turned_linear_attn.dt_proj"),
-    ("ssm_a", "turned_linear_attn.A"),
-    ("ssm_norm", "turned_linear_attn.norm"),
-    ("ssm_out", "turned_linear_attn.out_proj"),
+    ("attn_qkv", "interleaved_linear_attn.in_proj_qkv"),
+    ("attn_gate", "interleaved_linear_attn.in_proj_z"),
+    ("ssm_beta", "interleaved_linear_attn.in_proj_b"),
+    ("ssm_alpha", "interleaved_linear_attn.in_proj_a"),
+    ("ssm_conv1d", "interleaved_linear_attn.conv1d"),
+    ("ssm_dt", "interleaved_linear_attn.dt_proj"),
+    ("ssm_a", "interleaved_linear_attn.A"),
+    ("ssm_norm", "interleaved_linear_attn.norm"),
+    ("ssm_out", "interleaved_linear_attn.out_proj"),
 ];
 
 const KEYS: Names = &[

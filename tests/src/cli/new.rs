@@ -26,7 +26,7 @@ fn writes_a_project_and_says_what_comes_next() {
     assert_eq!(files(&desk.path("my_model")), [".gitignore", "Cargo.toml", "README.md", "src/lib.rs"]);
     let text = fs::read_to_string(desk.path("my_model/src/lib.rs")).unwrap();
     assert!(text.contains(r#"&["MyModelForCausalLM"]"#) && text.contains(r#"&["my-model"]"#));
-    let places = ["struct Args", "struct Attention", "struct Mlp", "struct Block", "struct Model"];
+    let places = ["struct Config", "struct SelfAttention", "struct Block", "struct Model"];
     assert!(places.map(|part| text.find(part).unwrap()).is_sorted());
     let manifest = fs::read_to_string(desk.path("my_model/Cargo.toml")).unwrap();
     // Nothing of the host's, and the SDK by a path that is there.

@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     BYTES_PER_SECOND_MIN, Limits,
-    connections::{ConnectionHandle, Place},
+    connections::{ConnectionHandle, ConnectionSlot},
     service::{Ends, Service},
 };
 
@@ -38,7 +38,7 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
 pub(super) async fn serve(
     stream: TcpStream,
     peer: IpAddr,
-    place: Place,
+    place: ConnectionSlot,
     service: Arc<Service>,
     stopping: watch::Receiver<bool>,
 ) {

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     chat::Client,
     dialects::{ApiError, Dialect, ErrorCode},
-    prompt::Chats,
+    requests::Chats,
 };
 
 /// Metrics label for requests without a route.
