@@ -6,6 +6,7 @@
 //! reads through a struct of its own.
 
 mod from_gguf;
+mod gguf_config;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 pub use self::{
-    from_gguf::GgufConfig,
+    gguf_config::GgufConfig,
     rope::{RopeConfig, RopeScaling, RopeStyle},
 };
 use super::{GgufFamily, Weights, gguf, json, quote};

@@ -71,9 +71,9 @@ fn pre_tokenizer(
     family: &GgufFamily,
     vocabulary: &Vocabulary,
 ) -> Result<PreTokenizer> {
-    match metadata.string("tokenizer.ggml.pre")? {
+    match metadata.string("tokenizer.ggml.pre")?.or(family.pre_tokenizer) {
         Some(name) => PreTokenizer::find(name, family.pre_tokenizers),
-        None => PreTokenizer::unnamed(architecture, family, |text| vocabulary.find(text).is_some()),
+        None => PreTokenizer::unnamed(architecture, |text| vocabulary.find(text).is_some()),
     }
 }
 

@@ -8,7 +8,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{Error, GgufFamily, Result, quote};
+use crate::{Error, Result, quote};
 
 /// What names in `tokenizer.ggml.pre` stand for.
 #[derive(Clone, Copy, Debug)]
@@ -204,10 +204,7 @@ impl PreTokenizer {
     }
 
     /// The pre-tokenizer of a file without `tokenizer.ggml.pre`.
-    pub(super) fn unnamed(architecture: &str, family: &GgufFamily, has_token: impl Fn(&str) -> bool) -> Result<Self> {
-        if let Some(name) = family.pre_tokenizer {
-            return Self::find(name, family.pre_tokenizers);
-        }
+    pub(super) fn unnamed(architecture: &str, has_token: impl Fn(&str) -> bool) -> Result<Self> {
         if has_token("<|begin_of_text|>") && has_token("<|start_header_id|>") {
             return Self::find("llama-bpe", &[]);
         }
