@@ -150,7 +150,7 @@ impl Decoder for GptOss {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        GgufFamily { names: GGUF_NAMES, complete, ..GgufFamily::default() }
+        GgufFamily { names: GGUF_NAMES, norm_topk_prob: true, complete, ..GgufFamily::default() }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {

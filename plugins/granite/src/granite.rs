@@ -139,7 +139,7 @@ impl Decoder for Granite {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        GgufFamily { complete, ..GgufFamily::PERMUTED }
+        GgufFamily { norm_topk_prob: true, complete, ..GgufFamily::PERMUTED }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {

@@ -112,7 +112,12 @@ impl Decoder for Hybrid {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        GgufFamily { names: GGUF_NAMES, complete: |config| config.mamba2(), ..GgufFamily::PERMUTED }
+        GgufFamily {
+            names: GGUF_NAMES,
+            norm_topk_prob: true,
+            complete: |config| config.mamba2(),
+            ..GgufFamily::PERMUTED
+        }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {

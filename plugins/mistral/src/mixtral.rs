@@ -102,7 +102,7 @@ impl Decoder for Mixtral {
     type Config = Config;
 
     fn gguf_family(_: &str) -> GgufFamily {
-        GgufFamily::PERMUTED
+        GgufFamily { norm_topk_prob: true, ..GgufFamily::PERMUTED }
     }
 
     fn config(checkpoint: &Checkpoint) -> Result<Config> {

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::rope::magnitude;
 use crate::{
     Error, Result, Weights,
-    gguf::{Kind, Metadata},
+    gguf::{self, Kind, Metadata},
     quote,
 };
 
@@ -126,7 +126,7 @@ impl GgufConfig<'_> {
 
     fn value(&self, key: &str) -> Result<Option<Value>> {
         let whole = self.key(key);
-        let Some(kind) = self.metadata.get(&whole).map(|value| value.kind()) else { return Ok(None) };
+        let Some(kind) = self.metadata.get(&whole).map(gguf::Value::kind) else { return Ok(None) };
         let is_list = self.list_len(&whole)?.is_some();
         Ok(match kind {
             Kind::Bool if is_list => self.metadata.bools(&whole)?.map(Value::from),
@@ -141,7 +141,7 @@ impl GgufConfig<'_> {
 
     /// The length of a list of the metadata, within what is read.
     fn list_len(&self, key: &str) -> Result<Option<usize>> {
-        match self.metadata.get(key).and_then(|value| value.len()) {
+        match self.metadata.get(key).and_then(gguf::Value::len) {
             Some(len) if len > LIST_LEN_MAX => {
                 Err(Error::corrupt(format!("metadata {} has {len} items, more than {LIST_LEN_MAX}", quote(key))))
             }
@@ -165,7 +165,7 @@ impl GgufConfig<'_> {
     }
 
     pub(super) fn vocabulary(&self) -> Option<usize> {
-        let tokens = self.metadata.get("tokenizer.ggml.tokens").and_then(|tokens| tokens.len());
+        let tokens = self.metadata.get("tokenizer.ggml.tokens").and_then(gguf::Value::len);
         tokens.or_else(|| self.weights.find("model.embed_tokens.weight")?.shape.first().copied())
     }
 
