@@ -44,8 +44,6 @@ mod entry;
 mod error;
 pub mod ext;
 mod host;
-#[cfg(feature = "laws")]
-pub mod laws;
 mod sampler;
 
 pub use abi_stable;

@@ -53,11 +53,11 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
             fs::copy(workspace().join("Cargo.lock"), fresh.path().join("Cargo.lock")).expect("a writable folder");
         }
         let manifest = manifest.to_str().expect("a path in UTF-8");
-        // The packaged SDK asks a registry for the contract, which has it once both are published.
-        let contract = packaged.join("pensieve-plugin-api");
-        let contract = format!("patch.crates-io.pensieve-plugin-api.path = \"{}\"", contract.display());
-        let arguments =
-            ["--offline", "--manifest-path", manifest, "--config", "Cargo.toml", "--config", &contract, "--lib"];
+        let mut arguments = vec!["--offline", "--manifest-path", manifest, "--config", "Cargo.toml", "--lib"];
+        // Packaged crates ask a registry for each other, which has them once all are published.
+        let patches =
+            PUBLISHED.map(|name| format!("patch.crates-io.{name}.path = \"{}\"", packaged.join(name).display()));
+        patches.iter().for_each(|patch| arguments.extend(["--config", patch]));
         match toolchain {
             // Not where the workspace builds: an example must not take the place of the workspace's plugin of its name.
             None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"], &QUICK].concat()),
@@ -68,7 +68,10 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
     })
 }
 
-/// The folder with what `cargo package` would publish, unpacked: `pensieve-plugin-api` and `pensieve-sdk`.
+/// The crates that a plugin's author depends on, directly or not.
+const PUBLISHED: [&str; 3] = ["pensieve-plugin-api", "pensieve-laws", "pensieve-sdk"];
+
+/// The folder with what `cargo package` would publish of them, unpacked.
 fn packaged() -> PathBuf {
     static PACKAGED: OnceLock<PathBuf> = OnceLock::new();
     let pack = || {
@@ -78,7 +81,7 @@ fn packaged() -> PathBuf {
         let _ = fs::remove_dir_all(&archives);
         let mut pack = cargo();
         pack.args(["package", "--offline", "--locked", "--no-verify", "--allow-dirty", "--quiet"]);
-        pack.args(["-p", "pensieve-plugin-api", "-p", "pensieve-sdk", "--target-dir"]).arg(&root);
+        pack.args(PUBLISHED.iter().flat_map(|name| ["-p", name])).arg("--target-dir").arg(&root);
         run(pack.current_dir(workspace()));
         for name in fs::read_dir(&archives).expect("archives").map(|entry| entry.expect("an entry").file_name()) {
             let Some(file) = name.to_str().and_then(|name| name.strip_suffix(".crate")) else { continue };

@@ -26,6 +26,15 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["outside"],
         ],
     ),
+    (
+        "plugin-api/laws",
+        &[
+            &["adapters", "caches", "candidates", "formats", "hidden", "past", "refusals", "samplers", "steps"],
+            &["memory"],
+            &["rig"],
+            &["draft", "report"],
+        ],
+    ),
 ];
 
 /// The files of a crate, by the path of the module that each holds: `[]` is the crate's root.

@@ -62,6 +62,7 @@ fn reach(dependencies: &HashMap<String, BTreeSet<String>>, package: &str) -> BTr
 fn host_and_plugins_meet_in_the_contract_alone() {
     let dependencies = dependencies();
     assert_eq!(dependencies["pensieve-plugin-api"], BTreeSet::from(["abi_stable".to_owned()]));
+    assert_eq!(dependencies["pensieve-laws"], BTreeSet::from(["pensieve-plugin-api".to_owned()]));
     let host = reach(&dependencies, "pensieve");
     assert!(host.contains("pensieve-plugin-api"));
     for foreign in ["pensieve-sdk", "candle-core", "candle-nn", "candle-transformers"] {
@@ -94,13 +95,15 @@ fn host_and_plugins_meet_in_the_contract_alone() {
             assert!(!direct.contains(foreign), "{plugin} names {foreign}");
         }
     }
-    // An optional dependency of the SDK, which only its own feature turns on.
+    // Optional dependencies of the SDK, each turned on by a feature of its own.
     for plugin in
         ["pensieve-llama", "pensieve-mistral", "pensieve-phi", "pensieve-qwen", "pensieve-gemma", "pensieve-olmo"]
     {
         let linked = linked(plugin);
         assert!(linked.contains("candle-core"), "{linked:?}");
-        assert!(!linked.contains("candle-transformers"), "{plugin} links candle-transformers");
+        for foreign in ["candle-transformers", "pensieve-laws"] {
+            assert!(!linked.contains(foreign), "{plugin} links {foreign}");
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Models of candle-transformers behind the bridge: each family of the zoo, and a Qwen3 that is wrapped for tests alone, against the
 //! numbers of transformers, and what the bridge promises of all of them.
 
-use pensieve_plugin_api::{CacheGroup, CacheKind, Card, ErrorCode, PluginError, Source, Want, laws::Outcome};
+use pensieve_laws::Outcome;
+use pensieve_plugin_api::{CacheGroup, CacheKind, Card, ErrorCode, PluginError, Source, Want};
 use pensieve_worker::plugin::{HostServices, LoadedPlugin};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};

@@ -1,6 +1,6 @@
 //! What another implementation has computed, as a file.
 
-use pensieve_plugin_api::laws::Reference;
+use pensieve_laws::Reference;
 use safetensors::{Dtype, SafeTensors};
 use std::{fs, path::Path};
 

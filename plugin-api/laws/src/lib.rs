@@ -29,7 +29,7 @@ pub use formats::check_format;
 pub use report::{Options, Outcome, Progress, Reference, Report, Shape, Verdict};
 pub use samplers::{SamplerOptions, check_sampler};
 
-use crate::ModelBox;
+use pensieve_plugin_api::ModelBox;
 use rig::{Finding, Rig};
 
 /// No law can be tried on a shorter text.

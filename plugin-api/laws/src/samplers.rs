@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
+use crate::{
     Law, Progress,
     report::{Outcome, Report, broken, noted, skipped},
     rig::{Finding, draw},
     run,
 };
-use crate::{
+use pensieve_plugin_api::{
     Candidates, ErrorCode, History, PluginError, SamplerBox, StageBox, ext::concurrent_stages::ConcurrentStages,
 };
 

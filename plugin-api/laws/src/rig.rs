@@ -4,38 +4,38 @@
 
 use std::rc::Rc;
 
-pub(super) use super::draft::{Chosen, Draft, Feed, Known, Mask, Pace, Places, Sequence, Table, Text};
-use super::{
+pub(crate) use crate::draft::{Chosen, Draft, Feed, Known, Mask, Pace, Places, Sequence, Table, Text};
+use crate::{
     TOKENS_MIN,
     report::{Options, Outcome, Shape, broken, skipped},
 };
-use crate::{
+use pensieve_plugin_api::{
     Batch, CacheGroup, CacheKind, CacheTable, Checkpoint, ModelBox, NO_ADAPTER, Output, Outputs, PluginError, Resident,
     Span, VACANT, Want,
 };
 
 /// How a verdict says that the model failed where it had to succeed.
-pub(super) const REFUSED: &str = "a good batch failed";
+pub(crate) const REFUSED: &str = "a good batch failed";
 
 /// However large a model's blocks are, no text is longer.
 const TOKENS_MAX: u32 = 4096;
 
 /// A smaller change, as a part of the spread, is put down to the order of a sum.
-pub(super) const SEEN: f32 = 1e-5;
+pub(crate) const SEEN: f32 = 1e-5;
 
 /// What a law finds; `?` ends it early with what it could not do or saw broken.
-pub(super) type Finding<T = Outcome> = Result<T, Outcome>;
+pub(crate) type Finding<T = Outcome> = Result<T, Outcome>;
 
 /// A model on the bench.
-pub(super) struct Rig<'m> {
-    pub(super) model: &'m mut ModelBox,
-    pub(super) options: &'m Options,
-    pub(super) resident: Resident,
-    pub(super) shape: Shape,
+pub(crate) struct Rig<'m> {
+    pub(crate) model: &'m mut ModelBox,
+    pub(crate) options: &'m Options,
+    pub(crate) resident: Resident,
+    pub(crate) shape: Shape,
     /// How far rows may lie apart, as a part of their spread.
-    pub(super) tolerance: f32,
+    pub(crate) tolerance: f32,
     /// The change that the model shows when a past token changes, once known: 0 for one that does not look back.
-    pub(super) looks_back: f32,
+    pub(crate) looks_back: f32,
     texts: Vec<Rc<Text>>,
     /// Of each group, the ids that no sequence holds. The first in are the first out, so that a text seldom finds in its blocks
     /// what it left there itself, which would hide that something is not written.
@@ -44,11 +44,11 @@ pub(super) struct Rig<'m> {
     alive: Vec<u64>,
     next_id: u64,
     random: u64,
-    pub(super) worst: f32,
+    pub(crate) worst: f32,
 }
 
 impl<'m> Rig<'m> {
-    pub(super) fn new(model: &'m mut ModelBox, shape: Shape, options: &'m Options) -> Self {
+    pub(crate) fn new(model: &'m mut ModelBox, shape: Shape, options: &'m Options) -> Self {
         let resident = model.resident();
         let (random, tolerance) = (options.seed, options.tolerance);
         let mut rig = Self {
@@ -72,17 +72,17 @@ impl<'m> Rig<'m> {
     }
 
     /// Whether the host owns what the model remembers; an opaque model keeps it by itself.
-    pub(super) fn owned(&self) -> bool {
+    pub(crate) fn owned(&self) -> bool {
         self.shape.caches.iter().all(|group| group.kind != CacheKind::OPAQUE)
     }
 
     /// Whether the model keeps tokens in blocks.
-    pub(super) fn has_blocks(&self) -> bool {
+    pub(crate) fn has_blocks(&self) -> bool {
         self.shape.caches.iter().any(CacheGroup::has_blocks)
     }
 
     /// Whether the model keeps states in slots.
-    pub(super) fn has_states(&self) -> bool {
+    pub(crate) fn has_states(&self) -> bool {
         self.shape.caches.iter().any(|group| group.kind == CacheKind::STATE)
     }
 
@@ -98,7 +98,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Releases every sequence, takes back every block and forgets what was compared.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         for id in std::mem::take(&mut self.alive) {
             self.model.release(id);
         }
@@ -119,12 +119,12 @@ impl<'m> Rig<'m> {
     }
 
     /// What the comparisons since [`Rig::clear`] amount to.
-    pub(super) fn agreement(&self) -> Outcome {
+    pub(crate) fn agreement(&self) -> Outcome {
         if self.worst == 0.0 { Outcome::Exact } else { Outcome::WithinRounding { worst: self.worst } }
     }
 
     /// The length of [`Known::Long`].
-    pub(super) fn longest(&self) -> usize {
+    pub(crate) fn longest(&self) -> usize {
         let block = self.shape.block_tokens;
         let blocks = self.shape.caches.iter().zip(self.resident.places.iter());
         let blocks = blocks.filter(|(group, _)| group.has_blocks()).map(|(_, &count)| count).min();
@@ -134,23 +134,23 @@ impl<'m> Rig<'m> {
     }
 
     /// The longest text of the laws about windows, which read few.
-    pub(super) fn farthest(&self) -> usize {
+    pub(crate) fn farthest(&self) -> usize {
         let wish = self.shape.farthest(self.options) as usize;
         wish.max(self.longest()).min(self.resident.context as usize)
     }
 
     /// Tokens that a group's blocks hold.
-    pub(super) fn room(&self, group: usize) -> usize {
+    pub(crate) fn room(&self, group: usize) -> usize {
         let blocks = self.resident.places.get(group).copied().unwrap_or(0) as usize;
         blocks.saturating_mul(self.shape.block_tokens as usize)
     }
 
-    pub(super) fn only_looking_back(&self) -> Finding<()> {
+    pub(crate) fn only_looking_back(&self) -> Finding<()> {
         if self.looks_back > SEEN { Ok(()) } else { Err(skipped("the model does not look back")) }
     }
 
     /// How many tokens of [`Known::Twin`] are those of [`Known::Long`].
-    pub(super) fn fork(&self) -> usize {
+    pub(crate) fn fork(&self) -> usize {
         let (longest, block) = (self.longest(), self.shape.block_tokens as usize);
         if block + 2 < longest { block.max(longest / 2) } else { longest / 2 }
     }
@@ -166,7 +166,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Has the model read every known text whole and alone: what it answers now is what it must answer always.
-    pub(super) fn learn(&mut self) -> Finding<()> {
+    pub(crate) fn learn(&mut self) -> Finding<()> {
         for place in 0..self.texts.len() {
             let tokens = self.texts[place].tokens.clone();
             let rows = self.whole("a prompt, read whole", tokens.clone(), Pace::PLAIN, Want::ALL)?;
@@ -175,12 +175,12 @@ impl<'m> Rig<'m> {
         Ok(())
     }
 
-    pub(super) fn text(&self, known: Known) -> Rc<Text> {
+    pub(crate) fn text(&self, known: Known) -> Rc<Text> {
         Rc::clone(&self.texts[known as usize])
     }
 
     /// `count` pseudo-random tokens (splitmix64), no two neighbours equal.
-    pub(super) fn tokens(&mut self, count: usize) -> Vec<u32> {
+    pub(crate) fn tokens(&mut self, count: usize) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(count);
         for place in 0..count {
             let token = (self.draw() % u64::from(self.shape.vocabulary.max(1))) as u32;
@@ -191,7 +191,7 @@ impl<'m> Rig<'m> {
     }
 
     /// A token other than this one, if there is one.
-    pub(super) fn another(&mut self, token: u32) -> u32 {
+    pub(crate) fn another(&mut self, token: u32) -> u32 {
         let vocabulary = u64::from(self.shape.vocabulary.max(1));
         let step = 1 + self.draw() % vocabulary.saturating_sub(1).max(1);
         ((u64::from(token) + step) % vocabulary) as u32
@@ -202,12 +202,12 @@ impl<'m> Rig<'m> {
     }
 
     /// How many blocks hold this many tokens.
-    pub(super) fn blocks_for(&self, tokens: usize) -> usize {
+    pub(crate) fn blocks_for(&self, tokens: usize) -> usize {
         if self.owned() { tokens.div_ceil(self.shape.block_tokens.max(1) as usize) } else { 0 }
     }
 
     /// Takes so many blocks of every group that has some, and a slot of every group of states.
-    pub(super) fn take_places(&mut self, blocks: usize) -> Finding<Places> {
+    pub(crate) fn take_places(&mut self, blocks: usize) -> Finding<Places> {
         let mut places = Vec::new();
         for place in 0..self.shape.caches.len() {
             let group = self.shape.caches[place];
@@ -222,13 +222,13 @@ impl<'m> Rig<'m> {
     }
 
     /// The same, lowest ids first, so that most follow one another in the model's memory.
-    pub(super) fn take_neighbours(&mut self, blocks: usize) -> Finding<Places> {
+    pub(crate) fn take_neighbours(&mut self, blocks: usize) -> Finding<Places> {
         self.free.iter_mut().for_each(|free| free.sort_unstable());
         self.take_places(blocks)
     }
 
     /// A further slot of every group of states, for a copy; [`VACANT`] for the other groups.
-    pub(super) fn take_slots(&mut self) -> Finding<Vec<u32>> {
+    pub(crate) fn take_slots(&mut self) -> Finding<Vec<u32>> {
         let states = self.shape.caches.iter().map(|group| group.kind == CacheKind::STATE).collect::<Vec<_>>();
         let slot = |(place, state)| if state { Ok(self.take(place, 1)?[0]) } else { Ok(VACANT) };
         states.into_iter().enumerate().map(slot).collect()
@@ -244,17 +244,17 @@ impl<'m> Rig<'m> {
         Ok(self.free[group].drain(..count).collect())
     }
 
-    pub(super) fn start(&mut self, known: Known) -> Finding<Sequence> {
+    pub(crate) fn start(&mut self, known: Known) -> Finding<Sequence> {
         self.start_with(self.text(known), Pace::PLAIN)
     }
 
-    pub(super) fn start_with(&mut self, text: Rc<Text>, pace: Pace) -> Finding<Sequence> {
+    pub(crate) fn start_with(&mut self, text: Rc<Text>, pace: Pace) -> Finding<Sequence> {
         let places = self.take_places(self.blocks_for(text.tokens.len()))?;
         self.start_in(text, places, pace)
     }
 
     /// A sequence in places of the law's choice.
-    pub(super) fn start_in(&mut self, text: Rc<Text>, places: Places, pace: Pace) -> Finding<Sequence> {
+    pub(crate) fn start_in(&mut self, text: Rc<Text>, places: Places, pace: Pace) -> Finding<Sequence> {
         let most = self.sequences_max();
         if self.alive.len() >= most {
             return Err(skipped(format!("it needs more sequences at once than the {most} that the model takes")));
@@ -265,33 +265,33 @@ impl<'m> Rig<'m> {
     }
 
     /// The name of a sequence to come, which [`Rig::clear`] will release.
-    pub(super) fn new_id(&mut self) -> u64 {
+    pub(crate) fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.alive.push(self.next_id);
         self.next_id
     }
 
     /// Gives a sequence another name.
-    pub(super) fn rename(&mut self, sequence: &mut Sequence, id: u64) {
+    pub(crate) fn rename(&mut self, sequence: &mut Sequence, id: u64) {
         self.alive.retain(|&alive| alive != sequence.id);
         self.alive.push(id);
         sequence.id = id;
     }
 
     /// Releases a sequence and frees its places.
-    pub(super) fn end(&mut self, sequence: Sequence) {
+    pub(crate) fn end(&mut self, sequence: Sequence) {
         self.model.release(sequence.id);
         self.alive.retain(|&id| id != sequence.id);
         self.give_back(sequence.places);
     }
 
     /// Frees places.
-    pub(super) fn give_back(&mut self, places: Places) {
+    pub(crate) fn give_back(&mut self, places: Places) {
         self.free.iter_mut().zip(places).for_each(|(free, places)| free.extend(places));
     }
 
     /// The logits of a text that is read in one step by a sequence of its own.
-    pub(super) fn whole(&mut self, what: &str, tokens: Vec<u32>, pace: Pace, want: Want) -> Finding<Vec<f32>> {
+    pub(crate) fn whole(&mut self, what: &str, tokens: Vec<u32>, pace: Pace, want: Want) -> Finding<Vec<f32>> {
         let count = tokens.len();
         let mut sequence = self.start_with(Rc::new(Text { tokens, rows: Vec::new() }), pace)?;
         let logits = self.step(what, vec![sequence.feed(count, want)])?;
@@ -300,7 +300,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Reads the rest of a text in steps of this many tokens.
-    pub(super) fn read(&mut self, what: &str, sequence: &mut Sequence, size: usize) -> Finding<()> {
+    pub(crate) fn read(&mut self, what: &str, sequence: &mut Sequence, size: usize) -> Finding<()> {
         while sequence.left() > 0 {
             self.step(what, vec![sequence.feed(size, Want::ALL)])?;
         }
@@ -309,7 +309,7 @@ impl<'m> Rig<'m> {
 
     /// One step, without the sequences that are through: what is wanted must be finite, and equal to what is right for
     /// each text.
-    pub(super) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
+    pub(crate) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
         feeds.retain(|feed| feed.count > 0);
         if feeds.is_empty() {
             return Ok(Vec::new());
@@ -330,7 +330,7 @@ impl<'m> Rig<'m> {
         Ok(logits)
     }
 
-    pub(super) fn draft(&self, feeds: &[Feed<'_>]) -> Draft {
+    pub(crate) fn draft(&self, feeds: &[Feed<'_>]) -> Draft {
         let mut draft =
             Draft { tokens: Vec::new(), positions: Vec::new(), spans: Vec::new(), tables: Vec::new(), logits: 0 };
         for Feed { sequence, count, want, copies } in feeds {
@@ -375,7 +375,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Runs a draft as it is. Places that the model leaves unwritten stay NaN.
-    pub(super) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
+    pub(crate) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
         let mut logits = vec![f32::NAN; draft.logits];
         let mut outputs = Outputs {
             logits: (&mut logits[..]).into(),
@@ -389,7 +389,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Runs a draft, all of whose rows are candidates, `top` in each.
-    pub(super) fn candidates(&mut self, draft: &Draft, top: u32, mask: Mask) -> Result<Chosen, PluginError> {
+    pub(crate) fn candidates(&mut self, draft: &Draft, top: u32, mask: Mask) -> Result<Chosen, PluginError> {
         let rows = draft.logits / self.shape.vocabulary as usize;
         let (words, mut row) = (self.shape.vocabulary.div_ceil(32) as usize, 0..);
         let masks = draft.spans.iter().map(|span| {
@@ -415,7 +415,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Runs a draft of which each span wants the rows that are said: logits, or hidden ones.
-    pub(super) fn mixed(&mut self, draft: &Draft, kinds: &[Output]) -> Result<(Vec<f32>, Vec<f32>), PluginError> {
+    pub(crate) fn mixed(&mut self, draft: &Draft, kinds: &[Output]) -> Result<(Vec<f32>, Vec<f32>), PluginError> {
         let spans = draft.spans.iter().zip(kinds).map(|(span, kind)| Span { output: *kind, ..*span });
         let spans: Vec<Span<'_>> = spans.collect();
         let count = |kind: Output, width: u32| {
@@ -452,7 +452,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Compares a row of logits with the right one, if that is known.
-    pub(super) fn compare(&mut self, what: &str, token: usize, right: Option<&[f32]>, row: &[f32]) -> Finding<()> {
+    pub(crate) fn compare(&mut self, what: &str, token: usize, right: Option<&[f32]>, row: &[f32]) -> Finding<()> {
         if let Some(place) = row.iter().position(|logit| !logit.is_finite()) {
             let value = row[place];
             return Err(broken(format!("{what}: of the logits at token {token}, number {place} is {value}")));
@@ -470,7 +470,7 @@ impl<'m> Rig<'m> {
 }
 
 /// The next pseudo-random number (splitmix64).
-pub(super) fn draw(state: &mut u64) -> u64 {
+pub(crate) fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -478,20 +478,20 @@ pub(super) fn draw(state: &mut u64) -> u64 {
 }
 
 /// How far two rows of logits lie apart.
-pub(super) struct Difference {
+pub(crate) struct Difference {
     largest: f32,
     spread: f32,
 }
 
 impl Difference {
     /// As a part of the spread.
-    pub(super) fn part(&self) -> f32 {
+    pub(crate) fn part(&self) -> f32 {
         if self.largest == 0.0 { 0.0 } else { self.largest / self.spread.max(f32::MIN_POSITIVE) }
     }
 }
 
 /// Compares finite rows.
-pub(super) fn difference(right: &[f32], row: &[f32]) -> Difference {
+pub(crate) fn difference(right: &[f32], row: &[f32]) -> Difference {
     let largest = right.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     let (low, high) = right.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
     Difference { largest, spread: high - low }

@@ -2,11 +2,11 @@
 
 use std::rc::Rc;
 
-use crate::{CacheTable, Checkpoint, Span, VACANT, Want};
+use pensieve_plugin_api::{CacheTable, Checkpoint, Span, VACANT, Want};
 
 /// Texts that every law may read; [`Rig::learn`] has the model read each of them whole first.
 #[derive(Clone, Copy)]
-pub(super) enum Known {
+pub(crate) enum Known {
     Long,
     /// Begins as `Long` does and goes on otherwise after [`Rig::fork`] tokens.
     Twin,
@@ -15,85 +15,85 @@ pub(super) enum Known {
 }
 
 impl Known {
-    pub(super) const ALL: [Self; 4] = [Self::Long, Self::Middle, Self::Short, Self::Twin];
+    pub(crate) const ALL: [Self; 4] = [Self::Long, Self::Middle, Self::Short, Self::Twin];
 }
 
 /// Tokens, and the logits that are right for them; no rows where these are not known.
 #[derive(Default)]
-pub(super) struct Text {
-    pub(super) tokens: Vec<u32>,
-    pub(super) rows: Vec<f32>,
+pub(crate) struct Text {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) rows: Vec<f32>,
 }
 
 /// A sequence that reads a text, some tokens at a time.
-pub(super) struct Sequence {
-    pub(super) id: u64,
-    pub(super) text: Rc<Text>,
-    pub(super) seen: usize,
-    pub(super) places: Places,
+pub(crate) struct Sequence {
+    pub(crate) id: u64,
+    pub(crate) text: Rc<Text>,
+    pub(crate) seen: usize,
+    pub(crate) places: Places,
     /// Of each group of states, the slot that holds the state after the tokens seen.
-    pub(super) reads: Vec<u32>,
-    pub(super) pace: Pace,
+    pub(crate) reads: Vec<u32>,
+    pub(crate) pace: Pace,
     /// Its adapter and the strength of it.
-    pub(super) adapter: (u32, f32),
+    pub(crate) adapter: (u32, f32),
 }
 
 /// Ids of each group: blocks in the order of a text's tokens, or the slot that a state lives in.
-pub(super) type Places = Vec<Vec<u32>>;
+pub(crate) type Places = Vec<Vec<u32>>;
 
 /// The positions of a sequence's tokens.
 #[derive(Clone, Copy)]
-pub(super) struct Pace {
-    pub(super) first: u32,
-    pub(super) stride: u32,
+pub(crate) struct Pace {
+    pub(crate) first: u32,
+    pub(crate) stride: u32,
 }
 
 impl Pace {
-    pub(super) const PLAIN: Self = Self { first: 0, stride: 1 };
+    pub(crate) const PLAIN: Self = Self { first: 0, stride: 1 };
 }
 
 /// The next `count` tokens of a sequence.
-pub(super) struct Feed<'a> {
-    pub(super) sequence: &'a mut Sequence,
-    pub(super) count: usize,
-    pub(super) want: Want,
+pub(crate) struct Feed<'a> {
+    pub(crate) sequence: &'a mut Sequence,
+    pub(crate) count: usize,
+    pub(crate) want: Want,
     /// After how many tokens of the sequence a copy of its state is left, and the slot of each group for it.
-    pub(super) copies: Vec<(u32, Vec<u32>)>,
+    pub(crate) copies: Vec<(u32, Vec<u32>)>,
 }
 
 /// A batch that can still be changed.
 #[derive(Clone)]
-pub(super) struct Draft {
-    pub(super) tokens: Vec<u32>,
-    pub(super) positions: Vec<u32>,
+pub(crate) struct Draft {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) positions: Vec<u32>,
     /// Their caches stand in `tables`.
-    pub(super) spans: Vec<Span<'static>>,
+    pub(crate) spans: Vec<Span<'static>>,
     /// For each span, where each group keeps it.
-    pub(super) tables: Vec<Vec<Table>>,
-    pub(super) logits: usize,
+    pub(crate) tables: Vec<Vec<Table>>,
+    pub(crate) logits: usize,
 }
 
 /// The mask of so many words for a wanted row of a step, by the row's number.
-pub(super) type Mask = fn(usize, usize) -> Vec<u32>;
+pub(crate) type Mask = fn(usize, usize) -> Vec<u32>;
 
 /// Rows of candidates.
-pub(super) struct Chosen {
-    pub(super) ids: Vec<u32>,
-    pub(super) scores: Vec<f32>,
-    pub(super) totals: Vec<f32>,
+pub(crate) struct Chosen {
+    pub(crate) ids: Vec<u32>,
+    pub(crate) scores: Vec<f32>,
+    pub(crate) totals: Vec<f32>,
 }
 
 /// A cache table that can still be changed.
 #[derive(Clone)]
-pub(super) struct Table {
-    pub(super) blocks: Vec<u32>,
-    pub(super) read: u32,
-    pub(super) write: u32,
-    pub(super) checkpoints: Vec<Checkpoint>,
+pub(crate) struct Table {
+    pub(crate) blocks: Vec<u32>,
+    pub(crate) read: u32,
+    pub(crate) write: u32,
+    pub(crate) checkpoints: Vec<Checkpoint>,
 }
 
 impl Table {
-    pub(super) fn cross(&self) -> CacheTable<'_> {
+    pub(crate) fn cross(&self) -> CacheTable<'_> {
         CacheTable {
             blocks: self.blocks[..].into(),
             read: self.read,
@@ -105,19 +105,19 @@ impl Table {
 
 impl Feed<'_> {
     /// Leaves a copy of the state in these slots after so many tokens of the sequence.
-    pub(super) fn copy(mut self, after: usize, slots: Vec<u32>) -> Self {
+    pub(crate) fn copy(mut self, after: usize, slots: Vec<u32>) -> Self {
         self.copies.push((after as u32, slots));
         self
     }
 }
 
 impl Sequence {
-    pub(super) fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         self.text.tokens.len() - self.seen
     }
 
     /// What it has seen now lies in its own slots.
-    pub(super) fn arrive(&mut self, seen: usize) {
+    pub(crate) fn arrive(&mut self, seen: usize) {
         self.seen = seen;
         for (read, own) in self.reads.iter_mut().zip(&self.places) {
             *read = own.first().copied().unwrap_or(VACANT);
@@ -125,12 +125,12 @@ impl Sequence {
     }
 
     /// Has it go on after `seen` tokens, of which the state lies in these slots.
-    pub(super) fn go_on(&mut self, seen: usize, reads: &[u32]) {
+    pub(crate) fn go_on(&mut self, seen: usize, reads: &[u32]) {
         self.seen = seen;
         self.reads = reads.to_vec();
     }
 
-    pub(super) fn feed(&mut self, count: usize, want: Want) -> Feed<'_> {
+    pub(crate) fn feed(&mut self, count: usize, want: Want) -> Feed<'_> {
         let count = count.min(self.left());
         Feed { sequence: self, count, want, copies: Vec::new() }
     }

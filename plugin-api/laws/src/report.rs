@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::{AdapterData, CacheGroup, CacheKind, Card};
+use pensieve_plugin_api::{AdapterData, CacheGroup, CacheKind, Card};
 
 /// The longest text, where no window asks for a longer one.
 const FAR: u32 = 96;
@@ -207,16 +207,16 @@ impl fmt::Display for Verdict {
 }
 
 /// A law that could not be tried.
-pub(super) fn skipped(why: impl Into<String>) -> Outcome {
+pub(crate) fn skipped(why: impl Into<String>) -> Outcome {
     Outcome::NotApplicable { why: why.into() }
 }
 
 /// A law that does not hold; the hint is the law's own unless it is set.
-pub(super) fn broken(what: impl Into<String>) -> Outcome {
+pub(crate) fn broken(what: impl Into<String>) -> Outcome {
     Outcome::Broken { what: what.into(), hint: String::new() }
 }
 
 /// Something that a person should know.
-pub(super) fn noted(what: impl Into<String>) -> Outcome {
+pub(crate) fn noted(what: impl Into<String>) -> Outcome {
     Outcome::Noted { what: what.into() }
 }

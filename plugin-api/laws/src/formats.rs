@@ -6,13 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
+use crate::{
     Law, Progress,
     report::{Outcome, Report, broken, noted, skipped},
     rig::Finding,
     run,
 };
-use crate::{AdapterBox, AdapterData, ErrorCode, LowRankPair, PluginError};
+use pensieve_plugin_api::{AdapterBox, AdapterData, ErrorCode, LowRankPair, PluginError};
 
 /// Files that are larger are not copied to be damaged.
 const COPY_BYTES_MAX: u64 = 64 << 20;

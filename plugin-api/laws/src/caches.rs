@@ -3,12 +3,12 @@
 
 use std::rc::Rc;
 
-use super::{
+use crate::{
     memory::owned,
     report::{Outcome, broken, skipped},
     rig::{Feed, Finding, Known, Pace, Places, Rig, Sequence, Text},
 };
-use crate::{CacheKind, VACANT, Want};
+use pensieve_plugin_api::{CacheKind, VACANT, Want};
 
 /// Tokens that are read at a time where only the last ones matter.
 const CHUNK: usize = 256;
@@ -16,7 +16,7 @@ const CHUNK: usize = 256;
 const VANDALS: usize = 4;
 
 /// Tokens that turn out wrong are overwritten: all of them, and all but the first two.
-pub(super) fn drafted(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn drafted(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let (at, longest) = (rig.fork(), rig.longest());
     if longest < at + 5 {
@@ -61,7 +61,7 @@ fn write_elsewhere(sequence: &mut Sequence, slots: &[u32]) {
 }
 
 /// Several copies in one step, each of which the sequence then goes on from, the last one first.
-pub(super) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
     if !rig.has_states() {
         return Err(skipped("the model keeps no states in slots"));
     }
@@ -89,7 +89,7 @@ pub(super) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// Reads a text as a host does that frees the blocks behind a window, and gives them to the same text's later tokens.
-pub(super) fn window(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn window(rig: &mut Rig<'_>) -> Finding {
     let windows = rig.shape.caches.iter().filter(|group| group.kind == CacheKind::WINDOW);
     let Some(window) = windows.map(|group| group.window as usize).min() else {
         return Err(skipped("the model's card lists no window"));
@@ -158,7 +158,7 @@ fn recycle(rig: &Rig<'_>, sequence: &Sequence, places: &mut Places, spare: &mut 
 
 /// A block that a token must read is overwritten, and the token's logits must change: of tokens the first block there is, of
 /// windows one of which only the last token is still inside.
-pub(super) fn reach(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn reach(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     rig.only_looking_back()?;
     let block = rig.shape.block_tokens as usize;
