@@ -201,6 +201,13 @@ fn every_file_says_what_it_is_for() {
     }
 }
 
+#[test]
+fn one_file_of_the_server_names_warp() {
+    let names_it = |path: &PathBuf| code(path).contains("warp::");
+    let found: Vec<PathBuf> = sources("host").into_iter().filter(names_it).collect();
+    assert_eq!(found, [root().join("host/server/src/http/filters.rs")]);
+}
+
 /// The code of a file without its unit tests and its comments.
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();

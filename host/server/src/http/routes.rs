@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use hyper::{HeaderMap, Method, Request, body::Incoming, service::Service as _};
-use hyper_util::service::TowerToHyperService;
+use hyper::{HeaderMap, Method};
 use std::{panic::AssertUnwindSafe, sync::Arc};
-use warp::{Filter, Reply, filters::BoxedFilter, reply::Response};
 
 use super::{
-    body, info, metrics, openapi,
-    router::{Handler, Route, Router},
+    body,
+    filters::{self, Filter, Response},
+    info, metrics, openapi,
+    router::{Route, Router},
     state::{AppState, RequestContext},
 };
 use crate::dialects::{
@@ -86,7 +86,7 @@ pub(super) struct Rejected(pub(super) ApiError);
 
 /// A request without an answer but for this error.
 pub(super) fn rejected(error: ApiError) -> Response {
-    let mut response = warp::reply().into_response();
+    let mut response = filters::empty();
     response.extensions_mut().insert(Rejected(error));
     response
 }
@@ -120,8 +120,7 @@ where
             written.unwrap_or_else(rejected)
         }
     };
-    let arguments = warp::header::headers_cloned().and(warp::ext::get::<RequestContext>()).and(warp::body::stream());
-    Route { method: Method::POST, pattern, handler: service(arguments.then(answer).boxed()) }
+    Route { method: Method::POST, pattern, handler: filters::handler(filters::context_and_body().then(answer)) }
 }
 
 fn get<F, R>(app: &Arc<AppState>, pattern: &'static str, handler: F) -> Route
@@ -162,16 +161,7 @@ where
             answer.and_then(|answer| body::write(answer, permit, &memory)).unwrap_or_else(rejected)
         }
     };
-    Route { method, pattern, handler: service(warp::ext::get::<RequestContext>().then(answer).boxed()) }
-}
-
-/// A filter as a function. It rejects nothing, as the service has put its context into every request.
-fn service(filter: BoxedFilter<(Response,)>) -> Handler {
-    let service = TowerToHyperService::new(warp::service(filter));
-    Box::new(move |request: Request<Incoming>| {
-        let answer = service.call(request);
-        async move { answer.await.unwrap_or_else(|never| match never {}) }.boxed()
-    })
+    Route { method, pattern, handler: filters::handler(filters::context().then(answer)) }
 }
 
 /// A defect in a handler costs its own request only. tower-http's layer for this would wrap six lines in a stack of its own.
