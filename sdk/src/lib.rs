@@ -26,7 +26,6 @@ mod architecture;
 mod batch;
 #[cfg(feature = "bridge")]
 pub mod bridge;
-mod error;
 #[doc(hidden)]
 pub mod export;
 #[cfg(feature = "nn")]
@@ -37,13 +36,13 @@ pub mod sampler;
 mod services;
 #[cfg(feature = "testing")]
 pub mod testing;
-#[cfg(feature = "weights")]
-pub mod weights;
 
 pub use adapter::{AdapterData, AdapterFormat, LowRankPair, Merged};
 pub use architecture::{Architecture, Cache, Card, KvTransfer, LoadRequest, Model, Resident, SequenceState, Source};
 pub use batch::{Batch, Output, Span, StateCopy, Table, VACANT, Want};
-pub use error::{Code, Error, Result};
 pub use outputs::{CandidateRows, Outputs};
+pub use pensieve_error::{Code, Error, Result};
+#[cfg(feature = "weights")]
+pub use pensieve_weights as weights;
 pub use plugin::Plugin;
 pub use services::{Level, Services};

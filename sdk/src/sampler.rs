@@ -8,7 +8,7 @@ mod candidates;
 
 pub use candidates::{Candidates, rank, unrank};
 
-use crate::error::Result;
+use crate::Result;
 
 /// One kind of stage, by the name that requests and configs use.
 pub trait Sampler: Send + Sync + 'static {

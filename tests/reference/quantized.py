@@ -2,7 +2,7 @@
 
 Two things are written. The grids of the IQ formats are facts that follow from no formula: each is a list of points, a point has
 four or eight coordinates, and a coordinate is one of a few levels. They are stored as numbers of 16 bits, the levels' indices with
-the first coordinate in the lowest bits, in `sdk/src/nn/cpu/quant/grids.bin`. The second file has random blocks of every format, and
+the first coordinate in the lowest bits, in `sdk/kernels/src/quant/grids.bin`. The second file has random blocks of every format, and
 what the package makes of them.
 
     python tests/reference/quantized.py            # writes both
@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import save
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-GRIDS = ROOT / "sdk/src/nn/cpu/quant/grids.bin"
+GRIDS = ROOT / "sdk/kernels/src/quant/grids.bin"
 BLOCKS = ROOT / "tests/fixtures/quantized/blocks.safetensors"
 
 # In the order of the file.

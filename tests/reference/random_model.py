@@ -5,12 +5,14 @@
     python tests/reference/random_model.py moe-q8_0.gguf qwen3moe --type q8_0
     python tests/reference/random_model.py hybrid-q4_k_m.gguf qwen35
     python tests/reference/random_model.py latent-q4_k_m.gguf deepseek2
+    python tests/reference/random_model.py gemma.gguf gemma3
 
 The first is a Llama of 1.1 B parameters (16 layers, width 2048, 8192 inner, 32/8 heads, vocabulary 32,000). The second has the layers of
 Qwen3-30B-A3B (width 2048, 32/4 heads of 128, 128 experts of 768, 8 of them used), but 8 of its 48 and a fifth of its vocabulary, so that
 the output layer has the share that it has there: 5.0 B parameters, 3 GB. The hybrids have the layers of Qwen3.5-2B (`qwen35`: of 24 layers
 18 are gated delta nets, with 16 heads of 128) and of Granite 4 H 1B (`granitehybrid`: of 40 layers 36 are Mamba-2, with 48 heads of 64 and
-states of 128). `deepseek2` has six layers of GLM-4.7-Flash (20 heads over latents of 512, 64 experts of 1536, 4 used). Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output and half of the value and down projections Q6_K.
+states of 128). `deepseek2` has six layers of GLM-4.7-Flash (20 heads over latents of 512, 64 experts of 1536, 4 used). `gemma3`, `glm4`, `granite`
+and `olmo2` have the first one's sizes, and `mixtral` and `olmoe` those of eight and of 64 small experts, each with its family's norms. Most matrices are Q4_K and, as llama.cpp's Q4_K_M has it, the output and half of the value and down projections Q6_K.
 """
 
 import argparse
@@ -47,6 +49,8 @@ class Shape:
     nope: int = 0
     rope: int = 0
     value: int = 0
+    # As the file calls it, where that is not the family's name here.
+    architecture: str = ""
 
     @property
     def state_inner(self):
@@ -72,8 +76,26 @@ SHAPES = {
         layers=6, width=2048, inner=1536, heads=20, kv_heads=1, head=256, experts=64, used=4,
         q_rank=768, rank=512, nope=192, rope=64, value=256,
     ),
+    "gemma3": Shape(layers=16, width=2048, inner=8192, heads=8, kv_heads=4, head=256),
+    "glm4": Shape(layers=16, width=2048, inner=8192, heads=16, kv_heads=2, head=128),
+    "granite": Shape(layers=16, width=2048, inner=8192, heads=32, kv_heads=8, head=64),
+    "olmo2": Shape(layers=16, width=2048, inner=8192, heads=16, kv_heads=16, head=128),
+    "olmoe": Shape(layers=8, width=2048, inner=1024, heads=16, kv_heads=16, head=128, experts=64, used=8),
+    "mixtral": Shape(
+        layers=8, width=2048, inner=2048, heads=32, kv_heads=8, head=64, experts=8, used=2, architecture="llama"
+    ),
 }
 CONV_KERNEL = 4
+# What stands around a layer's two blocks; one norm before each where nothing is said.
+NORMS = {
+    "gemma3": ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"],
+    "glm4": ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"],
+    "olmo2": ["post_attention_norm", "post_ffw_norm"],
+    "qwen35": ["attn_norm", "post_attention_norm"],
+}
+# Families with norms over each head of queries and keys, and over all of them at once.
+HEADS_NORMED = ["qwen3moe", "qwen35", "gemma3"]
+ALL_HEADS_NORMED = ["olmo2", "olmoe"]
 
 
 def header(writer, family, shape):
@@ -88,16 +110,23 @@ def header(writer, family, shape):
         writer.add_head_count_kv(shape.kv_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(500_000.0)
-    if family == "llama":
-        writer.add_rope_dimension_count(shape.head)
-    elif shape.attends:
+    if shape.attends:
         hybrid_header(writer, family, shape)
+    elif shape.rank:
+        latent_header(writer, shape)
     else:
-        if shape.rank:
-            latent_header(writer, shape)
-        else:
-            writer.add_key_length(shape.head)
-            writer.add_value_length(shape.head)
+        # GLM-4 rotates half of each head.
+        writer.add_rope_dimension_count(shape.head // 2 if family == "glm4" else shape.head)
+        writer.add_key_length(shape.head)
+        writer.add_value_length(shape.head)
+    if family == "gemma3":
+        writer.add_sliding_window(1024)
+    if family == "granite":
+        writer.add_attention_scale(shape.head**-0.5)
+        writer.add_embedding_scale(12.0)
+        writer.add_residual_scale(0.22)
+        writer.add_logit_scale(8.0)
+    if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
         writer.add_expert_feed_forward_length(shape.inner)
@@ -195,7 +224,8 @@ def tensors(writer, family, shape, usual, best):
     for i in range(shape.layers):
         better = best if i < shape.layers // 8 or i >= 7 * shape.layers // 8 or i % 3 == 2 else usual
         is_recurrent = shape.attends and i not in shape.attends
-        norm(f"blk.{i}.attn_norm.weight")
+        for name in NORMS.get(family, ["attn_norm", "ffn_norm"]):
+            norm(f"blk.{i}.{name}.weight")
         if shape.rank:
             latent_attention(i)
         elif is_recurrent:
@@ -205,13 +235,15 @@ def tensors(writer, family, shape, usual, best):
             matrix(f"blk.{i}.attn_k.weight", kv, shape.width)
             matrix(f"blk.{i}.attn_v.weight", kv, shape.width, better)
             matrix(f"blk.{i}.attn_output.weight", shape.width, q)
-        if family.startswith("qwen3") and not is_recurrent:
-            norm(f"blk.{i}.attn_q_norm.weight", shape.head)
-            norm(f"blk.{i}.attn_k_norm.weight", shape.head)
-        norm(f"blk.{i}.post_attention_norm.weight" if family == "qwen35" else f"blk.{i}.ffn_norm.weight")
+        if (family in HEADS_NORMED and not is_recurrent) or family in ALL_HEADS_NORMED:
+            norm(f"blk.{i}.attn_q_norm.weight", shape.head if family in HEADS_NORMED else q)
+            norm(f"blk.{i}.attn_k_norm.weight", shape.head if family in HEADS_NORMED else kv)
         if not shape.experts or (shape.rank and i == 0):
-            matrix(f"blk.{i}.ffn_gate.weight", shape.inner, shape.width)
-            matrix(f"blk.{i}.ffn_up.weight", shape.inner, shape.width)
+            if family == "glm4":
+                matrix(f"blk.{i}.ffn_up.weight", 2 * shape.inner, shape.width)
+            else:
+                matrix(f"blk.{i}.ffn_gate.weight", shape.inner, shape.width)
+                matrix(f"blk.{i}.ffn_up.weight", shape.inner, shape.width)
             matrix(f"blk.{i}.ffn_down.weight", shape.width, shape.inner, better)
             continue
         router = rng.standard_normal((shape.experts, shape.width), np.float32)
@@ -235,8 +267,8 @@ def main():
     parser.add_argument("--type", choices=["q4_k_m", "q8_0"], default="q4_k_m")
     arguments = parser.parse_args()
     usual, best = (Type.Q8_0, Type.Q8_0) if arguments.type == "q8_0" else (Type.Q4_K, Type.Q6_K)
-    writer = gguf.GGUFWriter(arguments.path, arguments.family)
     shape = SHAPES[arguments.family]
+    writer = gguf.GGUFWriter(arguments.path, shape.architecture or arguments.family)
     header(writer, arguments.family, shape)
     tensors(writer, arguments.family, shape, usual, best)
     writer.write_header_to_file()

@@ -14,10 +14,18 @@ use std::{
     sync::{Mutex, OnceLock},
 };
 
-/// Builds outside the workspace compile all dependencies again, candle among them, and run them on tiny models only. So does
-/// the SDK, whose kernels take longest to optimise.
-const QUICK: [&str; 4] =
-    ["--config", "profile.dev.package.\"*\".opt-level=1", "--config", "profile.dev.package.pensieve-sdk.opt-level=1"];
+/// Builds outside the workspace compile all dependencies again, candle and the kernels among them, and run them on tiny models
+/// only.
+const QUICK: [&str; 4] = [
+    "--config",
+    "profile.dev.package.\"*\".opt-level=1",
+    "--config",
+    "profile.dev.package.pensieve-kernels.opt-level=1",
+];
+
+/// What the SDK needs of this workspace when it is published.
+const PUBLISHED: [&str; 6] =
+    ["pensieve-plugin-api", "pensieve-laws", "pensieve-error", "pensieve-weights", "pensieve-kernels", "pensieve-sdk"];
 
 /// The plugin that a package of this workspace builds.
 pub fn plugin(package: &str) -> PathBuf {
@@ -53,11 +61,12 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
             fs::copy(workspace().join("Cargo.lock"), fresh.path().join("Cargo.lock")).expect("a writable folder");
         }
         let manifest = manifest.to_str().expect("a path in UTF-8");
-        let mut arguments = vec!["--offline", "--manifest-path", manifest, "--config", "Cargo.toml", "--lib"];
-        // Packaged crates ask a registry for each other, which has them once all are published.
-        let patches =
-            PUBLISHED.map(|name| format!("patch.crates-io.{name}.path = \"{}\"", packaged.join(name).display()));
-        patches.iter().for_each(|patch| arguments.extend(["--config", patch]));
+        // The packaged SDK asks a registry for the others, which has them once all are published.
+        let others = PUBLISHED.iter().filter(|name| **name != "pensieve-sdk");
+        let patches: Vec<String> =
+            others.map(|name| format!("patch.crates-io.{name}.path = \"{}\"", packaged.join(name).display())).collect();
+        let mut arguments = vec!["--offline", "--manifest-path", manifest, "--lib", "--config", "Cargo.toml"];
+        arguments.extend(patches.iter().flat_map(|patch| ["--config", patch]));
         match toolchain {
             // Not where the workspace builds: an example must not take the place of the workspace's plugin of its name.
             None => build(cargo(), &target_dir().join("outside"), &[&arguments[..], &["--tests"], &QUICK].concat()),
@@ -68,10 +77,7 @@ pub fn outside(project: &Path, package: &str, toolchain: Option<&str>) -> Artifa
     })
 }
 
-/// The crates that a plugin's author depends on, directly or not.
-const PUBLISHED: [&str; 3] = ["pensieve-plugin-api", "pensieve-laws", "pensieve-sdk"];
-
-/// The folder with what `cargo package` would publish of them, unpacked.
+/// The folder with what `cargo package` would publish, unpacked.
 fn packaged() -> PathBuf {
     static PACKAGED: OnceLock<PathBuf> = OnceLock::new();
     let pack = || {

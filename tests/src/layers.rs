@@ -237,7 +237,13 @@ fn no_import_runs_upward() {
 
 #[test]
 fn no_files_import_in_a_circle() {
-    let crates = LAYERS.iter().map(|(folder, _)| *folder).chain(["plugin-api", "sdk"]);
+    let crates = LAYERS.iter().map(|(folder, _)| *folder).chain([
+        "plugin-api",
+        "sdk",
+        "sdk/error",
+        "sdk/kernels",
+        "sdk/weights",
+    ]);
     let circles: Vec<String> = crates.flat_map(|folder| Crate::read(&root().join(folder)).circles()).collect();
     assert!(circles.is_empty(), "{circles:#?}");
 }

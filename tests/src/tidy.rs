@@ -109,9 +109,14 @@ fn host_and_plugins_meet_in_the_contract_alone() {
 
 /// Everything that a package links when it is built by itself, with the features that it asks for.
 fn linked(package: &str) -> BTreeSet<String> {
+    linked_with(package, &[])
+}
+
+fn linked_with(package: &str, features: &[&str]) -> BTreeSet<String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let tree = ["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none", "--package", package];
-    let output = Command::new(cargo).args(tree).current_dir(root()).output().unwrap();
+    let features = features.iter().flat_map(|feature| ["--features", feature]);
+    let output = Command::new(cargo).args(tree).args(features).current_dir(root()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
@@ -159,9 +164,14 @@ fn the_sdk_names_the_abi_in_its_glue_alone() {
 }
 
 #[test]
-fn the_cpu_kernels_know_no_candle() {
-    for path in sources("sdk/src/nn/cpu") {
-        assert!(!fs::read_to_string(&path).unwrap().contains("candle_"), "{} names candle", path.display());
+fn weights_and_kernels_link_no_candle() {
+    let candle = |package: &str, features: &[&str]| -> Vec<String> {
+        linked_with(package, features).into_iter().filter(|name| name.starts_with("candle")).collect()
+    };
+    for package in ["pensieve-weights", "pensieve-kernels"] {
+        assert_eq!(candle(package, &[]), [""; 0], "{package} links candle");
+        // The check sees what a dependency of theirs brings in.
+        assert!(candle(package, &["pensieve-error/candle"]).contains(&"candle-core".to_owned()), "{package}");
     }
 }
 
@@ -268,7 +278,7 @@ fn what_the_sdk_reads_beside_weights_is_what_links_may_stand_for() {
     let list = named.split("BESIDE_WEIGHTS").nth(1).unwrap().split("];").next().unwrap();
     let mut seen = 0;
     for path in ["tokenizer/folder.rs", "tokenizer/beside.rs", "config.rs"] {
-        let text = code(&root().join("sdk/src/weights").join(path));
+        let text = code(&root().join("sdk/weights/src").join(path));
         let names = text.split('"').filter(|word| [".json", ".jinja", ".model"].iter().any(|end| word.ends_with(end)));
         for name in names.filter(|name| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._".contains(&byte)))
         {

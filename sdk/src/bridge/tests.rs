@@ -9,12 +9,8 @@ use std::{
 
 use super::{Parts, Pristine, Shape, VarBuilder, Wrapped, model::Bridged};
 use crate::{
-    Batch, Cache, Code, Error, Model, Output, Resident, Result, Services, Span, Table, Want,
-    services::heard,
-    weights::{
-        Checkpoint,
-        fixture::{f32_safetensors, folder},
-    },
+    Batch, Cache, Code, Error, Model, Output, Resident, Result, Services, Span, Table, Want, services::heard,
+    testing::random_checkpoint, weights::Checkpoint,
 };
 
 const VOCABULARY: usize = 3;
@@ -168,13 +164,19 @@ fn where_all_sequences_fail_the_first_tells_why_and_the_log_has_the_others() {
     assert!(lines.len() == 1 && lines[0].starts_with("played: sequence 2 fails: played panicked: index"), "{lines:?}");
 }
 
+/// A checkpoint of vectors of two.
+fn checkpoint_of(names: &[&str]) -> (tempfile::TempDir, Checkpoint) {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors: Vec<_> = names.iter().map(|name| ((*name).to_owned(), vec![2])).collect();
+    random_checkpoint(folder.path(), r#"{"architectures": ["Played"]}"#, &tensors).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    (folder, checkpoint)
+}
+
 /// A host may take its time, or ask back; what it does must not find the loader locked.
 #[test]
 fn progress_is_told_while_nothing_is_held() {
-    const CONFIG: &[u8] = br#"{"architectures": ["Played"]}"#;
-    let weights = f32_safetensors(&[("a", &[2], &[1.0, 2.0]), ("b", &[2], &[3.0, 4.0])]);
-    let folder = folder(&[("config.json", CONFIG), ("model.safetensors", &weights)]);
-    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let (_folder, checkpoint) = checkpoint_of(&["a", "b"]);
     let tensors = Arc::<OnceLock<VarBuilder<'static>>>::default();
     let (asked, (told, heard)) = (Arc::clone(&tensors), mpsc::channel());
     let services = heard::by(move |name| {
@@ -192,9 +194,7 @@ fn progress_is_told_while_nothing_is_held() {
 
 #[test]
 fn an_error_that_candle_got_over_is_not_told_for_a_later_one() {
-    let weights = f32_safetensors(&[("a", &[2], &[1.0, 2.0])]);
-    let folder = folder(&[("config.json", br#"{"architectures": ["Played"]}"#), ("model.safetensors", &weights)]);
-    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let (_folder, checkpoint) = checkpoint_of(&["a"]);
     let services = Services::silent();
     let tensors = Parts::new(&checkpoint, &Device::Cpu, 8, &services).tensors(&[]);
     let absent = Error::from(tensors.get(2, "bias").unwrap_err());

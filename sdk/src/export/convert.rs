@@ -7,32 +7,21 @@ use pensieve_plugin_api::{
 
 use crate::{AdapterData, Cache, Card, Code, Error, LoadRequest, LowRankPair, Merged, Output, Resident, Source, Want};
 
-/// Pairs each code of the SDK with the contract's.
-const CODES: [(Code, api::ErrorCode); 10] = [
-    (Code::Invalid, api::ErrorCode::INVALID),
-    (Code::Corrupt, api::ErrorCode::CORRUPT),
-    (Code::Unsupported, api::ErrorCode::UNSUPPORTED),
-    (Code::Declined, api::ErrorCode::DECLINED),
-    (Code::NotFound, api::ErrorCode::NOT_FOUND),
-    (Code::Io, api::ErrorCode::IO),
-    (Code::OutOfMemory, api::ErrorCode::OUT_OF_MEMORY),
-    (Code::Cancelled, api::ErrorCode::CANCELLED),
-    (Code::Panicked, api::ErrorCode::PANICKED),
-    (Code::Device, api::ErrorCode::DEVICE),
-];
-
-impl From<Error> for api::PluginError {
-    fn from(error: Error) -> Self {
-        let code = CODES.iter().find(|(ours, _)| *ours == error.code).map_or(api::ErrorCode::DEVICE, |pair| pair.1);
-        Self::new(code, error.message).with_help(error.help)
-    }
-}
-
-impl From<api::PluginError> for Error {
-    fn from(error: api::PluginError) -> Self {
-        let code = CODES.iter().find(|(_, theirs)| *theirs == error.code).map_or(Code::Device, |pair| pair.0);
-        Self::new(code, error.message).help(error.help)
-    }
+/// An error as the contract has it.
+pub(super) fn error_out(error: Error) -> api::PluginError {
+    let code = match error.code {
+        Code::Invalid => api::ErrorCode::INVALID,
+        Code::Corrupt => api::ErrorCode::CORRUPT,
+        Code::Unsupported => api::ErrorCode::UNSUPPORTED,
+        Code::Declined => api::ErrorCode::DECLINED,
+        Code::NotFound => api::ErrorCode::NOT_FOUND,
+        Code::Io => api::ErrorCode::IO,
+        Code::OutOfMemory => api::ErrorCode::OUT_OF_MEMORY,
+        Code::Cancelled => api::ErrorCode::CANCELLED,
+        Code::Panicked => api::ErrorCode::PANICKED,
+        Code::Device => api::ErrorCode::DEVICE,
+    };
+    api::PluginError::new(code, error.message).with_help(error.help)
 }
 
 impl From<&api::Source<'_>> for Source {

@@ -6,11 +6,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
+use super::convert::error_out;
 use crate::{Code, Error, Result};
 
 /// Runs an author's code for the host.
 pub(super) fn guard<T>(what: &str, code: impl FnOnce() -> Result<T>) -> RResult<T, PluginError> {
-    caught(what, code).map_err(Into::into).into()
+    caught(what, code).map_err(error_out).into()
 }
 
 /// Runs an author's code. Unwind safety: what the code was changing may be half done afterwards; it is the author's

@@ -464,7 +464,7 @@ impl Experts {
                 Glu::Square => up.clone(),
                 _ => expert.gate.forward_rows_by(ops, &x, &of, step)?,
             };
-            expert.down.forward_rows_by(ops, &self.means.glu.forward(&gate, &up, step)?, &of, step)
+            expert.down.forward_rows_by(ops, &activated(self.means.glu, &gate, &up, step)?, &of, step)
         };
         Ok(Tensor::cat(&groups.iter().map(forward).collect::<Result<Vec<_>>>()?, 0)?)
     }
@@ -473,17 +473,16 @@ impl Experts {
 /// An expert, and the rows that want it among those that were gathered.
 type Group<'a> = (&'a Expert, Range<usize>);
 
-impl Glu {
-    fn forward(self, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Tensor> {
-        match self {
-            Self::Plain(act) => step.ops().gate(gate, up, act),
-            Self::Clamped { alpha, limit } => {
-                let gate = gate.minimum(limit)?;
-                let swish = (&gate * ((&gate * -alpha)?.exp()? + 1.0)?.recip()?)?;
-                Ok((swish * (up.clamp(-limit, limit)? + 1.0)?)?)
-            }
-            Self::Square => Ok(up.relu()?.sqr()?),
+/// What stands between an expert's first layers and its last.
+fn activated(glu: Glu, gate: &Tensor, up: &Tensor, step: &Step<'_>) -> Result<Tensor> {
+    match glu {
+        Glu::Plain(act) => step.ops().gate(gate, up, act),
+        Glu::Clamped { alpha, limit } => {
+            let gate = gate.minimum(limit)?;
+            let swish = (&gate * ((&gate * -alpha)?.exp()? + 1.0)?.recip()?)?;
+            Ok((swish * (up.clamp(-limit, limit)? + 1.0)?)?)
         }
+        Glu::Square => Ok(up.relu()?.sqr()?),
     }
 }
 

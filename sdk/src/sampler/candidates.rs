@@ -5,7 +5,7 @@
 //! their members. Ties go to the lower id, always, so that a chain gives the same tokens on every machine; [`rank`] is
 //! that order as one integer.
 
-use crate::error::{Error, Result};
+use crate::{Error, Result};
 
 /// How many logits share one maximum.
 const BLOCK: usize = 64;

@@ -1,0 +1,241 @@
+//! Attention against sums in `f64`, and against itself with prompts cut and blocks placed otherwise.
+
+use half::f16;
+
+use super::*;
+use crate::kv::{KvMut, store_kv};
+use crate::simd::Level;
+
+#[derive(Clone, Copy)]
+struct Case {
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    block_len: usize,
+    scores: Scores<'static>,
+    half: bool,
+}
+
+const PLAIN: Scores<'static> = Scores { scale: 0.3, window: None, softcap: None, sinks: None };
+const CASE: Case = Case { heads: 6, kv_heads: 2, dim: 64, block_len: 16, scores: PLAIN, half: false };
+
+/// A sequence: its keys, values and queries, and the blocks that it has been given.
+struct Sequence {
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    blocks: Vec<u32>,
+}
+
+/// Numbers that two formats hold exactly.
+fn numbers(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| f16::from_f32(((i * 7919 + seed * 104_729) as f32 * 0.618).sin() * 1.5).to_f32()).collect()
+}
+
+impl Case {
+    fn sequence(&self, len: usize, seed: usize, blocks: impl Iterator<Item = u32>) -> Sequence {
+        let kv = len * self.kv_heads * self.dim;
+        let q = numbers(len * self.heads * self.dim, seed);
+        Sequence { q, k: numbers(kv, seed + 1), v: numbers(kv, seed + 2), blocks: blocks.collect() }
+    }
+
+    /// Feeds the sequences in steps; a step takes some rows of each. Slots hold rubbish before they are written.
+    fn run(&self, level: Level, slots: usize, sequences: &[Sequence], steps: &[Vec<usize>]) -> Vec<Vec<f32>> {
+        let layout = KvLayout { kv_heads: self.kv_heads, slots, head_dim: self.dim, block_len: self.block_len };
+        let pool = Pool::with_level(2, level);
+        let (mut k32, mut v32) = (vec![f32::NAN; layout.elements()], vec![f32::NAN; layout.elements()]);
+        let (mut k16, mut v16) = (vec![f16::NAN; layout.elements()], vec![f16::NAN; layout.elements()]);
+        let (width, kv) = (self.heads * self.dim, self.kv_heads * self.dim);
+        let mut outs = vec![Vec::new(); sequences.len()];
+        let mut past = vec![0; sequences.len()];
+        for step in steps {
+            let (mut q, mut k, mut v, mut spans) = (vec![], vec![], vec![], vec![]);
+            for ((sequence, past), len) in sequences.iter().zip(&past).zip(step) {
+                spans.push(Span { start: q.len() / width, len: *len, past: *past, blocks: &sequence.blocks });
+                q.extend(&sequence.q[past * width..(past + len) * width]);
+                k.extend(&sequence.k[past * kv..(past + len) * kv]);
+                v.extend(&sequence.v[past * kv..(past + len) * kv]);
+            }
+            let mut out = vec![f32::NAN; q.len()];
+            if self.half {
+                store_kv(layout, KvMut::F16(&mut k16), &k, &spans);
+                store_kv(layout, KvMut::F16(&mut v16), &v, &spans);
+                let (k, v) = (Kv::F16(&k16), Kv::F16(&v16));
+                let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
+                attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
+            } else {
+                store_kv(layout, KvMut::F32(&mut k32), &k, &spans);
+                store_kv(layout, KvMut::F32(&mut v32), &v, &spans);
+                let (k, v) = (Kv::F32(&k32), Kv::F32(&v32));
+                let past = Past { keys: (layout, k), values: (layout, v), value_dim: self.dim };
+                attention(&pool, past, &spans, self.scores, self.heads, &q, &mut out);
+            }
+            for (span, (outs, past)) in spans.iter().zip(outs.iter_mut().zip(&mut past)) {
+                outs.extend(&out[span.start * width..(span.start + span.len) * width]);
+                *past += span.len;
+            }
+        }
+        outs
+    }
+
+    fn expected(&self, sequence: &Sequence, position: usize, head: usize) -> Vec<f64> {
+        let Scores { scale, window, softcap, sinks } = self.scores;
+        let kv_head = head / (self.heads / self.kv_heads);
+        let row = |of: &[f32], position: usize, heads: usize, head: usize| -> Vec<f64> {
+            of[(position * heads + head) * self.dim..][..self.dim].iter().map(|x| f64::from(*x)).collect()
+        };
+        let q = row(&sequence.q, position, self.heads, head);
+        let seen = window.map_or(0, |window| (position + 1).saturating_sub(window))..=position;
+        let weights: Vec<f64> = (seen.clone())
+            .map(|at| {
+                let k = row(&sequence.k, at, self.kv_heads, kv_head);
+                let score = q.iter().zip(&k).map(|(q, k)| q * k).sum::<f64>() * f64::from(scale);
+                let bent = softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+                bent.exp()
+            })
+            .collect();
+        let sunk = sinks.map_or(0.0, |sinks| f64::from(sinks[head]).exp());
+        let total = weights.iter().sum::<f64>() + sunk;
+        let mut out = vec![0.0; self.dim];
+        for (at, weight) in seen.zip(weights) {
+            for (out, v) in out.iter_mut().zip(row(&sequence.v, at, self.kv_heads, kv_head)) {
+                *out += weight / total * v;
+            }
+        }
+        out
+    }
+
+    /// Whole against exact sums; then in chunks, one by one and with scattered blocks against whole.
+    fn check(&self, len: usize) {
+        let blocks = len.div_ceil(self.block_len);
+        let slots = 2 * blocks * self.block_len;
+        let in_order = [self.sequence(len, 1, 0..blocks as u32)];
+        let scattered = [self.sequence(len, 1, (0..blocks as u32).map(|i| 2 * (blocks as u32 - 1 - i) + 1))];
+        for level in Level::available() {
+            let whole = self.run(level, slots, &in_order, &[vec![len]]);
+            for (row, out) in whole[0].chunks(self.dim).enumerate() {
+                let expected = self.expected(&in_order[0], row / self.heads, row % self.heads);
+                for (out, expected) in out.iter().zip(expected) {
+                    assert!((f64::from(*out) - expected).abs() < 1e-5, "{} row {row}: {out} {expected}", level.name());
+                }
+            }
+            let ones = vec![vec![1]; len];
+            let cut = len / 3;
+            let chunks = [vec![cut], vec![1], vec![len - cut - 1]];
+            for (what, sequences, steps) in
+                [("ones", &in_order, &ones[..]), ("chunks", &in_order, &chunks), ("scattered", &scattered, &chunks)]
+            {
+                assert!(self.run(level, slots, sequences, steps) == whole, "{} {what}", level.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_are_the_same_whole_in_chunks_and_scattered() {
+    CASE.check(150);
+    Case { half: true, ..CASE }.check(131);
+}
+
+#[test]
+fn heads_of_odd_sizes_and_blocks_of_odd_lengths_work() {
+    for (dim, block_len, half) in [(20, 16, true), (4, 5, false), (7, 3, true), (80, 8, true), (96, 32, false)] {
+        Case { dim, block_len, half, ..CASE }.check(70);
+    }
+    Case { heads: 5, kv_heads: 5, dim: 16, ..CASE }.check(67);
+    Case { heads: 71, kv_heads: 1, dim: 16, ..CASE }.check(5);
+}
+
+#[test]
+fn a_window_hides_what_lies_before_it() {
+    for window in [1, 2, 16, 63, 64, 65, 100, 1000] {
+        Case { scores: Scores { window: Some(window), ..PLAIN }, dim: 16, ..CASE }.check(140);
+    }
+}
+
+#[test]
+fn a_soft_cap_bends_scores() {
+    Case { scores: Scores { softcap: Some(2.0), ..PLAIN }, ..CASE }.check(70);
+}
+
+#[test]
+fn a_sink_takes_its_share() {
+    let sinks = Some(&[0.5, -3.0, 4.0, 0.0, 1.5, -0.5][..]);
+    Case { scores: Scores { sinks, window: Some(20), ..PLAIN }, ..CASE }.check(140);
+}
+
+#[test]
+fn sequences_of_a_batch_do_not_touch_each_other() {
+    let case = Case { half: true, ..CASE };
+    let lens = [70, 3, 129];
+    let sequences: Vec<_> =
+        lens.iter().enumerate().map(|(i, len)| case.sequence(*len, i, (0..9).map(|b| b * 3 + i as u32))).collect();
+    for level in Level::available() {
+        let together = case.run(level, 27 * 16, &sequences, &[vec![50, 1, 128], vec![20, 2, 1]]);
+        for ((sequence, len), together) in sequences.iter().zip(lens).zip(&together) {
+            let alone = case.run(level, 27 * 16, std::slice::from_ref(sequence), &[vec![len]]);
+            assert!(alone[0] == *together, "{}", level.name());
+        }
+    }
+}
+
+fn attend_with(spans: &[Span<'_>]) {
+    let layout = KvLayout { kv_heads: 1, slots: 64, head_dim: 4, block_len: 16 };
+    let cache = vec![0.0; layout.elements()];
+    let mut out = [0.0; 8];
+    let kv = Kv::F32(&cache);
+    let past = Past { keys: (layout, kv), values: (layout, kv), value_dim: layout.head_dim };
+    attention(&Pool::new(1), past, spans, PLAIN, 1, &[0.0; 8], &mut out);
+}
+
+#[test]
+#[should_panic(expected = "block Some(4) of 4")]
+fn refuses_a_table_with_a_block_outside_of_the_cache() {
+    attend_with(&[Span { start: 0, len: 2, past: 20, blocks: &[0, 4] }]);
+}
+
+#[test]
+#[should_panic(expected = "1 blocks where 2 are needed")]
+fn refuses_a_table_that_is_too_short() {
+    attend_with(&[Span { start: 0, len: 2, past: 15, blocks: &[0] }]);
+}
+
+#[test]
+#[should_panic(expected = "a span of 2 rows at 1 in a batch of 2")]
+fn refuses_a_span_outside_of_the_batch() {
+    attend_with(&[Span { start: 1, len: 2, past: 0, blocks: &[0] }]);
+}
+
+#[test]
+#[should_panic(expected = "spans overlap")]
+fn refuses_spans_that_overlap() {
+    let span = Span { start: 0, len: 2, past: 0, blocks: &[0] };
+    attend_with(&[span, Span { start: 1, len: 1, ..span }]);
+}
+
+/// Values that are the first numbers of keys, and values of a cache of their own with shorter rows, are those of rows as long as keys.
+#[test]
+fn values_may_be_shorter_than_keys() {
+    let (heads, dim, short, tokens) = (3, 40, 24, 70);
+    let (q, keys) = (numbers(tokens * heads * dim, 1), numbers(tokens * dim, 2));
+    let blocks = [2, 0, 3, 1, 4];
+    let spans = [Span { start: 0, len: tokens, past: 0, blocks: &blocks }];
+    let layout = KvLayout { kv_heads: 1, slots: 80, head_dim: dim, block_len: 16 };
+    let short_layout = KvLayout { head_dim: short, ..layout };
+    let first = |rows: &[f32]| rows.chunks_exact(dim).flat_map(|row| row[..short].to_vec()).collect::<Vec<_>>();
+    let (mut k, mut v) = (vec![0.0; layout.elements()], vec![0.0; short_layout.elements()]);
+    store_kv(layout, KvMut::F32(&mut k), &keys, &spans);
+    store_kv(short_layout, KvMut::F32(&mut v), &first(&keys), &spans);
+    for level in Level::available() {
+        let run = |values: (KvLayout, Kv<'_>), value_dim: usize| {
+            let mut out = vec![f32::NAN; tokens * heads * value_dim];
+            let past = Past { keys: (layout, Kv::F32(&k)), values, value_dim };
+            attention(&Pool::with_level(2, level), past, &spans, PLAIN, heads, &q, &mut out);
+            out
+        };
+        let whole = run((layout, Kv::F32(&k)), dim);
+        let expected = first(&whole);
+        assert_eq!(run((layout, Kv::F32(&k)), short), expected, "{}", level.name());
+        assert_eq!(run((short_layout, Kv::F32(&v)), short), expected, "{}", level.name());
+    }
+}

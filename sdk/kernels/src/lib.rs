@@ -1,0 +1,39 @@
+//! Kernels for the processor, on plain slices: nothing here knows about candle or about models.
+//!
+//! They exist because of two promises that stock operations do not make. Weights are used in place, in the block format
+//! and the memory map that they come in, so that a model takes the size of its file and not twice that. And a row of a
+//! result depends on its own row of the input only, to the last bit, whatever else is in the batch: a request answers
+//! the same alone and among twenty others. Each kernel therefore fixes the order in which it sums, and the batch
+//! decides only how often the unpacked weights are used again.
+//!
+//! Every kernel is compiled for each instruction set in `simd` and takes the one that its [`Pool`] names. Lengths are
+//! the caller's business and are asserted; block tables come from outside and are checked in full before use.
+
+mod activation;
+mod attention;
+mod conv;
+mod experts;
+mod float;
+mod kv;
+mod low_rank;
+mod matmul;
+mod norm;
+mod pool;
+mod quant;
+mod recurrence;
+mod rope;
+mod simd;
+mod tile;
+
+pub use activation::{Activation, activate, activate_mul};
+pub use attention::{Past, Scores, attention};
+pub use conv::{Taps, short_conv};
+pub use experts::{Expert, Glu, Layer, combine, experts};
+pub use kv::{Kv, KvLayout, KvMut, Span, store_kv};
+pub use low_rank::{Change, Factors, Input, low_rank};
+pub use matmul::{Matrix, dequantize, dequantize_row, each_group, matmul};
+pub use norm::{layer_norm, rms_norm};
+pub use pool::Pool;
+pub use quant::levels;
+pub use recurrence::{Heads, Recurred, Stretch, recurrence};
+pub use rope::rope;

@@ -1,0 +1,122 @@
+//! Products of activations with weights that stay in the checkpoint's own format.
+//!
+//! Weights are unpacked on the way, a panel of rows and a segment of columns at a time: into bytes with a scale for each
+//! group if they are quantized, into `f32` if they are not. The panel stays in the first-level cache while all rows of
+//! the batch pass over it. With one row this reads the weights at the speed of memory, with many it runs at the speed
+//! of the multipliers, and either way an output is summed in the same order, group by group.
+
+mod activations;
+mod dense;
+mod panels;
+mod quantized;
+#[cfg(test)]
+mod tests;
+
+use super::float::{BF16, Dense, F16, F32, Fp8};
+use super::pool::Pool;
+use super::quant::{Expanded, Format, Layout, with_format};
+use pensieve_error::{Error, Result};
+use pensieve_weights::{Dtype, RawTensor, quote};
+
+/// Rows of the batch that pass over a panel together at most; over quantized weights those whose activations fit the second-level
+/// cache do.
+const BATCH: usize = 512;
+
+/// A matrix as a checkpoint stores it: `rows` rows of `cols` values, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    pub dtype: Dtype,
+    pub data: &'a [u8],
+    pub rows: usize,
+    pub cols: usize,
+}
+
+/// `out[n, rows] = x[n, cols] · wᵀ`. Each row of the result is the same, bit for bit, whatever the other rows are.
+///
+/// Over quantized weights the activations are rounded to 8 bits with one scale for 32 values. A row of activations that holds
+/// a not-a-number, an infinity, or over quantized weights a number beyond 10³³, gives a row of not-a-numbers.
+pub fn matmul(pool: &Pool, w: &Matrix<'_>, x: &[f32], n: usize, out: &mut [f32]) {
+    let row_bytes = w.row_bytes();
+    assert_eq!(Some(w.data.len()), row_bytes.checked_mul(w.rows), "a matrix of {} × {} {:?}", w.rows, w.cols, w.dtype);
+    assert_eq!(Some(x.len()), n.checked_mul(w.cols), "activations for {n} rows of {}", w.cols);
+    assert_eq!(Some(out.len()), n.checked_mul(w.rows), "outputs for {n} rows of {}", w.rows);
+    if w.rows == 0 || n == 0 {
+        return;
+    }
+    if w.cols == 0 {
+        return out.fill(0.0);
+    }
+    for (x, out) in x.chunks(BATCH * w.cols).zip(out.chunks_mut(BATCH * w.rows)) {
+        with_format!(w.dtype, F => quantized::multiply::<F>(pool, w, x, out), dense::multiply(pool, w, x, out));
+    }
+}
+
+/// One row as `f32`.
+pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(Some(bytes.len()), dtype.row_bytes(out.len()), "{dtype:?} bytes for {} values", out.len());
+    with_format!(
+        dtype,
+        F => expand::<F>(bytes, out),
+        match dtype {
+            Dtype::F16 => F16::widen_row(bytes, out),
+            Dtype::BF16 => BF16::widen_row(bytes, out),
+            Dtype::Fp8 => Fp8::widen_row(bytes, out),
+            _ => F32::widen_row(bytes, out),
+        }
+    );
+}
+
+/// All values of a tensor of any type.
+pub fn dequantize(raw: &RawTensor) -> Result<Vec<f32>> {
+    if !raw.dtype.is_quantized() {
+        return raw.to_f32();
+    }
+    if raw.dtype.tensor_bytes(&raw.shape) != Some(raw.data.len()) {
+        let (name, shape, bytes) = (quote(&raw.name), &raw.shape, raw.data.len());
+        return Err(Error::invalid(format!("tensor {name} has {bytes} bytes, which is not its shape {shape:?}")));
+    }
+    let mut values = vec![0.0; raw.shape.iter().product()];
+    dequantize_row(raw.dtype, &raw.data, &mut values);
+    Ok(values)
+}
+
+/// Calls `take` with the integers of each group of values, the group's scale and its minimum: a value is
+/// `scale · integer − minimum`. Dense formats have no groups.
+pub fn each_group(dtype: Dtype, bytes: &[u8], mut take: impl FnMut(&[i8], f32, f32)) {
+    with_format!(dtype, F => integers::<F>(bytes, &mut take), ());
+}
+
+fn integers<F: Format>(bytes: &[u8], take: &mut impl FnMut(&[i8], f32, f32)) {
+    let (mut expanded, mut integers) = (Expanded::default(), [0; super::quant::SEGMENT]);
+    for block in bytes.chunks_exact(F::BYTES) {
+        F::expand(block, &mut expanded);
+        for (integer, code) in integers.iter_mut().zip(&expanded.codes[..F::BLOCK]) {
+            *integer = code.wrapping_sub(F::OFFSET).cast_signed();
+        }
+        for (group, integers) in integers[..F::BLOCK].chunks_exact(F::GROUP).enumerate() {
+            let minimum = if <F::Shape as Layout>::MINIMUMS { expanded.minimums[group] } else { 0.0 };
+            take(integers, expanded.scales[group], minimum);
+        }
+    }
+}
+
+impl Matrix<'_> {
+    fn row_bytes(&self) -> usize {
+        let bytes = self.dtype.row_bytes(self.cols);
+        assert!(bytes.is_some(), "rows of {} values cannot be {:?}", self.cols, self.dtype);
+        bytes.unwrap_or_default()
+    }
+}
+
+fn expand<F: Format>(bytes: &[u8], out: &mut [f32]) {
+    let mut expanded = Expanded::default();
+    for (block, out) in bytes.chunks_exact(F::BYTES).zip(out.chunks_exact_mut(F::BLOCK)) {
+        F::expand(block, &mut expanded);
+        for (group, out) in out.chunks_exact_mut(F::GROUP).enumerate() {
+            let minimum = if <F::Shape as Layout>::MINIMUMS { expanded.minimums[group] } else { 0.0 };
+            for (code, out) in expanded.codes[group * F::GROUP..].iter().zip(out) {
+                *out = expanded.scales[group] * (f32::from(*code) - f32::from(F::OFFSET)) - minimum;
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Products against sums in `f64`, for every dtype, instruction set and shape of batch.
+
+use super::*;
+use crate::simd::{Level, based};
+
+const DTYPES: [Dtype; Dtype::ALL.len()] = Dtype::ALL;
+
+/// A small generator, so that failures repeat.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    /// In -1..1.
+    fn number(&mut self) -> f32 {
+        self.next() as f32 / (1_u64 << 30) as f32 - 1.0
+    }
+
+    /// Rows of random bytes whose floating-point parts are of moderate size.
+    fn weights(&mut self, dtype: Dtype, rows: usize, cols: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..rows * dtype.row_bytes(cols).unwrap()).map(|_| self.next() as u8).collect();
+        for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+            match dtype {
+                Dtype::F32 => block.copy_from_slice(&self.number().to_le_bytes()),
+                Dtype::F16 => block.copy_from_slice(&half::f16::from_f32(self.number()).to_le_bytes()),
+                Dtype::BF16 => block.copy_from_slice(&half::bf16::from_f32(self.number()).to_le_bytes()),
+                Dtype::MXFP4 => block[0] = 116 + block[0] % 8,
+                Dtype::Int4 | Dtype::Int8 => block[..4].copy_from_slice(&(self.number() * 0.1).to_le_bytes()),
+                Dtype::Fp8 => {
+                    block[..4].copy_from_slice(&(self.number() * 0.1).to_le_bytes());
+                    block[4..].iter_mut().filter(|code| **code & 0x7f == 0x7f).for_each(|code| *code ^= 1);
+                }
+                Dtype::IQ1M => set_quarters(block, half::f16::from_f32(self.number() * 0.1)),
+                _ => {
+                    for at in halves(dtype) {
+                        let scale = half::f16::from_f32(self.number() * 0.1);
+                        block[*at..at + 2].copy_from_slice(&scale.to_le_bytes());
+                    }
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Where a block holds half-precision numbers.
+fn halves(dtype: Dtype) -> &'static [usize] {
+    match dtype {
+        Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => &[0],
+        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
+        Dtype::Q2K => &[80, 82],
+        Dtype::Q3K => &[108],
+        Dtype::Q6K => &[208],
+        Dtype::TQ1_0 => &[52],
+        Dtype::TQ2_0 => &[64],
+        Dtype::F32 | Dtype::F16 | Dtype::BF16 | Dtype::MXFP4 | Dtype::IQ1M => &[],
+        Dtype::Int4 | Dtype::Int8 | Dtype::Fp8 => &[],
+        _ => &[0],
+    }
+}
+
+/// The scale of an `IQ1_M` block, which has four bits of it on top of each of its last four words.
+fn set_quarters(block: &mut [u8], scale: half::f16) {
+    for part in 0..4 {
+        let nibble = (scale.to_bits() >> (4 * part) & 15) as u8;
+        block[49 + 2 * part] = block[49 + 2 * part] & 15 | nibble << 4;
+    }
+}
+
+fn run(level: Level, w: &Matrix<'_>, x: &[f32]) -> Vec<f32> {
+    let n = x.len() / w.cols;
+    let mut out = vec![f32::NAN; n * w.rows];
+    matmul(&Pool::with_level(3, level), w, x, n, &mut out);
+    out
+}
+
+/// What quantization to 8 bits makes of values that share a scale.
+fn rounded(block: &[f32]) -> impl Iterator<Item = f64> + '_ {
+    let largest = block.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
+    let (scale, _) = based(largest / 127.0);
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    block.iter().map(move |x| f64::from((x * inverse).round_ties_even()) * f64::from(scale))
+}
+
+fn check(level: Level, dtype: Dtype, rows: usize, cols: usize, n: usize) {
+    let mut random = Random((rows * 31 + cols * 7 + n) as u64);
+    // An odd address, as maps of files may have.
+    let bytes = [vec![0], random.weights(dtype, rows, cols)].concat();
+    let w = Matrix { dtype, data: &bytes[1..], rows, cols };
+    let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+    let out = run(level, &w, &x);
+    let rounded: Vec<f64> = match dtype.is_quantized() && dtype != Dtype::Fp8 {
+        true => x.chunks(32).flat_map(rounded).collect(),
+        false => x.iter().map(|x| f64::from(*x)).collect(),
+    };
+    let mut row = vec![0.0; cols];
+    for (r, bytes) in w.data.chunks(dtype.row_bytes(cols).unwrap()).enumerate() {
+        dequantize_row(dtype, bytes, &mut row);
+        for i in 0..n {
+            let (mut expected, mut size) = (0.0, 0.0);
+            for (w, x) in row.iter().zip(&rounded[i * cols..]) {
+                expected += f64::from(*w) * x;
+                size += (f64::from(*w) * x).abs();
+            }
+            // A scale and a minimum that nearly cancel may each be some times larger than their difference.
+            let (got, allowed) = (f64::from(out[i * rows + r]), 1e-5 * size + 1e-4);
+            let what = format!("{} {dtype:?} {rows} × {cols}, row {i} of {n}, output {r}", level.name());
+            assert!((got - expected).abs() <= allowed, "{what}: {got} for {expected}");
+        }
+    }
+}
+
+#[test]
+fn agrees_with_exact_sums_for_every_dtype_and_batch() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let block = dtype.block_len();
+            for n in [1, 2, 3, 5, 8, 9, 17, 64] {
+                check(level, dtype, 37, 3 * block, n);
+            }
+            for (rows, cols) in [(1, block), (15, 2 * block), (32, 11 * block), (33, 5 * block), (101, 7 * block)] {
+                check(level, dtype, rows, cols, 4);
+            }
+        }
+        for cols in [1, 3, 127, 129, 300] {
+            check(level, Dtype::F16, 35, cols, 3);
+            check(level, Dtype::F32, 35, cols, 3);
+        }
+        check(level, Dtype::Q8_0, 40, 64, 2 * BATCH + 3);
+        // More rows than are taken together.
+        check(level, Dtype::Q4K, 33, 8192, 101);
+    }
+}
+
+#[test]
+fn a_row_alone_is_the_same_as_in_a_batch() {
+    for level in Level::available() {
+        for (dtype, (rows, cols, n)) in
+            DTYPES.into_iter().map(|dtype| (dtype, (69, 1024, 23))).chain([(Dtype::Q6K, (33, 8192, 101))])
+        {
+            let mut random = Random(5);
+            let bytes = random.weights(dtype, rows, cols);
+            let w = Matrix { dtype, data: &bytes, rows, cols };
+            let x: Vec<f32> = (0..n * cols).map(|_| random.number()).collect();
+            let all = run(level, &w, &x);
+            for some in [1, 2, 5, 7] {
+                for (x, all) in x.chunks(some * cols).zip(all.chunks(some * rows)) {
+                    assert_eq!(run(level, &w, x), all, "{} {dtype:?}, {some} at a time", level.name());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn extreme_codes_do_not_overflow() {
+    for level in Level::available() {
+        for dtype in DTYPES.into_iter().filter(|dtype| dtype.is_quantized()) {
+            for (code, sign) in [(0x00, 1.0), (0xff, 1.0), (0x80, -1.0), (0x7f, 1.0)] {
+                let mut bytes = vec![code; 32 * dtype.row_bytes(512).unwrap()];
+                for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
+                    halves(dtype).iter().for_each(|at| block[*at..at + 2].copy_from_slice(&[0, 0x3c]));
+                    match dtype {
+                        Dtype::MXFP4 => block[0] = 127,
+                        Dtype::Int4 | Dtype::Int8 | Dtype::Fp8 => block[..4].copy_from_slice(&1.0_f32.to_le_bytes()),
+                        Dtype::IQ1M => set_quarters(block, half::f16::ONE),
+                        _ => {}
+                    }
+                }
+                let w = Matrix { dtype, data: &bytes, rows: 32, cols: 512 };
+                let mut row = vec![0.0; 512];
+                dequantize_row(dtype, &bytes[..bytes.len() / 32], &mut row);
+                let expected: f32 = row.iter().map(|w| w * sign).sum();
+                for out in run(level, &w, &[sign; 2 * 512]) {
+                    let error = (out - expected).abs();
+                    assert!(
+                        error <= 1e-5 * expected.abs(),
+                        "{} {dtype:?} {code:#x}: {out} for {expected}",
+                        level.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_with_a_value_that_is_no_number_spoils_only_itself() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let large = if dtype.is_quantized() && dtype != Dtype::Fp8 { 1e35 } else { f32::INFINITY };
+            let unusual = [f32::from_bits(0x7fff_ffff), f32::from_bits(0xffff_ffff)];
+            for bad in [f32::NAN, f32::INFINITY, -f32::INFINITY, large].into_iter().chain(unusual) {
+                let bytes = Random(9).weights(dtype, 20, 256);
+                let w = Matrix { dtype, data: &bytes, rows: 20, cols: 256 };
+                let mut x = vec![0.5; 3 * 256];
+                let good = run(level, &w, &x[..256]);
+                x[256 + 77] = bad;
+                let out = run(level, &w, &x);
+                assert!(out[20..40].iter().all(|out| !out.is_finite()), "{} {dtype:?}", level.name());
+                assert!(out[..20] == good && out[40..] == good, "{} {dtype:?}", level.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_least_of_numbers_spoil_nothing() {
+    for level in Level::available() {
+        for dtype in DTYPES {
+            let bytes = Random(9).weights(dtype, 20, 256);
+            let w = Matrix { dtype, data: &bytes, rows: 20, cols: 256 };
+            for least in [1e-44, 1e-38, -3e-37] {
+                let x: Vec<f32> = (0..256).map(|i| if i % 3 == 0 { least } else { 0.0 }).collect();
+                let out = run(level, &w, &x);
+                assert!(out.iter().all(|out| out.abs() < 1e-25), "{} {dtype:?}: {out:?}", level.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_zeros_and_empty_shapes_give_zeros() {
+    for level in Level::available() {
+        let bytes = Random(3).weights(Dtype::Q4K, 5, 256);
+        let w = Matrix { dtype: Dtype::Q4K, data: &bytes, rows: 5, cols: 256 };
+        assert_eq!(run(level, &w, &[0.0; 256]), [0.0; 5]);
+        let pool = Pool::with_level(1, level);
+        matmul(&pool, &w, &[], 0, &mut []);
+        let mut out = [1.0; 6];
+        matmul(&pool, &Matrix { dtype: Dtype::F32, data: &[], rows: 2, cols: 0 }, &[], 3, &mut out);
+        assert_eq!(out, [0.0; 6]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "a matrix of 5 × 256 Q4K")]
+fn refuses_data_of_another_length() {
+    let w = Matrix { dtype: Dtype::Q4K, data: &[0; 5 * 144 - 1], rows: 5, cols: 256 };
+    run(Level::PORTABLE, &w, &[0.0; 256]);
+}
+
+/// How fast products are, by the number of rows:
+/// `cargo test --release -p pensieve-sdk --lib matmul::tests::speed -- --ignored --nocapture`.
+#[test]
+#[ignore = "measures"]
+fn speed_of_products() {
+    let (rows, cols) = (2048, 8192);
+    let pool = Pool::new(0);
+    for dtype in [Dtype::Q4K, Dtype::Q6K, Dtype::Q8_0] {
+        let bytes = Random(1).weights(dtype, rows, cols);
+        let w = Matrix { dtype, data: &bytes, rows, cols };
+        for n in [512, 32, 8, 1] {
+            let x: Vec<f32> = (0..n * cols).map(|i| (i as f32).sin()).collect();
+            let mut out = vec![0.0; n * rows];
+            let seconds = (0..if n > 32 { 7 } else { 40 }).map(|_| {
+                let begun = std::time::Instant::now();
+                matmul(&pool, &w, &x, n, &mut out);
+                begun.elapsed().as_secs_f64()
+            });
+            let fastest = seconds.fold(f64::INFINITY, f64::min);
+            println!("{dtype}, {n} rows: {:.1} GMAC/s", (n * rows * cols) as f64 / fastest * 1e-9);
+        }
+    }
+}

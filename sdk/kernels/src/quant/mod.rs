@@ -1,0 +1,202 @@
+//! The block formats of quantized weights, as ggml lays them out in GGUF files.
+//!
+//! Every format says the same thing in its own bits: a row is cut into groups of 16 or 32 values, and a value is
+//! `scale · (code − offset) − minimum`, where the code is a small unsigned integer, scale and minimum belong to the
+//! group, and the offset to the format. So a format has to do one thing only: take a block apart into codes, scales and
+//! minimums. It does so twice: [`expand`](Format::expand) takes one block of one row, in plain code that is easy to
+//! check; [`unpack`](Format::unpack) takes one block of as many rows as a vector has lanes, a row to a lane, which
+//! needs no more than masks, shifts and small tables once the rows' words are transposed. Tests hold the two against each other.
+
+mod blocks256;
+mod blocks32;
+mod codebooks;
+mod grids;
+mod plain;
+mod points;
+mod ternary;
+#[cfg(test)]
+mod tests;
+
+pub(super) use blocks32::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+pub(super) use blocks256::{Q2K, Q3K, Q4K, Q5K, Q6K};
+pub use codebooks::levels;
+pub(super) use codebooks::{Iq4Nl, Iq4Xs, Mxfp4};
+pub(super) use plain::{Int4, Int8};
+pub(super) use points::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+pub(super) use ternary::{Tq1, Tq2};
+
+use super::simd::{Rows, Simd};
+
+/// Values that kernels take at a time: the longest block, or eight of the short ones.
+pub(super) const SEGMENT: usize = 256;
+/// The most groups in a segment.
+pub(super) const GROUPS: usize = SEGMENT / 16;
+
+/// What products with a format depend on: formats that differ in their bits alone share the code behind the unpacking.
+pub(super) trait Layout: Sync + Send + 'static {
+    /// Values in a block.
+    const BLOCK: usize;
+    /// Values that share a scale.
+    const GROUP: usize;
+    /// No code is larger.
+    const CODE_MAX: u8;
+    /// Whether groups have a minimum. Those of other formats are 0 and need not be written.
+    const MINIMUMS: bool;
+}
+
+pub(super) struct Shape<const BLOCK: usize, const GROUP: usize, const CODE_MAX: u8, const MINIMUMS: bool>;
+
+impl<const BLOCK: usize, const GROUP: usize, const CODE_MAX: u8, const MINIMUMS: bool> Layout
+    for Shape<BLOCK, GROUP, CODE_MAX, MINIMUMS>
+{
+    const BLOCK: usize = BLOCK;
+    const GROUP: usize = GROUP;
+    const CODE_MAX: u8 = CODE_MAX;
+    const MINIMUMS: bool = MINIMUMS;
+}
+
+pub(super) trait Format: Sync + Send + 'static {
+    type Shape: Layout;
+    const BLOCK: usize = <Self::Shape as Layout>::BLOCK;
+    const GROUP: usize = <Self::Shape as Layout>::GROUP;
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// What is subtracted from a code; 0 where groups have a minimum.
+    const OFFSET: u8;
+
+    /// Takes one block apart.
+    fn expand(block: &[u8], out: &mut Expanded);
+
+    /// Takes one block of each of `LANES` rows apart.
+    fn unpack<S: Simd>(simd: S, rows: Rows<'_>, out: &mut Unpacked<'_, S>);
+}
+
+/// One block of one row: a code for each value, a scale and a minimum for each group.
+pub(super) struct Expanded {
+    pub(super) codes: [u8; SEGMENT],
+    pub(super) scales: [f32; GROUPS],
+    pub(super) minimums: [f32; GROUPS],
+}
+
+impl Default for Expanded {
+    fn default() -> Self {
+        Self { codes: [0; SEGMENT], scales: [0.0; GROUPS], minimums: [0.0; GROUPS] }
+    }
+}
+
+/// One block of `LANES` rows: lane `r` of `codes[i]` holds the codes of values 4i to 4i + 3 of row `r`.
+pub(super) struct Unpacked<'a, S: Simd> {
+    pub(super) codes: &'a mut [S::U],
+    pub(super) scales: &'a mut [S::F],
+    pub(super) minimums: &'a mut [S::F],
+}
+
+/// `$body` with `$format` standing for the format of a dtype, or `$dense` for dtypes whose values are numbers by
+/// themselves.
+macro_rules! with_format {
+    ($dtype:expr, $format:ident => $body:expr, $dense:expr) => {
+        match $dtype {
+            pensieve_weights::Dtype::F32
+            | pensieve_weights::Dtype::F16
+            | pensieve_weights::Dtype::BF16
+            | pensieve_weights::Dtype::Fp8 => $dense,
+            pensieve_weights::Dtype::Q4_0 => {
+                type $format = $crate::quant::Q4_0;
+                $body
+            }
+            pensieve_weights::Dtype::Q4_1 => {
+                type $format = $crate::quant::Q4_1;
+                $body
+            }
+            pensieve_weights::Dtype::Q5_0 => {
+                type $format = $crate::quant::Q5_0;
+                $body
+            }
+            pensieve_weights::Dtype::Q5_1 => {
+                type $format = $crate::quant::Q5_1;
+                $body
+            }
+            pensieve_weights::Dtype::Q8_0 => {
+                type $format = $crate::quant::Q8_0;
+                $body
+            }
+            pensieve_weights::Dtype::Q2K => {
+                type $format = $crate::quant::Q2K;
+                $body
+            }
+            pensieve_weights::Dtype::Q3K => {
+                type $format = $crate::quant::Q3K;
+                $body
+            }
+            pensieve_weights::Dtype::Q4K => {
+                type $format = $crate::quant::Q4K;
+                $body
+            }
+            pensieve_weights::Dtype::Q5K => {
+                type $format = $crate::quant::Q5K;
+                $body
+            }
+            pensieve_weights::Dtype::Q6K => {
+                type $format = $crate::quant::Q6K;
+                $body
+            }
+            pensieve_weights::Dtype::MXFP4 => {
+                type $format = $crate::quant::Mxfp4;
+                $body
+            }
+            pensieve_weights::Dtype::IQ4NL => {
+                type $format = $crate::quant::Iq4Nl;
+                $body
+            }
+            pensieve_weights::Dtype::IQ4XS => {
+                type $format = $crate::quant::Iq4Xs;
+                $body
+            }
+            pensieve_weights::Dtype::IQ3XXS => {
+                type $format = $crate::quant::Iq3Xxs;
+                $body
+            }
+            pensieve_weights::Dtype::IQ3S => {
+                type $format = $crate::quant::Iq3S;
+                $body
+            }
+            pensieve_weights::Dtype::IQ2XXS => {
+                type $format = $crate::quant::Iq2Xxs;
+                $body
+            }
+            pensieve_weights::Dtype::IQ2XS => {
+                type $format = $crate::quant::Iq2Xs;
+                $body
+            }
+            pensieve_weights::Dtype::IQ2S => {
+                type $format = $crate::quant::Iq2S;
+                $body
+            }
+            pensieve_weights::Dtype::IQ1S => {
+                type $format = $crate::quant::Iq1S;
+                $body
+            }
+            pensieve_weights::Dtype::IQ1M => {
+                type $format = $crate::quant::Iq1M;
+                $body
+            }
+            pensieve_weights::Dtype::TQ1_0 => {
+                type $format = $crate::quant::Tq1;
+                $body
+            }
+            pensieve_weights::Dtype::TQ2_0 => {
+                type $format = $crate::quant::Tq2;
+                $body
+            }
+            pensieve_weights::Dtype::Int4 => {
+                type $format = $crate::quant::Int4;
+                $body
+            }
+            pensieve_weights::Dtype::Int8 => {
+                type $format = $crate::quant::Int8;
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_format;

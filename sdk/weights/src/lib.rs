@@ -1,0 +1,45 @@
+//! Opens checkpoints, whatever their format.
+//!
+//! A plugin sees one set of weights under the names that Hugging Face gives them, whether they come from GGUF or from
+//! safetensors, and one configuration in the same terms. Files are mapped, not read: opening costs the header, and a
+//! tensor is a range of the map in the file's own storage format. Files are untrusted, so each number in a header is
+//! checked before it is used, and what is wrong with a file is said in terms of that file.
+
+mod bytes;
+mod checkpoint;
+mod config;
+mod dtype;
+#[cfg(test)]
+mod fixture;
+pub mod gguf;
+mod json;
+#[doc(hidden)]
+pub mod names;
+mod packed;
+mod parts;
+mod safetensors;
+mod tensor;
+mod tensors;
+mod tokenizer;
+
+pub use self::{
+    bytes::Bytes,
+    checkpoint::{Checkpoint, Format},
+    config::{Config, RopeConfig, RopeScaling, RopeStyle},
+    dtype::Dtype,
+    names::Names,
+    tensor::RawTensor,
+    tensors::Weights,
+    tokenizer::Tokenizer,
+};
+
+use pensieve_error::{Code, Error, Result};
+
+/// A name out of a file, shortened and escaped so that it can stand in a message.
+#[doc(hidden)]
+pub fn quote(name: &str) -> String {
+    const SHOWN_MAX: usize = 96;
+    let shown: String = name.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect();
+    let rest = if name.chars().nth(SHOWN_MAX).is_some() { "…" } else { "" };
+    format!("'{shown}{rest}'")
+}

@@ -1,0 +1,64 @@
+//! A `tokenizer.json` that comes with a GGUF file, in its metadata or in the same folder.
+//!
+//! Such a file is the model's own and better than any reconstruction, and the way out for tokenizers that cannot be
+//! reconstructed. But folders collect files of several models, so it is only taken if its tokens are the file's tokens.
+
+use std::path::Path;
+
+use super::{
+    folder::read_text,
+    outline::Outline,
+    vocabulary::{Kind, Vocabulary},
+};
+use crate::{Result, gguf::Metadata, quote};
+
+const EMBEDDED: &str = "tokenizer.huggingface.json";
+
+/// What was found.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// A `tokenizer.json` for this vocabulary.
+    pub json: Option<String>,
+    /// Why one that is there was not taken.
+    pub refused: Option<String>,
+}
+
+/// Looks for a `tokenizer.json` that fits.
+pub(super) fn find(path: &Path, metadata: &Metadata, vocabulary: &Vocabulary) -> Result<Beside> {
+    let mut refused = None;
+    let neighbour = path.with_file_name("tokenizer.json");
+    let file = neighbour.is_file().then(|| read_text(&neighbour)).transpose()?.flatten();
+    let embedded = metadata.string(EMBEDDED)?.map(str::to_owned);
+    let places =
+        [(file, "the tokenizer.json beside the file".to_owned()), (embedded, format!("metadata '{EMBEDDED}'"))];
+    for (json, place) in places {
+        let Some(json) = json else { continue };
+        match Outline::read(&json).map_err(|error| error.message).and_then(|outline| check(&outline, vocabulary)) {
+            Ok(()) => return Ok(Beside { json: Some(json), refused: None }),
+            Err(reason) => refused = Some(format!("{place} was not taken: {reason}")),
+        }
+    }
+    Ok(Beside { json: None, refused })
+}
+
+/// Says what keeps the two vocabularies from being the same. Special tokens may be spelled differently, since
+/// converters rewrite some.
+fn check(outline: &Outline, vocabulary: &Vocabulary) -> std::result::Result<(), String> {
+    if outline.len() > vocabulary.len() {
+        return Err(format!("it has {} tokens, the model {}", outline.len(), vocabulary.len()));
+    }
+    let mut same = 0;
+    for (text, id) in outline.tokens().filter(|(_, id)| vocabulary.kind(*id) == Kind::Normal) {
+        let expected = vocabulary.text(id).unwrap_or_default();
+        if text != expected {
+            return Err(format!("its token {id} is {}, the model's is {}", quote(text), quote(expected)));
+        }
+        same += 1;
+    }
+    let normal = vocabulary.iter().filter(|(_, _, kind)| *kind == Kind::Normal).count();
+    // Converters fill the vocabulary up to the rows of the embedding, not always as unused tokens.
+    if same < normal - normal / 10 {
+        return Err(format!("it has {same} of the model's {normal} tokens"));
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! Byte-level BPE, the family of GPT-2: `tokenizer.ggml.model = "gpt2"`.
+//!
+//! Tokens are bytes written as printable letters, and merges say which two tokens become which third, in order. The file
+//! has both; what it only names is how text is cut before merging, see [`PreTokenizer`].
+
+use std::collections::HashSet;
+
+use serde_json::json;
+
+use super::{
+    Tokenizer,
+    document::{Bpe, Document, Ids, added_tokens, post_processor},
+    pretokenizer::PreTokenizer,
+    vocabulary::Vocabulary,
+};
+use crate::{Error, Result, gguf::Metadata, quote};
+
+const MERGES: &str = "tokenizer.ggml.merges";
+const MERGES_MAX: usize = 8 << 20;
+
+/// Writes the `tokenizer.json` of a byte-level BPE.
+pub(super) fn build(
+    metadata: &Metadata,
+    architecture: &str,
+    vocabulary: &Vocabulary,
+    tokenizer: &mut Tokenizer,
+) -> Result<String> {
+    let pre_tokenizer = pre_tokenizer(metadata, architecture, vocabulary)?;
+    if metadata.bool("tokenizer.ggml.add_bos_token")?.is_none() {
+        tokenizer.add_bos = pre_tokenizer.add_bos && tokenizer.bos.is_some();
+    }
+    let merges = merges_of(metadata, vocabulary)?;
+    // Converters that read tiktoken files write every way to make a token, which is more merges than there are tokens,
+    // and take whole words from the vocabulary first, as tiktoken does.
+    let ignore_merges = pre_tokenizer.ignore_merges || merges.len() > vocabulary.len();
+    let document = Document {
+        version: "1.0",
+        truncation: None,
+        padding: None,
+        added_tokens: added_tokens(vocabulary),
+        normalizer: pre_tokenizer.normalizer_json(),
+        pre_tokenizer: pre_tokenizer.json(),
+        post_processor: post_processor(tokenizer, |id| vocabulary.text(id).map(str::to_owned)),
+        decoder: json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }),
+        model: Bpe {
+            kind: "BPE",
+            dropout: None,
+            unk_token: None,
+            continuing_subword_prefix: None,
+            end_of_word_suffix: None,
+            fuse_unk: false,
+            byte_fallback: false,
+            ignore_merges,
+            vocab: Ids(vocabulary.texts()),
+            merges,
+        },
+    };
+    document.text()
+}
+
+/// The merges of a file.
+pub(super) fn merges_of<'a>(metadata: &'a Metadata, vocabulary: &Vocabulary) -> Result<Vec<(&'a str, &'a str)>> {
+    let lines = metadata.strings(MERGES)?.ok_or_else(|| metadata.missing(MERGES))?;
+    merges(&lines, vocabulary).map_err(|error| error.context(format!("metadata '{MERGES}'")))
+}
+
+fn pre_tokenizer(metadata: &Metadata, architecture: &str, vocabulary: &Vocabulary) -> Result<PreTokenizer> {
+    match metadata.string("tokenizer.ggml.pre")? {
+        Some(name) => PreTokenizer::named(name),
+        None => PreTokenizer::unnamed(architecture, |text| vocabulary.find(text).is_some()),
+    }
+}
+
+/// Reads merges, each two tokens with a space between; the first of two equal ones counts.
+fn merges<'a>(lines: &[&'a str], vocabulary: &Vocabulary) -> Result<Vec<(&'a str, &'a str)>> {
+    if lines.len() > MERGES_MAX {
+        return Err(Error::corrupt(format!("has {} merges, more than the {MERGES_MAX} that are read", lines.len())));
+    }
+    let ids = vocabulary.ids(|_| true);
+    let mut merges = Vec::with_capacity(lines.len());
+    let mut seen = HashSet::with_capacity(lines.len());
+    let mut product = String::new();
+    for (line, number) in lines.iter().zip(0u32..) {
+        let cut = line.char_indices().skip(1).find(|(_, char)| *char == ' ').map(|(at, _)| at);
+        let (left, right) = cut.and_then(|at| Some((line.get(..at)?, line.get(at + 1..)?))).ok_or_else(|| {
+            Error::corrupt(format!("merge {number} ({}) is not two tokens with a space between", quote(line)))
+        })?;
+        product.clear();
+        product.extend([left, right]);
+        let id = |token: &str| {
+            ids.get(token).copied().ok_or_else(|| {
+                let (line, token) = (quote(line), quote(token));
+                Error::corrupt(format!(
+                    "merge {number} ({line}) needs the token {token}, which is not in the vocabulary"
+                ))
+            })
+        };
+        let pair = (id(left)?, id(right)?);
+        id(&product)?;
+        if seen.insert(pair) {
+            merges.push((left, right));
+        }
+    }
+    Ok(merges)
+}

@@ -1,0 +1,268 @@
+//! How each kind of byte-level BPE cuts text into words before it merges anything.
+//!
+//! A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`) and does not describe it. The names are those that
+//! llama.cpp's converter gives out; each stands for what the model's own `tokenizer.json` says, which is what is written
+//! here, and not for the approximations that a reader without a full regex engine has to make. A wrong guess would give
+//! ids that look right and are not the ones that the model was trained on, so a name that is not in this table is refused.
+
+use serde_json::{Value, json};
+
+use crate::{Error, Result, quote};
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PreTokenizer {
+    steps: &'static [Step],
+    /// Whether text is brought into Unicode's composed form first.
+    nfc: bool,
+    /// Whether a word that is in the vocabulary is taken whole, as tiktoken does.
+    pub ignore_merges: bool,
+    /// Whether BOS is put first, where the file does not say.
+    pub add_bos: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Each match of the pattern becomes a word, and so does each stretch between two matches.
+    Split(&'static str),
+    /// Each digit becomes a word.
+    Digits,
+    /// Runs of digits become words.
+    Numbers,
+    /// Runs of punctuation become words.
+    Punctuation,
+    /// GPT-2's own pattern, then bytes as letters.
+    Gpt2,
+    /// Bytes as letters.
+    Bytes,
+}
+
+/// The names that can be read, each with what it stands for.
+const KNOWN: &[(&[&str], PreTokenizer)] = &[
+    (
+        &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2", "midm-2.0", "pixtral"],
+        TIKTOKEN.pattern(LLAMA3).with_bos(),
+    ),
+    (&["tekken"], TIKTOKEN.pattern(TEKKEN).with_bos()),
+    (&["dbrx", "smaug-bpe", "chatglm-bpe", "glm4"], PLAIN.pattern(LLAMA3)),
+    (&["gpt-4o", "llama4", "kanana2", "minimax-m2"], PLAIN.pattern(GPT4O)),
+    (&["tiny_aya", "cohere2moe"], PLAIN.pattern(TINY_AYA)),
+    (&["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "kormo"], PLAIN.pattern(QWEN2).composed()),
+    (&["qwen35"], PLAIN.pattern(QWEN35).composed()),
+    (
+        &["gpt-2", "phi-2", "jais", "trillion", "mellum", "granite-docling", "exaone4", "a.x-4.0"],
+        PLAIN.pattern(&[Step::Gpt2]),
+    ),
+    (&["olmo", "mpt"], PLAIN.pattern(&[Step::Gpt2]).composed()),
+    (&["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"], PLAIN.pattern(DIGITS)),
+    (&["command-r"], PLAIN.pattern(DIGITS).composed()),
+    (&["falcon"], PLAIN.pattern(FALCON)),
+    (&["deepseek-llm"], PLAIN.pattern(DEEPSEEK_LLM)),
+    (&["deepseek-coder"], PLAIN.pattern(DEEPSEEK_CODER)),
+    (&["deepseek-v3"], PLAIN.pattern(DEEPSEEK_V3)),
+    (&["bloom", "poro-chat", "gpt3-finnish"], PLAIN.pattern(&[BLOOM, Step::Bytes])),
+    (&["viking"], PLAIN.pattern(&[BLOOM, Step::Digits, Step::Bytes])),
+    (&["seed-coder"], PLAIN.pattern(SEED_CODER)),
+    (&["bailingmoe", "bailingmoe2", "llada-moe"], PLAIN.pattern(BAILING)),
+    (&["default"], PLAIN.pattern(DEFAULT)),
+];
+
+/// What files that name no pre-tokenizer use, by architecture: only where all models of the architecture share one.
+const BY_ARCHITECTURE: &[(&str, &str)] = &[
+    ("bloom", "bloom"),
+    ("command-r", "command-r"),
+    ("falcon", "falcon"),
+    ("gpt2", "gpt-2"),
+    ("gptneox", "olmo"),
+    ("mpt", "mpt"),
+    ("phi2", "phi-2"),
+    ("qwen", "qwen2"),
+    ("qwen2", "qwen2"),
+    ("qwen2moe", "qwen2"),
+    ("qwen3", "qwen2"),
+    ("qwen3moe", "qwen2"),
+    ("refact", "refact"),
+    ("starcoder", "starcoder"),
+    ("starcoder2", "starcoder"),
+];
+
+const PLAIN: PreTokenizer = PreTokenizer { steps: &[], nfc: false, ignore_merges: false, add_bos: false };
+const TIKTOKEN: PreTokenizer = PreTokenizer { ignore_merges: true, ..PLAIN };
+
+const LLAMA3: &[Step] = &[
+    Step::Split(concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )),
+    Step::Bytes,
+];
+const QWEN2: &[Step] = &[
+    Step::Split(concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )),
+    Step::Bytes,
+];
+const QWEN35: &[Step] = &[
+    Step::Split(concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )),
+    Step::Bytes,
+];
+const TEKKEN: &[Step] = &[
+    Step::Split(concat!(
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )),
+    Step::Bytes,
+];
+const GPT4O: &[Step] = &[GPT4O_WORDS, Step::Bytes];
+/// Digits in threes from the right, then as GPT-4o.
+const TINY_AYA: &[Step] = &[Step::Split(r"\d{1,3}(?=(?:\d{3})*\b)"), GPT4O_WORDS, Step::Bytes];
+const GPT4O_WORDS: Step = Step::Split(concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+));
+const SEED_CODER: &[Step] = &[
+    Step::Split(concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )),
+    Step::Bytes,
+];
+const BAILING: &[Step] = &[
+    Step::Split(concat!(
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}",
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+    )),
+    Step::Bytes,
+];
+const DIGITS: &[Step] = &[Step::Digits, Step::Gpt2];
+/// Falcon looks for numbers behind the byte encoding, where the letters that stand for some bytes count as digits too.
+const FALCON: &[Step] = &[Step::Punctuation, Step::Gpt2, Step::Numbers, Step::Split("[0-9][0-9][0-9]")];
+const BLOOM: Step = Step::Split(concat!(r" ?[^(\s|.,!?", "\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+"));
+const DEEPSEEK_LLM: &[Step] = &[
+    Step::Split(r"[\r\n]"),
+    Step::Split(concat!(
+        r"\s?[A-Za-z",
+        "\u{b5}\u{c0}-\u{d6}\u{d8}-\u{f6}\u{f8}-\u{1ba}\u{1bc}-\u{1bf}\u{1c4}-\u{293}\u{295}-\u{2af}",
+        "\u{370}-\u{373}\u{376}\u{377}\u{37b}-\u{37d}\u{37f}\u{386}\u{388}-\u{38a}\u{38c}\u{38e}-\u{3a1}",
+        "\u{3a3}-\u{3f5}\u{3f7}-\u{481}\u{48a}-\u{52f}\u{531}-\u{556}\u{10a0}-\u{10c5}\u{13a0}-\u{13f5}",
+        "\u{13f8}-\u{13fd}\u{1c90}-\u{1cba}\u{1cbd}-\u{1cbf}\u{1d00}-\u{1d2b}\u{1d6b}-\u{1d77}",
+        "\u{1d79}-\u{1d9a}\u{1e00}-\u{1f15}\u{1f18}-\u{1f1d}\u{1f20}-\u{1f45}\u{1f48}-\u{1f4d}",
+        "\u{1f50}-\u{1f57}\u{1f59}\u{1f5b}\u{1f5d}\u{1f5f}-\u{1f7d}\u{1f80}-\u{1fb4}\u{1fb6}-\u{1fbc}",
+        "\u{1fbe}\u{1fc2}-\u{1fc4}\u{1fc6}-\u{1fcc}\u{1fd0}-\u{1fd3}\u{1fd6}-\u{1fdb}\u{1fe0}-\u{1fec}",
+        "\u{1ff2}-\u{1ff4}\u{1ff6}-\u{1ffc}\u{2102}\u{2107}\u{210a}-\u{2113}\u{2115}\u{2119}-\u{211d}",
+        "\u{2124}\u{2126}\u{2128}\u{212a}-\u{212d}\u{212f}-\u{2134}\u{2139}\u{213c}-\u{213f}",
+        "\u{2145}-\u{2149}\u{214e}\u{2183}\u{2184}\u{2c00}-\u{2c7b}\u{2c7e}-\u{2ce4}\u{2ceb}-\u{2cee}",
+        "\u{2cf2}\u{2cf3}\u{a640}-\u{a66d}\u{a680}-\u{a69b}\u{a722}-\u{a76f}\u{a771}-\u{a787}",
+        "\u{a78b}-\u{a78e}\u{ab70}-\u{abbf}\u{fb00}-\u{fb06}\u{fb13}-\u{fb17}\u{ff21}-\u{ff3a}",
+        "\u{ff41}-\u{ff5a}\u{10400}-\u{1044f}\u{104b0}-\u{104d3}\u{104d8}-\u{104fb}\u{10c80}-\u{10cb2}",
+        "\u{10cc0}-\u{10cf2}\u{118a0}-\u{118df}\u{1e900}-\u{1e943}",
+        "]+"
+    )),
+    Step::Split(concat!(r"\s?[!-/:-~", "\u{ff01}-\u{ff0f}\u{ff1a}-\u{ff5e}\u{2018}-\u{201f}\u{3000}-\u{3002}]+")),
+    Step::Split(r"\s+$"),
+    Step::Split("[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+"),
+    Step::Numbers,
+    Step::Bytes,
+];
+const DEEPSEEK_CODER: &[Step] = &[
+    Step::Split(r"[\r\n]"),
+    Step::Split(r"\s?\p{L}+"),
+    Step::Split(r"\s?\p{P}+"),
+    Step::Split("[\u{4e00}-\u{9fa5}\u{800}-\u{4e00}\u{ac00}-\u{d7ff}]+"),
+    Step::Digits,
+    Step::Bytes,
+];
+const DEEPSEEK_V3: &[Step] = &[
+    Step::Split(r"\p{N}{1,3}"),
+    Step::Split("[\u{4e00}-\u{9fa5}\u{3040}-\u{309f}\u{30a0}-\u{30ff}]+"),
+    Step::Split(concat!(
+        r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"##,
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )),
+    Step::Bytes,
+];
+/// What llama.cpp does for a file that says "default", which such a file was therefore made for.
+const DEFAULT: &[Step] = &[
+    Step::Split(r"[\p{P}\$\+<=>\^~\|]+"),
+    Step::Split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"),
+    Step::Split(r"\p{N}+"),
+    Step::Split("[0-9][0-9][0-9]"),
+    Step::Bytes,
+];
+
+impl PreTokenizer {
+    /// What the file's name for its pre-tokenizer stands for.
+    pub(super) fn named(name: &str) -> Result<Self> {
+        let found = KNOWN.iter().find(|(names, _)| names.contains(&name));
+        found.map(|(_, pre_tokenizer)| *pre_tokenizer).ok_or_else(|| {
+            let known: Vec<_> = KNOWN.iter().flat_map(|(names, _)| *names).copied().collect();
+            Error::unsupported(format!(
+                "metadata 'tokenizer.ggml.pre': the pre-tokenizer {} is not known (known: {})",
+                quote(name),
+                known.join(", ")
+            ))
+            .help("put the model's own tokenizer.json beside the .gguf file")
+        })
+    }
+
+    /// What a file uses that was written before files named their pre-tokenizer.
+    pub(super) fn unnamed(architecture: &str, has_token: impl Fn(&str) -> bool) -> Result<Self> {
+        if let Some((_, name)) = BY_ARCHITECTURE.iter().find(|(known, _)| *known == architecture) {
+            return Self::named(name);
+        }
+        if has_token("<|begin_of_text|>") && has_token("<|start_header_id|>") {
+            return Self::named("llama-bpe");
+        }
+        Err(Error::unsupported(format!(
+            "the metadata has no 'tokenizer.ggml.pre', and models of the architecture {} cut words in different ways",
+            quote(architecture)
+        ))
+        .help("convert or download the model again, or put its own tokenizer.json beside the .gguf file"))
+    }
+
+    pub(super) fn normalizer_json(&self) -> Value {
+        if self.nfc { json!({ "type": "NFC" }) } else { Value::Null }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let steps: Vec<_> = self.steps.iter().map(Step::json).collect();
+        match <[Value; 1]>::try_from(steps) {
+            Ok([only]) => only,
+            Err(steps) => json!({ "type": "Sequence", "pretokenizers": steps }),
+        }
+    }
+
+    const fn pattern(self, steps: &'static [Step]) -> Self {
+        Self { steps, ..self }
+    }
+
+    const fn composed(self) -> Self {
+        Self { nfc: true, ..self }
+    }
+
+    const fn with_bos(self) -> Self {
+        Self { add_bos: true, ..self }
+    }
+}
+
+impl Step {
+    fn json(&self) -> Value {
+        let bytes = |use_regex: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex });
+        match self {
+            Self::Split(pattern) => {
+                json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
+            }
+            Self::Digits => json!({ "type": "Digits", "individual_digits": true }),
+            Self::Numbers => json!({ "type": "Digits", "individual_digits": false }),
+            Self::Punctuation => json!({ "type": "Punctuation", "behavior": "Contiguous" }),
+            Self::Gpt2 => bytes(true),
+            Self::Bytes => bytes(false),
+        }
+    }
+}
