@@ -187,7 +187,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// What a Llama has wrong in itself.
+/// A fault planted in a Llama.
 const RIGHT: u8 = 0;
 /// It rotates neighbours where it ought to rotate halves.
 const ROPE: u8 = 1;

@@ -187,7 +187,7 @@ pub fn other_toolchain() -> Option<&'static str> {
     found
 }
 
-/// What a build has made, by target name.
+/// The libraries and programs of a build, by target name.
 pub type Artifacts = HashMap<String, PathBuf>;
 
 /// The artifacts of a build, which runs at most once per key. Builds of different keys wait for each other, as they would

@@ -18,7 +18,7 @@ use crate::{
     scripted,
 };
 
-/// What a small request of another client may take meanwhile, on a machine that is busy with other tests.
+/// Time limit of another client's small request meanwhile, on a machine that is busy with other tests.
 const OTHERS_TIME_MAX: Duration = Duration::from_secs(10);
 /// How much the server, or a worker, may grow by an attack.
 const GROWTH_BYTES_MAX: u64 = 600 << 20;

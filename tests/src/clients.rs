@@ -225,7 +225,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// What a command says, whether it is content or not.
+/// A command's output, whether it succeeds or not.
 fn finish(command: &mut Command, patience: Duration) -> Result<String, String> {
     let mut said = tempfile::tempfile().unwrap();
     let output = || Stdio::from(said.try_clone().unwrap());

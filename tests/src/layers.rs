@@ -122,7 +122,7 @@ impl Crate {
     }
 }
 
-/// What a text of Rust imports, and the names that it has by that.
+/// The imports of a Rust source, and the names that they bring into scope.
 fn imports(module: &[String], text: &str) -> (BTreeSet<Vec<String>>, BTreeMap<String, Vec<String>>) {
     // Unit tests may look wherever they like.
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();

@@ -374,7 +374,7 @@ fn a_gguf_file_loads_tensor_by_tensor_and_can_be_cancelled_at_any() {
     }
 }
 
-/// What a message about this is answered, as a stream.
+/// The streamed answer to a message.
 fn answer(server: &Server, model: &str, text: &str) -> String {
     let messages = json!([{"role": "user", "content": text}]);
     let body = json!({"model": model, "max_tokens": 40, "temperature": 0, "stream": true, "messages": messages});

@@ -44,7 +44,7 @@ unsafe extern "C" {
     fn sequence_load(engine: *const Weights, sequence: *mut State, bytes: *const u8, count: usize) -> c_int;
 }
 
-/// What a file of weights says of itself.
+/// Header of a weights file.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     pub vocabulary: u32,

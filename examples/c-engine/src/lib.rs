@@ -116,7 +116,7 @@ impl Architecture for CEngine {
     }
 }
 
-/// What a sequence takes, with the three rows that a step works in.
+/// Bytes of a sequence, including three scratch rows.
 fn state_bytes(width: u32) -> u64 {
     16 + 4 * 4 * u64::from(width)
 }

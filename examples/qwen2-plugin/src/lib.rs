@@ -13,7 +13,7 @@ use pensieve_sdk::{
 
 export!(Plugin::new("qwen2", "Qwen2 and Qwen2.5").architecture(Paged::<Qwen2>::architecture()));
 
-/// What a checkpoint says about its model.
+/// Hyperparameters from the checkpoint's configuration.
 struct Config {
     vocab_size: usize,
     hidden_size: usize,

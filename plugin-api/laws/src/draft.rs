@@ -8,7 +8,7 @@ use pensieve_plugin_api::{CacheTable, Checkpoint, Span, VACANT, Want};
 #[derive(Clone, Copy)]
 pub(crate) enum Known {
     Long,
-    /// Begins as `Long` does and goes on otherwise after [`Rig::fork`] tokens.
+    /// Shares its first [`Rig::fork`] tokens with `Long`, then differs.
     Twin,
     Middle,
     Short,
@@ -18,7 +18,7 @@ impl Known {
     pub(crate) const ALL: [Self; 4] = [Self::Long, Self::Middle, Self::Short, Self::Twin];
 }
 
-/// Tokens, and the logits that are right for them; no rows where these are not known.
+/// Tokens with their known logits; no rows if these are unknown.
 #[derive(Default)]
 pub(crate) struct Text {
     pub(crate) tokens: Vec<u32>,
@@ -31,14 +31,14 @@ pub(crate) struct Sequence {
     pub(crate) text: Rc<Text>,
     pub(crate) seen: usize,
     pub(crate) places: Places,
-    /// Of each group of states, the slot that holds the state after the tokens seen.
+    /// For each group of states, the slot with the state after the tokens seen.
     pub(crate) reads: Vec<u32>,
     pub(crate) pace: Pace,
-    /// Its adapter and the strength of it.
+    /// Id and strength of its adapter.
     pub(crate) adapter: (u32, f32),
 }
 
-/// Ids of each group: blocks in the order of a text's tokens, or the slot that a state lives in.
+/// Ids for each group: blocks in the order of a text's tokens, or the slot of a state.
 pub(crate) type Places = Vec<Vec<u32>>;
 
 /// The positions of a sequence's tokens.
@@ -57,7 +57,7 @@ pub(crate) struct Feed<'a> {
     pub(crate) sequence: &'a mut Sequence,
     pub(crate) count: usize,
     pub(crate) want: Want,
-    /// After how many tokens of the sequence a copy of its state is left, and the slot of each group for it.
+    /// The number of tokens after which to leave a copy of the state, and the slot of each group for it.
     pub(crate) copies: Vec<(u32, Vec<u32>)>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Feed<'a> {
 pub(crate) struct Draft {
     pub(crate) tokens: Vec<u32>,
     pub(crate) positions: Vec<u32>,
-    /// Their caches stand in `tables`.
+    /// Their caches are in `tables`.
     pub(crate) spans: Vec<Span<'static>>,
     /// For each span, where each group keeps it.
     pub(crate) tables: Vec<Vec<Table>>,
@@ -116,7 +116,7 @@ impl Sequence {
         self.text.tokens.len() - self.seen
     }
 
-    /// What it has seen now lies in its own slots.
+    /// The state after the tokens seen is now in its own slots.
     pub(crate) fn arrive(&mut self, seen: usize) {
         self.seen = seen;
         for (read, own) in self.reads.iter_mut().zip(&self.places) {
@@ -124,7 +124,7 @@ impl Sequence {
         }
     }
 
-    /// Has it go on after `seen` tokens, of which the state lies in these slots.
+    /// Continues after `seen` tokens, whose state is in these slots.
     pub(crate) fn go_on(&mut self, seen: usize, reads: &[u32]) {
         self.seen = seen;
         self.reads = reads.to_vec();

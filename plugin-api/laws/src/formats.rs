@@ -14,11 +14,11 @@ use crate::{
 };
 use pensieve_plugin_api::{AdapterBox, AdapterData, ErrorCode, LowRankPair, PluginError};
 
-/// Files that are larger are not copied to be damaged.
+/// Larger files are not copied for damaging.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
-/// Tries every law of adapter formats. `adapter` is one of this format, or of another, which the format may then leave alone;
-/// `scratch` an empty folder, in which the laws write what is no adapter.
+/// Tries every law of adapter formats. `adapter` is one of this format, or of another one, which the format may then decline;
+/// `scratch` is an empty folder for files that are no adapters.
 pub fn check_format(
     format: &AdapterBox,
     adapter: &Path,
@@ -35,7 +35,7 @@ struct Bench<'s> {
     scratch: &'s Path,
 }
 
-/// Tries one law.
+/// `Err` ends a law early.
 type Check = fn(&Bench<'_>) -> Finding;
 
 const LAWS: &[Law<Check>] = &[
@@ -114,7 +114,7 @@ fn write(path: &Path, bytes: &[u8]) -> Finding<()> {
     fs::write(path, bytes).map_err(|error| unwritten(path, &error))
 }
 
-/// Places without an adapter of any format, and what they are.
+/// Paths without an adapter of any format, with descriptions.
 fn strangers(bench: &Bench<'_>) -> Finding<Vec<(&'static str, PathBuf)>> {
     let folder = bench.folder("strangers")?;
     let model = bench.folder("strangers/model")?;
@@ -230,7 +230,7 @@ fn equal(one: &AdapterData, other: &AdapterData) -> bool {
     one.pairs.len() == other.pairs.len() && one.pairs.iter().zip(&other.pairs).all(|(one, other)| same(one, other))
 }
 
-/// How a file is damaged.
+/// A kind of damage to a file.
 type Harm<'h> = (&'static str, &'h dyn Fn(&mut Vec<u8>));
 
 /// Copies of the adapter, in each of which one file is cut short, or has another byte, or none.

@@ -1,15 +1,15 @@
 //! The laws that every model must obey, as code: what a host's scheduler, block table and caches take for granted.
 //!
-//! Nothing here knows what the right logits are. The model reads a few pseudo-random texts whole and alone, and what it
-//! answers then it must answer always: in whatever chunks, company, blocks and order a host has it read them, after
-//! whatever copies, releases and refusals. That finds a cache that is off by one, positions counted from a chunk's start,
-//! a state that leaks. It cannot find what is wrong each time in the same way, such as a rotation whose pairs are not the
-//! checkpoint's; logits of another implementation ([`Options::references`]) find that.
+//! Nothing here knows the correct logits. The model reads a few pseudo-random texts, each whole and alone, and must give
+//! the same logits ever after: in any chunks, batches, blocks and order, after any copies, releases and refusals. That finds
+//! a cache that is off by one, positions counted from a chunk's start, a state that leaks. It cannot find errors that are
+//! consistent, such as a rotation whose pairs are not the checkpoint's; logits of another implementation
+//! ([`Options::references`]) find those.
 //!
-//! Samplers and adapter formats have laws of their own: what they give back is of what they were given.
+//! Samplers and adapter formats have laws of their own.
 //!
-//! An author meets the laws as the SDK's `testing::conformance`, a user as `pensieve plugins check`. Run them where a
-//! crash costs nothing: a wrong model may well crash.
+//! Authors use the laws through the SDK's `testing::conformance`, users through `pensieve plugins check`. Run them where a
+//! crash costs nothing: a faulty model may well crash.
 
 mod adapters;
 mod caches;
@@ -32,7 +32,7 @@ pub use samplers::{SamplerOptions, check_sampler};
 use pensieve_plugin_api::ModelBox;
 use rig::{Finding, Rig};
 
-/// No law can be tried on a shorter text.
+/// The shortest text that laws can be tried on.
 pub const TOKENS_MIN: u32 = 4;
 
 struct Law<C> {
@@ -43,11 +43,11 @@ struct Law<C> {
     check: C,
 }
 
-/// Tries one law.
+/// `Err` ends a law early.
 type Check = fn(&mut Rig<'_>) -> Finding;
 
-/// In the order in which they are tried: each takes the ones before for granted, and how strongly the model reacts to the
-/// past and to positions is measured before what relies on it.
+/// In the order in which they are tried: each assumes the ones before, and the model's sensitivity to the past and to
+/// positions is measured before the laws that rely on it.
 const LAWS: &[Law<Check>] = &[
     Law {
         id: "resident",
@@ -268,8 +268,8 @@ const LAWS: &[Law<Check>] = &[
     },
 ];
 
-/// Tries every law on a freshly loaded model. `watch` is told before and after each one, so that a model which ends the
-/// process has its crash laid to a law, and what was found before is not lost.
+/// Tries every law on a freshly loaded model. `watch` is called before and after each one, so that if the model ends the
+/// process, the crash can be attributed to a law, and earlier verdicts are not lost.
 pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut dyn FnMut(Progress<'_>)) -> Report {
     let mut rig = Rig::new(model, shape, options);
     run(LAWS, &["resident", "repeatable"], watch, |check| {
@@ -279,7 +279,7 @@ pub fn check(model: &mut ModelBox, shape: Shape, options: &Options, watch: &mut 
     })
 }
 
-/// Tries laws in their order, and none after one of the `first` is broken.
+/// Tries laws in order, and none after one of the `first` is broken.
 fn run<C: Copy>(
     laws: &[Law<C>],
     first: &[&str],

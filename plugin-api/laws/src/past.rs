@@ -53,7 +53,7 @@ pub(crate) fn positions(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(what))
 }
 
-/// Rotary encodings know distances only, learned ones know places: both are legal, and an author knows which it is.
+/// Rotary encodings depend on distances only, learned ones on positions: both are legal, and the author knows which it is.
 pub(crate) fn shift(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let shifted = moved(rig, "positions that do not begin at 0", |half| Pace { first: half, stride: 1 })?;
@@ -78,7 +78,7 @@ pub(crate) fn far_positions(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Both texts were read whole: until they part, their rows must be the same.
+/// Both texts were read whole: until they diverge, their rows must be equal.
 pub(crate) fn causal(rig: &mut Rig<'_>) -> Finding {
     let (long, twin, width) = (rig.text(Known::Long), rig.text(Known::Twin), rig.shape.vocabulary as usize);
     let rows = long.rows.chunks_exact(width).zip(twin.rows.chunks_exact(width)).take(rig.fork());
@@ -88,8 +88,8 @@ pub(crate) fn causal(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// A trained model that attends foretells a text better when it reads it a second time. Untrained ones do not, so this is
-/// only noted; it is the one sign of wrong wiring that a checkpoint shows without another implementation.
+/// A trained model that attends predicts a text better when it reads it a second time. Untrained ones do not, so this is
+/// only noted; it is the only sign of wrong wiring that a checkpoint shows without another implementation.
 pub(crate) fn recall(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let half = rig.longest() / 2;
@@ -107,7 +107,7 @@ pub(crate) fn recall(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("random tokens cost {once:.2} nats each, and {twice:.2} when repeated: {judged}")))
 }
 
-/// A reference is given to learn whether the numbers are right: one that is not compared is no pass.
+/// A reference that could not be compared is a failure: it was given to check the numbers.
 pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
     let options = rig.options;
     if options.references.is_empty() {
@@ -164,7 +164,7 @@ fn uncompared(number: usize, why: &str) -> Outcome {
     Outcome::Broken { what, hint: "take a reference of a shorter text, or load the model for a longer context".into() }
 }
 
-/// How far the rows after token `place` of the long text move at most when its tokens up to there are changed.
+/// The largest change of rows after token `place` of the long text when its tokens up to there are changed.
 fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut [u32], &mut Rig<'_>)) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let mut tokens = long.tokens.clone();
@@ -173,8 +173,8 @@ fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut
     Ok(largest(rig, &long.rows, &rows, place + 1))
 }
 
-/// How far the rows of half the long text move at most when it stands at other positions. It is compared with itself, not with the
-/// beginning of the whole: what more rows at once cost in rounding is no answer to where they stand.
+/// The largest change of rows of half the long text at other positions. It is compared with itself, not with the beginning of
+/// the whole text, since a different number of rows rounds differently.
 fn moved(rig: &mut Rig<'_>, what: &str, pace: fn(u32) -> Pace) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let half = long.tokens.len() / 2;
@@ -190,7 +190,7 @@ fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
     pairs.map(|(right, row)| difference(right, row).part()).fold(0.0, f32::max)
 }
 
-/// A fault moves logits about as much as a real change does, so what is put down to rounding must be smaller.
+/// A fault moves logits about as much as a real change does, so the tolerance for rounding must be smaller.
 fn sharpen(rig: &mut Rig<'_>, change: f32) {
     if change > SEEN {
         rig.tolerance = rig.tolerance.min((change / 4.0).max(rig.options.finest));

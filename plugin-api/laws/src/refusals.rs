@@ -187,7 +187,7 @@ pub(crate) fn adapters(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// What a model says of itself must fit its card, or nothing else can be tried.
+/// The resident model must match its card, or nothing else can be tried.
 pub(crate) fn resident(rig: &mut Rig<'_>) -> Finding {
     let (resident, shape) = (&rig.resident, &rig.shape);
     let opaque = shape.caches.iter().filter(|group| group.kind == CacheKind::OPAQUE).count();

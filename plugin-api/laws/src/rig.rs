@@ -1,6 +1,6 @@
-//! The bench that laws are tried on: it deals out blocks and slots, makes texts and sequences, runs steps, and compares every row of
-//! logits with the one that the model gave when it read the same text whole and alone. So a law only says in which
-//! pieces, in which company and in which blocks texts are read; that the numbers stay the same is checked here.
+//! The test bench for laws: it allocates blocks and slots, makes texts and sequences, runs steps, and compares every row of
+//! logits with the model's own for the same text read whole and alone. So a law only says in which chunks, batches and
+//! blocks texts are read; this module checks that the numbers stay the same.
 
 use std::rc::Rc;
 
@@ -14,31 +14,31 @@ use pensieve_plugin_api::{
     Span, VACANT, Want,
 };
 
-/// How a verdict says that the model failed where it had to succeed.
+/// Opens the verdict on a model that failed where it had to succeed.
 pub(crate) const REFUSED: &str = "a good batch failed";
 
-/// However large a model's blocks are, no text is longer.
+/// No text is longer, however large the model's blocks are.
 const TOKENS_MAX: u32 = 4096;
 
-/// A smaller change, as a part of the spread, is put down to the order of a sum.
+/// A smaller change, relative to the spread, counts as rounding.
 pub(crate) const SEEN: f32 = 1e-5;
 
-/// What a law finds; `?` ends it early with what it could not do or saw broken.
+/// A law's outcome; `?` ends it early as skipped or broken.
 pub(crate) type Finding<T = Outcome> = Result<T, Outcome>;
 
-/// A model on the bench.
+/// A model under test.
 pub(crate) struct Rig<'m> {
     pub(crate) model: &'m mut ModelBox,
     pub(crate) options: &'m Options,
     pub(crate) resident: Resident,
     pub(crate) shape: Shape,
-    /// How far rows may lie apart, as a part of their spread.
+    /// Maximum difference of rows, relative to their spread.
     pub(crate) tolerance: f32,
-    /// The change that the model shows when a past token changes, once known: 0 for one that does not look back.
+    /// The model's reaction to a changed past token, once known: 0 if it does not look back.
     pub(crate) looks_back: f32,
     texts: Vec<Rc<Text>>,
-    /// Of each group, the ids that no sequence holds. The first in are the first out, so that a text seldom finds in its blocks
-    /// what it left there itself, which would hide that something is not written.
+    /// The free ids of each group. First in, first out, so that a text seldom gets the blocks that it used before, which would
+    /// hide a missing write.
     free: Vec<Vec<u32>>,
     laws_tried: usize,
     alive: Vec<u64>,
@@ -71,7 +71,7 @@ impl<'m> Rig<'m> {
         rig
     }
 
-    /// Whether the host owns what the model remembers; an opaque model keeps it by itself.
+    /// Whether the host owns the caches, rather than an opaque model.
     pub(crate) fn owned(&self) -> bool {
         self.shape.caches.iter().all(|group| group.kind != CacheKind::OPAQUE)
     }
@@ -97,7 +97,7 @@ impl<'m> Rig<'m> {
         counts.min().unwrap_or(usize::MAX)
     }
 
-    /// Releases every sequence, takes back every block and forgets what was compared.
+    /// Releases every sequence, frees every block and resets the comparisons.
     pub(crate) fn clear(&mut self) {
         for id in std::mem::take(&mut self.alive) {
             self.model.release(id);
@@ -118,7 +118,7 @@ impl<'m> Rig<'m> {
         self.worst = 0.0;
     }
 
-    /// What the comparisons since [`Rig::clear`] amount to.
+    /// The outcome of the comparisons since [`Rig::clear`].
     pub(crate) fn agreement(&self) -> Outcome {
         if self.worst == 0.0 { Outcome::Exact } else { Outcome::WithinRounding { worst: self.worst } }
     }
@@ -133,7 +133,7 @@ impl<'m> Rig<'m> {
         wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
     }
 
-    /// The longest text of the laws about windows, which read few.
+    /// The longest text of the laws about windows.
     pub(crate) fn farthest(&self) -> usize {
         let wish = self.shape.farthest(self.options) as usize;
         wish.max(self.longest()).min(self.resident.context as usize)
@@ -149,7 +149,7 @@ impl<'m> Rig<'m> {
         if self.looks_back > SEEN { Ok(()) } else { Err(skipped("the model does not look back")) }
     }
 
-    /// How many tokens of [`Known::Twin`] are those of [`Known::Long`].
+    /// The number of tokens that [`Known::Twin`] shares with [`Known::Long`].
     pub(crate) fn fork(&self) -> usize {
         let (longest, block) = (self.longest(), self.shape.block_tokens as usize);
         if block + 2 < longest { block.max(longest / 2) } else { longest / 2 }
@@ -165,7 +165,7 @@ impl<'m> Rig<'m> {
         [long, twin, middle, short].map(|tokens| Rc::new(Text { tokens, rows: Vec::new() })).into()
     }
 
-    /// Has the model read every known text whole and alone: what it answers now is what it must answer always.
+    /// Has the model read every known text whole and alone, for the logits that it must always give.
     pub(crate) fn learn(&mut self) -> Finding<()> {
         for place in 0..self.texts.len() {
             let tokens = self.texts[place].tokens.clone();
@@ -201,7 +201,7 @@ impl<'m> Rig<'m> {
         draw(&mut self.random)
     }
 
-    /// How many blocks hold this many tokens.
+    /// The number of blocks for this many tokens.
     pub(crate) fn blocks_for(&self, tokens: usize) -> usize {
         if self.owned() { tokens.div_ceil(self.shape.block_tokens.max(1) as usize) } else { 0 }
     }
@@ -227,7 +227,7 @@ impl<'m> Rig<'m> {
         self.take_places(blocks)
     }
 
-    /// A further slot of every group of states, for a copy; [`VACANT`] for the other groups.
+    /// Another slot of every group of states, for a copy; [`VACANT`] for the other groups.
     pub(crate) fn take_slots(&mut self) -> Finding<Vec<u32>> {
         let states = self.shape.caches.iter().map(|group| group.kind == CacheKind::STATE).collect::<Vec<_>>();
         let slot = |(place, state)| if state { Ok(self.take(place, 1)?[0]) } else { Ok(VACANT) };
@@ -253,7 +253,7 @@ impl<'m> Rig<'m> {
         self.start_in(text, places, pace)
     }
 
-    /// A sequence in places of the law's choice.
+    /// A sequence in blocks and slots of the law's choice.
     pub(crate) fn start_in(&mut self, text: Rc<Text>, places: Places, pace: Pace) -> Finding<Sequence> {
         let most = self.sequences_max();
         if self.alive.len() >= most {
@@ -264,28 +264,28 @@ impl<'m> Rig<'m> {
         Ok(Sequence { id, text, seen: 0, places, reads, pace, adapter: (NO_ADAPTER, 1.0) })
     }
 
-    /// The name of a sequence to come, which [`Rig::clear`] will release.
+    /// A fresh sequence id, which [`Rig::clear`] will release.
     pub(crate) fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.alive.push(self.next_id);
         self.next_id
     }
 
-    /// Gives a sequence another name.
+    /// Gives a sequence another id.
     pub(crate) fn rename(&mut self, sequence: &mut Sequence, id: u64) {
         self.alive.retain(|&alive| alive != sequence.id);
         self.alive.push(id);
         sequence.id = id;
     }
 
-    /// Releases a sequence and frees its places.
+    /// Releases a sequence and frees its blocks and slots.
     pub(crate) fn end(&mut self, sequence: Sequence) {
         self.model.release(sequence.id);
         self.alive.retain(|&id| id != sequence.id);
         self.give_back(sequence.places);
     }
 
-    /// Frees places.
+    /// Returns blocks and slots to the free lists.
     pub(crate) fn give_back(&mut self, places: Places) {
         self.free.iter_mut().zip(places).for_each(|(free, places)| free.extend(places));
     }
@@ -307,8 +307,7 @@ impl<'m> Rig<'m> {
         Ok(())
     }
 
-    /// One step, without the sequences that are through: what is wanted must be finite, and equal to what is right for
-    /// each text.
+    /// One step, without the finished sequences: all rows must be finite, and equal to the known ones of their texts.
     pub(crate) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
         feeds.retain(|feed| feed.count > 0);
         if feeds.is_empty() {
@@ -414,7 +413,7 @@ impl<'m> Rig<'m> {
         Ok(chosen)
     }
 
-    /// Runs a draft of which each span wants the rows that are said: logits, or hidden ones.
+    /// Runs a draft with the given output of each span: logits or hidden rows.
     pub(crate) fn mixed(&mut self, draft: &Draft, kinds: &[Output]) -> Result<(Vec<f32>, Vec<f32>), PluginError> {
         let spans = draft.spans.iter().zip(kinds).map(|(span, kind)| Span { output: *kind, ..*span });
         let spans: Vec<Span<'_>> = spans.collect();
@@ -451,7 +450,7 @@ impl<'m> Rig<'m> {
         self.model.forward(&batch, outputs).into_result()
     }
 
-    /// Compares a row of logits with the right one, if that is known.
+    /// Compares a row of logits with the known one, if there is one.
     pub(crate) fn compare(&mut self, what: &str, token: usize, right: Option<&[f32]>, row: &[f32]) -> Finding<()> {
         if let Some(place) = row.iter().position(|logit| !logit.is_finite()) {
             let value = row[place];
@@ -477,14 +476,14 @@ pub(crate) fn draw(state: &mut u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// How far two rows of logits lie apart.
+/// The difference of two rows of logits.
 pub(crate) struct Difference {
     largest: f32,
     spread: f32,
 }
 
 impl Difference {
-    /// As a part of the spread.
+    /// Relative to the spread.
     pub(crate) fn part(&self) -> f32 {
         if self.largest == 0.0 { 0.0 } else { self.largest / self.spread.max(f32::MIN_POSITIVE) }
     }

@@ -19,14 +19,14 @@ use pensieve_plugin_api::{
 /// Stages that see each case.
 const SEEDS: u64 = 12;
 
-/// How a sampler is tried.
+/// Options of a check of a sampler.
 #[derive(Clone, Debug)]
 pub struct SamplerOptions {
     /// The parameters of its stages, a JSON object; empty for none.
     pub parameters: String,
     /// Tokens of the vocabulary.
     pub vocabulary: u32,
-    /// How long a stage may take for a token. A host that is not configured otherwise gives it 5 seconds.
+    /// Time limit of a stage for one token; a host's default is 5 seconds.
     pub deadline: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Default for SamplerOptions {
     }
 }
 
-/// Tries every law of samplers. `watch` is told before and after each one.
+/// Tries every law of samplers. `watch` is called before and after each one.
 pub fn check_sampler(sampler: &SamplerBox, options: &SamplerOptions, watch: &mut dyn FnMut(Progress<'_>)) -> Report {
     let bench = Bench { sampler, options };
     run(LAWS, &["made"], watch, |check| check(&bench))
@@ -47,7 +47,7 @@ struct Bench<'s> {
     options: &'s SamplerOptions,
 }
 
-/// Tries one law.
+/// `Err` ends a law early.
 type Check = fn(&Bench<'_>) -> Finding;
 
 const LAWS: &[Law<Check>] = &[
@@ -107,7 +107,7 @@ const LAWS: &[Law<Check>] = &[
     },
 ];
 
-/// What a stage is given.
+/// Input of a stage.
 #[derive(Clone)]
 struct Given {
     what: &'static str,
@@ -117,7 +117,7 @@ struct Given {
     history: Vec<u32>,
 }
 
-/// What a stage leaves over.
+/// Output of a stage.
 #[derive(Clone, Debug)]
 struct Left {
     ids: Vec<u32>,
@@ -185,7 +185,7 @@ impl Bench<'_> {
     }
 }
 
-/// Has stages of their own see each case, as what they draw differs; they may fail where there is nothing to pick.
+/// Gives each case to stages of its own, as their draws differ; they may fail if there is nothing to pick.
 fn each(bench: &Bench<'_>, judge: impl Fn(&Given, &Left) -> Option<String>) -> Finding {
     let cases = bench.cases();
     for (given, seed) in cases.iter().flat_map(|given| (0..SEEDS).map(move |seed| (given, seed))) {
@@ -318,7 +318,7 @@ fn seed(bench: &Bench<'_>) -> Finding {
     Ok(Outcome::Exact)
 }
 
-/// What stages leave over in sixteen steps, each after its own picks.
+/// The outputs of stages over sixteen steps, each following its own picks.
 fn walk(bench: &Bench<'_>, stages: &mut [&mut StageBox]) -> Finding<Vec<Vec<Left>>> {
     let vocabulary = bench.options.vocabulary.clamp(1, 64);
     let mut histories = vec![vec![0]; stages.len()];

@@ -13,7 +13,7 @@
 //! Readers run on a small stack, so that one which follows its input by recursion ends the test, and before inputs are
 //! damaged at random, each is cut somewhere and filled with openers of every kind that go deeper than any stack.
 //!
-//! What an input grew from depends on all executions before it, so that a seed alone repeats a run from its start; the kept
+//! An input's ancestors depend on all earlier executions, so a seed alone repeats a run only from its start; the kept
 //! file repeats the failure.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]

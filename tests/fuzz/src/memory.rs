@@ -1,4 +1,4 @@
-//! What a thread has allocated, counted by the allocator of the test.
+//! Counts a thread's allocations, in the test's allocator.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},

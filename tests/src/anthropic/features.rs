@@ -1,4 +1,4 @@
-//! What a message can do, streamed and whole.
+//! Features of messages, streamed and whole.
 
 use serde_json::{Value, json};
 

@@ -22,7 +22,7 @@ use crate::{
 };
 use commands::{COMMANDS, Way};
 
-/// What a line of a shell begins with, where it is one.
+/// First words of shell commands.
 const PROGRAMS: [&str; 21] = [
     "cargo", "pensieve", "curl", "export", "claude", "cp", "mv", "mkdir", "rm", "cd", "sh", "python", "python3", "pip",
     "npm", "node", "git", "echo", "hf", "unshare", "torchrun",

@@ -20,7 +20,7 @@ use crate::artifacts::program;
 /// Longer than anything here takes on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a server is started with.
+/// Options of a test server.
 #[derive(Default)]
 pub struct Options {
     /// Plugins that lie in its folder.
@@ -143,7 +143,6 @@ fn give(path: &Path, user: u32) {
 }
 
 impl Server {
-    /// Its home.
     pub fn home(&self) -> &Arc<TempDir> {
         &self.home
     }
