@@ -57,7 +57,7 @@ pub(super) fn try_formats(
         let subject = format!("adapter format '{name}'");
         say(LawEvent::Subject { subject: subject.clone() });
         pensieve_laws::check_format(&format, adapter, scratch.path(), &mut |progress| {
-            tell(progress, Some(&subject), say)
+            tell(progress, Some(&subject), say);
         });
     }
     Ok(())
