@@ -10,7 +10,7 @@ use crate::{
     reference::fixture,
 };
 
-/// What the plugin says of a GGUF file with these bytes.
+/// The plugin's reply to a GGUF file with these bytes.
 fn refusal(bytes: &[u8]) -> PluginError {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("bad.gguf");
@@ -34,7 +34,7 @@ fn put<const N: usize>(mut bytes: Vec<u8>, at: usize, value: [u8; N]) -> Vec<u8>
     bytes
 }
 
-/// Where the record of a matrix goes on behind its name: dimensions (u32), two sizes (u64), type (u32), offset (u64).
+/// Offset of a matrix's record after its name: dimensions (u32), two sizes (u64), type (u32), offset (u64).
 fn record(bytes: &[u8], name: &str) -> usize {
     find(bytes, name) + name.len()
 }

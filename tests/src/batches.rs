@@ -23,7 +23,7 @@ fn bigram() -> (TempDir, Driver) {
     (folder, driver)
 }
 
-/// A batch that a test may spoil. As it stands it is right: two sequences, one of them past its first block.
+/// A valid batch for a test to spoil: two sequences, one of them past its first block.
 #[derive(Clone)]
 struct Draft {
     tokens: Vec<u32>,

@@ -11,7 +11,7 @@ use crate::{
     reference::fixture,
 };
 
-/// Laws in which a sequence's logits are compared over different chunks, company, blocks and copies.
+/// Laws that compare a sequence's logits over different chunks, batches, blocks and copies.
 const COMPARED: [&str; 9] =
     ["repeatable", "garbage", "chunked", "shuffled", "batched", "want", "released", "shared-prefix", "kv-transfer"];
 

@@ -148,7 +148,7 @@ pub fn send(address: SocketAddr, path: &str, body: &str) -> Reply {
     request(address, "POST", path, &[JSON], body.as_bytes())
 }
 
-/// Connections that have asked and do not read what comes.
+/// Connections that sent a request and do not read the response.
 pub fn unread(address: SocketAddr, count: usize, ask: impl Fn(&mut Connection) + Sync) -> Vec<Connection> {
     thread::scope(|scope| {
         let open = || {

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// What serving it takes.
+/// Files that serving it needs.
 pub const PLUGINS: [&str; 3] = ["pensieve-llama", "pensieve-samplers", "pensieve-lora"];
 pub const ID: &str = "pensieve-starter";
 

@@ -1,4 +1,4 @@
-//! The rules of the architecture, as tests: who may depend on whom, and where what may be named.
+//! The architecture's rules as tests: allowed dependencies, and where things may be named.
 
 use serde_json::Value;
 use std::{
@@ -12,7 +12,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// What cargo knows of all packages, as resolved for this platform.
+/// `cargo metadata` of all packages, as resolved for this platform.
 pub fn metadata() -> Value {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let output = Command::new(cargo)
@@ -36,7 +36,7 @@ fn dependencies() -> HashMap<String, BTreeSet<String>> {
     packages.collect()
 }
 
-/// What this compiler builds for. Packages of other platforms need not have been downloaded.
+/// The compiler's target. Packages of other platforms need not have been downloaded.
 fn platform() -> String {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().unwrap();

@@ -38,7 +38,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// How long one input may take, on a machine that is busy with other tests.
+/// Time limit of one input, on a machine that is busy with other tests.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(20);
 /// Stack of a reader: an eighth of a server thread's, though test builds take up to twice as much stack as release builds.
 const STACK_BYTES: usize = 256 << 10;

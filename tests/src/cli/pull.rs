@@ -14,7 +14,7 @@ use crate::hub::{COMMIT, Fault, Hub, sha256};
 const NAME: &str = "hf:owner/repo";
 const FILE: &str = "m-Q4_K_M.gguf";
 
-/// Bytes that repeat nowhere, so that a part in a wrong place is noticed.
+/// Bytes without repetition, so that a misplaced part is noticed.
 fn bytes(count: usize) -> Vec<u8> {
     let mut state = 7_u64;
     let mut next = || {

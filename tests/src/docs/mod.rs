@@ -1,7 +1,7 @@
 //! Every command that the README, `docs/` and the examples' pages name is run by a test: by this one, beside a server of the
 //! starter, or by the test that its row names. A command without a row fails, and so does a row without a command.
 //!
-//! Who writes a command into a page adds its row to `commands`, as the failure shows it.
+//! If you write a command into a page, add its row to `commands`, as the failure shows it.
 
 mod commands;
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Time limit of a refusal.
@@ -151,7 +151,7 @@ impl Connection {
         matches!(self.reader.read(&mut [0; 1]), Ok(0)) || self.socket().take_error().is_ok_and(|error| error.is_some())
     }
 
-    /// Leaves at once, in the middle of whatever it was.
+    /// Disconnects at once, in the middle of anything.
     pub fn leave(self) {
         let _ = self.socket().shutdown(Shutdown::Both);
     }
@@ -240,7 +240,7 @@ impl Incoming {
         std::iter::from_fn(|| self.event()).collect()
     }
 
-    /// Leaves in the middle.
+    /// Disconnects in the middle.
     pub fn leave(self) {
         self.connection.leave();
     }

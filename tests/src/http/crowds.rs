@@ -1,4 +1,4 @@
-//! More connections, bodies and requests than there may be: what sends nothing makes room, what is slow ends, and one client
+//! Too many connections, bodies and requests: what sends nothing makes room, what is slow ends, and one client
 //! leaves room for the others.
 
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Slow, long and many: each has an end, and other clients do not notice.
+//! Slow, long and numerous requests: all are bounded, and other clients do not notice.
 
 use std::{
     sync::mpsc,

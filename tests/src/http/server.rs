@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use super::client::{Reply, get};
 use crate::artifacts::program;
 
-/// Longer than anything here takes on a busy machine.
+/// Time limit of anything here on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Options of a test server.
@@ -162,7 +162,7 @@ impl Server {
         self.log.lock().unwrap().clone()
     }
 
-    /// Asks a page.
+    /// Requests a page.
     pub fn get(&self, path: &str) -> Reply {
         get(self.address, path)
     }
