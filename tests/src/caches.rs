@@ -100,7 +100,7 @@ fn a_second_turn_is_read_from_disk_after_a_restart() {
 }
 
 #[test]
-fn texts_that_part_share_what_they_have_in_common() {
+fn diverging_texts_share_their_prefix() {
     for family in FAMILIES {
         let mut worker = Worker::start(family.load());
         let fork = |seed| [prompt(1, 100), prompt(seed, 40)].concat();

@@ -166,7 +166,7 @@ pub fn dense(count: usize) -> String {
 }
 
 #[test]
-fn what_a_body_says_beside_its_request_takes_no_memory() {
+fn unread_fields_of_a_body_take_no_memory() {
     if !can_measure() {
         return;
     }

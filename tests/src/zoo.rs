@@ -217,7 +217,7 @@ fn the_context_ends_where_a_window_that_is_left_out_would_matter() {
 }
 
 #[test]
-fn a_window_of_nothing_is_no_window() {
+fn a_window_of_zero_means_none() {
     for name in ["zoo/starcoder2", "zoo/qwen3"] {
         for window in [json!(0), Value::Null] {
             let folder = changed(name, |config| {

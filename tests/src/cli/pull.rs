@@ -125,7 +125,7 @@ fn takes_nothing_from_a_server_that_ignores_or_mistakes_the_part() {
 }
 
 #[test]
-fn says_whose_affair_a_refusal_is() {
+fn names_the_reason_of_a_refusal() {
     for (status, code, token, what) in [
         (401, 4, None, "the hub does not give 'owner/repo' without a token: 401 Unauthorized (no such luck)"),
         (403, 4, Some("hf_x"), "the hub does not give 'owner/repo' with this token: 403 Forbidden (no such luck)"),
