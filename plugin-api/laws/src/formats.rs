@@ -41,7 +41,7 @@ type Check = fn(&Bench<'_>) -> Finding;
 const LAWS: &[Law<Check>] = &[
     Law {
         id: "declines",
-        says: "what is no adapter of this format is not claimed, or declined",
+        says: "files of other formats are not claimed, or declined",
         hint: "look at names and headers in claims, and at the content in open, which declines what is another format after all, so \
                that the next one is asked",
         check: declines,
@@ -54,8 +54,8 @@ const LAWS: &[Law<Check>] = &[
     },
     Law {
         id: "shapes",
-        says: "pairs have the values that their shapes promise, finite ones, and each target once",
-        hint: "A has rank x inputs values, B has outputs x rank, row after row",
+        says: "pairs have as many values as their shapes say, all finite, and no target twice",
+        hint: "A has rank x inputs values, B has outputs x rank, row-major",
         check: shapes,
     },
     Law {
@@ -67,7 +67,7 @@ const LAWS: &[Law<Check>] = &[
     Law {
         id: "damaged",
         says: "other content has another fingerprint, and a damaged file is an error",
-        hint: "the fingerprint is one of all values and scales; lengths that a file states are checked against the file's own",
+        hint: "the fingerprint covers all values and scales; lengths in a file are checked against its size",
         check: damaged,
     },
 ];

@@ -65,8 +65,8 @@ const LAWS: &[Law<Check>] = &[
     },
     Law {
         id: "own",
-        says: "what is left over or picked is of the candidates that were given, each once",
-        hint: "the usual cause is a place in the list that is taken for a token's id, or a list that is filled again after it was cut",
+        says: "a stage keeps and picks only given candidates, each once",
+        hint: "the usual cause is an index in the list taken for a token id, or a list that grows again after it was cut",
         check: own,
     },
     Law {
@@ -83,25 +83,25 @@ const LAWS: &[Law<Check>] = &[
     },
     Law {
         id: "sorted",
-        says: "what is said to descend descends",
-        hint: "a stage that changes logits or their order takes the mark back",
+        says: "logits marked as sorted are sorted",
+        hint: "a stage that changes logits or their order clears the mark",
         check: sorted,
     },
     Law {
         id: "seed",
         says: "the same seed gives the same picks, whatever other stages do",
-        hint: "the usual cause is a clock, an address or a map's order, or a state that stages share",
+        hint: "the usual cause is a clock, an address or a map's order, or state shared by stages",
         check: seed,
     },
     Law {
         id: "concurrent",
-        says: "stages that may be called on several threads at once pick as they do alone",
-        hint: "the usual cause is a buffer or a random generator that stages share: keep it in the stage, or do not offer the extension",
+        says: "stages on several threads at once pick as they do alone",
+        hint: "the usual cause is a buffer or a random generator shared by stages: keep it in the stage, or do not offer the extension",
         check: concurrent,
     },
     Law {
         id: "deadline",
-        says: "a large vocabulary is answered in time",
+        says: "a large vocabulary is processed in time",
         hint: "the usual cause is a whole sort, or work that grows with candidates times history",
         check: deadline,
     },
