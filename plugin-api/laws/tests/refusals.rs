@@ -1,5 +1,5 @@
-//! The law of refusals, tried on models without the SDK's glue, which checks every batch. Each leaves one rule unchecked,
-//! and the law must name it: so each wrong batch that the law tries breaks a rule that nothing else refuses.
+//! The law of refusals, on models without the SDK's glue, which would check every batch. Each model leaves one rule unchecked,
+//! and the law must name it, which shows that each of its invalid batches breaks one rule only.
 
 use pensieve_laws::{Options, Outcome, Progress, Report, Shape, check};
 use pensieve_plugin_api::{
