@@ -26,12 +26,11 @@ struct Config {
     rms_norm_eps: f64,
     hidden_act: Activation,
     tie_word_embeddings: bool,
-    /// How far back each layer sees.
+    /// Sliding window of each layer, in tokens.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }
 
-/// The model.
 struct Qwen2 {
     embed_tokens: Embedding,
     layers: Vec<Layer>,
