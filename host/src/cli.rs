@@ -1,4 +1,4 @@
-//! What the program is told on its command line: one verb, one file.
+//! The command line: one file per subcommand.
 
 mod banner;
 mod bench;
@@ -43,9 +43,9 @@ use terminal::end;
   pensieve serve hf:OWNER/REPO                    serve one from the hub
   pensieve launch claude                          start Claude Code on a local model
   pensieve run \"list all files\"                   ask once, without a server
-  pensieve doctor                                 tell what works here, and what does not
+  pensieve doctor                                 check what works on this machine
 
-docs/configuration.md tells what can be set, docs/cli.md what exit codes mean.")]
+docs/configuration.md lists the settings, docs/cli.md the exit codes.")]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
@@ -71,7 +71,7 @@ enum Verb {
     /// Answer a server's question about a checkpoint.
     #[command(subcommand, hide = true)]
     Probe(probe::Probe),
-    /// Make tokens of one model's prompts for the server that started this process.
+    /// Render and tokenize one model's prompts for the server that started this process.
     #[command(hide = true)]
     Prompt(prompt::Prompt),
     /// Run one model for the server that started this process.
@@ -79,10 +79,10 @@ enum Verb {
     Worker(worker::Worker),
 }
 
-/// Does what the command line says.
+/// Parses the command line and runs its subcommand.
 pub fn run() -> ExitCode {
     let verb = Arguments::parse().verb;
-    // A child that a server has started: nothing foreign is open yet, and there is one thread.
+    // In a child process of a server the fence goes up first, while there is one thread and no untrusted file is open.
     if let Err(what) = pensieve_worker::fence::enter_from_environment() {
         return end(Err(CliError::new(error::Exit::Failed, what)));
     }
@@ -104,7 +104,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// The samplers of the plugins at hand.
+/// Names of the samplers that the installed plugins provide.
 fn sampler_names(fleet: &Fleet) -> Vec<String> {
     fleet.plugins().samplers().into_iter().map(|(name, _)| name).collect()
 }

@@ -1,7 +1,7 @@
-//! What a person has set: a file `pensieve.toml`, variables, and flags, the later ones before the earlier ones.
+//! Configuration from the file `pensieve.toml`, environment variables and flags, in ascending precedence.
 //!
-//! This is the only place that knows the file's words. Everything in it is checked before anything starts, and everything
-//! that is wrong is said at once, with its line; what comes out are the plain settings of fleet and server.
+//! This is the only module that knows the file's keys. The whole file is checked before anything starts, all errors are
+//! reported at once with their lines, and the result is the plain settings of fleet and server.
 //! `examples/pensieve.toml` documents every key, and a test holds it to that.
 
 mod file;
@@ -38,30 +38,30 @@ pub struct Config {
     pub fleet: FleetSettings,
     pub cache: CacheSettings,
     pub models: Vec<Model>,
-    /// Other names for them, with an adapter or samplers.
+    /// Other names for `models`, each optionally with an adapter or samplers.
     pub variants: Vec<Variant>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginSettings {
-    /// Folders before the usual ones.
+    /// Searched before the default folders.
     pub folders: Vec<PathBuf>,
-    /// The only files that may be plugins; none for any.
+    /// SHA-256 digests of the only files that may be loaded; `None` allows any.
     pub allow: Option<Vec<String>>,
-    /// Plugins, by id, whose workers may do everything that the user may.
+    /// Ids of plugins whose workers run with the user's full rights.
     pub unfenced: Vec<String>,
     pub limits: fleet::plugins::Limits,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FleetSettings {
-    /// Bytes of memory for all of them; none for two thirds of the machine's memory.
+    /// Bytes for all models together; `None` for two thirds of the machine's memory.
     pub memory: Option<u64>,
-    /// After how long without a request a model leaves memory.
+    /// Time without a request after which a model is unloaded.
     pub idle_timeout: Option<Duration>,
-    /// The model for requests with unknown model ids; none for the first one.
+    /// The model for requests with unknown model ids; `None` for the first one.
     pub default_model: Option<String>,
-    /// Whether unknown names are the default model's.
+    /// `default` routes unknown names to the default model, `refuse` rejects them.
     pub unknown_models: &'static str,
     pub deadlines: fleet::Deadlines,
     pub restart: fleet::Restart,
@@ -69,15 +69,15 @@ pub struct FleetSettings {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSettings {
-    /// The folder; none for one in the home.
+    /// `None` for `cache/blocks` in the home.
     pub folder: Option<PathBuf>,
-    /// Bytes for each model; 0 to keep nothing.
+    /// Bytes per model; 0 turns the cache off.
     pub budget: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Everything that is wrong, ready to be shown.
+    /// One message per error, ready to print.
     pub lines: Vec<String>,
 }
 
@@ -87,7 +87,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const MS: Duration = Duration::from_millis(1);
 
 impl Config {
-    /// The samplers that models and their other names are configured with and that are not among these, as complaints.
+    /// One message for each configured sampler that is not among `installed`.
     pub(crate) fn missing_samplers(&self, installed: &[String]) -> Vec<String> {
         let models = self.models.iter().map(|model| (&model.id, &model.samplers));
         let variants = self.variants.iter().map(|variant| (&variant.id, &variant.samplers));
@@ -113,20 +113,18 @@ impl Config {
         }
     }
 
-    /// Reads a file's text; paths in it are relative to the file's folder.
+    /// Parses the text of `file`; relative paths in it start at the file's folder.
     pub fn read(text: &str, file: &Path, home: &Path) -> Result<Self, ConfigError> {
         Self::read_with_keys(text, file, home).map(|(config, _)| config)
     }
 
-    /// Reads, and tells every key that there is, as `section.key`.
+    /// Like `read`, and also returns every key that exists, as `section.key`.
     fn read_with_keys(text: &str, file: &Path, home: &Path) -> Result<(Self, BTreeSet<String>), ConfigError> {
         let document = Document::new(text);
         let name = |line: String| format!("{}: {line}", Outside::path(&file));
         let table = DeTable::parse(text).map_err(|error| {
             let line = error.span().map(|span| format!(", line {}", document.line(&span))).unwrap_or_default();
-            ConfigError {
-                lines: vec![name(format!("this is not TOML: {}{line}", error.message().replace('\n', ", ")))],
-            }
+            ConfigError { lines: vec![name(format!("not valid TOML: {}{line}", error.message().replace('\n', ", ")))] }
         })?;
         let root = Section::root(&document, &table);
         let mut config = Self::new(home);
@@ -138,15 +136,15 @@ impl Config {
         (config.models, config.variants) = models::read(&root, folder);
         models::check(&config, &root);
         root.finish();
-        let wrong = document.wrong();
-        if wrong.is_empty() {
+        let errors = document.errors();
+        if errors.is_empty() {
             Ok((config, document.known()))
         } else {
-            Err(ConfigError { lines: wrong.into_iter().map(name).collect() })
+            Err(ConfigError { lines: errors.into_iter().map(name).collect() })
         }
     }
 
-    /// The fleet that this describes. `locate` finds the path of an artifact, and may download it.
+    /// Converts to the fleet's configuration. `locate` returns the path of an artifact, and may download it.
     pub fn fleet<E>(
         &self,
         mut locate: impl FnMut(&Source, Artifact<'_>) -> Result<PathBuf, E>,
@@ -188,9 +186,9 @@ impl PluginSettings {
         let home = file::user_home();
         self.folders = folders.iter().map(|text| reader::path(folder, home.as_deref(), text)).collect();
         let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if let Some(other) = allow.iter().find(|text| !is_digest(text)) {
-            let what = format!("'allow' in [plugins] holds \"{other}\", which is no SHA-256");
-            section.note("allow", what, "sha256sum FILE tells it, 64 hexadecimal digits");
+        if let Some(invalid) = allow.iter().find(|text| !is_digest(text)) {
+            let what = format!("'allow' in [plugins] holds \"{invalid}\", which is not a SHA-256");
+            section.note("allow", what, "it takes 64 hexadecimal digits, as sha256sum FILE prints them");
         }
         if section.has("allow") {
             self.allow = Some(allow.iter().map(|text| text.to_ascii_lowercase()).collect());
@@ -217,7 +215,7 @@ impl FleetSettings {
         section.duration("quarantine", SECOND..=1000 * HOUR, &mut self.restart.quarantine);
         if self.restart.pause > self.restart.pause_max {
             let what = "'restart_pause' in [fleet] is longer than 'restart_pause_max'";
-            section.note("restart_pause", what, "the pause grows from the one to the other");
+            section.note("restart_pause", what, "the pause starts at the former and grows to the latter");
         }
         section.finish();
     }

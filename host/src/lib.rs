@@ -1,5 +1,5 @@
-//! The program `pensieve`: its command line and its configuration, around the crates of the server and of the worker. The
-//! binary is a thin shell around this library, so that tests reach its parts without a process.
+//! The `pensieve` program: command line and configuration on top of the server and worker crates. The binary only calls
+//! into this library, so that tests can reach its parts without spawning a process.
 
 pub mod cli;
 pub mod config;

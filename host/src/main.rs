@@ -1,4 +1,4 @@
-//! The binary: everything is in the library.
+//! Entry point; the code is in the library.
 
 fn main() -> std::process::ExitCode {
     pensieve::cli::run()

@@ -1,7 +1,7 @@
-//! The model that comes with this program, so that it answers before anything was downloaded.
+//! The bundled model, which lets the program answer before anything is downloaded.
 //!
-//! It is part of the binary, as that is the one file which is always there. Workers map files, so it is written to the home
-//! once, and again when it is another one.
+//! It is embedded in the binary, the one file that is always present. Workers map checkpoints from disk, so it is unpacked
+//! into the home once, and again whenever the copy there differs.
 
 use pensieve_protocol::outside::Outside;
 use std::{
@@ -14,7 +14,7 @@ const STARTER: &[u8] = include_bytes!("../../examples/starter/pensieve-starter.g
 #[cfg(not(feature = "starter"))]
 const STARTER: &[u8] = &[];
 
-/// Where the starter lies, once it is there.
+/// Unpacks the starter unless an identical copy exists, and returns its path.
 pub fn path(home: &Path) -> io::Result<PathBuf> {
     unpack(STARTER, &home.join("models"))
 }
@@ -26,8 +26,8 @@ fn unpack(bytes: &[u8], folder: &Path) -> io::Result<PathBuf> {
     }
     let path = folder.join("pensieve-starter.gguf");
     let name = |error: io::Error| io::Error::new(error.kind(), format!("'{}': {error}", Outside::path(&path)));
-    let is_there = path.metadata().is_ok_and(|there| there.len() == bytes.len() as u64);
-    if is_there && fs::read(&path).is_ok_and(|there| there == bytes) {
+    let same_size = path.metadata().is_ok_and(|metadata| metadata.len() == bytes.len() as u64);
+    if same_size && fs::read(&path).is_ok_and(|existing| existing == bytes) {
         return Ok(path);
     }
     fs::create_dir_all(folder).map_err(name)?;
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_written_once_and_mended() {
+    fn unpacks_once_and_replaces_a_damaged_copy() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("models");
         let path = unpack(b"GGUF1", &folder).unwrap();

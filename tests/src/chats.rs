@@ -5,9 +5,10 @@ use pensieve_protocol::{
     job::{Failure, FailureCode, Finish, StageSpec, Usage},
 };
 use pensieve_server::{
+    answers::Generation,
     chat::{Conversation, Delta, Input, Part, Request, ResponseFormat, Role, SamplingParams, Tool, ToolChoice, Turn},
     fleet::{Config, Fleet},
-    prompt::{Chats, Generation},
+    requests::Chats,
 };
 use serde_json::json;
 use std::{

@@ -14,9 +14,33 @@ use std::{
 /// of one group know nothing of each other.
 const LAYERS: &[(&str, &[&[&str]])] = &[
     ("host", &[&["main"], &["cli"], &["config", "starter"]]),
-    ("host/server", &[&["http"], &["dialects"], &["prompt"], &["chat", "shares"], &["fleet"], &["hub", "ids"]]),
+    (
+        "host/server",
+        &[
+            &["http"],
+            &["dialects"],
+            &["requests"],
+            &["answers", "constraints", "rendering"],
+            &["formats"],
+            &["chat", "shares"],
+            &["fleet"],
+            &["hub", "ids"],
+        ],
+    ),
     ("host/prompt", &[&["process"], &["lark", "model"], &["template"], &["tokens"], &["rendered"]]),
-    ("host/worker", &[&["fence"], &["process"], &["engine"], &["grammar"], &["patterns", "plugin"]]),
+    ("host/worker", &[&["fence"], &["process"], &["engine"], &["plugin"]]),
+    (
+        "host/grammar",
+        &[
+            &["compiler", "masks"],
+            &["constraint"],
+            &["rules"],
+            &["barred", "cache"],
+            &["constraint_error", "source"],
+            &["limits", "token_trie"],
+            &["error", "patterns"],
+        ],
+    ),
     (
         "host/protocol",
         &[

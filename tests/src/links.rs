@@ -97,7 +97,7 @@ fn a_checkpoint_whose_links_lead_out_is_refused_before_anything_is_opened() {
         for reply in [ask(&server, id), show(&server, id)] {
             let text = reply.text();
             assert!(reply.status() >= 400 && !text.contains(SECRET), "{id}: {reply:?}");
-            let what = if id == "pipe" { "it is no regular file" } else { "is a link that leads to '" };
+            let what = if id == "pipe" { "not a regular file" } else { "is a link that leads to '" };
             assert!(text.contains(what) && text.contains("put the file itself there"), "{id}: {reply:?}");
         }
     }

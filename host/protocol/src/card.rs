@@ -1,51 +1,50 @@
-//! A model's card as plain data: what an architecture says of a checkpoint, kept by a server that has not loaded it.
+//! Model cards as plain data: an architecture's description of a checkpoint, which the server uses without loading it.
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of a checkpoint that is not loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
     pub architecture: String,
-    /// Tokens in the vocabulary.
+    /// Number of tokens.
     pub vocabulary: u32,
-    /// The longest sequence.
+    /// The longest sequence, in tokens.
     pub context: u32,
     pub state: State,
-    /// Bytes of scratch that one token of a batch needs.
+    /// Scratch bytes per token of a batch.
     pub token_bytes: u64,
-    /// Bytes of the weights once loaded.
+    /// Bytes of the loaded weights.
     pub weight_bytes: u64,
-    /// The text of a `tokenizer.json`.
+    /// The content of a `tokenizer.json`.
     pub tokenizer: String,
     /// The chat template, in Jinja.
     pub chat_template: Option<String>,
-    /// The token that opens a text.
+    /// The beginning-of-sequence token.
     pub bos: Option<u32>,
-    /// Whether a text must be opened with it.
+    /// Every text must start with `bos`.
     pub add_bos: bool,
     /// The tokens that end a turn.
     pub eos: Vec<u32>,
-    /// How tool calls and reasoning are written, a JSON object; empty for unknown.
+    /// The model's syntax for tool calls and reasoning, a JSON object; empty if unknown.
     pub formats: String,
-    /// Facts for people, a JSON object.
+    /// Informational properties for users, a JSON object.
     pub facts: String,
     /// Equal for equal weights and tokenizer.
     pub fingerprint: String,
 }
 
-/// How a model remembers sequences.
+/// How a model keeps the cache of its sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// In blocks and slots that the worker deals out.
+    /// In blocks and slots that the worker allocates.
     Paged {
-        /// Tokens in a block.
+        /// Tokens per block.
         tokens: u32,
-        /// Bytes that a block takes in the groups of caches that keep all tokens.
+        /// Bytes per block over all cache groups that keep every token.
         bytes: u64,
-        /// Bytes that a sequence takes besides, however long it is: windows and states.
+        /// Fixed bytes per sequence, for sliding windows and recurrent states.
         beside: u64,
     },
-    /// By itself, in one state for each sequence.
+    /// The model manages one state per sequence itself.
     PerSequence { bytes: u64 },
 }

@@ -1,7 +1,7 @@
-//! What a checkpoint calls itself: the name that decides which plugins are asked about it.
+//! Reads a checkpoint's architecture name, which decides the plugins that are asked about it.
 //!
-//! Only children read this, as a checkpoint comes from strangers and the server opens no model file. It is all that the
-//! host knows of the formats; everything else in them is the plugins' affair.
+//! Only child processes call this, as checkpoints are untrusted and the server opens no model file. It is all that the host
+//! knows about the formats; everything else is up to plugins.
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -14,11 +14,10 @@ use crate::outside::Outside;
 
 const NAME_BYTES_MAX: u64 = 512;
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
-/// How far into a GGUF file its name is looked for: behind a vocabulary, if need be.
+/// How far into a GGUF file to look for the name, which may come after the vocabulary.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 const ARRAYS_NESTED_MAX: u32 = 4;
 
-/// What a checkpoint says it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CheckpointName {
@@ -29,7 +28,7 @@ pub enum CheckpointName {
 }
 
 impl CheckpointName {
-    /// Reads it out of a `.gguf` file or a folder with a `config.json`. The error is one line for a person.
+    /// Reads the name from a `.gguf` file or a folder with a `config.json`. The error is a message for the user.
     pub fn read(source: &Path) -> Result<Self, String> {
         let metadata = source.metadata().map_err(|error| format!("'{}': {error}", Outside::path(&source)))?;
         if metadata.is_dir() {
@@ -37,14 +36,14 @@ impl CheckpointName {
             if !path.exists()
                 && let Some(file) = gguf_in(source)
             {
-                let help = format!("of the GGUF files in it, name one: '{}'", Outside::path(&file));
+                let help = format!("name one of the GGUF files in it: '{}'", Outside::path(&file));
                 return Err(format!("'{}': the folder has no config.json; {help}", Outside::path(&source)));
             }
             return class(&path).map_err(|what| format!("'{}': {what}", Outside::path(&path)));
         }
         let gguf = open(source).and_then(|file| {
             architecture(&mut BufReader::new(file.take(HEADER_BYTES_MAX))).map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => "it ends before it names its architecture".into(),
+                io::ErrorKind::UnexpectedEof => "it ends before general.architecture".into(),
                 _ => error.to_string(),
             })
         });
@@ -64,7 +63,7 @@ fn open(path: &Path) -> Result<File, String> {
     if metadata.is_file() {
         File::open(path).map_err(|error| error.to_string())
     } else {
-        Err("it is no regular file".into())
+        Err("not a regular file".into())
     }
 }
 
@@ -82,10 +81,10 @@ fn class(path: &Path) -> Result<CheckpointName, String> {
     }
     let file = open(path)?;
     let config: Config = serde_json::from_reader(BufReader::new(file.take(CONFIG_BYTES_MAX)))
-        .map_err(|error| format!("it is not what a config.json is: {error}"))?;
-    let name = config.architectures.into_iter().next().ok_or("it names no architecture in 'architectures'")?;
+        .map_err(|error| format!("it is not a valid config.json: {error}"))?;
+    let name = config.architectures.into_iter().next().ok_or("it lists no architecture in 'architectures'")?;
     let legal = (1..=NAME_BYTES_MAX).contains(&(name.len() as u64)) && !name.chars().any(char::is_control);
-    if legal { Ok(CheckpointName::Class(name)) } else { Err("the name of its architecture is no name".into()) }
+    if legal { Ok(CheckpointName::Class(name)) } else { Err("its architecture name is not valid".into()) }
 }
 
 fn architecture(file: &mut impl Read) -> io::Result<String> {
@@ -94,7 +93,7 @@ fn architecture(file: &mut impl Read) -> io::Result<String> {
     }
     let version = number::<4>(file)?;
     if !(2..=3).contains(&version) {
-        return Err(wrong(&format!("it is of GGUF version {version}, this host knows 2 and 3")));
+        return Err(wrong(&format!("it has GGUF version {version}; this host supports 2 and 3")));
     }
     let _tensors = number::<8>(file)?;
     for _ in 0..number::<8>(file)? {
@@ -109,11 +108,11 @@ fn architecture(file: &mut impl Read) -> io::Result<String> {
         };
         let kind = number::<4>(file)?;
         if is_name {
-            return if kind == STRING { name(file) } else { Err(wrong("its architecture is no text")) };
+            return if kind == STRING { name(file) } else { Err(wrong("general.architecture is not a string")) };
         }
         skip_value(file, kind, 0)?;
     }
-    Err(wrong("it does not name its architecture"))
+    Err(wrong("it has no general.architecture"))
 }
 
 const STRING: u64 = 8;
@@ -122,12 +121,12 @@ const ARRAY: u64 = 9;
 fn name(file: &mut impl Read) -> io::Result<String> {
     let bytes = number::<8>(file)?;
     if !(1..=NAME_BYTES_MAX).contains(&bytes) {
-        return Err(wrong(&format!("the name of its architecture has {bytes} bytes")));
+        return Err(wrong(&format!("its architecture name has {bytes} bytes")));
     }
     let mut name = String::new();
     file.take(bytes).read_to_string(&mut name)?;
     if name.len() as u64 != bytes || name.chars().any(char::is_control) {
-        return Err(wrong("the name of its architecture is no name"));
+        return Err(wrong("its architecture name is not valid"));
     }
     Ok(name)
 }
@@ -141,7 +140,7 @@ fn skip_value(file: &mut impl Read, kind: u64, depth: u32) -> io::Result<()> {
         return skip(file, bytes);
     }
     if kind != ARRAY || depth == ARRAYS_NESTED_MAX {
-        return Err(wrong(&format!("it holds a value of unknown kind {kind}")));
+        return Err(wrong(&format!("it contains a value of unknown type {kind}")));
     }
     let kind = number::<4>(file)?;
     let count = number::<8>(file)?;
@@ -184,7 +183,7 @@ fn wrong(what: &str) -> io::Error {
 mod tests {
     use super::*;
 
-    /// A header with these metadata: keys, and values with their kinds before them.
+    /// A header with these metadata, as keys and encoded values.
     fn header(metadata: &[(&str, Vec<u8>)]) -> Vec<u8> {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
         bytes.extend(7_u64.to_le_bytes());
@@ -209,16 +208,16 @@ mod tests {
     }
 
     fn check(bytes: &[u8], expect: Result<&str, &str>) {
-        let found = architecture(&mut &bytes[..]).map_err(|error| error.to_string());
-        match (found, expect) {
-            (Ok(found), Ok(expect)) => assert_eq!(found, expect),
-            (Err(found), Err(expect)) => assert!(found.contains(expect), "{found:?} does not speak of {expect:?}"),
-            (found, expect) => panic!("{found:?} instead of {expect:?}"),
+        let actual = architecture(&mut &bytes[..]).map_err(|error| error.to_string());
+        match (actual, expect) {
+            (Ok(actual), Ok(expect)) => assert_eq!(actual, expect),
+            (Err(actual), Err(expect)) => assert!(actual.contains(expect), "{actual:?} does not contain {expect:?}"),
+            (actual, expect) => panic!("{actual:?} instead of {expect:?}"),
         }
     }
 
     #[test]
-    fn finds_the_name_behind_values_of_every_kind() {
+    fn finds_the_name_after_values_of_every_type() {
         let mut metadata: Vec<(&str, Vec<u8>)> = vec![("tokens", array(8, 2, &[text("a"), text("bc")].concat()))];
         let sizes = [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (5, 4), (6, 4), (7, 1), (10, 8), (11, 8), (12, 8)];
         metadata.extend(sizes.map(|(kind, bytes)| ("a.key.of.twenty.char", value(kind, &vec![1; bytes]))));
@@ -229,58 +228,58 @@ mod tests {
     }
 
     #[test]
-    fn refuses_headers_that_are_cut_short_or_lie() {
+    fn refuses_truncated_and_malformed_headers() {
         let whole = header(&[("a", array(8, 1, &text("b"))), ("general.architecture", value(8, &text("llama")))]);
         for length in 0..whole.len() {
             assert!(architecture(&mut &whole[..length]).is_err(), "cut to {length} bytes");
         }
-        check(&header(&[("a", value(99, &[]))]), Err("unknown kind 99"));
+        check(&header(&[("a", value(99, &[]))]), Err("unknown type 99"));
         check(&header(&[("a", array(8, u64::MAX, &[]))]), Err("fill"));
         check(&header(&[("a", array(4, u64::MAX, &[]))]), Err("end of file"));
-        check(&header(&[("general.architecture", value(4, &[0; 4]))]), Err("is no text"));
-        check(&header(&[("general.architecture", value(8, &text("a\nb")))]), Err("is no name"));
-        check(&header(&[]), Err("does not name its architecture"));
+        check(&header(&[("general.architecture", value(4, &[0; 4]))]), Err("is not a string"));
+        check(&header(&[("general.architecture", value(8, &text("a\nb")))]), Err("is not valid"));
+        check(&header(&[]), Err("has no general.architecture"));
         let deep = (0..6).fold(array(4, 0, &[]), |inner, _| array(9, 1, &inner[4..]));
-        check(&header(&[("a", deep)]), Err("unknown kind 9"));
+        check(&header(&[("a", deep)]), Err("unknown type 9"));
         check(b"GGUF\x01\0\0\0", Err("version 1"));
         check(b"PK\x03\x04", Err("neither a folder nor a GGUF file"));
     }
 
     #[test]
-    fn names_a_file_of_a_folder_that_has_nothing_but_gguf() {
+    fn suggests_a_file_for_a_folder_with_only_gguf_files() {
         let folder = tempfile::tempdir().unwrap();
         let wrong = || CheckpointName::read(folder.path()).unwrap_err();
         assert!(wrong().contains("config.json': No such file"), "{}", wrong());
         for file in ["README.md", "m-Q8_0.gguf", "m-Q4_K_M.gguf"] {
             std::fs::write(folder.path().join(file), "").unwrap();
         }
-        assert!(wrong().contains("has no config.json; of the GGUF files in it, name one: '"), "{}", wrong());
+        assert!(wrong().contains("has no config.json; name one of the GGUF files in it: '"), "{}", wrong());
         assert!(wrong().ends_with("/m-Q4_K_M.gguf'"), "{}", wrong());
         std::fs::write(folder.path().join("config.json"), r#"{"architectures": ["A"]}"#).unwrap();
         assert_eq!(CheckpointName::read(folder.path()).unwrap(), CheckpointName::Class("A".into()));
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn pipes_and_devices_are_refused_without_blocking() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = folder.path().join("config.json");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
         for source in [folder.path(), &fifo, Path::new("/dev/zero")] {
             let refused = CheckpointName::read(source).unwrap_err();
-            assert!(refused.ends_with("it is no regular file"), "{refused}");
+            assert!(refused.ends_with("not a regular file"), "{refused}");
         }
     }
 
     #[test]
-    fn reads_the_class_out_of_a_folder() {
+    fn reads_the_class_from_a_folder() {
         let folder = tempfile::tempdir().unwrap();
         let config = |text: &str| {
             std::fs::write(folder.path().join("config.json"), text).unwrap();
             CheckpointName::read(folder.path())
         };
         assert_eq!(config(r#"{"architectures": ["A", "B"]}"#).unwrap(), CheckpointName::Class("A".into()));
-        assert!(config("{}").unwrap_err().contains("names no architecture"));
-        assert!(config(r#"{"architectures": "#).unwrap_err().contains("config.json is"));
+        assert!(config("{}").unwrap_err().contains("lists no architecture"));
+        assert!(config(r#"{"architectures": "#).unwrap_err().contains("not a valid config.json"));
         assert!(CheckpointName::read(&folder.path().join("nothing")).is_err());
     }
 }

@@ -1,9 +1,9 @@
-//! Which files make up a checkpoint or an adapter, and which of them links may stand for.
+//! The files that make up a checkpoint or adapter, and the symbolic links among them that are followed.
 //!
-//! A checkpoint is a stranger's folder, and a link in it leads wherever that stranger likes: a child that may read what links
-//! lead to reads the user's secrets. So a link is followed to a regular file that the formats name, inside the folder itself or
-//! among the `blobs` of the same repository in the hub's cache, and every other one is refused before anything is opened. What
-//! is returned here are the ends of links: a fence that names them holds even if a link is exchanged afterwards.
+//! A checkpoint's folder is untrusted, and a link in it can point anywhere: a child that follows it could read the user's
+//! secrets. So links are followed only to regular files with names of the formats, inside the folder itself or among the
+//! `blobs` of the same repository in the hub's cache; any other link is refused before anything is opened. Resolved targets
+//! are returned, so that a fence built from them holds even if a link is replaced afterwards.
 
 use std::{
     fs::{self, FileType},
@@ -17,7 +17,7 @@ use crate::{
     outside::Outside,
 };
 
-/// Files of a folder besides its weights.
+/// Files of a checkpoint or adapter folder besides the weights.
 pub const BESIDE_WEIGHTS: [&str; 12] = [
     "config.json",
     "generation_config.json",
@@ -32,22 +32,22 @@ pub const BESIDE_WEIGHTS: [&str; 12] = [
     "chat_template.json",
     "adapter_config.json",
 ];
-/// Weights, and what names the files that they were split into.
+/// Suffixes of weights and of the index of sharded weights.
 const WEIGHTS: [&str; 3] = [".safetensors", ".safetensors.index.json", ".gguf"];
 const TOKENIZER: &str = "tokenizer.json";
-/// Entries of one folder. Whoever has more has named the wrong folder.
+/// Entries per folder; a folder with more is most likely not a checkpoint.
 const ENTRIES_MAX: usize = 4096;
 const PARTS_MAX: u32 = 1000;
 const LINK_CHARS_SHOWN: usize = 300;
 
-/// The paths of a checkpoint or an adapter that a child must be able to read: its folder and the files behind its links, or its file
-/// with the parts that it was split into. A source that is not there is returned as it is; its reader tells.
+/// The paths that a child must be able to read: the folder and the targets of its links, or the file with its other parts. A
+/// missing source is returned unchanged; whoever reads it reports the error.
 pub fn readable(source: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let Ok(found) = source.canonicalize() else { return Ok(vec![source.to_path_buf()]) };
-    if found.is_dir() { folder(source, &found) } else { file(source, &found) }
+    let Ok(resolved) = source.canonicalize() else { return Ok(vec![source.to_path_buf()]) };
+    if resolved.is_dir() { folder(source, &resolved) } else { file(source, &resolved) }
 }
 
-/// All parts of the GGUF file that one of them belongs to, or the file alone, by name.
+/// Names of all parts of a split GGUF file, given one of them; for any other file its own name.
 pub fn parts(name: &str) -> Vec<String> {
     match numbered(name) {
         Some((stem, _, count)) => (1..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf")).collect(),
@@ -55,7 +55,7 @@ pub fn parts(name: &str) -> Vec<String> {
     }
 }
 
-/// `STEM-00002-of-00005.gguf`.
+/// Splits `STEM-00002-of-00005.gguf` into stem, number and count.
 pub fn numbered(name: &str) -> Option<(&str, u32, u32)> {
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
@@ -68,16 +68,16 @@ fn is_named(name: &str) -> bool {
     BESIDE_WEIGHTS.contains(&name) || WEIGHTS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Links in folders further down lead nowhere: the fence lets through what is named here and what lies in the folder.
-fn folder(source: &Path, found: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let blobs = blobs(found);
-    let mut readable = vec![found.to_path_buf()];
-    let entries = fs::read_dir(found).map_err(|error| unread(source, &error))?;
-    for (place, entry) in entries.enumerate() {
+/// Subfolders are not searched: the fence blocks links in them that lead out of the folder.
+fn folder(source: &Path, resolved: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let blobs = blobs(resolved);
+    let mut readable = vec![resolved.to_path_buf()];
+    let entries = fs::read_dir(resolved).map_err(|error| unread(source, &error))?;
+    for (index, entry) in entries.enumerate() {
         let entry = entry.map_err(|error| unread(source, &error))?;
         let name = entry.file_name();
         let path = source.join(&name);
-        if place >= ENTRIES_MAX {
+        if index >= ENTRIES_MAX {
             let message = format!("'{}' holds more than {ENTRIES_MAX} files", Outside::path(source));
             return Err(invalid(message).with_help("name a folder with one checkpoint"));
         }
@@ -86,21 +86,21 @@ fn folder(source: &Path, found: &Path) -> Result<Vec<PathBuf>, Failure> {
             check_kind(&path, kind)?;
             continue;
         }
-        // A link to nothing, or to itself, can be read by nobody.
-        let Ok(end) = path.canonicalize() else { continue };
-        let is_inside = end.starts_with(found);
-        let is_blob = blobs.as_deref().is_some_and(|blobs| end.parent() == Some(blobs));
+        // A dangling or circular link cannot be read anyway.
+        let Ok(target) = path.canonicalize() else { continue };
+        let is_inside = target.starts_with(resolved);
+        let is_blob = blobs.as_deref().is_some_and(|blobs| target.parent() == Some(blobs));
         if !is_inside && !is_blob {
-            return Err(leads_out(&path, &end, "the checkpoint's folder"));
+            return Err(leads_out(&path, &target, "the checkpoint's folder"));
         }
         let is_named = name.to_str().is_some_and(is_named);
-        let kind = end.metadata().map_err(|error| unread(&path, &error))?.file_type();
+        let kind = target.metadata().map_err(|error| unread(&path, &error))?.file_type();
         if (is_named || is_blob) && !kind.is_file() {
             return Err(irregular(&path));
         }
         check_kind(&path, kind)?;
         if is_named && !is_inside {
-            readable.push(end);
+            readable.push(target);
         }
     }
     readable.sort();
@@ -108,42 +108,43 @@ fn folder(source: &Path, found: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(readable)
 }
 
-/// A file that the user has named may itself be a link. What is read beside it lies where it does, or where its end does.
-fn file(source: &Path, found: &Path) -> Result<Vec<PathBuf>, Failure> {
-    if !found.is_file() {
+/// The file named by the user may itself be a link. Its other parts and its tokenizer must be in the same folder as the link or
+/// as its target.
+fn file(source: &Path, resolved: &Path) -> Result<Vec<PathBuf>, Failure> {
+    if !resolved.is_file() {
         return Err(irregular(source));
     }
     let name = source.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let mut readable = vec![found.to_path_buf()];
+    let mut readable = vec![resolved.to_path_buf()];
     if !name.ends_with(".gguf") {
         return Ok(readable);
     }
-    let folders = [source.parent().and_then(|folder| named_folder(folder).ok()), found.parent().map(Path::to_path_buf)];
+    let folders =
+        [source.parent().and_then(|folder| named_folder(folder).ok()), resolved.parent().map(Path::to_path_buf)];
     let blobs = folders[0].as_deref().and_then(blobs);
     let siblings = parts(name).into_iter().filter(|part| part != name).chain([TOKENIZER.to_owned()]);
     for path in siblings.map(|sibling| source.with_file_name(sibling)) {
-        let Ok(end) = path.canonicalize() else { continue };
-        let lies_in = |folder: &Option<PathBuf>| folder.is_some() && end.parent() == folder.as_deref();
-        if !folders.iter().chain([&blobs]).any(lies_in) {
-            return Err(leads_out(&path, &end, "the folder of the file that was named"));
+        let Ok(target) = path.canonicalize() else { continue };
+        let is_in = |folder: &Option<PathBuf>| folder.is_some() && target.parent() == folder.as_deref();
+        if !folders.iter().chain([&blobs]).any(is_in) {
+            return Err(leads_out(&path, &target, "the folder of the named file"));
         }
-        if !end.is_file() {
+        if !target.is_file() {
             return Err(irregular(&path));
         }
-        readable.push(end);
+        readable.push(target);
     }
     readable.sort();
     readable.dedup();
     Ok(readable)
 }
 
-/// The folder of a file that was named without one is the current one.
+/// Resolves the folder of a file name; an empty one is the current folder.
 fn named_folder(folder: &Path) -> io::Result<PathBuf> {
     if folder.as_os_str().is_empty() { Path::new(".") } else { folder }.canonicalize()
 }
 
-/// The `blobs` beside the `snapshots` that a folder lies in, if it lies in the hub's cache: `models--X--Y/snapshots/REVISION/…`.
-/// A link in its place would lead anywhere.
+/// The `blobs` folder for a folder in the hub's cache, `models--X--Y/snapshots/REVISION/…`. It must not be a link itself.
 fn blobs(folder: &Path) -> Option<PathBuf> {
     let is_repository =
         |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("models--"));
@@ -157,20 +158,20 @@ fn check_kind(path: &Path, kind: FileType) -> Result<(), Failure> {
     if is_special { Err(irregular(path)) } else { Ok(()) }
 }
 
-fn leads_out(link: &Path, end: &Path, home: &str) -> Failure {
-    let (link, end) = (Outside::path(link), Outside::path(end).at_most(LINK_CHARS_SHOWN));
-    let message = format!("'{link}' is a link that leads to '{end}', out of {home}");
+fn leads_out(link: &Path, target: &Path, home: &str) -> Failure {
+    let (link, target) = (Outside::path(link), Outside::path(target).at_most(LINK_CHARS_SHOWN));
+    let message = format!("'{link}' is a link that leads to '{target}', out of {home}");
     let failure = Failure::new(FailureCode::Forbidden, message);
     failure.with_help("put the file itself there, remove the link, or name the file or folder that it leads to")
 }
 
 fn irregular(path: &Path) -> Failure {
-    invalid(format!("'{}': it is no regular file", Outside::path(path))).with_help("put the file itself there")
+    invalid(format!("'{}': not a regular file", Outside::path(path))).with_help("put the file itself there")
 }
 
 fn unread(path: &Path, error: &io::Error) -> Failure {
     let code = if error.kind() == io::ErrorKind::NotFound { FailureCode::NotFound } else { FailureCode::Unsupported };
-    Failure::new(code, format!("'{}' cannot be looked at: {error}", Outside::path(path))).with_help("check the path")
+    Failure::new(code, format!("'{}' cannot be read: {error}", Outside::path(path))).with_help("check the path")
 }
 
 fn invalid(message: String) -> Failure {
@@ -185,7 +186,7 @@ mod tests {
 
     const REVISION: &str = "hub/models--o--r/snapshots/main";
 
-    /// Folders as people and the hub lay them out.
+    /// Folders as users and the hub's cache lay them out.
     fn home() -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
@@ -199,7 +200,7 @@ mod tests {
         (folder, root)
     }
 
-    fn found(root: &Path, source: &str) -> Result<Vec<String>, Failure> {
+    fn resolved(root: &Path, source: &str) -> Result<Vec<String>, Failure> {
         let strip = |path: PathBuf| path.strip_prefix(root).unwrap().display().to_string();
         Ok(readable(&root.join(source))?.into_iter().map(strip).collect())
     }
@@ -210,18 +211,18 @@ mod tests {
         symlink("sub/../plain", root.join("model/tokenizer.json")).unwrap();
         symlink("sub", root.join("model/alias")).unwrap();
         symlink("nowhere", root.join("model/chat_template.jinja")).unwrap();
-        assert_eq!(found(&root, "model").unwrap(), ["model"]);
+        assert_eq!(resolved(&root, "model").unwrap(), ["model"]);
         symlink("../../blobs/a", root.join(REVISION).join("model.safetensors")).unwrap();
         symlink("../../blobs/a", root.join(REVISION).join("README.md")).unwrap();
-        assert_eq!(found(&root, REVISION).unwrap(), ["hub/models--o--r/blobs/a", REVISION]);
+        assert_eq!(resolved(&root, REVISION).unwrap(), ["hub/models--o--r/blobs/a", REVISION]);
         symlink("hub", root.join("cache")).unwrap();
         let through = REVISION.replacen("hub", "cache", 1);
-        assert_eq!(found(&root, &through).unwrap(), ["hub/models--o--r/blobs/a", REVISION]);
-        assert_eq!(found(&root, "nothing").unwrap(), ["nothing"]);
+        assert_eq!(resolved(&root, &through).unwrap(), ["hub/models--o--r/blobs/a", REVISION]);
+        assert_eq!(resolved(&root, "nothing").unwrap(), ["nothing"]);
     }
 
     #[test]
-    fn links_that_lead_elsewhere_are_refused_whatever_they_are_called() {
+    fn links_out_of_the_folder_are_refused_whatever_their_name() {
         for (name, target) in [
             ("docs", "/"),
             ("notes.txt", "../../../../other/secret"),
@@ -236,72 +237,72 @@ mod tests {
             fs::rename(root.join(REVISION).join("chain"), root.join("hub/chain")).unwrap();
             let target = if target == "chain" { "../../../chain" } else { target };
             symlink(target, root.join(REVISION).join(name)).unwrap();
-            let failure = found(&root, REVISION).unwrap_err();
+            let failure = resolved(&root, REVISION).unwrap_err();
             assert!(failure.message.contains(name), "{failure}");
             assert!(failure.help.contains("put the file itself there"), "{failure}");
         }
     }
 
     #[test]
-    fn blobs_that_are_a_link_are_no_blobs() {
+    fn a_blobs_folder_that_is_a_link_is_not_trusted() {
         let (_folder, root) = home();
         fs::rename(root.join("hub/models--o--r/blobs"), root.join("hub/away")).unwrap();
         symlink("../../other", root.join("hub/models--o--r/blobs")).unwrap();
         symlink("../../blobs/secret", root.join(REVISION).join("config.json")).unwrap();
-        assert!(found(&root, REVISION).unwrap_err().message.contains("other/secret'"));
-        // Only the cache of the hub has such a layout: elsewhere it is a stranger's.
+        assert!(resolved(&root, REVISION).unwrap_err().message.contains("other/secret'"));
+        // Outside of the hub's cache the same layout is not trusted.
         let stranger = "model/snapshots/main";
         fs::create_dir_all(root.join(stranger)).unwrap();
         fs::create_dir(root.join("model/blobs")).unwrap();
         fs::write(root.join("model/blobs/x"), "").unwrap();
         symlink("../../blobs/x", root.join(stranger).join("config.json")).unwrap();
-        assert_eq!(found(&root, stranger).unwrap_err().code, FailureCode::Forbidden);
+        assert_eq!(resolved(&root, stranger).unwrap_err().code, FailureCode::Forbidden);
     }
 
     #[test]
-    fn a_file_that_is_named_may_be_a_link_and_what_lies_beside_it_may_not_lead_elsewhere() {
+    fn a_named_file_may_be_a_link_but_its_siblings_may_not_lead_elsewhere() {
         let (_folder, root) = home();
         let at = |name: &str| root.join(name);
         symlink("../other/m.gguf", at("model/named.gguf")).unwrap();
-        assert_eq!(found(&root, "model/named.gguf").unwrap(), ["other/m.gguf"]);
+        assert_eq!(resolved(&root, "model/named.gguf").unwrap(), ["other/m.gguf"]);
         fs::write(at("model/tokenizer.json"), "").unwrap();
-        assert_eq!(found(&root, "model/named.gguf").unwrap(), ["model/tokenizer.json", "other/m.gguf"]);
+        assert_eq!(resolved(&root, "model/named.gguf").unwrap(), ["model/tokenizer.json", "other/m.gguf"]);
         for (name, target) in
             [("p-00001-of-00002.gguf", "../other/m.gguf"), ("p-00002-of-00002.gguf", "../other/secret")]
         {
             symlink(target, at("model").join(name)).unwrap();
         }
-        let parts = found(&root, "model/p-00002-of-00002.gguf").unwrap();
+        let parts = resolved(&root, "model/p-00002-of-00002.gguf").unwrap();
         assert_eq!(parts, ["model/tokenizer.json", "other/m.gguf", "other/secret"]);
-        // Files that are no parts of it are not read.
+        // Unrelated files are not read.
         symlink("/etc/passwd", at("model/unrelated.gguf")).unwrap();
-        assert!(found(&root, "model/p-00001-of-00002.gguf").is_ok());
+        assert!(resolved(&root, "model/p-00001-of-00002.gguf").is_ok());
         fs::remove_file(at("model/tokenizer.json")).unwrap();
         symlink("/etc/passwd", at("model/tokenizer.json")).unwrap();
-        let failure = found(&root, "model/named.gguf").unwrap_err();
+        let failure = resolved(&root, "model/named.gguf").unwrap_err();
         assert!(failure.message.contains("tokenizer.json' is a link that leads to '/etc/passwd'"), "{failure}");
-        // Of a snapshot the file and its parts are blobs.
+        // In a snapshot the file and its parts are links to blobs.
         symlink("../../blobs/a", at(REVISION).join("q.gguf")).unwrap();
-        assert_eq!(found(&root, &format!("{REVISION}/q.gguf")).unwrap(), ["hub/models--o--r/blobs/a"]);
+        assert_eq!(resolved(&root, &format!("{REVISION}/q.gguf")).unwrap(), ["hub/models--o--r/blobs/a"]);
     }
 
     #[test]
-    fn pipes_and_devices_take_no_file_s_place() {
+    fn pipes_and_devices_are_refused() {
         let (_folder, root) = home();
         let fifo = root.join("model/tokenizer.json");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        assert!(found(&root, "model").unwrap_err().message.ends_with("tokenizer.json': it is no regular file"));
+        assert!(resolved(&root, "model").unwrap_err().message.ends_with("tokenizer.json': not a regular file"));
         fs::remove_file(&fifo).unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(root.join("model/any")).unwrap();
-        assert!(found(&root, "model").unwrap_err().message.ends_with("any': it is no regular file"));
+        assert!(resolved(&root, "model").unwrap_err().message.ends_with("any': not a regular file"));
         assert!(readable(Path::new("/dev/zero")).is_err());
     }
 
     #[test]
-    fn a_link_s_name_is_shown_as_what_it_is() {
+    fn control_characters_in_a_link_s_name_are_escaped() {
         let (_folder, root) = home();
         symlink("/etc/passwd", root.join("model/\u{1b}]0;x\u{7}")).unwrap();
-        let failure = found(&root, "model").unwrap_err();
+        let failure = resolved(&root, "model").unwrap_err();
         assert!(failure.message.contains("\\u{1b}]0;x\\u{7}'"), "{failure}");
     }
 }

@@ -1,24 +1,24 @@
-//! A conversation as every API has it: turns, tools, and what the model may do in its own turn. Plain data that travels from
-//! the server, which reads it out of a client's JSON, to the prompt process that renders it.
+//! Conversations in the form common to all APIs: turns, tools and tool choice. The server parses them from a client's JSON and
+//! sends them to the prompt process, which renders them.
 //!
-//! JSON values travel as text, because a frame's encoding does not describe itself; the order of fields is kept.
+//! JSON values are sent as text, because postcard is not self-describing; the order of fields is preserved.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Map, Value};
 
-/// Turns, and what the model may do in its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conversation {
-    /// What stands before the first turn; empty for nothing.
+    /// The system prompt; empty for none.
     pub system: String,
     /// The turns, oldest first. If the last one is the assistant's, the model continues it.
     pub turns: Vec<Turn>,
     pub tools: Vec<Tool>,
     pub tool_choice: ToolChoice,
+    /// Allows at most one tool call per answer.
     pub single_call: bool,
-    /// Whether the model thinks before it answers; none for the template's own way.
+    /// Turns reasoning on or off; `None` leaves it to the template.
     pub thinking: Option<bool>,
-    /// More variables for the template.
+    /// Additional variables for the template.
     #[serde(serialize_with = "map_to_text", deserialize_with = "map_from_text")]
     pub variables: Map<String, Value>,
 }
@@ -31,9 +31,9 @@ pub struct Turn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
-    /// Instructions in the middle of a conversation. They stay where they are.
+    /// Instructions in the middle of a conversation, rendered in place.
     System,
-    /// The client's, tool results included.
+    /// The user, tool results included.
     User,
     Assistant,
 }
@@ -45,7 +45,7 @@ pub enum Part {
     ToolCall {
         id: String,
         name: String,
-        /// Its arguments, a JSON object as a rule.
+        /// Usually a JSON object.
         #[serde(serialize_with = "to_text", deserialize_with = "from_text")]
         arguments: Value,
     },
@@ -60,26 +60,27 @@ pub enum Part {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tool {
     pub name: String,
-    /// What it is for; may be empty.
+    /// May be empty.
     pub description: String,
-    /// The JSON schema of its arguments, properties in the client's order.
+    /// JSON schema of the arguments, properties in the client's order.
     #[serde(serialize_with = "to_text", deserialize_with = "from_text")]
     pub schema: Value,
-    /// Whether arguments must fit the schema in every point, so that a schema that cannot be enforced is an error. The
-    /// others are enforced as far as that goes.
+    /// Arguments must match the schema exactly, and a schema that cannot be enforced is an error. Other schemas are enforced
+    /// as far as possible.
     pub strict: bool,
-    /// The field of the request that has the schema, for errors.
+    /// The request field that holds the schema, for errors.
     pub field: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToolChoice {
-    /// Any or none.
+    /// The model decides whether to call tools.
     #[default]
     Auto,
     None,
-    /// At least one.
+    /// The model must call at least one tool.
     Any,
+    /// The model must call this tool.
     Named(String),
 }
 

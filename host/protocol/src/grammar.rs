@@ -1,15 +1,15 @@
-//! What a request may ask for: plain data that travels from a dialect to the worker. Schemas travel as the text that the
-//! client sent, because the order of properties in it is the order in which the model will write them.
+//! Constraints on the output of a request: plain data from a dialect to the worker. Schemas are kept as the text that the
+//! client sent, because the model writes properties in the order in which the schema lists them.
 
 use serde::{Deserialize, Serialize};
 
-/// What holds for the output of one sequence.
+/// Constraints on the output of one sequence.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Spec {
-    /// How the model writes what it thinks before it answers. No rule holds in there.
+    /// Delimiters of the reasoning before the answer, in which no rule applies.
     pub reasoning: Option<Reasoning>,
-    /// Grammars and when they hold. At most one begins at the start.
+    /// Grammars with their triggers. At most one has `Trigger::Start`.
     pub rules: Vec<Rule>,
 }
 
@@ -17,7 +17,7 @@ pub struct Spec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reasoning {
-    /// What opens it, if the model may choose to; it counts at the start of the output alone. None if the prompt opened it.
+    /// The marker that opens it, recognised only at the start of the output; `None` if the prompt has opened it already.
     pub begin: Option<Marker>,
     pub end: Marker,
 }
@@ -25,36 +25,36 @@ pub struct Reasoning {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// The field of the request that it follows from, for errors.
+    /// The request field that it comes from, for errors.
     #[serde(default)]
     pub field: String,
     pub trigger: Trigger,
-    /// What must be written before the grammar's text.
+    /// Required before the grammar's text.
     #[serde(default)]
     pub open: Option<Marker>,
     pub grammar: Grammar,
-    /// What must be written after the grammar's text.
+    /// Required after the grammar's text.
     #[serde(default)]
     pub close: Option<Marker>,
     #[serde(default)]
     pub then: Then,
 }
 
-/// When a rule begins to hold.
+/// When a rule starts to apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trigger {
-    /// With the output, or with the end of the reasoning where there is some.
+    /// At the start of the output, or at the end of the reasoning if there is one.
     Start,
-    /// After a marker in the output. The marker that is complete first counts, and of several the one that began first.
+    /// After a marker in the output. The marker that completes first wins; of several, the one that began first.
     After(Marker),
 }
 
-/// Something that is recognised in the output.
+/// A text or token that is recognised in the output.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Marker {
-    /// A text, wherever its tokens are cut.
+    /// Matched on bytes, across token boundaries.
     Text(String),
     Token(u32),
 }
@@ -65,7 +65,7 @@ pub enum Marker {
 pub enum Then {
     #[default]
     Stop,
-    /// The output is free again, and the triggers count again.
+    /// The output is unconstrained again, and triggers are recognised again.
     Resume,
 }
 
@@ -74,18 +74,18 @@ pub enum Then {
 pub enum Grammar {
     JsonSchema {
         schema: String,
-        /// Whether what the grammar cannot express is passed over, as for tools, instead of being an error.
+        /// Ignores keywords that the grammar cannot express, as for tools, instead of failing.
         lenient: bool,
     },
-    /// A text that matches as a whole. No anchors, no look-around.
+    /// Matches the whole text. No anchors, no look-around.
     Regex(String),
     /// A grammar in llguidance's dialect of Lark.
     Lark(String),
-    /// Several grammars in a frame: a grammar in Lark whose `@part0`, `@part1`, … stand for them. Of the lenient schemas
-    /// among them those that cannot be enforced at all become any JSON of their type.
+    /// A Lark grammar in which `@part0`, `@part1`, … stand for other grammars. Lenient schemas among them that cannot be
+    /// enforced at all become any JSON of their type.
     Framed {
         frame: String,
-        /// What stands in it; not framed themselves.
+        /// Must not be `Framed` themselves.
         parts: Vec<Part>,
     },
 }
@@ -93,13 +93,13 @@ pub enum Grammar {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Part {
-    /// The field of the request that has it, for errors.
+    /// The request field that holds it, for errors.
     pub field: String,
     pub grammar: Grammar,
 }
 
 impl Spec {
-    /// The tokens that must be written around grammars' texts.
+    /// Tokens among the `open` and `close` markers.
     pub fn written_tokens(&self) -> Vec<u32> {
         let markers = self.rules.iter().flat_map(|rule| rule.open.iter().chain(&rule.close));
         markers.filter_map(|marker| if let Marker::Token(token) = marker { Some(*token) } else { None }).collect()
@@ -107,7 +107,7 @@ impl Spec {
 }
 
 impl Rule {
-    /// What holds for a whole answer.
+    /// A rule for the whole answer.
     pub fn from_start(answer: Part, then: Then) -> Self {
         let Part { field, grammar } = answer;
         Self { field, trigger: Trigger::Start, open: None, grammar, close: None, then }
@@ -115,16 +115,17 @@ impl Rule {
 }
 
 impl Grammar {
-    /// JSON that fits a schema, or as much of the schema as can be enforced.
+    /// JSON that matches a schema; if `lenient`, as far as the schema can be enforced.
     pub fn json_schema(schema: impl Into<String>, lenient: bool) -> Self {
         Self::JsonSchema { schema: schema.into(), lenient }
     }
 
-    /// Any JSON object: what is left of a schema that cannot be enforced.
+    /// Any JSON object: the fallback for a schema that cannot be enforced.
     pub fn any_json_object() -> Self {
         Self::json_schema(r#"{"type":"object"}"#, true)
     }
 
+    /// Length of all source texts.
     pub fn bytes(&self) -> usize {
         match self {
             Self::JsonSchema { schema: text, .. } | Self::Regex(text) | Self::Lark(text) => text.len(),
@@ -134,7 +135,6 @@ impl Grammar {
 }
 
 impl Part {
-    /// What a field of the request has.
     pub fn new(field: impl Into<String>, grammar: Grammar) -> Self {
         Self { field: field.into(), grammar }
     }

@@ -1,6 +1,5 @@
-//! What server and worker say to each other about one generation: a [`Job`] goes down, [`Event`]s come back. Plain data
-//! and token ids, so that the server never needs a plugin or a model to understand it, and a worker never needs to know
-//! which API a client speaks.
+//! One generation on the wire: a [`Job`] goes to the worker, [`Event`]s come back. Both hold plain data and token ids, so the
+//! server needs no plugin or model to read them, and a worker does not need to know which API a client uses.
 
 use std::{fmt, time::Duration};
 
@@ -15,21 +14,21 @@ pub const STOP_BYTES_MAX: usize = 1024;
 pub struct Job {
     /// Unique on its worker.
     pub id: u64,
-    /// Who asks: clients take turns.
+    /// The client, for fair scheduling among clients.
     pub client: u64,
-    /// Keeps the cached prompts of one API key out of reach of others.
+    /// Separates the prefix cache by API key.
     pub salt: Vec<u8>,
     /// Token ids of the prompt.
     pub tokens: Vec<u32>,
     pub max_tokens: u32,
-    /// How long it may take in all, from its arrival at the worker.
+    /// Time limit from arrival at the worker to the last token.
     pub deadline: Option<Duration>,
     pub seed: u64,
-    /// The sampler chain (sampling parameters included); empty for greedy decoding.
+    /// The sampler chain with its parameters; empty for greedy decoding.
     pub stages: Vec<StageSpec>,
     /// Tokens that end the generation, besides those that end a turn.
     pub stop_tokens: Vec<u32>,
-    /// Whether to go on after a token that ends a turn, as a measurement does.
+    /// Continues after end-of-turn tokens, for benchmarks.
     pub ignore_end_of_turn: bool,
     /// Byte strings that end the generation and are not shown.
     pub stops: Vec<Vec<u8>>,
@@ -43,33 +42,33 @@ pub struct Job {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageSpec {
     pub sampler: String,
-    /// Its parameters, a JSON object; empty for none.
+    /// A JSON object; empty for none.
     pub parameters: String,
-    /// The field of the request that names it, for errors; empty if none does.
+    /// The request field that it comes from, for errors; empty if there is none.
     pub field: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdapterUse {
-    /// The name that it was attached by.
+    /// The name that it was attached under.
     pub name: String,
     /// The strength; 1 is as trained.
     pub scale: f32,
 }
 
-/// What became of a job. Every job that a worker takes ends with [`Event::Finished`] or [`Event::Failed`], and nothing
-/// follows that.
+/// Progress and result of a job. Every job that a worker accepts ends with [`Event::Finished`] or [`Event::Failed`], and no
+/// event follows that.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Event {
-    /// Its prompt is about to be computed.
+    /// Prefill is about to start.
     Started {
         prompt_tokens: u32,
-        /// Of those, how many need not be computed.
+        /// Of those, tokens found in the prefix cache.
         reused_tokens: u32,
     },
-    /// How far its prompt is.
+    /// Progress of prefill.
     Prompt {
-        /// Tokens that are computed or reused.
+        /// Prompt tokens computed or reused so far.
         computed: u32,
         total: u32,
     },
@@ -84,20 +83,20 @@ pub enum Event {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tokens {
-    /// All new tokens, those that end the generation included.
+    /// All new tokens, including one that ends the generation.
     pub ids: Vec<u32>,
-    /// The bytes that may be shown now. They lag behind the ids while they may yet become a stop string; special tokens
+    /// Output bytes that are final. They lag behind the ids while they may be the beginning of a stop string; special tokens
     /// have none.
     pub bytes: Vec<u8>,
     /// One per id, if the job asked for them.
     pub logprobs: Vec<TokenLogprobs>,
 }
 
-/// How likely a token was before any sampler or grammar had a say.
+/// Log-probabilities at a token's position, before samplers and grammar.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
     pub logprob: f32,
-    /// The most likely tokens in its place, the most likely first.
+    /// The most likely tokens at this position, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 
@@ -105,39 +104,39 @@ pub struct TokenLogprobs {
 pub enum Finish {
     EndOfTurn,
     Length,
-    /// The stop string at this place of the job is complete.
+    /// The stop string with this index in `Job::stops` is complete.
     StopString(u32),
     StopToken(u32),
     Deadline,
     Cancelled,
-    /// The model's context, or the memory for it, is full.
+    /// The model's context or its KV cache is full.
     ContextFull,
     GrammarDone,
     Repetition,
 }
 
-/// Token counts of a job, as clients are told them.
+/// Token counts of a job, as reported to clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     pub prompt: u32,
-    /// Of those, how many were taken over from earlier jobs.
+    /// Of those, tokens found in the prefix cache.
     pub reused: u32,
-    /// Tokens generated, up to and with the one that ended it.
+    /// Generated tokens, including the one that ended it.
     pub generated: u32,
 }
 
-/// What went wrong, to what, and what to do about it.
+/// An error for a client or operator: what failed, on what, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub code: FailureCode,
     pub message: String,
     /// What to do about it; may be empty.
     pub help: String,
-    /// The field of the request that is at fault; empty if none is.
+    /// The request field that is at fault; empty if none is.
     pub field: String,
-    /// After how long it makes sense to try again, where that is known.
+    /// When to retry, if known.
     pub retry_after: Option<Duration>,
-    /// Whether the message repeats what a client wrote, so that no log may have it.
+    /// The message quotes the client, so it must not be logged.
     pub is_private: bool,
 }
 
@@ -149,22 +148,22 @@ pub enum FailureCode {
     TooLong,
     NotFound,
     Unsupported,
-    /// Too many others are waiting.
+    /// The queue is full.
     Busy,
-    /// The worker takes no new jobs, because it is about to end.
+    /// The worker accepts no new jobs, because it is about to exit.
     Draining,
     Plugin,
     NotANumber,
-    /// A plugin did not come back in time.
+    /// A plugin call did not return in time.
     Stalled,
-    /// The worker's process ended without a report.
+    /// The worker process ended without a report.
     WorkerLost,
     Internal,
     Forbidden,
     Conflict,
-    /// Another server, which the request needs, does not answer as it should.
+    /// An upstream server that the request needs is not answering correctly.
     Unreachable,
-    /// The model's workers died too often, and it is not loaded for a while.
+    /// The model's workers crashed too often, so it is not loaded for a while.
     Quarantined,
 }
 
@@ -180,14 +179,14 @@ impl Failure {
         }
     }
 
-    /// Adds the field of the request that is at fault.
+    /// Sets the request field that is at fault.
     #[must_use]
     pub fn at(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();
         self
     }
 
-    /// Keeps the message out of logs, since it repeats what a client wrote.
+    /// Keeps the message out of logs, because it quotes the client.
     #[must_use]
     pub fn private(self) -> Self {
         Self { is_private: true, ..self }

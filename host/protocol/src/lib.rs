@@ -1,8 +1,8 @@
-//! What the server process and the worker processes say to each other, as plain data.
+//! The messages between the server and its child processes, as plain data.
 //!
-//! Jobs go to a worker and events come back, in the frames of [`wire`]; children that look at plugins and checkpoints in the
-//! server's place answer [`questions`]. Nothing here runs foreign code, opens a model or knows a tensor, so that either
-//! side can be rebuilt and tested without the other.
+//! Jobs go to a worker and events come back, in the frames of [`wire`]; children that inspect plugins and checkpoints on the
+//! server's behalf answer [`questions`]. Nothing here runs plugin code, opens a model or knows tensors, so that either side
+//! can be built and tested without the other.
 
 pub mod card;
 pub mod checkpoint;

@@ -1,9 +1,9 @@
-//! What a plugin provides, as plain data.
+//! Plugin manifests as plain data.
 //!
-//! A worker or an inspecting child copies it out of the plugin's memory; the server routes by it and prints it without ever
-//! having mapped the library. It prints these strings and puts ids into paths and metrics, so a plugin cannot choose them
-//! freely: names are short and of few letters, texts have no control characters, lists have an end. Both sides check that: the
-//! child to say what is wrong, the server because a plugin's code may have answered in the child's place.
+//! A worker or an inspecting child copies the manifest out of the plugin's memory; the server routes by it without mapping the
+//! library. The server prints its strings and uses ids in paths and metrics, so they are restricted: names are short and use
+//! few characters, texts have no control characters, lists are bounded. Both sides check this: the child for good error
+//! messages, the server because plugin code may have forged the child's answer.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -15,25 +15,25 @@ const TEXT_LEN_MAX: usize = 512;
 const PROVIDERS_MAX: usize = 256;
 const CLAIMS_MAX: usize = 256;
 
-/// Who a plugin is and what it provides.
+/// A plugin's identity and providers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Short and unique among installed plugins: `llama`.
     pub id: String,
     pub version: String,
-    /// One line for a person.
+    /// One line of text.
     pub description: String,
     /// The compiler that built it.
     pub toolchain: String,
-    /// The kit it was built with; empty for none.
+    /// The SDK it was built with; empty for none.
     pub sdk: String,
-    /// The architectures that it provides, each with the checkpoints that it claims.
+    /// Architectures with the checkpoints that they claim.
     pub architectures: Vec<Claim>,
     pub samplers: Vec<String>,
     pub adapter_formats: Vec<String>,
 }
 
-/// The checkpoints that an architecture claims.
+/// An architecture and the checkpoints that it claims.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     pub architecture: String,
@@ -44,7 +44,7 @@ pub struct Claim {
 }
 
 impl Manifest {
-    /// Says which of a plugin's words breaks a rule.
+    /// Checks all restrictions; the error names the first string that breaks one.
     pub fn check(&self) -> Result<(), String> {
         if !is_name(&self.id, b"-") {
             let id = quoted(&self.id);
@@ -64,7 +64,7 @@ impl Manifest {
     }
 }
 
-/// Names of providers: requests and configurations use them, so no two of a kind are equal.
+/// Checks provider names, which must be unique per kind, as requests and configurations use them.
 fn names<'a>(kind: &str, names: impl ExactSizeIterator<Item = &'a String>) -> Result<(), String> {
     if names.len() > PROVIDERS_MAX {
         return Err(format!("it lists {} {kind}s, more than {PROVIDERS_MAX}", names.len()));
@@ -74,7 +74,7 @@ fn names<'a>(kind: &str, names: impl ExactSizeIterator<Item = &'a String>) -> Re
         if !is_name(name, b"-_.") {
             let name = quoted(name);
             return Err(format!(
-                "{kind} {name} is not named by 1 to {NAME_LEN_MAX} of the characters a-z, 0-9, '-', '_' and '.'"
+                "{kind} {name} does not have a name of 1 to {NAME_LEN_MAX} of the characters a-z, 0-9, '-', '_' and '.'"
             ));
         }
         if !seen.insert(name) {
@@ -84,7 +84,7 @@ fn names<'a>(kind: &str, names: impl ExactSizeIterator<Item = &'a String>) -> Re
     Ok(())
 }
 
-/// The claims of an architecture: words of file formats, which the host only compares and prints.
+/// Checks an architecture's claims, which the host only compares and prints.
 fn values(architecture: &str, what: &str, values: &[String]) -> Result<(), String> {
     if values.len() > CLAIMS_MAX {
         return Err(format!("architecture '{architecture}' claims {} {what}, more than {CLAIMS_MAX}", values.len()));

@@ -1,15 +1,14 @@
-//! Text from outside, as it may be shown: names of files, words of clients, of plugins, of workers and of the hub.
+//! Escapes untrusted text before it is shown: file names, and strings from clients, plugins, workers and the hub.
 //!
-//! Whoever writes such a text must not steer the terminal, the log or the header that it is shown in. So nothing of it is
-//! taken at its word: what moves a cursor, turns the direction of writing or cannot be seen stands there as `\u{1b}`, and what is
-//! too long is cut. Letters of any script, accents and emoji stay as they are.
+//! Such text must not control the terminal, forge log lines or break headers. Control characters, bidirectional overrides and
+//! invisible characters are shown as `\u{1b}`, and long text is cut. Letters of any script, accents and emoji stay as they are.
 
 use std::{borrow::Cow, fmt, path::Path};
 
-/// Characters that are shown unless something else is said: enough for a path or a sentence.
+/// Default limit of characters: enough for a sentence.
 const CHARS_MAX: usize = 400;
 
-/// A text of one line from outside.
+/// Untrusted text whose `Display` is escaped, bounded and on one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outside<'a> {
     text: Cow<'a, str>,
@@ -21,13 +20,13 @@ impl<'a> Outside<'a> {
         Self { text: text.into(), chars_max: CHARS_MAX }
     }
 
-    /// A path, whose names are what somebody has called them. It may be as long as the system has paths.
+    /// A path, with the system's `PATH_MAX` as its limit.
     pub fn path(path: &'a (impl AsRef<Path> + ?Sized)) -> Self {
         const PATH_CHARS_MAX: usize = 4096;
         Self { text: path.as_ref().to_string_lossy(), chars_max: PATH_CHARS_MAX }
     }
 
-    /// The same, cut after so many characters.
+    /// Changes the limit of characters.
     #[must_use]
     pub fn at_most(self, chars_max: usize) -> Self {
         Self { chars_max, ..self }
@@ -42,8 +41,7 @@ impl fmt::Display for Outside<'_> {
     }
 }
 
-/// Whole lines for a terminal, of which parts may be from outside: whatever does more there than stand, but for the ends of
-/// lines and tabs, is escaped. Nothing is cut.
+/// Escapes text of several lines for a terminal; newlines and tabs stay, and nothing is cut.
 pub fn lines(text: &str) -> Cow<'_, str> {
     let is_escaped = |letter| is_hidden(letter) && !matches!(letter, '\n' | '\t');
     if !text.contains(is_escaped) {
@@ -55,7 +53,7 @@ pub fn lines(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// JSON for a terminal: what [`lines`] would escape, in JSON's own way. It can stand in JSON's strings only.
+/// Escapes what [`lines`] would, with JSON's `\\uXXXX`; such characters occur only within JSON strings.
 pub fn json(text: &str) -> Cow<'_, str> {
     let is_escaped = |letter: char| is_hidden(letter) && !letter.is_ascii_control() || letter == '\u{7f}';
     if !text.contains(is_escaped) {
@@ -74,24 +72,24 @@ pub fn json(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// A model's text for a terminal: with ends of lines and tabs, and nothing that steers.
+/// Strips control characters from a model's text for a terminal, except newlines and tabs.
 pub fn answer(text: &str) -> Cow<'_, str> {
-    let steers = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
-    if text.contains(steers) { text.replace(steers, "").into() } else { text.into() }
+    let is_control = |letter: char| letter.is_control() && !matches!(letter, '\n' | '\t');
+    if text.contains(is_control) { text.replace(is_control, "").into() } else { text.into() }
 }
 
-/// A sentence whose quoted parts are dots: what was wrong without what a client wrote.
+/// Replaces quoted parts of a message by `…`, which removes what a client wrote.
 pub fn without_quoted(text: &str) -> String {
     const SENTENCE_CHARS_MAX: usize = 300;
-    let (mut shown, mut quote, mut before) = (String::new(), None, ' ');
+    let (mut shown, mut quote, mut previous) = (String::new(), None, ' ');
     let mut letters = text.chars().take(SENTENCE_CHARS_MAX).peekable();
     while let Some(letter) = letters.next() {
         let is_mark = matches!(letter, '\'' | '"');
         match quote {
             None => {
                 shown.push(letter);
-                // Within a word it is an apostrophe.
-                if is_mark && !before.is_alphanumeric() {
+                // A mark within a word is an apostrophe.
+                if is_mark && !previous.is_alphanumeric() {
                     quote = Some(letter);
                     shown.push('…');
                 }
@@ -102,7 +100,7 @@ pub fn without_quoted(text: &str) -> String {
             }
             Some(_) => {}
         }
-        before = letter;
+        previous = letter;
     }
     shown
 }
@@ -122,16 +120,17 @@ fn escape(to: &mut impl fmt::Write, text: &str, is_escaped: impl Fn(char) -> boo
     to.write_str(rest)
 }
 
-/// Whether a character steers or deceives instead of being seen. The joiners U+200C and U+200D are part of words and of emoji.
+/// True for characters that control a terminal, are invisible or change the writing direction. The joiners U+200C and U+200D
+/// are not among them, as words and emoji need them.
 fn is_hidden(letter: char) -> bool {
     letter.is_control()
         || matches!(letter,
-            // Spaces and letters that cannot be seen.
+            // Invisible spaces and letters.
             '\u{ad}' | '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180e}' | '\u{200b}' | '\u{3164}' | '\u{feff}'
             | '\u{ffa0}' | '\u{2060}'..='\u{2064}' | '\u{206a}'..='\u{206f}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}'
-            // The direction of writing.
+            // Bidirectional controls.
             | '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-            // Ends of lines and of paragraphs.
+            // Line and paragraph separators.
             | '\u{2028}' | '\u{2029}')
 }
 
@@ -140,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_steers_a_terminal_stands_there_as_what_it_is() {
+    fn control_characters_are_escaped() {
         for (text, shown) in [
             ("\u{1b}]0;owned\u{7}", "\\u{1b}]0;owned\\u{7}"),
             ("a\u{9b}31mb\u{7f}", "a\\u{9b}31mb\\u{7f}"),
@@ -150,7 +149,7 @@ mod tests {
             ("\u{e0041}", "\\u{e0041}"),
         ] {
             assert_eq!(Outside::new(text).to_string(), shown);
-            // What was escaped once stays as it is.
+            // Escaping twice changes nothing.
             assert_eq!(Outside::new(shown).to_string(), shown);
         }
     }
@@ -168,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_cut_and_says_so() {
+    fn long_text_is_cut_with_an_ellipsis() {
         let long = "é".repeat(1000);
         assert_eq!(Outside::new(&*long).to_string(), format!("{}…", "é".repeat(CHARS_MAX)));
         assert_eq!(Outside::new("abc").at_most(2).to_string(), "ab…");
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_keep_their_ends_and_json_its_form() {
+    fn lines_keep_newlines_and_json_stays_valid() {
         assert_eq!(lines("a\tb\n\u{1b}[2Jc\n"), "a\tb\n\\u{1b}[2Jc\n");
         let value = "\u{1b}\u{7f}\u{9b}\u{202e}\u{e0041}ä\n";
         let shown = serde_json::to_string(value).unwrap_or_default();
@@ -186,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_loses_what_steers_and_nothing_else() {
+    fn an_answer_loses_control_characters_only() {
         assert_eq!(answer("\u{1b}[31mred\u{9b}\u{7}\n\tnext\r\n"), "[31mred\n\tnext\n");
         assert_eq!(answer("\u{202b}عربي\u{202c}"), "\u{202b}عربي\u{202c}");
     }
 
     #[test]
-    fn what_stands_in_quotes_is_left_out() {
+    fn quoted_parts_are_replaced() {
         for (text, shown) in [
             ("tool 'secret' isn't \"known\"", "tool '…' isn't \"…\""),
             ("no sampler is called 'it's mine' here", "no sampler is called '…' here"),

@@ -1,10 +1,9 @@
-//! What the server asks of a prompt process, and what it answers. Both are frames of `wire`, one answer for each question,
-//! in order.
+//! Questions to a prompt process and its answers. Both are frames of `wire`, with one answer per question, in order.
 //!
-//! There are two kinds, and the first question decides which one a process is. One serves a model, as it is of one mind
-//! with the checkpoint that it interprets: the first question brings the model's tokenizer, and whatever that does to the
-//! process, no other model is in it. The other one, a grammar process, interprets what a client has sent as a program:
-//! grammars and the formats of custom tools. It knows no model and serves one request.
+//! There are two kinds, and the first question decides which one a process is. A model's prompt process is controlled by the
+//! checkpoint that it interprets, so it serves one model only: the first question brings the tokenizer, and if that
+//! compromises the process, no other model is affected. A grammar process interprets programs that a client sent: grammars and
+//! the formats of custom tools. It has no model and serves one request.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,20 +15,20 @@ use crate::{
     vocabulary::{Alphabet, Vocabulary},
 };
 
-/// The status that a prompt process ends with after a panic.
+/// Exit code of a prompt process after a panic.
 pub const PANICKED: i32 = 101;
 
-/// The stack of each thread of a prompt process that reads or runs a model: address space, most of which is never touched.
+/// Stack size of threads that parse tokenizers or render templates. It is address space, most of which is never touched.
 pub const STACK_BYTES: usize = 256 << 20;
 
-/// The stack of the thread of a grammar process that compiles.
+/// Stack size of the compiling thread of a grammar process.
 pub const GRAMMAR_STACK_BYTES: usize = 256 << 20;
 
-/// The longest expression that a format becomes.
+/// The longest regular expression that a format is converted to.
 pub const EXPRESSION_BYTES_MAX: usize = 16 << 10;
 
-/// A question or an answer in its frame. An answer has the number of its question: a frame too many, or one that a broken
-/// process has left behind, is never taken for the answer to somebody else's question.
+/// A question or answer with a number that pairs them, so that a stray frame of a broken process is never taken for the answer
+/// to another question.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Numbered<T> {
     pub number: u64,
@@ -38,28 +37,28 @@ pub struct Numbered<T> {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Question {
-    /// Read this tokenizer. The first question of all.
+    /// Read this tokenizer. Always the first question.
     Tokenizer(Tokenizer),
-    /// Read this chat template; none for a checkpoint without one.
+    /// Parse this chat template; `None` for a checkpoint without one.
     Template(Option<String>),
-    /// Make tokens of a conversation, up to where the model goes on.
+    /// Render and tokenize a conversation, up to where the model continues.
     Conversation {
         conversation: Box<Conversation>,
-        /// Tools as words of the system text, for a template that does not know of tools.
+        /// Description of the tools for the system prompt, for a template without tool support.
         tools_in_words: Option<String>,
-        /// Whoever has another one is not to notice what was asked with this one.
+        /// Separates caches by API key, so that response times reveal nothing about other keys' prompts.
         salt: Vec<u8>,
     },
     Text {
         text: String,
         salt: Vec<u8>,
     },
-    /// Find out whether a grammar can be compiled within a process's memory.
+    /// Check that a grammar compiles within a process's memory.
     Grammar {
         spec: Box<Spec>,
         alphabet: Alphabet,
     },
-    /// Turn the format of a custom tool into one regular expression.
+    /// Convert the format of a custom tool to one regular expression.
     Expression {
         syntax: Syntax,
         definition: String,
@@ -75,23 +74,23 @@ pub enum Syntax {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// The tokenizer is read; these are its tokens.
+    /// The tokenizer was read; these are its tokens.
     Vocabulary(Box<Vocabulary>),
     Template {
-        /// Whether it tells the model of tools by itself.
+        /// The template renders tool definitions itself.
         takes_tools: bool,
     },
     Tokens(Vec<u32>),
     Compiles,
-    /// An expression without anchors, of at most [`EXPRESSION_BYTES_MAX`]; why there is none, for a warning.
+    /// A regular expression without anchors, of at most [`EXPRESSION_BYTES_MAX`]; or the reason why there is none, for a warning.
     Expression(Result<String, String>),
     Failed(Failure),
 }
 
-/// All of a card that making tokens depends on, but for the template.
+/// The part of a card that tokenizing depends on, except for the template.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Tokenizer {
-    /// The text of a `tokenizer.json`.
+    /// The content of a `tokenizer.json`.
     pub json: String,
     pub vocabulary: u32,
     pub bos: Option<u32>,

@@ -1,7 +1,7 @@
-//! What the server asks of short-lived children, and what they answer: one line of JSON.
+//! Answers of short-lived child processes to the server: one line of JSON.
 //!
-//! A plugin or a checkpoint may crash, hang or deceive whatever process looks at it, so the server never does. It starts
-//! this program again under a hidden verb, which answers with one of these and ends.
+//! A plugin or checkpoint may crash, hang or compromise the process that opens it, so the server never does. It starts this
+//! program with a subcommand that answers with one of these and ends.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,21 +12,21 @@ use crate::{card::Card, checkpoint::CheckpointName, manifest::Manifest, refusal:
 #[serde(rename_all = "snake_case")]
 pub enum Checked {
     Manifest(Manifest),
-    /// The file is none; a sentence about it ends with the reason.
+    /// The file is not a plugin; the reason completes a sentence about it.
     Refusal(Refusal),
 }
 
-/// The answer to `probe name SOURCE`: what the checkpoint calls its architecture.
+/// The answer to `probe name SOURCE`.
 pub type Named = Result<CheckpointName, Refusal>;
 
 /// The answer to `probe describe PLUGIN ARCHITECTURE SOURCE OPTIONS`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Described {
-    /// The architecture will load the checkpoint.
+    /// The architecture accepts the checkpoint.
     Card(Box<Card>),
     /// The architecture leaves the checkpoint to the next claimant.
     Declined(Refusal),
-    /// The architecture claims the checkpoint and cannot load it.
+    /// The architecture claims the checkpoint but cannot load it.
     Refused(Refusal),
 }

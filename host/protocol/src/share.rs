@@ -1,22 +1,22 @@
-//! How much of what is limited one client may hold.
+//! Fair shares of a limited resource among clients.
 //!
-//! A client may hold at most three times what it leaves free. Alone it gets three quarters, two get three sevenths each, and
-//! however many there are, something is left for the next one. Nothing has to be configured or known of the others.
+//! A client may hold at most three times what it leaves free. One client gets three quarters, two get three sevenths each, and
+//! however many there are, something is left for the next. This needs no configuration and no knowledge of other clients.
 
-/// The client of a server that has only one: it leaves nothing to others, as there are none.
+/// The client id on a server with only one client, which may take everything.
 pub const ONLY_CLIENT: u64 = 0;
 
-/// Whether a client that holds `held` may take `amount` of the `free` rest.
+/// True if a client that holds `held` may take `amount` of the `free` remainder.
 pub fn may_take(client: u64, held: usize, free: usize, amount: usize) -> bool {
-    let Some(left) = free.checked_sub(amount) else { return false };
-    client == ONLY_CLIENT || held == 0 || held.saturating_add(amount) <= left.saturating_mul(3)
+    let Some(remaining) = free.checked_sub(amount) else { return false };
+    client == ONLY_CLIENT || held == 0 || held.saturating_add(amount) <= remaining.saturating_mul(3)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How many each of `clients` clients gets, if they ask for one more in turn until none gets any.
+    /// The amounts that `clients` clients end up with when they ask for one more in turn until all are refused.
     fn shares(clients: u64, total: usize) -> Vec<usize> {
         let mut held = vec![0; clients as usize];
         loop {
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_without_any_gets_the_last() {
+    fn a_client_that_holds_nothing_gets_the_last() {
         assert!(may_take(7, 0, 1, 1));
         assert!(!may_take(7, 0, 0, 1));
     }

@@ -1,9 +1,9 @@
-//! The frames between server and worker: what is said about a worker as a whole, and how it becomes bytes.
+//! Frames between server and worker: the messages about a worker as a whole, and their encoding.
 //!
 //! A frame is a length (`u32`, little-endian) and that many bytes of postcard. Both ends are this program, but a worker runs
-//! plugins, so what it sends may be anything: lengths have a limit, memory grows with what has arrived rather than with
-//! what is promised, and a frame with unknown, missing or left-over bytes is an error. A reader that meets an error cannot
-//! find the next frame and closes the connection.
+//! plugins, so its frames are untrusted: lengths are bounded, memory grows with the bytes received and not with the length
+//! announced, and a frame with unknown, missing or trailing bytes is an error. After an error a reader cannot find the next
+//! frame and closes the connection.
 
 mod messages;
 
@@ -22,7 +22,7 @@ use serde::{Serialize, de::DeserializeOwned};
 /// The longest frame, without its length.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
-/// The longest frame of a worker, without its length. What a report becomes in memory may be some twenty times as long.
+/// The longest frame from a worker, without its length. A decoded report can take about twenty times as much memory.
 pub const REPORT_BYTES_MAX: usize = 2 << 20;
 
 /// The length before each frame.
@@ -30,25 +30,25 @@ pub const HEADER_BYTES: usize = 4;
 
 #[derive(Debug)]
 pub enum WireError {
-    /// The connection failed, or ended within a frame.
+    /// The connection failed or ended in the middle of a frame.
     Io(io::Error),
     TooLong {
         bytes: usize,
         bytes_max: usize,
     },
-    /// Its bytes are not a message, or not only one.
+    /// The bytes are not exactly one message.
     Malformed(postcard::Error),
     Inexpressible(postcard::Error),
 }
 
-/// A message as a frame, its length included.
+/// Encodes a message as a frame, including its length.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
     let mut frame = Vec::new();
     encode_into(message, &mut frame)?;
     Ok(frame)
 }
 
-/// Appends a message as a frame; after an error the buffer is as it was.
+/// Appends a message as a frame; after an error the buffer is unchanged.
 pub fn encode_into<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<(), WireError> {
     let body = postcard::to_allocvec(message).map_err(WireError::Inexpressible)?;
     let bytes = body.len();
@@ -59,23 +59,23 @@ pub fn encode_into<T: Serialize>(message: &T, frames: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// Appends a report, its events in several frames if one would be too long. After an error the buffer is as it was.
+/// Appends a report, splitting events into several frames if one would be too long. After an error the buffer is unchanged.
 pub fn encode_report_into(report: &Report, frames: &mut Vec<u8>) -> Result<(), WireError> {
-    let begun = frames.len();
+    let start = frames.len();
     encode_into(report, frames)?;
-    let bytes = frames.len() - begun - HEADER_BYTES;
+    let bytes = frames.len() - start - HEADER_BYTES;
     if bytes <= REPORT_BYTES_MAX {
         return Ok(());
     }
-    frames.truncate(begun);
+    frames.truncate(start);
     match report {
         Report::Events(events) if events.len() > 1 => {
             let (first, rest) = events.split_at(events.len() / 2);
             let encoded = [first, rest].into_iter().try_for_each(|events| {
-                // Long events are rare, so that a copy of them does not matter.
+                // Such long reports are rare, so the copy does not matter.
                 encode_report_into(&Report::Events(events.to_vec()), frames)
             });
-            encoded.inspect_err(|_| frames.truncate(begun))
+            encoded.inspect_err(|_| frames.truncate(start))
         }
         _ => Err(WireError::TooLong { bytes, bytes_max: REPORT_BYTES_MAX }),
     }
@@ -85,7 +85,7 @@ pub fn frame_len(header: [u8; HEADER_BYTES]) -> Result<usize, WireError> {
     bounded_len(header, FRAME_BYTES_MAX)
 }
 
-/// How many bytes follow the header of a worker's report.
+/// Length of the body after the header of a worker's report.
 pub fn report_len(header: [u8; HEADER_BYTES]) -> Result<usize, WireError> {
     bounded_len(header, REPORT_BYTES_MAX)
 }
@@ -95,7 +95,7 @@ fn bounded_len(header: [u8; HEADER_BYTES], bytes_max: usize) -> Result<usize, Wi
     if bytes > bytes_max { Err(WireError::TooLong { bytes, bytes_max }) } else { Ok(bytes) }
 }
 
-/// The message in a frame's bytes after its length.
+/// Decodes the body of a frame.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
     match postcard::take_from_bytes(body).map_err(WireError::Malformed)? {
         (message, []) => Ok(message),
@@ -103,7 +103,7 @@ pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
     }
 }
 
-/// Reads one message; none if the connection has ended before it.
+/// Reads one message; `None` if the connection has ended.
 pub fn read<T: DeserializeOwned>(reader: &mut impl Read) -> Result<Option<T>, WireError> {
     let mut header = [0; HEADER_BYTES];
     if !fill_or_end(reader, &mut header)? {
@@ -122,7 +122,7 @@ pub fn write<T: Serialize>(writer: &mut impl Write, message: &T) -> Result<(), W
     writer.write_all(&encode(message)?).map_err(WireError::Io)
 }
 
-/// Fills the buffer; false if the reader ends before its first byte.
+/// Fills the buffer; false if the reader is at its end.
 fn fill_or_end(reader: &mut impl Read, buffer: &mut [u8]) -> Result<bool, WireError> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -142,10 +142,10 @@ impl fmt::Display for WireError {
         match self {
             Self::Io(error) => write!(f, "the connection between server and worker broke: {error}"),
             Self::TooLong { bytes, bytes_max } => {
-                write!(f, "a frame of {bytes} bytes is longer than the {bytes_max} that one may have")
+                write!(f, "a frame of {bytes} bytes exceeds the limit of {bytes_max}")
             }
-            Self::Malformed(error) => write!(f, "a frame is no message: {error}"),
-            Self::Inexpressible(error) => write!(f, "a message cannot be put into a frame: {error}"),
+            Self::Malformed(error) => write!(f, "a frame cannot be decoded: {error}"),
+            Self::Inexpressible(error) => write!(f, "a message cannot be encoded: {error}"),
         }
     }
 }

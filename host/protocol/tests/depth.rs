@@ -1,5 +1,5 @@
-//! Children's answers are JSON that a plugin or a checkpoint may have written. However deep it is, it is read or refused on a
-//! stack that is an eighth of what the server's threads have.
+//! Children's answers are JSON that a plugin or checkpoint may have written. However deeply nested, it is read or refused on an
+//! eighth of the stack that the server's threads have.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! What a process that runs foreign code may send, and what a checkpoint says that it is: anything, of which only messages and names
-//! are taken, in bounded memory.
+//! Frames from processes that run plugin code and headers of checkpoints can be anything; only valid messages and names are
+//! accepted, in bounded memory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ fn body<T: Serialize>(message: &T) -> Vec<u8> {
     wire::encode(message).unwrap()[wire::HEADER_BYTES..].to_vec()
 }
 
-/// What is read is written down again in the same words.
+/// Decodes a message, and checks that it encodes and decodes to the same value.
 fn read<T: Serialize + DeserializeOwned>(kind: &str, bytes: &[u8]) -> String {
     match wire::decode::<T>(bytes) {
         Ok(message) => {
@@ -92,14 +92,13 @@ fn damaged_frames_of_workers_and_prompt_processes_are_messages_or_errors() {
         ];
         all.join("; ")
     });
-    // Grammars have grammars in them. Only the server sends any, and none that is deep; damaged ones take a stack as that of
-    // prompt processes.
+    // Grammars nest. Only the server sends them, and never deep ones; damaged ones need a stack like that of prompt processes.
     target.run_on(STACK_BYTES, |bytes| {
         [read::<Command>("command", bytes), read::<Question>("question", bytes)].join("; ")
     });
 }
 
-/// In words, without the path.
+/// The result as text, without the path.
 fn outcome(path: &Path) -> String {
     match CheckpointName::read(path) {
         Ok(_) => "found".to_owned(),

@@ -1,6 +1,5 @@
-//! What a client wants of a model and what it gets back, in the words of no API: dialects turn their JSON into a
-//! [`Request`], and [`Delta`]s into theirs; `prompt` stands between them and the fleet. Texts here are for people; only
-//! below `prompt` are they tokens.
+//! Requests and answers independent of any API: dialects convert their JSON to a [`Request`], and [`Delta`]s back to their
+//! JSON; `prompt` connects them to the fleet. Everything here is text; tokens exist only below `prompt`.
 
 pub use pensieve_protocol::conversation::{Conversation, Part, Role, Tool, ToolChoice, Turn};
 
@@ -13,52 +12,52 @@ use pensieve_protocol::{
 pub struct Client {
     /// Equal for requests with the same key.
     pub id: u64,
-    /// Clients take turns and have shares of what is limited: this is a key at an address, or [`ONLY_CLIENT`] where a server
-    /// can have no other.
+    /// Identifies the client for fair scheduling and shares of limited resources: a key at an address, or [`ONLY_CLIENT`] on a
+    /// server with only one.
     ///
     /// [`ONLY_CLIENT`]: pensieve_protocol::share::ONLY_CLIENT
     pub share: u64,
-    /// Keeps the cached prompts of one key out of reach of others.
+    /// Separates the prefix cache by key.
     pub salt: Vec<u8>,
 }
 
-/// One generation that a client asks for. Dialects have checked every number's range.
+/// A generation that a client asks for. Dialects have checked the range of every number.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Request {
-    /// The model, as the client calls it; an adapter may stand behind a colon.
+    /// The model name from the client, optionally `MODEL:ADAPTER`.
     pub model: String,
     pub client: Client,
     pub input: Input,
-    /// How many tokens to generate at most; none for as many as fit. More than fit is as many as fit.
+    /// Maximum number of tokens to generate, capped at what fits the context; `None` for as many as fit.
     pub max_tokens: Option<u32>,
     pub sampling: SamplingParams,
     /// Strings that end the generation and are not shown.
     pub stops: Vec<String>,
-    /// Report log-probabilities, and those of this many of the most likely tokens in each place.
+    /// Report log-probabilities, with this many of the most likely alternatives per position.
     pub logprobs: Option<u8>,
-    /// What the answer must look like. Tool calls have rules of their own.
+    /// Constraint on the answer's text. Tool calls are constrained separately.
     pub format: ResponseFormat,
-    /// The adapter, as far as the client says more of it than the model's id does.
+    /// Adapter settings outside of the model name.
     pub adapter: AdapterSelection,
 }
 
-/// What a client says of an adapter beside the model's id.
+/// Adapter settings of a request outside of the model name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdapterSelection {
-    /// Which; none for the one in the model's id.
+    /// `None` for the adapter in the model name.
     pub name: Option<String>,
-    /// How strongly; none for as strongly as the model's id says, which is as trained for most.
+    /// `None` for the configured strength, usually 1, which is as trained.
     pub scale: Option<f32>,
 }
 
 impl AdapterSelection {
-    /// The adapter that is meant where the model's id stands for this one; an error if there is a strength of nothing.
-    pub fn beside(self, own: Option<AdapterUse>) -> Result<Option<AdapterUse>, Failure> {
+    /// Combines these settings with the adapter `own` that the model name stands for. A scale without an adapter is an error.
+    pub fn or_of_model(self, own: Option<AdapterUse>) -> Result<Option<AdapterUse>, Failure> {
         match (self.name, self.scale, own) {
             (Some(name), scale, _) => Ok(Some(AdapterUse { name, scale: scale.unwrap_or(1.0) })),
             (None, Some(scale), Some(own)) => Ok(Some(AdapterUse { scale, ..own })),
             (None, Some(_), None) => {
-                let message = "there is no adapter, neither beside it nor in the model's id";
+                let message = "the request names no adapter, neither here nor in the model's name";
                 Err(Failure::new(FailureCode::Invalid, message).at("pensieve.adapter_scale"))
             }
             (None, None, own) => Ok(own),
@@ -73,23 +72,23 @@ pub enum Input {
     Tokens(Vec<u32>),
 }
 
-/// How tokens are picked. None is the model's own default, or else the neutral value.
+/// Sampling parameters. `None` stands for the model's default, or else the neutral value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingParams {
     /// 0 takes the most likely token.
     pub temperature: Option<f32>,
-    /// 0 for all tokens.
+    /// 0 turns it off.
     pub top_k: Option<u32>,
     pub top_p: Option<f32>,
-    /// Among those at least so likely as this part of the most likely one.
+    /// Minimum probability relative to the most likely token.
     pub min_p: Option<f32>,
     pub repetition_penalty: Option<f32>,
     pub presence_penalty: Option<f32>,
     pub frequency_penalty: Option<f32>,
     pub logit_bias: Vec<(u32, f32)>,
-    /// Equal seeds give equal texts; none for a new one each time.
+    /// `None` for a new seed each time.
     pub seed: Option<u64>,
-    /// A chain of samplers by name, instead of all the above but the seed.
+    /// A chain of samplers by name, which replaces all parameters above except the seed.
     pub stages: Option<Vec<StageSpec>>,
 }
 
@@ -97,28 +96,28 @@ pub struct SamplingParams {
 pub enum ResponseFormat {
     #[default]
     Free,
-    /// A text of this grammar, from its first byte to its last.
+    /// The whole text must match this grammar.
     Grammar {
         grammar: Grammar,
-        /// The field of the request that has it, for errors.
+        /// The request field that holds it, for errors.
         field: String,
     },
 }
 
-/// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece
-/// belongs to the one that was begun last. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
+/// A piece of an answer, in order. Text, thinking and tool calls may alternate; one is open at a time, and each piece belongs
+/// to the latest one. Nothing follows [`Delta::Finished`] or [`Delta::Failed`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delta {
     Loading {
-        /// Bytes or steps done.
+        /// Bytes or steps so far.
         done: u64,
-        /// Bytes or steps in all; 0 for unknown.
+        /// Bytes or steps in total; 0 if unknown.
         total: u64,
         what: String,
     },
-    /// The prompt is about to be computed.
+    /// Prefill is about to start.
     Started {
-        /// Tokens of it that need not be computed.
+        /// Prompt tokens found in the prefix cache.
         reused_tokens: u32,
     },
     Prompt {
@@ -126,14 +125,14 @@ pub enum Delta {
         total: u32,
     },
     Thinking(String),
-    /// More of the answer. Whole characters only; may be empty where there are only log-probabilities.
+    /// More of the answer, in whole characters; may be empty if there are only log-probabilities.
     Text {
         text: String,
         /// One per token, if the request asked for them.
         logprobs: Vec<TokenLogprob>,
     },
     ToolCall {
-        /// Names the call; unique in the conversation: 24 letters and digits, before which dialects put what they like.
+        /// Unique in the conversation: 24 letters and digits, to which dialects add their prefix.
         id: String,
         name: String,
     },
@@ -149,10 +148,10 @@ pub enum Delta {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprob {
     pub id: u32,
-    /// Its bytes; half a character is possible.
+    /// The token's bytes, possibly an incomplete character.
     pub bytes: Vec<u8>,
     pub logprob: f32,
-    /// The most likely tokens in its place, the most likely first; their own lists are empty.
+    /// The most likely tokens at this position, in descending order; their own lists are empty.
     pub top: Vec<TokenLogprob>,
 }
 

@@ -1,9 +1,8 @@
-//! Checkpoints from the Hugging Face hub, by name: `hf:OWNER/REPO[@REVISION][/FILE]`.
+//! Downloads checkpoints from the Hugging Face hub: `hf:OWNER/REPO[@REVISION][/FILE]`.
 //!
-//! Files lie where every program that speaks to the hub keeps them (hf-hub knows the layout), so that what another tool has
-//! downloaded is not downloaded again. What hf-hub's own transfer does not do is done here: a download goes on where
-//! it broke off, is checked against the digest that the hub names, and becomes visible only when it is whole. The hub, and
-//! any mirror in its place, is not trusted: names, lengths and digests are checked before anything is written.
+//! Files go to the hub's shared cache, in hf-hub's layout, so that downloads of other tools are reused. Unlike hf-hub's own
+//! transfer, downloads resume where they stopped, are checked against the hub's digest, and become visible only when complete.
+//! The hub and its mirrors are not trusted: names, lengths and digests are validated before anything is written.
 
 mod choice;
 mod error;
@@ -26,25 +25,25 @@ use transfer::HubClient;
 
 #[derive(Clone)]
 pub struct Hub {
-    /// The hub's address, without a slash at its end.
+    /// The hub's URL, without a trailing slash.
     pub endpoint: String,
     pub token: Option<String>,
-    /// The cache, which holds a folder per repository.
+    /// The cache, with a folder per repository.
     pub cache: PathBuf,
-    /// Bytes of memory that a checkpoint has to fit if no file is named; none for any size.
+    /// Memory that a checkpoint must fit if no file is named; `None` for any size.
     pub memory: Option<u64>,
     pub retry: RetryPolicy,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
-    /// How long a connection or an answer may take to begin.
+    /// Timeout for connecting, and for the start of a response.
     pub answer: Duration,
-    /// How long one request may send; after that the rest is asked for anew, so that a connection which hangs is noticed.
+    /// Time limit of one response body; the rest is then requested again, so that a hung connection is noticed.
     pub body: Duration,
-    /// How many failures in a row, without a byte in between, end a download.
+    /// Consecutive failures, without any byte in between, that end a download.
     pub failures_max: u32,
-    /// The pause after the first failure; it doubles with every further one.
+    /// Pause after the first failure; doubles with each further one.
     pub pause: Duration,
 }
 
@@ -59,17 +58,17 @@ impl Default for RetryPolicy {
     }
 }
 
-/// Hears how a download goes.
+/// Receives the progress of a download.
 pub trait Progress {
-    /// Something that a person may want to know.
+    /// A message for the user.
     fn say(&mut self, line: &str);
-    /// A file is about to come; `done` bytes of it were there already.
+    /// A file starts; `done` bytes of it exist from an earlier download.
     fn begin(&mut self, name: &str, done: u64, total: u64);
-    /// `done` bytes of the file are there now.
+    /// `done` bytes of the file have been received.
     fn reach(&mut self, done: u64);
-    /// It is whole.
+    /// The file is complete.
     fn end(&mut self);
-    /// Whether the rest is wanted no more. What has come is kept, and another pull goes on there.
+    /// True to stop the download. Received bytes are kept, and another pull resumes there.
     fn is_cancelled(&self) -> bool {
         false
     }
@@ -79,38 +78,37 @@ pub trait Progress {
 pub struct Pulled {
     /// The `.gguf` file or the folder.
     pub path: PathBuf,
-    /// The files that make it up, as the hub names them.
+    /// Its files by their names on the hub.
     pub files: Vec<String>,
 }
 
-/// A checkpoint of a repository that can be named.
+/// A checkpoint in a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// What to put behind the repository's name; empty for the repository itself.
+    /// The file to append to the repository's name; empty for the repository itself.
     pub file: String,
     pub bytes: u64,
-    /// Whether it is what is taken when nothing is named.
+    /// The default choice.
     pub preferred: bool,
-    /// Whether it fits [`Hub::memory`].
+    /// True if it fits [`Hub::memory`].
     pub fits: bool,
 }
 
-/// What a checkpoint takes besides its weights: a worker, and scratch.
+/// Memory besides the weights: the worker process, and scratch.
 const BESIDE_WEIGHTS_BYTES: u64 = 256 << 20;
-/// The share of the weights' size that a context of some thousand tokens takes: a tenth.
+/// The KV cache for a few thousand tokens is estimated at this fraction (1/N) of the weights.
 const CONTEXT_SHARE: u64 = 10;
 
 impl Hub {
-    /// The hub and the cache that the environment names: `HF_ENDPOINT`, `HF_TOKEN` or the token that was stored by a login,
-    /// `HF_HUB_CACHE`, `HF_HOME`.
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` or the token stored by a login, `HF_HUB_CACHE` and `HF_HOME`.
     pub fn from_environment() -> Result<Self, HubError> {
-        let given = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
-        let text = |name: &str| given(name).and_then(|value| value.into_string().ok());
-        let home = match given("HF_HOME") {
+        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let text = |name: &str| variable(name).and_then(|value| value.into_string().ok());
+        let home = match variable("HF_HOME") {
             Some(home) => PathBuf::from(home),
             None => {
-                let cache = given("XDG_CACHE_HOME").map(PathBuf::from);
-                let below_home = || Some(PathBuf::from(given("HOME")?).join(".cache"));
+                let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
+                let below_home = || Some(PathBuf::from(variable("HOME")?).join(".cache"));
                 let cache = cache.or_else(below_home).ok_or_else(|| {
                     HubError::new(HubErrorKind::Other, "there is no place for downloads: HOME is not set")
                         .help("set HF_HOME to a folder")
@@ -121,25 +119,25 @@ impl Hub {
         let stored = || hf_hub::Cache::new(home.join("hub")).token();
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
-            let message = format!("HF_ENDPOINT is '{endpoint}', which is no address");
+            let message = format!("HF_ENDPOINT is '{endpoint}', which is not a URL");
             return Err(HubError::new(HubErrorKind::Usage, message).help("it looks like https://huggingface.co"));
         }
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             token: text("HF_TOKEN").map(|token| token.trim().to_owned()).or_else(stored),
-            cache: given("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
+            cache: variable("HF_HUB_CACHE").map_or_else(|| home.join("hub"), PathBuf::from),
             memory: None,
             retry: RetryPolicy::default(),
         })
     }
 
-    /// Whether a checkpoint of `bytes` bytes fits the memory, with a context that one can work with.
+    /// True if a checkpoint of `bytes` bytes fits in memory together with a usable context.
     fn fits(&self, bytes: u64) -> bool {
         let needed = bytes.saturating_add(bytes / CONTEXT_SHARE).saturating_add(BESIDE_WEIGHTS_BYTES);
         self.memory.is_none_or(|memory| needed <= memory)
     }
 
-    /// What of this name is on this machine, whole. Makes no request.
+    /// The checkpoint in the cache, if complete. Makes no request.
     pub fn cached(&self, name: &HubName) -> Option<Pulled> {
         let storage = Storage::new(&self.cache, name);
         let commit = storage.commit()?;
@@ -153,7 +151,7 @@ impl Hub {
         whole.then(|| Pulled { path: storage.snapshot(&commit).join(&choice.head), files: choice.files })
     }
 
-    /// Every checkpoint of the hub that is on this machine, whole, each under the name that brings it again.
+    /// All complete checkpoints in the cache, with the names under which they can be pulled.
     pub fn all_cached(&self) -> Vec<HubName> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&self.cache).into_iter().flatten().flatten() {
@@ -174,8 +172,8 @@ impl Hub {
         found
     }
 
-    /// Brings an adapter onto this machine, unless it is here: a folder's two files or a GGUF file that is named, if they
-    /// have at most `bytes_max` bytes.
+    /// Downloads an adapter unless it is cached: the two files of a PEFT folder, or a named GGUF file, of at most `bytes_max` bytes
+    /// in total.
     pub fn pull_adapter(
         &self,
         name: &HubName,
@@ -194,7 +192,7 @@ impl Hub {
         let choice = Choice::of_adapter(name, &names)?;
         let bytes = listing.bytes(&choice.files);
         if bytes > bytes_max {
-            let message = format!("the adapter '{name}' has {bytes} bytes, and {bytes_max} may be downloaded");
+            let message = format!("the adapter '{name}' has {bytes} bytes, more than the limit of {bytes_max}");
             return Err(HubError::new(HubErrorKind::TooLarge, message).help("raise the model's adapter_memory"));
         }
         storage.prepare(&listing.commit)?;
@@ -203,7 +201,7 @@ impl Hub {
         Ok(Pulled { path: storage.snapshot(&listing.commit).join(&choice.head), files: choice.files })
     }
 
-    /// Brings a checkpoint onto this machine, as the hub has it now. Files that are there already are not loaded again.
+    /// Downloads a checkpoint in its current version. Files that are cached already are not downloaded again.
     pub fn pull(&self, name: &HubName, progress: &mut dyn Progress) -> Result<Pulled, HubError> {
         let client = HubClient::open(self)?;
         let listing = Listing::fetch(self, &client, name)?;
@@ -243,7 +241,7 @@ impl Hub {
             })
             .collect();
         if let Some(folder) = preferred.filter(|choice| choice.head.is_empty()) {
-            // Shards are named by an index that is not here yet; by their names they are known all the same.
+            // The index of the shards is not downloaded yet, so they are recognised by their names.
             let weights = names.iter().filter(|name| choice::is_weights(name) && !folder.files.contains(name));
             let files: Vec<String> = folder.files.iter().chain(weights).cloned().collect();
             let bytes = listing.bytes(&files);

@@ -1,15 +1,19 @@
-//! The server process: HTTP, the dialects of its clients, prompts, and the supervision of workers.
+//! The server process: HTTP, client APIs, prompts, and the supervision of workers.
 //!
-//! This crate cannot name the loader of plugins or the engine, and links neither: what comes out of a plugin or a model
-//! reaches it as the plain data of the protocol, from a process that may die without harm.
+//! This crate does not depend on the plugin loader or the engine: data from plugins and models reaches it only as protocol
+//! messages, from processes that may crash without harm.
 
-#![cfg_attr(test, allow(clippy::needless_pass_by_value, reason = "tests hand over what they write down"))]
+#![cfg_attr(test, allow(clippy::needless_pass_by_value, reason = "test helpers take values by value for brevity"))]
 
+pub mod answers;
 pub mod chat;
+mod constraints;
 pub mod dialects;
 pub mod fleet;
+mod formats;
 pub mod http;
 pub mod hub;
 mod ids;
-pub mod prompt;
+mod rendering;
+pub mod requests;
 mod shares;

@@ -1,4 +1,4 @@
-//! Places, streams and memory that all clients share.
+//! Connections, streams and memory that clients share.
 
 use std::{
     collections::HashMap,
@@ -7,27 +7,27 @@ use std::{
 
 use pensieve_protocol::share;
 
-/// So much of something, of which no client may hold more than its share.
+/// A limited resource of which each client may hold a fair share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares(Arc<Mutex<Held>>);
 
 #[derive(Debug)]
 struct Held {
     free: usize,
-    /// The least that was free since somebody asked.
+    /// Lowest value of `free` since the last call of `returned`.
     free_min: usize,
     by_client: HashMap<u64, usize>,
 }
 
-/// What a client holds as long as this is kept.
+/// An amount that a client holds until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
-    of: Shares,
+    shares: Shares,
     client: u64,
     amount: usize,
 }
 
-/// More than anybody asks for.
+/// Effectively unlimited.
 impl Default for Shares {
     fn default() -> Self {
         Self::new(usize::MAX)
@@ -39,13 +39,13 @@ impl Shares {
         Self(Arc::new(Mutex::new(Held { free: total, free_min: total, by_client: HashMap::new() })))
     }
 
-    /// A part for this client, if its share allows that.
+    /// Takes an amount for this client, if its share allows that.
     pub(crate) fn take(&self, client: u64, amount: usize) -> Option<Share> {
-        let mut share = Share { of: self.clone(), client, amount: 0 };
+        let mut share = Share { shares: self.clone(), client, amount: 0 };
         share.grow(amount).then_some(share)
     }
 
-    /// How far the amount held has fallen from its peak since the last call.
+    /// How far the total held has fallen below its peak since the last call.
     pub(crate) fn returned(&self) -> usize {
         let mut held = self.held();
         let returned = held.free - held.free_min;
@@ -62,7 +62,7 @@ impl Share {
     /// Takes more; false if the client's share does not allow that.
     #[must_use]
     pub(crate) fn grow(&mut self, amount: usize) -> bool {
-        let mut held = self.of.held();
+        let mut held = self.shares.held();
         let own = held.by_client.get(&self.client).copied().unwrap_or(0);
         if !share::may_take(self.client, own, held.free, amount) {
             return false;
@@ -77,7 +77,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut held = self.of.held();
+        let mut held = self.shares.held();
         held.free += self.amount;
         if let Some(own) = held.by_client.get_mut(&self.client) {
             *own -= self.amount;
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_dropped_comes_back() {
+    fn dropping_a_share_returns_it() {
         let shares = Shares::new(8);
         let taken: Vec<Share> = std::iter::from_fn(|| shares.take(1, 1)).collect();
         assert_eq!(taken.len(), 6);

@@ -1,5 +1,5 @@
-//! What a person who starts a server wants to see: where it is, what it serves, and how to use it from Claude Code. Only on a
-//! terminal; programs have the one line on standard output, and the log.
+//! The startup banner of `serve`: address, models, and how to use them from Claude Code. Shown on terminals only; programs
+//! have the one line on standard output, and the log.
 
 use std::{
     collections::HashSet, fmt::Write, io::IsTerminal, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration,
@@ -21,37 +21,37 @@ use pensieve_server::{
     http::LOCAL_KEY,
 };
 
-/// How often it is looked how far loads are.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often the progress of loads is polled.
+const POLL_EVERY: Duration = Duration::from_millis(250);
 
-/// What the fleet does not know.
+/// Facts for the banner that the fleet does not have.
 pub(super) struct BannerInfo {
     file: Option<PathBuf>,
     has_key: bool,
 }
 
 impl BannerInfo {
-    pub(super) fn of(resolved: &ResolvedConfig) -> Self {
+    pub(super) fn new(resolved: &ResolvedConfig) -> Self {
         Self { file: resolved.file.clone(), has_key: !resolved.config.server.keys.is_empty() }
     }
 }
 
-/// Shows it, and tells of every model how far its load is and where it lies then.
+/// Prints the banner, then reports the progress of every load and where the model ended up.
 pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, info: BannerInfo) {
     if !std::io::stderr().is_terminal() {
         return;
     }
     tell_part(text(&fleet, address, &info).await);
-    let (mut told, mut loading) = (HashSet::new(), LoadProgress::default());
+    let (mut reported, mut loading) = (HashSet::new(), LoadProgress::default());
     loop {
         let models = fleet.stats(false).await.models;
         match models.iter().find_map(|model| Some((&model.id, model.progress.as_ref()?))) {
-            Some((id, at)) => loading.reach(at.done, at.total, &format!("model '{id}': {}", at.what)),
+            Some((id, load)) => loading.reach(load.done, load.total, &format!("model '{id}': {}", load.what)),
             None => loading.end(),
         }
         for model in models {
             let Some(loaded) = model.loaded.filter(|_| model.state == ModelState::Ready) else { continue };
-            if told.insert((model.id.clone(), model.loads)) {
+            if reported.insert((model.id.clone(), model.loads)) {
                 tell(format_args!(
                     "model '{}' is on {}: {} of weights, {} for sequences of up to {} tokens",
                     model.id,
@@ -62,7 +62,7 @@ pub(super) async fn show(fleet: Arc<Fleet>, address: SocketAddr, info: BannerInf
                 ));
             }
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_EVERY).await;
     }
 }
 
@@ -70,13 +70,13 @@ async fn text(fleet: &Fleet, address: SocketAddr, info: &BannerInfo) -> String {
     let mut text = String::from("\n");
     let file = info.file.as_ref().map_or_else(|| "none".into(), |file| Outside::path(&file).to_string());
     let _ = writeln!(text, "  configuration  {file}");
-    for (place, model) in fleet.models().iter().enumerate() {
-        let label = if place == 0 { "models" } else { "" };
-        let said = match fleet.target(&model.id).await.map(|target| target.card) {
+    for (index, model) in fleet.models().iter().enumerate() {
+        let label = if index == 0 { "models" } else { "" };
+        let summary = match fleet.target(&model.id).await.map(|target| target.card) {
             Ok(card) => format!("{}, {}, loads on first request", card.architecture, units::bytes(card.weight_bytes)),
             Err(failure) => failure.to_string(),
         };
-        let _ = writeln!(text, "  {label:<13}  {}: {said}", model.id);
+        let _ = writeln!(text, "  {label:<13}  {}: {summary}", model.id);
     }
     for variant in fleet.variants() {
         let _ = writeln!(text, "  {:<13}  {}: another name for '{}'", "", variant.id, variant.base);
@@ -95,7 +95,7 @@ async fn text(fleet: &Fleet, address: SocketAddr, info: &BannerInfo) -> String {
     text
 }
 
-/// One line about all plugin files.
+/// Ready plugins and the number of rejected ones, on one line.
 pub(super) fn plugins(states: &[PluginState]) -> String {
     let ready: Vec<&str> = states
         .iter()

@@ -1,8 +1,8 @@
-//! `pensieve bench`: how fast a model is here, measured through the fleet and a worker as a server uses them.
+//! `pensieve bench`: measures a model's speed through the fleet and a worker, the path that a server uses.
 //!
-//! Prompts are random tokens, so that nothing is reused, and generations go on past the end of a turn, so that all are equally
-//! long. Every figure is the median of several rounds; the gaps between tokens are those of all rounds. With `--quality` it is
-//! measured instead how right the numbers are.
+//! Prompts are random tokens, so that no prefix is reused, and generations run past the end of a turn, so that all have the
+//! same length. Every figure is the median of several rounds; gap quantiles are over all rounds. `--quality` measures
+//! numerical accuracy instead.
 
 mod devices;
 mod figures;
@@ -31,7 +31,7 @@ use pensieve_protocol::{
 };
 use pensieve_server::fleet::{Config, EventStream, Fleet, Update};
 
-/// No step takes less of a prompt, unless that ends.
+/// Smallest prompt chunk in a step, except for a prompt's last one.
 const CHUNK_TOKENS_MIN: u32 = 16;
 
 /// Measure how fast a model is on this machine.
@@ -48,39 +48,39 @@ pub(super) struct Bench {
     /// configured, else the starter].
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
-    /// Tokens of every prompt.
+    /// Tokens per prompt.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     prompt: u32,
-    /// Tokens to generate.
+    /// Tokens to generate per stream.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
     generate: u32,
-    /// How many streams at once; several numbers, each measured on its own.
+    /// Concurrent streams; several numbers are measured one after the other.
     #[arg(long, value_name = "A,B", value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u32).range(1..=1024))]
     concurrency: Vec<u32>,
     /// Also send a prompt of N tokens while the streams generate, and measure how it delays them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     beside: Option<u32>,
-    /// How often each is measured.
+    /// Rounds per concurrency.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Instead of speed, measure on this text how far the model is from its own weights in f32: perplexity, KL divergence,
-    /// first choices. Takes four bytes of memory for each parameter.
+    /// Measure accuracy instead of speed: compare the model on this text with its own weights in f32 (perplexity, KL
+    /// divergence, top-1 agreement). Needs four bytes of memory per parameter.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "generate", "concurrency", "beside", "rounds", "adapters"])]
     quality: Option<PathBuf>,
-    /// Tokens of the text that are predicted, at most.
+    /// How many tokens of the text to predict at most.
     #[arg(long, value_name = "N", default_value_t = 512, requires = "quality", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     positions: u32,
     /// Print one line of JSON.
     #[arg(long)]
     json: bool,
-    /// Streams take turns with the adapters that are given, and run under none where none is.
+    /// Streams cycle through the given adapters.
     #[command(flatten)]
     adapters: AdapterArgs,
     #[command(flatten)]
     common: CommonArgs,
 }
 
-/// What was measured, of what.
+/// Results for one model on one device.
 #[derive(Debug, Serialize)]
 struct Report {
     model: String,
@@ -91,34 +91,34 @@ struct Report {
     load_s: f64,
     prompt_tokens: u32,
     generated_tokens: u32,
-    /// Adapters that streams took turns with.
+    /// Adapters that streams cycled through.
     adapters: Vec<String>,
     rounds: Vec<Row>,
 }
 
-/// What was measured at one concurrency.
+/// Results at one concurrency.
 #[derive(Debug, Serialize)]
 struct Row {
     concurrency: u32,
-    /// All prompts' tokens by the time until the last stream had its first token.
+    /// Tokens of all prompts, divided by the time until the last stream had its first token.
     prompt_tokens_per_s: f64,
-    /// Of a stream, from its start.
+    /// From the start of the round; median over streams.
     first_token_ms: f64,
-    /// Of all streams together, while all of them were generating.
+    /// Sum over streams, while all of them were generating.
     decode_tokens_per_s: f64,
-    /// Between two tokens of a stream.
+    /// Between consecutive tokens of a stream.
     gap_p50_ms: f64,
     gap_p99_ms: f64,
-    /// Of the time in steps, what the engine took besides the model.
+    /// The engine's own share of the time in steps.
     engine_share: f64,
-    /// Of the whole time, what was not spent in the model: engine, socket, and waiting for each other.
+    /// Share of wall time not spent in the model: engine, socket, and waiting for each other.
     outside_model_share: f64,
-    /// What a long prompt does to the streams.
+    /// Streams while a long prompt is processed.
     #[serde(skip_serializing_if = "Option::is_none")]
     beside: Option<Beside>,
 }
 
-/// What was measured of the streams while a long prompt was processed.
+/// How a long prompt delays running streams.
 #[derive(Debug, Serialize)]
 struct Beside {
     prompt_tokens: u32,
@@ -126,7 +126,7 @@ struct Beside {
     first_token_ms: f64,
     gap_p50_ms: f64,
     gap_p99_ms: f64,
-    /// The last one by the median gap without the prompt.
+    /// `gap_p99_ms` divided by the median gap without the long prompt.
     gap_p99_by_p50_alone: f64,
 }
 
@@ -158,18 +158,18 @@ impl Bench {
     fn measure_on(&self, common: &CommonArgs) -> Result<Report, CliError> {
         let (mut resolved, model) = common.resolve_one(self.model.as_deref())?;
         self.adapters.add_to(&mut resolved.config, Some(&model))?;
-        // What the disk gives back is not computed.
+        // Prefixes restored from disk would not be computed.
         resolved.config.cache.budget = 0;
         let config = resolved.fleet()?;
         super::runtime()?.block_on(self.measure(config, &model))
     }
 
     async fn measure(&self, mut config: Config, model: &str) -> Result<Report, CliError> {
-        let most = self.concurrency.iter().copied().max().unwrap_or(1);
+        let concurrency_max = self.concurrency.iter().copied().max().unwrap_or(1);
         let card = Fleet::start(config.clone()).await?.target(model).await?.card;
-        self.fit(&mut config, model, &card, most)?;
+        self.fit(&mut config, model, &card, concurrency_max)?;
         let fleet = Fleet::start(config).await?;
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut loading = LoadProgress::default();
         let mut warm = self.submit(&fleet, model, &card, (16, 2), 0)?;
         while let Some(update) = warm.next().await {
@@ -183,7 +183,7 @@ impl Bench {
             }
         }
         loading.end();
-        let load = begun.elapsed();
+        let load = started.elapsed();
         let loaded = loaded(&fleet).await;
         let mut rows = Vec::new();
         for &concurrency in &self.concurrency {
@@ -214,12 +214,12 @@ impl Bench {
         })
     }
 
-    /// Gives the model memory for all streams at once, or tells why that cannot be.
+    /// Sizes the KV budget for all streams at once; fails if the longest does not fit the context.
     fn fit(&self, config: &mut Config, model: &str, card: &Card, concurrency: u32) -> CliResult {
         let tokens = u64::from(self.prompt) + u64::from(self.generate.max(self.generated_beside()));
         let longest = tokens.max(self.beside.map_or(0, |prompt| u64::from(prompt) + 1));
-        let configured = config.models.iter().find(|known| known.id == model).or(config.models.first());
-        let context = configured.map_or(0, |known| known.spec.context);
+        let configured = config.models.iter().find(|configured| configured.id == model).or(config.models.first());
+        let context = configured.map_or(0, |configured| configured.spec.context);
         let context = if context == 0 { card.context } else { context.min(card.context) };
         if longest > u64::from(context) {
             let line = format!(
@@ -249,10 +249,10 @@ impl Bench {
         model: &str,
         card: &Card,
         (prompt, generate): (u32, u32),
-        place: u32,
+        index: u32,
     ) -> Result<EventStream, Failure> {
         let tokens = (0..prompt).map(|_| fastrand::u32(..card.vocabulary)).collect();
-        let name = self.adapters.names().into_iter().cycle().nth(place as usize);
+        let name = self.adapters.names().into_iter().cycle().nth(index as usize);
         let adapter = name.map(|name| AdapterUse { name, scale: 1.0 });
         fleet
             .submit_to(model, Job { tokens, max_tokens: generate, ignore_end_of_turn: true, adapter, ..Job::default() })
@@ -262,9 +262,9 @@ impl Bench {
         let before = times(fleet).await;
         let begun = Instant::now();
         let (mut running, mut streams) = (JoinSet::new(), Vec::new());
-        for place in 0..concurrency {
+        for index in 0..concurrency {
             let stream = Arc::<Mutex<Stream>>::default();
-            let events = self.submit(fleet, model, card, (self.prompt, self.generate), place)?;
+            let events = self.submit(fleet, model, card, (self.prompt, self.generate), index)?;
             running.spawn(follow(events, stream.clone()));
             streams.push(stream);
         }
@@ -277,7 +277,7 @@ impl Bench {
         Ok(Round { begun, streams, forward_us, overhead_us })
     }
 
-    /// Streams that generate until a long prompt has its first token.
+    /// Measures the gaps of running streams until a long prompt has its first token.
     async fn beside(
         &self,
         fleet: &Fleet,
@@ -289,8 +289,8 @@ impl Bench {
     ) -> Result<Beside, CliError> {
         let streams: Vec<Arc<Mutex<Stream>>> = (0..concurrency).map(|_| Arc::default()).collect();
         let mut running = JoinSet::new();
-        for (place, stream) in (0..).zip(&streams) {
-            let events = self.submit(fleet, model, card, (self.prompt, self.generated_beside()), place)?;
+        for (index, stream) in (0..).zip(&streams) {
+            let events = self.submit(fleet, model, card, (self.prompt, self.generated_beside()), index)?;
             running.spawn(follow(events, stream.clone()));
         }
         while streams.iter().any(|stream| lock(stream).arrivals.len() < 2) {
@@ -317,7 +317,7 @@ impl Bench {
         })
     }
 
-    /// As many tokens as a stream makes while the long prompt is processed, if that goes in the smallest chunks.
+    /// Tokens that a stream may generate while the long prompt is processed in the smallest chunks.
     fn generated_beside(&self) -> u32 {
         self.beside.map_or(0, |prompt| self.generate.max(prompt / CHUNK_TOKENS_MIN + 64))
     }
@@ -356,7 +356,7 @@ fn lock(stream: &Mutex<Stream>) -> MutexGuard<'_, Stream> {
     stream.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Microseconds that the worker has spent in the model, and in steps besides.
+/// Microseconds that workers have spent in the model, and in the engine's part of steps.
 async fn times(fleet: &Fleet) -> (u64, u64) {
     let stats = fleet.stats(true).await;
     let workers = stats.models.iter().filter_map(|model| model.worker.as_ref());
@@ -386,7 +386,7 @@ fn table(report: &Report) -> String {
     if !report.adapters.is_empty() {
         text.insert_str(
             text.len() - 1,
-            &format!("streams take turns with the adapters {}\n", report.adapters.join(", ")),
+            &format!("streams cycle through the adapters {}\n", report.adapters.join(", ")),
         );
     }
     text.push_str(

@@ -1,8 +1,8 @@
-//! `pensieve plugins check`: what an author asks before shipping, and a user before dropping in. The plugin's code runs in a
-//! child, so that whatever it does there can be said.
+//! `pensieve plugins check`: validates a plugin before it is shipped or dropped in. The plugin's code runs in a child process,
+//! so that even a crash or a hang is reported.
 //!
-//! With `--json` and without `--model` it is itself the child by which a server looks at a file without mapping it: see
-//! [`Checked`] for the line that it prints.
+//! With `--json` and without `--model` it is itself the child in which a server inspects a file without mapping it; it prints
+//! one [`Checked`].
 
 mod monitor;
 
@@ -27,7 +27,11 @@ use super::{
 use crate::config::units::Amount;
 use monitor::{LawMonitor, further, provides};
 use pensieve_protocol::{
-    checkpoint_files::readable, manifest::Manifest, outside::Outside, questions::Checked, refusal::Refusal,
+    checkpoint_files::readable,
+    manifest::Manifest,
+    outside::Outside,
+    questions::Checked,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::fleet::{
     child::{self, ChildError},
@@ -35,10 +39,11 @@ use pensieve_server::fleet::{
 };
 use pensieve_worker::plugin::LoadedPlugin;
 
-/// How long a plugin may take to say who it is.
+/// Time limit for reading a plugin's manifest.
 const INSPECTION_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Open a plugin, and say what it provides or what is wrong with it; with what it takes, try the contract's laws on it.
+/// Open a plugin and report what it provides or what is wrong with it; given a model, samplers or an adapter, test the
+/// contract's laws on it.
 #[derive(Args)]
 #[group(skip)]
 #[command(group = ArgGroup::new("tried").multiple(true).args(["model", "samplers", "adapter"]))]
@@ -49,19 +54,19 @@ const INSPECTION_TIME_MAX: Duration = Duration::from_secs(20);
   pensieve plugins check target/release/libmine.so --samplers
   pensieve plugins check target/release/libmine.so --adapter ./adapter
 
-docs/writing-a-plugin.md tells what the laws are and how a reference is made.")]
+docs/writing-a-plugin.md explains the laws and how to make a reference.")]
 pub(super) struct Check {
-    /// The library.
+    /// The plugin's library.
     file: PathBuf,
     /// Print one line of JSON, for programs.
     #[arg(long)]
     json: bool,
-    /// The checkpoint to try: a .gguf file, a folder, hf:OWNER/REPO or starter.
+    /// The checkpoint to test with: a .gguf file, a folder, hf:OWNER/REPO or starter.
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
     #[command(flatten)]
     setting: LawOptions,
-    /// How long a law, or the plugin's next word while it loads, may take.
+    /// Time limit for each law, and for each step of loading.
     #[arg(long, default_value = "5m", value_name = "DURATION", value_parser = duration, requires = "tried")]
     timeout: Duration,
 }
@@ -79,14 +84,11 @@ impl Check {
         }
         end(self.inspect().map(|manifest| {
             drop(super::terminal::say(provides(&manifest).trim_end_matches('\n')));
-            tell(format_args!(
-                "it was opened and asked what it provides, and none of that was run{}",
-                further(&manifest)
-            ));
+            tell(format_args!("only its manifest was read; nothing that it provides was run{}", further(&manifest)));
         }))
     }
 
-    /// Asks a child what the file is.
+    /// Has a child process read the manifest.
     fn inspect(&self) -> Result<Manifest, CliError> {
         let arguments = ["plugins", "check", "--json"].map(OsString::from);
         let arguments = [&arguments[..], &["--".into(), self.file.clone().into()]].concat();
@@ -104,20 +106,20 @@ impl Check {
         }
     }
 
-    /// Has a child try the laws, to the last one or to what keeps them from being tried.
+    /// Has a child process test the laws, to the last one or the first failure that stops it.
     fn try_laws(&self, monitor: &mut LawMonitor) -> CliResult {
         self.setting.check()?;
         let manifest = self.inspect()?;
         monitor.begin(&manifest);
-        self.refuse_nothing(&manifest)?;
+        self.refuse_unused_flags(&manifest)?;
         for file in self.setting.adapter.iter().chain(&self.setting.formats) {
             file.metadata().map_err(|error| CliError::system(format_args!("'{}'", Outside::path(&file)), &error))?;
         }
-        let given = self.setting.reference.as_deref();
-        let is_computed = given.is_some_and(|reference| reference.as_os_str() == TRANSFORMERS);
-        if let Some(reference) = given.filter(|_| !is_computed) {
-            let there = reference.metadata();
-            there.map_err(|error| {
+        let requested = self.setting.reference.as_deref();
+        let is_computed = requested.is_some_and(|reference| reference.as_os_str() == TRANSFORMERS);
+        if let Some(reference) = requested.filter(|_| !is_computed) {
+            let metadata = reference.metadata();
+            metadata.map_err(|error| {
                 CliError::system(format_args!("the reference '{}'", Outside::path(&reference)), &error)
             })?;
         }
@@ -127,11 +129,11 @@ impl Check {
         }
         let computing = (is_computed && !self.json).then(Spinner::new);
         if let Some(spinner) = &computing {
-            spinner.at("having transformers compute a reference");
+            spinner.at("computing a reference with transformers");
         }
         let computed = source.as_deref().filter(|_| is_computed).map(reference::compute).transpose()?;
         drop(computing);
-        let reference = computed.as_ref().map(Computed::path).or(given.map(Path::to_owned));
+        let reference = computed.as_ref().map(Computed::path).or(requested.map(Path::to_owned));
         let arguments = self.arguments(source.as_deref(), reference.as_deref());
         let followed = super::runtime()?.block_on(async {
             child::ask_for_lines(&program()?, &arguments, None, self.timeout, |event| monitor.on_event(event)).await
@@ -140,8 +142,8 @@ impl Check {
         monitor.stopped.take().map_or(Ok(()), Err)
     }
 
-    /// Refuses flags that ask for what the plugin does not have.
-    fn refuse_nothing(&self, manifest: &Manifest) -> CliResult {
+    /// Refuses flags for kinds of providers that the plugin does not have.
+    fn refuse_unused_flags(&self, manifest: &Manifest) -> CliResult {
         let Manifest { id, architectures, samplers, adapter_formats, .. } = manifest;
         let model = self.model.is_some();
         let adapter = self.setting.adapter.is_some() && !model;
@@ -151,7 +153,7 @@ impl Check {
             (adapter, adapter_formats.is_empty(), "adapter format", "--adapter"),
         ] {
             if asked && is_empty {
-                let line = format!("plugin '{id}' has no {what}, so that {flag} has nothing to try");
+                let line = format!("plugin '{id}' has no {what}, so {flag} has nothing to test");
                 return Err(CliError::new(Exit::Usage, line));
             }
         }
@@ -198,7 +200,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn check_for_programs(file: &Path) -> ExitCode {
-    let answered = Reply::begin().and_then(|answer| {
+    let sent = Reply::begin().and_then(|reply| {
         let (checked, code) = match LoadedPlugin::open(file) {
             Ok(plugin) => (Checked::Manifest(plugin.manifest().clone()), ExitCode::SUCCESS),
             Err(error) => {
@@ -207,14 +209,14 @@ fn check_for_programs(file: &Path) -> ExitCode {
                 (Checked::Refusal(refusal), ExitCode::from(exit as u8))
             }
         };
-        answer.send(&checked).map(|()| code)
+        reply.send(&checked).map(|()| code)
     });
-    answered.unwrap_or_else(|error| {
-        tell(format_args!("the answer cannot be written: {error}"));
+    sent.unwrap_or_else(|error| {
+        tell(format_args!("the reply cannot be written: {error}"));
         ExitCode::FAILURE
     })
 }
 
 fn exit_of(refusal: &Refusal) -> Exit {
-    if refusal.kind == "not-found" { Exit::Absent } else { Exit::Failed }
+    if refusal.kind == RefusalKind::NotFound { Exit::Absent } else { Exit::Failed }
 }

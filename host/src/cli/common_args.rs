@@ -1,4 +1,4 @@
-//! The flags that most verbs share, and what comes of them, the variables and the file together.
+//! Flags shared by most subcommands, and the configuration resolved from file, variables and flags.
 
 use clap::Args;
 use std::{
@@ -24,10 +24,10 @@ use pensieve_server::{
 
 #[derive(Args, Clone, Debug)]
 pub(super) struct CommonArgs {
-    /// The configuration's file [default: ./pensieve.toml, else pensieve.toml in $PENSIEVE_HOME].
+    /// The configuration file [default: ./pensieve.toml, else pensieve.toml in $PENSIEVE_HOME].
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A folder with plugins, before the usual ones; may be given again.
+    /// A folder with plugins, searched before the default ones; may be repeated.
     #[arg(long = "plugins", value_name = "DIR")]
     plugins: Vec<PathBuf>,
     /// Where models run: auto, cpu, cuda:N or metal:N, or several GPUs as cuda:0+cuda:1 or cuda:all.
@@ -37,8 +37,8 @@ pub(super) struct CommonArgs {
 
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct AdapterArgs {
-    /// An adapter of a model: a folder as PEFT saves it, a GGUF file, or hf:OWNER/REPO; may be given again. MODEL may be left
-    /// out where there is one.
+    /// An adapter for a model: a folder saved by PEFT, a GGUF file, or hf:OWNER/REPO; may be repeated. MODEL may be left out
+    /// if there is only one.
     #[arg(long = "adapter", value_name = "[MODEL:]NAME=SOURCE", value_parser = adapter)]
     adapters: Vec<Adapter>,
 }
@@ -51,25 +51,26 @@ struct Adapter {
     source: String,
 }
 
-/// The configuration after file, variables and flags, and the file that it came from.
+/// The configuration resolved from file, variables and flags.
 pub(super) struct ResolvedConfig {
     pub(super) config: Config,
+    /// The file that was read, if any.
     pub(super) file: Option<PathBuf>,
 }
 
 impl CommonArgs {
-    /// These flags for each of the devices that `--device A,B` names.
+    /// One copy of these flags per device of `--device A,B`.
     pub(super) fn each_device(&self) -> Vec<Self> {
         let Some(devices) = &self.device else { return vec![self.clone()] };
         devices.split(',').map(|device| Self { device: Some(device.trim().to_owned()), ..self.clone() }).collect()
     }
 
-    /// Reads the file, then the variables, then these flags and models.
+    /// Applies the file, then the variables, then these flags and `models`, which are pairs of id and source.
     pub(super) fn resolve(&self, models: &[(String, String)]) -> Result<ResolvedConfig, CliError> {
         let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let named = self.config.clone().or_else(|| variable("PENSIEVE_CONFIG").map(PathBuf::from));
-        let config::LoadedFile { mut config, file, warnings } = config::find(named.as_deref(), &home)?;
+        let explicit = self.config.clone().or_else(|| variable("PENSIEVE_CONFIG").map(PathBuf::from));
+        let config::LoadedFile { mut config, file, warnings } = config::find(explicit.as_deref(), &home)?;
         for warning in warnings {
             tell(format_args!("pensieve: warning: {warning}"));
         }
@@ -96,7 +97,7 @@ impl CommonArgs {
         Ok(ResolvedConfig { config, file })
     }
 
-    /// The model that `--model` selects: a configured id or a source; without the flag the default model.
+    /// Resolves `--model`, a configured id or a source, to a model id; without the flag it is the default model.
     pub(super) fn resolve_one(&self, model: Option<&str>) -> Result<(ResolvedConfig, String), CliError> {
         let mut resolved = self.resolve(&[])?;
         let Some(text) = model else {
@@ -134,16 +135,16 @@ impl AdapterArgs {
         self.adapters.iter().map(|adapter| adapter.name.clone()).collect()
     }
 
-    /// Adds them to their models. Those that name none belong to the model of this name, or to the only one there is.
-    pub(super) fn add_to(&self, config: &mut Config, usual: Option<&str>) -> Result<(), CliError> {
+    /// Adds each adapter to its model. One without a MODEL goes to `default_model`, else to the only configured model.
+    pub(super) fn add_to(&self, config: &mut Config, default_model: Option<&str>) -> Result<(), CliError> {
         let mut added = HashSet::new();
         for Adapter { model, name, source } in &self.adapters {
             let wrong = |what: String| CliError::new(Exit::Usage, format!("--adapter {name}={source}: {what}"));
-            let usual = usual.map(|usual| {
-                let variant = config.variants.iter().find(|variant| variant.id == usual);
-                variant.map_or(usual, |variant| &variant.base).to_owned()
+            let default_model = default_model.map(|default_model| {
+                let variant = config.variants.iter().find(|variant| variant.id == default_model);
+                variant.map_or(default_model, |variant| &variant.base).to_owned()
             });
-            let id = match (model.clone().or(usual), config.models.as_slice()) {
+            let id = match (model.clone().or(default_model), config.models.as_slice()) {
                 (Some(id), _) => id,
                 (None, [only]) => only.id.clone(),
                 (None, _) => return Err(wrong("there are several models; write MODEL:NAME=SOURCE".into())),
@@ -153,11 +154,11 @@ impl AdapterArgs {
                 return Err(wrong(format!("there is no model '{id}' (there are: {})", known.join(", "))));
             };
             let source = match source_of(source)? {
-                Source::Starter => return Err(wrong("'starter' is a model".into())),
+                Source::Starter => return Err(wrong("'starter' is a model, not an adapter".into())),
                 source => source,
             };
             if !added.insert((id, name)) {
-                return Err(wrong("there is another --adapter of that name".into()));
+                return Err(wrong("there is another --adapter with that name".into()));
             }
             model.adapters.insert(name.clone(), config::Adapter { source, merged: None });
         }
@@ -178,14 +179,14 @@ fn adapter(argument: &str) -> Result<Adapter, String> {
 }
 
 impl ResolvedConfig {
-    /// The fleet that is described. Models of the hub that are not in its cache are downloaded, and the starter is unpacked.
+    /// Converts to the fleet's configuration. Hub models that are not cached are downloaded, and the starter is unpacked.
     pub(super) fn fleet(&self) -> Result<fleet::Config, CliError> {
         let memory = self.config.fleet.memory.unwrap_or_else(default_budget);
         self.config.fleet(|source, artifact| locate(source, artifact, &self.config.home, memory))
     }
 }
 
-/// The path of an artifact, which is downloaded first if it has to be, in a form that fits the memory.
+/// Returns the path of an artifact, downloading it if needed; of several quantizations it takes one that fits `memory`.
 fn locate(source: &Source, artifact: Artifact<'_>, home: &Path, memory: u64) -> Result<PathBuf, CliError> {
     match source {
         Source::Path(path) => {
@@ -201,7 +202,7 @@ fn locate(source: &Source, artifact: Artifact<'_>, home: &Path, memory: u64) -> 
                         Artifact::Adapter { name, .. } => {
                             let help =
                                 "a folder with adapter_config.json and safetensors, a .gguf file, or hf:OWNER/REPO";
-                            (format!("nothing of adapter '{name}'"), help)
+                            (format!("no adapter '{name}'"), help)
                         }
                     };
                     let line = format!("there is {what} at '{}': {error}; name {help}", Outside::path(&path));
@@ -223,7 +224,7 @@ fn locate(source: &Source, artifact: Artifact<'_>, home: &Path, memory: u64) -> 
     }
 }
 
-/// The path of a source that is given without a configuration.
+/// Returns the path of a checkpoint from a source on the command line, without a configuration.
 pub(super) fn locate_checkpoint(text: &str) -> Result<PathBuf, CliError> {
     let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
     locate(&source_of(text)?, Artifact::Checkpoint, &home, default_budget())
@@ -264,7 +265,7 @@ mod tests {
         assert!(add("three:poet=x", &["one"], None).unwrap_err().contains("no model 'three' (there are: one)"));
         let twice = AdapterArgs { adapters: ["poet=x", "one:poet=y"].map(|text| adapter(text).unwrap()).into() };
         let refused = twice.add_to(&mut models(&["one"]), None).unwrap_err();
-        assert!(refused.lines[0].contains("another --adapter of that name"), "{refused:?}");
+        assert!(refused.lines[0].contains("another --adapter with that name"), "{refused:?}");
         assert!(add("poet=starter", &["one"], None).unwrap_err().contains("'starter' is a model"));
     }
 }

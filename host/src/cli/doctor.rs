@@ -1,4 +1,4 @@
-//! `pensieve doctor`: what works on this machine and what does not, found by trying it.
+//! `pensieve doctor`: finds out what works on this machine by trying it.
 
 use clap::Args;
 use std::{
@@ -25,17 +25,17 @@ use pensieve_server::{
 
 const FOLDER_ENTRIES_MAX: usize = 100_000;
 
-/// Tell what works on this machine, and what does not.
+/// Check what works on this machine.
 ///
-/// It looks at the configuration, plugins, devices, memory, port and caches, and has a model generate one token. The exit code
-/// is 1 if something is broken.
+/// Checks configuration, plugins, devices, memory, port and caches, and has a model generate one token. The exit code is 1 if
+/// something is broken.
 #[derive(Args)]
 pub(super) struct Doctor {
     #[command(flatten)]
     common: CommonArgs,
 }
 
-/// What was found, line by line.
+/// The report, line by line.
 #[derive(Default)]
 struct Findings {
     text: String,
@@ -47,7 +47,7 @@ impl Findings {
         self.add("ok", what, line);
     }
 
-    fn odd(&mut self, what: &str, line: &str) {
+    fn notice(&mut self, what: &str, line: &str) {
         self.add("--", what, line);
     }
 
@@ -63,43 +63,43 @@ impl Findings {
 
 impl Doctor {
     pub(super) fn run(self) -> CliResult {
-        let mut found = Findings::default();
-        program(&mut found);
-        devices(&mut found);
+        let mut findings = Findings::default();
+        program(&mut findings);
+        devices(&mut findings);
         match self.common.resolve(&[]) {
-            Ok(resolved) => self.examine(&mut found, &resolved)?,
-            Err(error) => error.lines.iter().for_each(|line| found.broken("configuration", line)),
+            Ok(resolved) => self.examine(&mut findings, &resolved)?,
+            Err(error) => error.lines.iter().for_each(|line| findings.broken("configuration", line)),
         }
-        super::terminal::print(&found.text)?;
-        match found.broken {
+        super::terminal::print(&findings.text)?;
+        match findings.broken {
             0 => Ok(()),
             1 => Err(CliError::new(Exit::Failed, "something is broken, see !! above")),
             count => Err(CliError::new(Exit::Failed, format!("{count} things are broken, see !! above"))),
         }
     }
 
-    fn examine(&self, found: &mut Findings, resolved: &ResolvedConfig) -> CliResult {
+    fn examine(&self, findings: &mut Findings, resolved: &ResolvedConfig) -> CliResult {
         let config = &resolved.config;
         match &resolved.file {
-            Some(file) => found.good("configuration", &Outside::path(&file).to_string()),
-            None => found.good("configuration", "none; everything is as it comes"),
+            Some(file) => findings.good("configuration", &Outside::path(&file).to_string()),
+            None => findings.good("configuration", "none; defaults apply"),
         }
-        home(found, &config.home);
-        config.server.listen.iter().for_each(|listen| port(found, config, listen));
-        caches(found, config);
-        super::runtime()?.block_on(models(found, config));
+        home(findings, &config.home);
+        config.server.listen.iter().for_each(|listen| port(findings, config, listen));
+        caches(findings, config);
+        super::runtime()?.block_on(models(findings, config));
         Ok(())
     }
 }
 
-fn program(found: &mut Findings) {
+fn program(findings: &mut Findings) {
     let path = std::env::current_exe().map_or_else(|error| error.to_string(), |path| Outside::path(&path).to_string());
     let (system, machine) = (std::env::consts::OS, std::env::consts::ARCH);
-    found.good("pensieve", &format!("{} for {system} on {machine}, {path}", env!("CARGO_PKG_VERSION")));
+    findings.good("pensieve", &format!("{} for {system} on {machine}, {path}", env!("CARGO_PKG_VERSION")));
 }
 
-/// What the system says there is. Whether a plugin can use it, only a plugin can tell: see `auto`.
-fn devices(found: &mut Findings) {
+/// Devices that the system lists. Only a plugin can tell whether it can use one; the line "device" below shows that.
+fn devices(findings: &mut Findings) {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut devices = vec![format!("cpu with {threads} threads")];
     if cfg!(target_os = "macos") {
@@ -110,16 +110,16 @@ fn devices(found: &mut Findings) {
     let mut cuda: Vec<u32> = entries.filter_map(|entry| numbered(entry.file_name().to_str()?)).collect();
     cuda.sort_unstable();
     devices.extend(cuda.iter().map(|number| format!("cuda:{number}")));
-    found.good("devices", &devices.join(", "));
+    findings.good("devices", &devices.join(", "));
 }
 
-fn home(found: &mut Findings, home: &Path) {
+fn home(findings: &mut Findings, home: &Path) {
     let probe = home.join(format!(".doctor.{}", std::process::id()));
     let tried = fs::create_dir_all(home).and_then(|()| fs::write(&probe, "")).and_then(|()| fs::remove_file(&probe));
     match tried {
-        Ok(()) => found.good("home", &Outside::path(&home).to_string()),
+        Ok(()) => findings.good("home", &Outside::path(&home).to_string()),
         Err(error) => {
-            found.broken(
+            findings.broken(
                 "home",
                 &format!("'{}' cannot be written to: {error}; set PENSIEVE_HOME", Outside::path(&home)),
             );
@@ -127,63 +127,65 @@ fn home(found: &mut Findings, home: &Path) {
     }
 }
 
-fn port(found: &mut Findings, config: &Config, listen: &str) {
+fn port(findings: &mut Findings, config: &Config, listen: &str) {
     match TcpListener::bind(listen) {
         Ok(listener) => {
             let open = listener.local_addr().is_ok_and(|address| !address.ip().is_loopback());
             if open && config.server.keys.is_empty() {
                 let line = format!("{listen} can be reached from other machines, and there is no key; set server.key");
-                found.broken("address", &line);
+                findings.broken("address", &line);
             } else {
-                found.good("address", &format!("{listen} is free"));
+                findings.good("address", &format!("{listen} is free"));
             }
         }
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            found.odd("address", &format!("{listen} is taken, perhaps by a pensieve that runs already"));
+            findings.notice("address", &format!("{listen} is taken, perhaps by a pensieve that is already running"));
         }
-        Err(error) => found.broken("address", &format!("{listen} cannot be listened at: {error}")),
+        Err(error) => findings.broken("address", &format!("cannot listen on {listen}: {error}")),
     }
 }
 
-fn caches(found: &mut Findings, config: &Config) {
+fn caches(findings: &mut Findings, config: &Config) {
     let blocks = config.cache.folder.clone().unwrap_or_else(|| config.home.join("cache/blocks"));
     let mut folders: Vec<(&str, PathBuf)> =
         vec![("prompt cache", blocks), ("home's caches", config.home.join("cache"))];
     match Hub::from_environment() {
         Ok(hub) => folders.push(("hub's cache", hub.cache)),
-        Err(trouble) => found.broken("hub's cache", &trouble.to_string()),
+        Err(trouble) => findings.broken("hub's cache", &trouble.to_string()),
     }
     for (what, folder) in folders {
         if folder.is_dir() {
-            found.good(what, &format!("{}, {}", Outside::path(&folder), units::bytes(bytes_below(&folder))));
+            findings.good(what, &format!("{}, {}", Outside::path(&folder), units::bytes(bytes_below(&folder))));
         } else {
-            found.good(what, &format!("{}, empty", Outside::path(&folder)));
+            findings.good(what, &format!("{}, empty", Outside::path(&folder)));
         }
     }
 }
 
-/// Plugins, memory, and a model that is really run.
-async fn models(found: &mut Findings, config: &Config) {
+/// Checks plugins, memory and cards, and runs one model.
+async fn models(findings: &mut Findings, config: &Config) {
     // The doctor downloads nothing.
-    let mut here: Vec<Model> = Vec::new();
+    let mut local: Vec<Model> = Vec::new();
     for model in &config.models {
-        match super::models::here(&model.source, &config.home) {
+        match super::models::local_path(&model.source, &config.home) {
             Some(path) => {
                 let source = Source::Path(path);
-                here.push(Model { source, adapters: std::collections::BTreeMap::new(), ..model.clone() });
+                local.push(Model { source, adapters: std::collections::BTreeMap::new(), ..model.clone() });
             }
             None if matches!(model.source, Source::Hub(_)) => {
-                found
-                    .odd("model", &format!("'{}' is not here yet; pensieve pull {} brings it", model.id, model.source));
+                findings.notice(
+                    "model",
+                    &format!("'{}' is not downloaded yet; run pensieve pull {}", model.id, model.source),
+                );
             }
             None if model.source == Source::Starter => {
-                found.odd("model", "this program was built without the starter; name a model");
+                findings.notice("model", "this program was built without the starter; name a model");
             }
-            None => found.broken("model", &format!("'{}': there is nothing at '{}'", model.id, model.source)),
+            None => findings.broken("model", &format!("'{}': there is nothing at '{}'", model.id, model.source)),
         }
     }
     let ready = Config {
-        models: here,
+        models: local,
         variants: Vec::new(),
         cache: crate::config::CacheSettings { folder: None, budget: 0 },
         ..config.clone()
@@ -198,50 +200,51 @@ async fn models(found: &mut Findings, config: &Config) {
     let (memory, folders) = (settings.memory_bytes, settings.plugins.folders.clone());
     let machine = fleet::installed_bytes()
         .map_or_else(String::new, |bytes| format!(", of {} in this machine", units::bytes(bytes)));
-    found.good("memory", &format!("{} for all models together{machine}", units::bytes(memory)));
+    findings.good("memory", &format!("{} for all models together{machine}", units::bytes(memory)));
     let fleet = match Fleet::start(settings).await {
         Ok(fleet) => fleet,
-        Err(refusal) => return found.broken("plugins", &refusal.to_string()),
+        Err(refusal) => return findings.broken("plugins", &refusal.to_string()),
     };
-    plugins(found, &fleet, &folders);
+    plugins(findings, &fleet, &folders);
     let fenced = fleet.fenced().await;
-    fenced.holds.iter().for_each(|what| found.good("fence", what));
-    fenced.missing.iter().for_each(|what| found.odd("fence", &format!("missing: {what}")));
-    fenced.notes.iter().for_each(|what| found.odd("fence", what));
+    fenced.holds.iter().for_each(|what| findings.good("fence", what));
+    fenced.missing.iter().for_each(|what| findings.notice("fence", &format!("missing: {what}")));
+    fenced.notes.iter().for_each(|what| findings.notice("fence", what));
     for line in config.missing_samplers(&super::sampler_names(&fleet)) {
-        found.broken("samplers", &line);
+        findings.broken("samplers", &line);
     }
     for model in &ready.models {
         match card(&fleet, &model.id).await {
-            Ok(line) => found.good("model", &format!("'{}': {line}", model.id)),
-            Err(failure) => found.broken("model", &format!("'{}': {failure}", model.id)),
+            Ok(line) => findings.good("model", &format!("'{}': {line}", model.id)),
+            Err(failure) => findings.broken("model", &format!("'{}': {failure}", model.id)),
         }
     }
     if let Some(model) = ready.models.first() {
         match load(&fleet, &model.id).await {
             Ok(Loaded { device, note, .. }) => {
-                found.good("device", &format!("'{}' takes {device} for '{}': {note}", model.spec.device, model.id));
+                findings.good("device", &format!("'{}' takes {device} for '{}': {note}", model.spec.device, model.id));
             }
             Err(failure) => {
-                found.broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.spec.device));
+                findings
+                    .broken("device", &format!("'{}' does not run on '{}': {failure}", model.id, model.spec.device));
             }
         }
     }
     fleet.shutdown(Duration::ZERO).await;
 }
 
-fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
+fn plugins(findings: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
     let states = fleet.plugins().snapshot();
     for folder in folders {
         let files =
             folder.canonicalize().map(|path| states.iter().filter(|state| state.file.starts_with(&path)).count());
         match files {
-            Ok(1) => found.good("plugin folder", &format!("{}, 1 file", Outside::path(&folder))),
-            Ok(count) => found.good("plugin folder", &format!("{}, {count} files", Outside::path(&folder))),
+            Ok(1) => findings.good("plugin folder", &format!("{}, 1 file", Outside::path(&folder))),
+            Ok(count) => findings.good("plugin folder", &format!("{}, {count} files", Outside::path(&folder))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                found.odd("plugin folder", &format!("{} is not there, and need not be", Outside::path(&folder)));
+                findings.notice("plugin folder", &format!("{} does not exist, which is fine", Outside::path(&folder)));
             }
-            Err(error) => found.broken("plugin folder", &format!("{}: {error}", Outside::path(&folder))),
+            Err(error) => findings.broken("plugin folder", &format!("{}: {error}", Outside::path(&folder))),
         }
     }
     let mut ready = 0;
@@ -250,22 +253,22 @@ fn plugins(found: &mut Findings, fleet: &Fleet, folders: &[PathBuf]) {
         match &state.status {
             Status::Ready { plugin } => {
                 ready += 1;
-                found.good("plugin", &format!("{} {}, {file}", plugin.id, plugin.version));
+                findings.good("plugin", &format!("{} {}, {file}", plugin.id, plugin.version));
             }
             Status::Shadowed { plugin, by } => {
-                found.odd(
+                findings.notice(
                     "plugin",
                     &format!("{} {}, {file}: '{}' comes first", plugin.id, plugin.version, Outside::path(&by)),
                 );
             }
-            Status::Rejected(refusal) => found.broken("plugin", &format!("{file}: {refusal}")),
-            Status::Pending => found.broken("plugin", &format!("{file}: still being looked at")),
+            Status::Rejected(refusal) => findings.broken("plugin", &format!("{file}: {refusal}")),
+            Status::Pending => findings.broken("plugin", &format!("{file}: still being inspected")),
             Status::Retired { .. } => {}
         }
     }
     if ready == 0 {
         let folders: Vec<String> = folders.iter().map(|folder| format!("'{}'", Outside::path(&folder))).collect();
-        found.broken("plugins", &format!("none in {}; without one no model runs", folders.join(", ")));
+        findings.broken("plugins", &format!("none in {}; without one no model runs", folders.join(", ")));
     }
 }
 
@@ -274,7 +277,7 @@ async fn card(fleet: &Fleet, id: &str) -> Result<String, Failure> {
     Ok(format!("{}, {} of weights, context {}", card.architecture, units::bytes(card.weight_bytes), card.context))
 }
 
-/// Loads a model, has it generate a token, and tells where it is.
+/// Loads a model and has it generate one token; returns what it reports about itself.
 async fn load(fleet: &Fleet, id: &str) -> Result<Loaded, Failure> {
     let job = Job { tokens: vec![1, 2, 3], max_tokens: 1, ignore_end_of_turn: true, ..Job::default() };
     let mut stream = fleet.submit_to(id, job)?;
@@ -287,18 +290,18 @@ async fn load(fleet: &Fleet, id: &str) -> Result<Loaded, Failure> {
     Ok(stats.models.into_iter().find_map(|model| model.loaded.filter(|_| model.id == id)).unwrap_or_default())
 }
 
-/// Bytes of all files below a folder; links are not followed.
+/// Bytes of all files below a folder, up to `FOLDER_ENTRIES_MAX` entries; links are not followed.
 fn bytes_below(folder: &Path) -> u64 {
-    let (mut bytes, mut seen, mut open) = (0_u64, 0, vec![folder.to_path_buf()]);
-    while let Some(folder) = open.pop() {
+    let (mut bytes, mut entries, mut pending) = (0_u64, 0, vec![folder.to_path_buf()]);
+    while let Some(folder) = pending.pop() {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            seen += 1;
-            if seen > FOLDER_ENTRIES_MAX {
+            entries += 1;
+            if entries > FOLDER_ENTRIES_MAX {
                 return bytes;
             }
             let Ok(metadata) = entry.metadata() else { continue };
             if metadata.is_dir() {
-                open.push(entry.path());
+                pending.push(entry.path());
             } else {
                 bytes = bytes.saturating_add(metadata.len());
             }

@@ -1,4 +1,4 @@
-//! How the program ends: a code for scripts, and one line for people.
+//! Exit codes for scripts, and error messages for people.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,11 +6,11 @@ use std::fmt;
 use crate::config::ConfigError;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::hub::{HubError, HubErrorKind};
 
-/// What a script sees. `docs/cli.md` has this table, and a test holds it to that.
+/// Exit codes. `docs/cli.md` documents them; a test keeps both in step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Exit {
     Failed = 1,
@@ -24,7 +24,7 @@ pub(super) enum Exit {
     Plugin = 9,
 }
 
-/// Why the program does not do what it was told.
+/// An error that ends the program.
 #[derive(Clone, Debug)]
 pub(super) struct CliError {
     pub(super) exit: Exit,
@@ -32,7 +32,6 @@ pub(super) struct CliError {
     pub(super) lines: Vec<String>,
 }
 
-/// What a verb comes to.
 pub(super) type CliResult = Result<(), CliError>;
 
 impl CliError {
@@ -40,7 +39,7 @@ impl CliError {
         Self { exit, lines: vec![line.into()] }
     }
 
-    /// An error of the system, at something.
+    /// An I/O error; `what` names the file or operation.
     pub(super) fn system(what: impl fmt::Display, error: &std::io::Error) -> Self {
         let exit = match error.kind() {
             std::io::ErrorKind::NotFound => Exit::Absent,
@@ -55,8 +54,8 @@ impl CliError {
 }
 
 impl From<ConfigError> for CliError {
-    fn from(wrong: ConfigError) -> Self {
-        Self { exit: Exit::Usage, lines: wrong.lines }
+    fn from(error: ConfigError) -> Self {
+        Self { exit: Exit::Usage, lines: error.lines }
     }
 }
 
@@ -89,9 +88,9 @@ impl From<Failure> for CliError {
 
 impl From<Refusal> for CliError {
     fn from(refusal: Refusal) -> Self {
-        let exit = match refusal.kind.as_str() {
-            "taken" => Exit::Taken,
-            "keyless" => Exit::Usage,
+        let exit = match refusal.kind {
+            RefusalKind::Taken => Exit::Taken,
+            RefusalKind::Keyless => Exit::Usage,
             _ => Exit::Failed,
         };
         Self::new(exit, refusal.to_string())

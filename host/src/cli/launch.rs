@@ -1,7 +1,7 @@
 //! `pensieve launch`: a coding agent on a local model, in one command.
 //!
-//! It finds the server at the configured address, or runs one in this process for as long as the client runs. What the client
-//! has to be told goes into its environment, its flags and a temporary folder; the user's own files stay as they are.
+//! It uses the server at the configured address, or runs one in this process for as long as the client runs. The client is
+//! configured through its environment, its flags and a temporary folder; the user's own files stay untouched.
 
 mod clients;
 
@@ -37,20 +37,20 @@ use super::{
 };
 use clients::{Client, Endpoint, Setup};
 use pensieve_protocol::outside::Outside;
-use pensieve_server::{fleet::Fleet, http::LOCAL_KEY, prompt::Chats};
+use pensieve_server::{fleet::Fleet, http::LOCAL_KEY, requests::Chats};
 
 /// How long the server at the configured address may take to list its models.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
-/// Stands in a setup that is printed for the folder that its shell makes.
+/// Placeholder in printed setups for the folder that the printed script creates.
 const PRINTED_FOLDER: &str = "/dev/null/pensieve-launch";
-/// How long answers that still run have when the client has ended.
+/// How long running answers may take to finish after the client has exited.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Start a coding agent on a local model: Claude Code, Codex, opencode, Qwen Code or aider.
 ///
-/// It uses the server that listens at the configured address, or else runs one for as long as the client runs, whose log is
-/// launch.log in $PENSIEVE_HOME. Nothing is written into the client's own configuration.
+/// It uses the server at the configured address, or else runs one for as long as the client runs and logs to launch.log in
+/// $PENSIEVE_HOME. The client's own configuration is left alone.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve launch claude
@@ -58,23 +58,23 @@ const DRAIN: Duration = Duration::from_secs(2);
   pensieve launch claude --model coder -- -p \"Explain src/main.rs\"
   pensieve launch opencode --print")]
 pub(super) struct Launch {
-    /// The client.
+    /// The coding agent.
     #[arg(value_enum)]
     client: Client,
     /// A model's id, a .gguf file, a folder, hf:OWNER/REPO[/FILE], or 'starter' [default: the server's default model].
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
-    /// Only print the environment, the files and the command, for a shell.
+    /// Only print a shell script with the environment, files and command.
     #[arg(long)]
     print: bool,
     #[command(flatten)]
     common: CommonArgs,
-    /// What the client is given; flags of its own go behind '--'.
+    /// Arguments for the client; put its flags after '--'.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     arguments: Vec<String>,
 }
 
-/// The answer to `GET /v1/models`, as far as it matters here.
+/// The fields of `GET /v1/models` that are used here.
 #[derive(Deserialize)]
 struct ModelList {
     data: Vec<ListedModel>,
@@ -106,7 +106,7 @@ impl Launch {
     fn launch(&self) -> Result<ExitCode, CliError> {
         let resolved = self.common.resolve(&[])?;
         if self.print {
-            let endpoint = self.endpoint(&resolved)?.map_or_else(|| self.planned(&resolved), Ok)?;
+            let endpoint = self.endpoint(&resolved)?.map_or_else(|| self.planned_endpoint(&resolved), Ok)?;
             let setup = self.client.setup(&endpoint, Path::new(PRINTED_FOLDER));
             terminal::print_exact(&script(self.client, &setup, &self.arguments))?;
             return Ok(ExitCode::SUCCESS);
@@ -132,28 +132,28 @@ impl Launch {
         status
     }
 
-    /// The server at the configured address with the model that is wanted; none if there is no such server.
+    /// The server at the configured address, if one runs there and has the requested model.
     fn endpoint(&self, resolved: &ResolvedConfig) -> Result<Option<Endpoint>, CliError> {
         let config = &resolved.config;
         let (base, key) = (base_of(&config.server.listen[0]), key_of(resolved));
         let Some(models) = ask_models(&base, &key)? else { return Ok(None) };
-        let wanted = self.model.as_deref().or(config.fleet.default_model.as_deref());
-        let found = match wanted {
-            Some(wanted) => models.into_iter().find(|model| model.id == wanted),
+        let requested = self.model.as_deref().or(config.fleet.default_model.as_deref());
+        let selected = match requested {
+            Some(id) => models.into_iter().find(|model| model.id == id),
             None => models.into_iter().next(),
         };
-        Ok(found.map(|model| Endpoint { base, key, model: model.id, context: model.context_length }))
+        Ok(selected.map(|model| Endpoint { base, key, model: model.id, context: model.context_length }))
     }
 
-    /// The server that would be at the configured address.
-    fn planned(&self, resolved: &ResolvedConfig) -> Result<Endpoint, CliError> {
+    /// The endpoint that a server at the configured address would have.
+    fn planned_endpoint(&self, resolved: &ResolvedConfig) -> Result<Endpoint, CliError> {
         let (_, model) = self.common.resolve_one(self.model.as_deref())?;
         let base = base_of(&resolved.config.server.listen[0]);
-        tell(format_args!("no server with this model is at {base} yet; 'pensieve serve' starts one"));
+        tell(format_args!("no server at {base} serves this model yet; 'pensieve serve' starts one"));
         Ok(Endpoint { base, key: key_of(resolved), model, context: None })
     }
 
-    /// Runs a server in this process, at a port of its own.
+    /// Runs a server in this process on a free port.
     fn serve(&self) -> Result<(Endpoint, OwnServer), CliError> {
         let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
         let server = &mut resolved.config.server;
@@ -177,28 +177,29 @@ impl Launch {
         let (stop, stopped) = oneshot::channel();
         let chats = Arc::new(Chats::new(fleet));
         let running = runtime.spawn(server.run(chats, async { drop(stopped.await) }));
-        tell(format_args!("no server is running; this one's log is '{}'", Outside::path(&path)));
+        tell(format_args!("no server is running; started one, which logs to '{}'", Outside::path(&path)));
         Ok((endpoint, OwnServer { runtime, stop, running }))
     }
 }
 
 impl OwnServer {
     fn end(self) {
-        // It has ended already if nothing receives this.
+        // Fails only if the server has ended already.
         let _ = self.stop.send(());
         let _ = self.runtime.block_on(self.running);
         self.runtime.shutdown_background();
     }
 }
 
-/// A folder of this user alone, which goes away with the value. Other users write where it lies, so that its name is one that
-/// nobody can have taken beforehand.
+/// A temporary folder that only this user can read, removed on drop. Its name is random, since other users can write to the
+/// parent folder and could take a predictable one first.
 fn private_folder() -> Result<TempDir, CliError> {
-    let made = tempfile::Builder::new().prefix("pensieve-launch.").permissions(Permissions::from_mode(0o700)).tempdir();
-    made.map_err(|error| CliError::system("a temporary folder cannot be made", &error))
+    let created =
+        tempfile::Builder::new().prefix("pensieve-launch.").permissions(Permissions::from_mode(0o700)).tempdir();
+    created.map_err(|error| CliError::system("a temporary folder cannot be created", &error))
 }
 
-/// The URL of a server that listens there, as a client on this machine reaches it.
+/// The URL at which a client on this machine reaches a server that listens on `listen`.
 fn base_of(listen: &str) -> String {
     let (host, port) = listen.rsplit_once(':').unwrap_or((listen, "8000"));
     let host = if matches!(host, "0.0.0.0" | "[::]") { "127.0.0.1" } else { host };
@@ -209,12 +210,12 @@ fn key_of(resolved: &ResolvedConfig) -> String {
     resolved.config.server.keys.first().cloned().unwrap_or_else(|| LOCAL_KEY.to_owned())
 }
 
-/// The models of the server there; none if no Pensieve answers.
+/// Lists the models of the server at `base`; `None` if no Pensieve answers.
 fn ask_models(base: &str, key: &str) -> Result<Option<Vec<ListedModel>>, CliError> {
     let agent = ureq::Agent::config_builder().timeout_global(Some(ANSWER_TIMEOUT)).proxy(None).build().new_agent();
-    let asked = agent.get(format!("{base}/v1/models")).header("authorization", format!("Bearer {key}")).call();
-    let text = match asked {
-        Ok(mut answer) => answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string(),
+    let response = agent.get(format!("{base}/v1/models")).header("authorization", format!("Bearer {key}")).call();
+    let text = match response {
+        Ok(mut response) => response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string(),
         Err(ureq::Error::StatusCode(401)) => {
             let line =
                 format!("the server at {base} needs its key; set PENSIEVE_API_KEY, or server.key in pensieve.toml");
@@ -228,22 +229,19 @@ fn ask_models(base: &str, key: &str) -> Result<Option<Vec<ListedModel>>, CliErro
 
 fn find_program(client: Client) -> Result<PathBuf, CliError> {
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&folders).map(|folder| folder.join(client.program())).find(|path| path.is_file());
-    found.ok_or_else(|| {
-        let line = format!(
-            "'{}' is not installed, or not in PATH; it comes with: {}",
-            client.program(),
-            client.installation()
-        );
+    let program =
+        std::env::split_paths(&folders).map(|folder| folder.join(client.program())).find(|path| path.is_file());
+    program.ok_or_else(|| {
+        let line = format!("'{}' is not in PATH; install it with: {}", client.program(), client.installation());
         CliError::new(Exit::Absent, line)
     })
 }
 
-/// Runs the client to its end, with this terminal. Ctrl-C is the client's.
+/// Runs the client on this terminal and waits for it. Ctrl-C goes to the client.
 fn run_client(program: &Path, setup: &Setup, arguments: &[String]) -> Result<ExitCode, CliError> {
     let runtime = super::runtime()?;
     let guard = runtime.enter();
-    // A signal that is listened to does not end this process, and a program that is started gets its default back.
+    // A handler, unlike ignoring the signal, is reset in the child by exec, so SIGINT ends the client and not this process.
     let interrupt = signal(SignalKind::interrupt()).map_err(|error| CliError::system("signals", &error))?;
     drop(guard);
     let mut command = Command::new(program);
@@ -257,26 +255,26 @@ fn run_client(program: &Path, setup: &Setup, arguments: &[String]) -> Result<Exi
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
 }
 
-/// A shell script that starts the client by hand. Files may hold the server's key, so that their folder gets a name
-/// that nobody knows before, and is this user's alone.
+/// A shell script that starts the client by hand. The files may hold the server's key, so the script puts them into a folder
+/// of mktemp, which only this user can read.
 fn script(client: Client, setup: &Setup, arguments: &[String]) -> String {
     let mut lines: Vec<String> = setup.unset.iter().map(|name| format!("unset {name}")).collect();
     let values = setup.variables.iter().map(|(_, value)| value).chain(&setup.arguments);
     if !setup.files.is_empty() || values.into_iter().any(|value| Path::new(value).starts_with(PRINTED_FOLDER)) {
         lines.push(r#"PENSIEVE_LAUNCH=$(mktemp -d "${TMPDIR:-/tmp}/pensieve-launch.XXXXXXXXXX")"#.to_owned());
     }
-    lines.extend(setup.variables.iter().map(|(name, value)| format!("export {name}={}", printed(value))));
+    lines.extend(setup.variables.iter().map(|(name, value)| format!("export {name}={}", quoted(value))));
     for (name, text) in &setup.files {
-        let path = printed(&format!("{PRINTED_FOLDER}/{name}"));
+        let path = quoted(&format!("{PRINTED_FOLDER}/{name}"));
         lines.push(format!("(umask 077; cat > {path}) <<'END_OF_FILE'\n{}\nEND_OF_FILE", text.trim_end()));
     }
     let command = std::iter::once(client.program()).chain(setup.arguments.iter().chain(arguments).map(String::as_str));
-    lines.push(command.map(printed).collect::<Vec<_>>().join(" "));
+    lines.push(command.map(quoted).collect::<Vec<_>>().join(" "));
     lines.join("\n") + "\n"
 }
 
-/// A word for a shell, in which the folder is the one that the shell has made. Without one nothing is written or started.
-fn printed(value: &str) -> String {
+/// Quotes a word for the shell and replaces the placeholder folder by the script's own; `:?` stops the script if that is unset.
+fn quoted(value: &str) -> String {
     match value.strip_prefix(PRINTED_FOLDER) {
         Some("") => "\"${PENSIEVE_LAUNCH:?}\"".to_owned(),
         Some(rest) if rest.starts_with('/') => format!("\"${{PENSIEVE_LAUNCH:?}}\"{}", word(rest)),

@@ -1,8 +1,8 @@
-//! `pensieve probe laws`: tries the contract's laws on a checkpoint, as the child of `pensieve plugins check`.
+//! `pensieve probe laws`: tests the contract's laws on a checkpoint, as the child of `pensieve plugins check`.
 //!
-//! It says what it is at before it does it, so that the parent knows where a plugin was when it crashed, hung or
-//! called `exit`. A law is code of the contract's; here stands only what comes before: who takes the checkpoint, whether
-//! its card is one that a host believes, and what another implementation computed.
+//! It announces each step beforehand, so that the parent knows where a plugin was when it crashed, hung or called `exit`.
+//! The laws themselves are in the contract crate; this module prepares them: it finds the claiming architecture, validates
+//! the card, and reads the logits of another implementation.
 
 mod computed;
 mod providers;
@@ -33,46 +33,47 @@ use pensieve_protocol::{
 };
 use pensieve_worker::plugin::{self, HostServices, LoadedPlugin};
 
-/// Blocks that the laws have use for, with some to spare.
+/// Blocks that the laws need, with some to spare.
 const BLOCKS: u64 = 128;
 const SEQUENCES: u64 = 16;
-/// What a model gets that does not say how much it needs.
+/// For models whose card asks for little or nothing.
 const STATE_BYTES_MIN: u64 = 64 << 20;
-/// How a model is tried; `plugins check` has these flags, too.
+
+/// Flags of the test run, shared with `plugins check`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct LawOptions {
     /// Where the model runs: auto, cpu, cuda:N or metal:N, or several as cuda:0+cuda:1 or cuda:all.
     #[arg(long, default_value = "auto", requires = "model")]
     pub(super) device: String,
-    /// The longest sequence that the model is loaded for; 0 is the checkpoint's own.
+    /// The context to load the model with; 0 is the checkpoint's own.
     #[arg(long, default_value_t = 0, value_name = "TOKENS", requires = "model")]
     pub(super) context: u32,
     /// Settings of the architecture, a JSON object.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "JSON", requires = "model")]
     pub(super) options: String,
-    /// The longest text, which windows are tried on; 0 is one that leaves those of the checkpoint, up to 2048 tokens.
+    /// The longest sequence to test; 0 is one that exceeds the checkpoint's windows, up to 2048 tokens.
     #[arg(long, default_value_t = 0, value_name = "TOKENS", requires = "model")]
     pub(super) longest: u32,
-    /// What another implementation computes: a safetensors file with `tokens` and a row of `logits` for each. Without a file,
-    /// Hugging Face transformers computes it now.
+    /// Logits of another implementation to compare with: a safetensors file with `tokens` and a row of `logits` for each.
+    /// Without a file, Hugging Face transformers computes them now.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = super::reference::TRANSFORMERS, requires = "model")]
     pub(super) reference: Option<PathBuf>,
-    /// How far a logit may lie from the reference's [default: a twentieth of what the reference's spread over].
+    /// How much a logit may differ from the reference [default: a twentieth of the range of the reference's logits].
     #[arg(long, value_name = "NUMBER", requires = "reference")]
     pub(super) tolerance: Option<f32>,
-    /// Try the laws of samplers on those of the plugin, with parameters for those that want some: {"top_k": {"k": 40}}.
+    /// Test the plugin's samplers, with parameters where they need some: {"top_k": {"k": 40}}.
     #[arg(long, value_name = "JSON", num_args = 0..=1, require_equals = true, default_missing_value = "{}")]
     pub(super) samplers: Option<String>,
-    /// An adapter, a file or a folder: tries the laws of adapter formats on those of the plugin, and has the model take it.
+    /// An adapter, a file or a folder, to test the plugin's adapter formats with, and to run the model under.
     #[arg(long, value_name = "PATH")]
     pub(super) adapter: Option<PathBuf>,
-    /// The plugin that reads the adapter for the model, if this one does not.
+    /// The plugin that reads the adapter, if this one does not.
     #[arg(long, value_name = "FILE", requires = "adapter", requires = "model")]
     pub(super) formats: Option<PathBuf>,
 }
 
 impl LawOptions {
-    /// Refuses what is wrong whichever plugin and checkpoint it is for.
+    /// Rejects values that are wrong for every plugin and checkpoint.
     pub(super) fn check(&self) -> Result<(), CliError> {
         let Self { device, context, options, tolerance, samplers, .. } = self;
         let wrong = |what: String| Err(CliError::new(Exit::Usage, what));
@@ -85,9 +86,7 @@ impl LawOptions {
         if (1..pensieve_laws::TOKENS_MIN).contains(context) {
             let least = pensieve_laws::TOKENS_MIN;
             let help = format!("it takes {least} or more, or 0 for the checkpoint's own");
-            return wrong(format!(
-                "--context {context}: the laws are tried on texts of {least} tokens at least; {help}"
-            ));
+            return wrong(format!("--context {context}: the laws need at least {least} tokens; {help}"));
         }
         if !options.trim().is_empty()
             && let Err(error) = serde_json::from_str::<serde_json::Map<_, serde_json::Value>>(options)
@@ -103,41 +102,41 @@ impl LawOptions {
     }
 }
 
-/// Tries the laws of the contract on a checkpoint.
+/// Test the laws of the contract on a checkpoint.
 #[derive(Args)]
 pub(super) struct RunLaws {
     /// The plugin's library.
     plugin: PathBuf,
-    /// The checkpoint, if there is a model to try.
+    /// The checkpoint, if a model is to be tested.
     #[arg(id = "model", value_name = "SOURCE")]
     source: Option<PathBuf>,
     #[command(flatten)]
     setting: LawOptions,
 }
 
-/// What the child says while the laws are tried.
+/// The child's messages to `plugins check`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum LawEvent {
-    /// This much of the checkpoint is loaded.
+    /// Progress of loading the checkpoint.
     Loads { done: u64, total: u64, what: String },
-    /// The plugin has something to say of the checkpoint.
+    /// A warning that the plugin logged.
     Warns { message: String },
     /// The model is loaded.
     Loaded(TestedModel),
-    /// This provider is tried next.
+    /// This sampler or adapter format is tested next.
     Subject { subject: String },
-    /// This law is tried next.
+    /// This law is tested next.
     Tries { law: String },
-    /// The verdict on the law that was tried last.
+    /// The verdict on the law that was announced last.
     Found(Verdict),
-    /// The laws cannot be tried.
+    /// The laws cannot be tested.
     Stopped { exit: Exit, reason: String },
-    /// All laws have been tried.
+    /// All laws have been tested.
     Done,
 }
 
-/// The loaded model whose laws are tried.
+/// The model under test, as it was loaded.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TestedModel {
     pub(super) architecture: String,
@@ -145,11 +144,11 @@ pub(super) struct TestedModel {
     pub(super) note: String,
 }
 
-/// What came of one law; see [`pensieve_laws::Verdict`].
+/// The result of one law; see [`pensieve_laws::Verdict`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Verdict {
     pub(super) law: String,
-    /// Of which provider, where it is not the model.
+    /// The sampler or adapter format; `None` for the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) subject: Option<String>,
     pub(super) says: String,
@@ -179,7 +178,7 @@ impl RunLaws {
         }))
     }
 
-    /// The providers that need no checkpoint come first.
+    /// Samplers and adapter formats come first, as they need no checkpoint.
     fn try_all(&self, reply: &SharedReply, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
         let plugin = open(&self.plugin)?;
         let LawOptions { samplers, adapter, formats, .. } = &self.setting;
@@ -212,7 +211,7 @@ impl RunLaws {
         let reference = reference.as_deref().map(|file| computed::read(file, *tolerance, &card)).transpose()?;
         let shape = pensieve_laws::Shape::from(&abi_card);
         let references = reference.into_iter().collect();
-        // Where some layers keep states, attention may do without positions: the order of tokens shows in the states.
+        // With recurrent layers, attention may go without positions: the order of tokens shows in the states.
         let positionless = shape.caches.iter().any(CacheGroup::has_slots);
         let options = Options { farthest: *longest, references, adapter, positionless, ..Options::default() };
         let compared = options.references.iter().map(|reference| reference.tokens.len() as u64).max();
@@ -233,7 +232,7 @@ impl RunLaws {
     }
 }
 
-/// A model, and what is needed to judge it.
+/// A loaded model with everything that the laws need.
 struct Loaded {
     model: ModelBox,
     shape: pensieve_laws::Shape,
@@ -265,7 +264,7 @@ pub(super) fn open(file: &Path) -> Result<LoadedPlugin, CliError> {
     LoadedPlugin::open(file).map_err(|error| CliError::new(Exit::Failed, error.to_string()))
 }
 
-/// A checkpoint as it crosses to a plugin.
+/// A checkpoint's path and options in the contract's form.
 pub(super) fn source<'a>(checkpoint: &'a Path, options: &'a str) -> Result<Source<'a>, CliError> {
     let path = checkpoint.to_str().ok_or_else(|| {
         CliError::new(Exit::Usage, format!("'{}' is not UTF-8; rename the file", Outside::path(&checkpoint)))
@@ -273,18 +272,18 @@ pub(super) fn source<'a>(checkpoint: &'a Path, options: &'a str) -> Result<Sourc
     Ok(Source { path: path.into(), options: options.into() })
 }
 
-/// A plugin's card as this host reads it.
+/// Converts and validates a plugin's card.
 pub(super) fn read_card(architecture: &str, card: &AbiCard) -> Result<Card, CliError> {
     plugin::card::read(card).map_err(|what| {
-        let line = format!("architecture '{architecture}' describes the checkpoint wrongly: {what}");
+        let line = format!("architecture '{architecture}' returned an invalid card: {what}");
         CliError::new(Exit::Failed, line)
     })
 }
 
-/// The one demand on a card that only a host can try: that it can read what texts are written with.
+/// The one check of a card that only a host can do: that tokenizer and chat template parse.
 fn tokenizer(card: Card) -> Result<Verdict, CliError> {
     let outcome = if card.tokenizer.is_empty() {
-        LawOutcome::Noted { what: "the card has no tokenizer: the model can be loaded, and not served".into() }
+        LawOutcome::Noted { what: "the card has no tokenizer, so the model can be loaded but not served".into() }
     } else {
         match Model::try_card(card) {
             Ok(()) => LawOutcome::Exact,
@@ -294,7 +293,7 @@ fn tokenizer(card: Card) -> Result<Verdict, CliError> {
             },
         }
     };
-    let says = "the card's tokenizer and chat template are ones that a host can read".into();
+    let says = "the host can parse the card's tokenizer and chat template".into();
     Ok(Verdict { law: "tokenizer".into(), subject: None, says, outcome })
 }
 
@@ -311,7 +310,7 @@ fn claimant(
     let mut declined = Vec::new();
     for claim in plugin.manifest().architectures.iter().filter(wants) {
         let name = &claim.architecture;
-        let architecture = plugin.architecture(name).map_err(|error| refused(name, "cannot be made", &error))?;
+        let architecture = plugin.architecture(name).map_err(|error| refused(name, "cannot be created", &error))?;
         match architecture.describe(source).into_result() {
             Ok(card) => return Ok((architecture, card)),
             Err(error) if error.code == ErrorCode::DECLINED => declined.push(format!("{name}: {error}")),

@@ -1,4 +1,4 @@
-//! `pensieve plugins list`: the plugin folders as a server would see them. Every file is looked at in a process of its own.
+//! `pensieve plugins list`: the plugin folders as a server would see them. Every file is inspected in a process of its own.
 
 use clap::Args;
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ impl List {
         let config = self.common.resolve(&[])?.config;
         let mut settings = Settings::new(&config.plugins.folders, &config.home);
         settings.allow = config.plugins.allow;
-        // Files that are being copied right now are not waited for longer than usual.
+        // A longer `settle`, which is meant for servers, shall not delay this listing.
         settings.limits = Limits { settle: settings.limits.settle, ..config.plugins.limits };
         let folders: Vec<String> =
             settings.folders.iter().map(|folder| format!("'{}'", Outside::path(&folder))).collect();
@@ -56,7 +56,7 @@ fn render(state: &PluginState) -> String {
             provides(plugin, &format!("not used, as '{}' comes first, {file}", Outside::path(&by)))
         }
         Status::Rejected(refusal) => format!("{file}\n  rejected: {refusal}\n"),
-        Status::Pending => format!("{file}\n  still being looked at\n"),
+        Status::Pending => format!("{file}\n  still being inspected\n"),
         Status::Retired { plugin, .. } => provides(plugin, &format!("removed, {file}")),
     }
 }

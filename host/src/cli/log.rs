@@ -1,5 +1,5 @@
-//! The server's log: to stderr, since stdout says where it listens and nothing else. What fields say may come from outside, so
-//! that nothing of it is written as it is.
+//! The server's log goes to stderr, since stdout carries only the line with the address. Field values may come from outside,
+//! so they are always escaped.
 
 use clap::ValueEnum;
 use std::io::{self, Write};
@@ -15,28 +15,28 @@ use tracing_subscriber::{
 
 use pensieve_protocol::outside::{self, Outside};
 
-/// Characters of one field. The longest that the program writes itself is a failure with its reason.
+/// Characters per field. The longest that the program itself writes are failures with their reason.
 const FIELD_CHARS_MAX: usize = 8192;
 
-/// How a line of the log is written.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum LogFormat {
-    /// For people.
+    /// Plain text.
     #[default]
     Text,
-    /// One object each, for programs.
+    /// One JSON object per line.
     Json,
 }
 
-/// Begins the log. `filter` says how much, in the words of `tracing`: a level, or one for each part, as
+/// Installs the log. `filter` is a directive of `tracing`'s `EnvFilter`: a level, or one per target, such as
 /// `warn,pensieve::fleet=debug`.
 pub(super) fn begin<W>(format: LogFormat, filter: &str, writer: W) -> Result<(), String>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = EnvFilter::builder().parse(filter).map_err(|error| format!("the log cannot begin: {error}"))?;
+    let filter = EnvFilter::builder().parse(filter).map_err(|error| format!("the log cannot be set up: {error}"))?;
     let lines = tracing_subscriber::fmt().with_env_filter(filter);
-    let begun = match format {
+    let installed = match format {
         LogFormat::Text => {
             use std::io::IsTerminal as _;
             let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_target(false);
@@ -47,10 +47,10 @@ where
             lines.with_writer(JsonLines(writer)).try_init()
         }
     };
-    begun.map_err(|error| format!("the log cannot begin: {error}"))
+    installed.map_err(|error| format!("the log cannot be set up: {error}"))
 }
 
-/// Writes one field for people, its name in italics on a terminal.
+/// Writes one field as text, its name in italics on a terminal.
 fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Debug) -> std::fmt::Result {
     let value = format!("{value:?}");
     let value = Outside::new(value).at_most(FIELD_CHARS_MAX);
@@ -61,7 +61,7 @@ fn field(writer: &mut Writer<'_>, field: &Field, value: &dyn std::fmt::Debug) ->
     }
 }
 
-/// Escapes in lines of JSON what JSON itself leaves as it is.
+/// Escapes control and bidirectional characters that JSON leaves as they are.
 struct JsonLines<W>(W);
 
 impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for JsonLines<W> {
@@ -71,13 +71,13 @@ impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for JsonLines<W> {
         JsonLines(self.0.make_writer())
     }
 
-    fn make_writer_for(&'a self, about: &tracing::Metadata<'_>) -> Self::Writer {
-        JsonLines(self.0.make_writer_for(about))
+    fn make_writer_for(&'a self, metadata: &tracing::Metadata<'_>) -> Self::Writer {
+        JsonLines(self.0.make_writer_for(metadata))
     }
 }
 
 impl<W: Write> Write for JsonLines<W> {
-    /// A line comes in one piece.
+    /// The subscriber writes each line in one call, so no character is split.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.write_all(outside::json(&String::from_utf8_lossy(line)).as_bytes())?;
         Ok(line.len())
@@ -95,9 +95,9 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
+    struct Captured(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Kept {
+    impl Write for Captured {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -108,26 +108,26 @@ mod tests {
         }
     }
 
-    fn logged(begin: impl FnOnce(Kept) -> Box<dyn tracing::Subscriber + Send + Sync>) -> String {
-        let kept = Kept::default();
-        tracing::subscriber::with_default(begin(kept.clone()), || {
+    fn logged(subscriber: impl FnOnce(Captured) -> Box<dyn tracing::Subscriber + Send + Sync>) -> String {
+        let captured = Captured::default();
+        tracing::subscriber::with_default(subscriber(captured.clone()), || {
             let word = "\u{1b}]0;x\u{7}\u{9b}\u{202e}\nERROR forged";
             let _span = tracing::info_span!("request", client = word).entered();
             tracing::info!(model = word, shown = %word, "it says: {word} ä模");
         });
-        let bytes = kept.0.lock().unwrap().clone();
+        let bytes = captured.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
     }
 
     #[test]
-    fn words_from_outside_steer_neither_the_terminal_nor_the_log() {
-        let text = logged(|kept| {
+    fn text_from_outside_cannot_forge_log_lines_or_control_the_terminal() {
+        let text = logged(|captured| {
             let lines = tracing_subscriber::fmt().with_ansi(false).fmt_fields(debug_fn(field).delimited(" "));
-            Box::new(lines.with_writer(move || kept.clone()).finish())
+            Box::new(lines.with_writer(move || captured.clone()).finish())
         });
-        let json = logged(|kept| {
+        let json = logged(|captured| {
             let lines = tracing_subscriber::fmt().json().with_current_span(true);
-            Box::new(lines.with_writer(JsonLines(move || kept.clone())).finish())
+            Box::new(lines.with_writer(JsonLines(move || captured.clone())).finish())
         });
         for log in [&text, &json] {
             assert_eq!(log.lines().count(), 1, "{log}");

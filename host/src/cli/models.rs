@@ -1,4 +1,4 @@
-//! `pensieve models`: what could be served from this machine, by the cards that plugins give.
+//! `pensieve models`: lists the checkpoints on this machine, with what plugins report about them.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -21,7 +21,7 @@ use pensieve_server::{
 
 #[derive(Subcommand)]
 pub(super) enum Models {
-    /// List the models that are configured, and the checkpoints in the hub's cache and in $PENSIEVE_HOME/models.
+    /// List the configured models, and the checkpoints in the hub's cache and in $PENSIEVE_HOME/models.
     List(List),
 }
 
@@ -40,13 +40,13 @@ pub(super) struct List {
 /// One line of the list.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// What clients call it; none for what is not configured.
+    /// The model id; `None` if it is not configured.
     id: Option<String>,
-    /// What to put behind `--model`.
+    /// The value for `--model`.
     source: String,
     /// `ready`, `not here` or `refused`.
     state: &'static str,
-    /// Why no plugin serves it.
+    /// The reason why no plugin serves it.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     architecture: Option<String>,
@@ -61,8 +61,8 @@ impl Models {
         let Self::List(list) = self;
         let resolved = list.common.resolve(&[])?;
         let mut rows = configured(&resolved.config);
-        for source in found(&resolved.config.home) {
-            let path = here(&source, &resolved.config.home);
+        for source in local_checkpoints(&resolved.config.home) {
+            let path = local_path(&source, &resolved.config.home);
             if !rows.iter().any(|row| row.path == path) {
                 rows.push(row(None, &source, path));
             }
@@ -73,7 +73,7 @@ impl Models {
 }
 
 fn configured(config: &Config) -> Vec<Row> {
-    let row = |model: &Model| row(Some(model.id.clone()), &model.source, here(&model.source, &config.home));
+    let row = |model: &Model| row(Some(model.id.clone()), &model.source, local_path(&model.source, &config.home));
     config.models.iter().map(row).collect()
 }
 
@@ -83,8 +83,8 @@ fn row(id: Option<String>, source: &Source, path: Option<PathBuf>) -> Row {
     Row { id, source: source.to_string(), state, reason: None, architecture: None, context: None, bytes, path }
 }
 
-/// The path of a source that is on this machine; downloads nothing.
-pub(super) fn here(source: &Source, home: &Path) -> Option<PathBuf> {
+/// The path of a source if it is on this machine; downloads nothing.
+pub(super) fn local_path(source: &Source, home: &Path) -> Option<PathBuf> {
     match source {
         Source::Path(path) => std::path::absolute(path).ok().filter(|path| path.exists()),
         Source::Hub(name) => Hub::from_environment().ok()?.cached(name).map(|pulled| pulled.path),
@@ -92,8 +92,8 @@ pub(super) fn here(source: &Source, home: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Checkpoints that lie where checkpoints are kept.
-fn found(home: &Path) -> Vec<Source> {
+/// Checkpoints in `models` of the home and in the hub's cache.
+fn local_checkpoints(home: &Path) -> Vec<Source> {
     let models = fs::read_dir(home.join("models")).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_checkpoint = |path: &PathBuf| {
         path.extension().is_some_and(|extension| extension == "gguf") || path.join("config.json").is_file()
@@ -105,20 +105,20 @@ fn found(home: &Path) -> Vec<Source> {
     models
 }
 
-/// Asks plugins about every checkpoint, each in a process of its own.
+/// Fills in what plugins report about every checkpoint; each is inspected in a process of its own.
 fn describe(rows: &mut [Row], config: &Config) -> CliResult {
     let mut fleet = Config { models: Vec::new(), variants: Vec::new(), ..config.clone() }
         .fleet(|_, _| Err(()))
         .unwrap_or_else(|()| fleet::Config::new(&[], &config.home));
-    let model = |(place, row): (usize, &Row)| {
+    let model = |(index, row): (usize, &Row)| {
         let source = row.path.clone().unwrap_or_default();
-        ModelConfig { id: place.to_string(), source, ..ModelConfig::default() }
+        ModelConfig { id: index.to_string(), source, ..ModelConfig::default() }
     };
     fleet.models = rows.iter().enumerate().map(model).collect();
     super::runtime()?.block_on(async {
         let fleet = Fleet::start(fleet).await?;
-        for (place, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.path.is_some()) {
-            match fleet.target(&place.to_string()).await.map(|target| target.card) {
+        for (index, row) in rows.iter_mut().enumerate().filter(|(_, row)| row.path.is_some()) {
+            match fleet.target(&index.to_string()).await.map(|target| target.card) {
                 Ok(card) => {
                     let Card { architecture, context, .. } = &*card;
                     (row.architecture, row.context) = (Some(architecture.clone()), Some(*context));
@@ -158,7 +158,7 @@ fn table(rows: &[Row], config: &Config) -> String {
     text
 }
 
-/// Bytes of a file, or of all files in a folder. Links count as what they lead to.
+/// Bytes of a checkpoint: a file with its other parts, or all files in a folder. Links are followed.
 fn size(path: &Path) -> u64 {
     let Ok(metadata) = path.metadata() else { return 0 };
     if !metadata.is_dir() {
@@ -168,7 +168,7 @@ fn size(path: &Path) -> u64 {
     files.filter(fs::Metadata::is_file).map(|metadata| metadata.len()).sum()
 }
 
-/// Bytes of all parts of a checkpoint that was split.
+/// Bytes of all parts of a split GGUF file; `None` if one is missing.
 fn split_size(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     let parts = pensieve_protocol::checkpoint_files::parts(name);

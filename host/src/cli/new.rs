@@ -1,8 +1,8 @@
-//! `pensieve new`: a plugin of one's own, as a Cargo project that builds and passes its tests as it is written.
+//! `pensieve new`: scaffolds a plugin as a Cargo project that builds and passes its tests unchanged.
 //!
-//! The projects are files beside this one, with a few words to fill in; nothing else is generated, so that what an author
-//! begins with can be read here. The author's name stands in texts and comments alone, never where it could be taken for
-//! another type or module. The SDK is on no registry yet: a project names it by a path or by a repository's address.
+//! The templates are files in `new/` with a few placeholders; nothing else is generated. The plugin's name is filled into
+//! strings and comments only, never into code, where it could clash with a type or module. The SDK is not on a registry yet:
+//! projects depend on it by path or by the URL of a repository.
 
 use std::{
     fs,
@@ -20,35 +20,35 @@ use crate::config;
 use pensieve_protocol::outside::Outside;
 
 const NAME_LEN_MAX: usize = 40;
-/// Names that Cargo or Rust refuse, or that mean something else to them.
+/// Names that Cargo or Rust refuse or give another meaning.
 const RESERVED: &str = "abstract alloc as async await become box break build const continue core crate deps do dyn else \
     enum examples extern false final fn for gen if impl in incremental let loop macro main match mod move mut override \
     pensieve pensieve-plugin-api priv proc-macro pub ref return self static std struct super test trait \
     true try type typeof union unsafe unsized use virtual where while yield";
 
-/// Plugins, samplers and formats of adapters that come with this program.
+/// Plugins, samplers and adapter formats shipped with this program.
 const SHIPPED: &str = "bias dry gemma gguf glm gpt-oss granite greedy llama lora min-p mirostat mistral olmo peft penalties phi \
     qwen samplers seeded temperature top-k top-p typical xtc zoo";
 
-/// Write a plugin of your own: a Cargo project that builds and passes its tests.
+/// Create a plugin of your own: a Cargo project that builds and passes its tests.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve new architecture my-model
   pensieve new sampler my-sampler --path ~/src/my-sampler
   pensieve new adapter my-adapter --sdk https://example.org/pensieve.git
 
-docs/writing-a-plugin.md goes on from there.")]
+docs/writing-a-plugin.md has the next steps.")]
 pub(super) struct New {
     /// What the plugin provides.
     #[arg(value_enum)]
     kind: Kind,
-    /// Its name: small letters, digits and hyphens.
+    /// The plugin's name: lowercase letters, digits and hyphens.
     name: String,
-    /// The folder to write [default: the name].
+    /// The folder to create [default: the name].
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
-    /// Where the SDK is: a folder with its source, or the address of a Git repository [default: the source that this
-    /// program was built from].
+    /// The SDK to depend on: a folder with its source, or the URL of a Git repository [default: the source that this program
+    /// was built from].
     #[arg(long, value_name = "PATH|URL")]
     sdk: Option<String>,
 }
@@ -57,13 +57,13 @@ pub(super) struct New {
 enum Kind {
     /// A model family.
     Architecture,
-    /// A stage that picks tokens.
+    /// A stage of the sampling chain.
     Sampler,
-    /// A way of writing adapters to files.
+    /// A file format for adapters.
     Adapter,
 }
 
-/// A file of a project, and the text before it is filled in.
+/// A file's path in the project, and its text with placeholders.
 type Template = (&'static str, &'static str);
 
 const COMMON: [Template; 1] = [(".gitignore", "/target\n")];
@@ -87,7 +87,7 @@ impl New {
     pub(super) fn run(self) -> CliResult {
         let name = Name::parse(&self.name)?;
         let sdk = match &self.sdk {
-            Some(given) => sdk_of(given)?,
+            Some(path_or_url) => sdk_of(path_or_url)?,
             None => own_sdk()?,
         };
         let home = std::path::absolute(config::home()).map_err(|error| CliError::system("PENSIEVE_HOME", &error))?;
@@ -108,20 +108,21 @@ impl New {
         }
         let mut text = next_steps(self.kind, &name, &folder, &home.join("plugins"));
         if name.kebab != self.name {
-            let (given, kebab) = (&self.name, &name.kebab);
-            text += &format!("\n\nIt is called '{kebab}', as packages are spelled with hyphens, not '{given}'.");
+            let (requested, kebab) = (&self.name, &name.kebab);
+            text +=
+                &format!("\n\nThe package is called '{kebab}' instead of '{requested}', as package names use hyphens.");
         }
         super::terminal::say(&text)
     }
 }
 
-/// What a plugin is called, in the spellings that its files need.
+/// The plugin's name in the spellings that its files need.
 struct Name {
     /// `my-model`: the package and the plugin.
     kebab: String,
-    /// `my_model`: the library's file, and what it provides.
+    /// `my_model`: the library's file, and the provider in it.
     snake: String,
-    /// `MyModel`: what classes of checkpoints begin with.
+    /// `MyModel`: prefix of the checkpoints' class names.
     camel: String,
 }
 
@@ -136,24 +137,21 @@ impl Name {
             !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
         };
         if !parts.iter().all(is_plain) || !kebab.starts_with(|first: char| first.is_ascii_lowercase()) {
-            let help = "take small letters, digits and single hyphens, beginning with a letter: my-model";
-            return wrong("cannot be a plugin's", help);
+            let help = "use lowercase letters, digits and single hyphens, starting with a letter: my-model";
+            return wrong("cannot be a plugin's name", help);
         }
         if kebab.len() > NAME_LEN_MAX {
             return wrong(&format!("has {} letters, more than {NAME_LEN_MAX}", kebab.len()), "take a shorter one");
         }
         let other = format!("take another, such as my-{kebab}");
         if RESERVED.split_whitespace().any(|word| word == kebab) {
-            return wrong("means something to Rust or to Cargo already", &other);
+            return wrong("is reserved by Rust or Cargo", &other);
         }
         if SHIPPED.split_whitespace().any(|word| word == kebab) {
-            return wrong(
-                "is that of something that comes with this program, which it would stand in the way of",
-                &other,
-            );
+            return wrong("is taken by something that is shipped with this program", &other);
         }
         if dependencies().any(|package| package.replace('_', "-") == kebab) {
-            return wrong("is that of a package which these projects depend on", &other);
+            return wrong("is taken by a package that the project would depend on", &other);
         }
         let camel = parts.iter().map(|part| part[..1].to_uppercase() + &part[1..]).collect();
         let snake = parts.join("_");
@@ -161,7 +159,7 @@ impl Name {
     }
 }
 
-/// The packages that the projects depend on: no project can be called like one.
+/// Packages that the templates depend on, whose names no project can have.
 fn dependencies() -> impl Iterator<Item = &'static str> {
     let manifests = [ARCHITECTURE, SAMPLER, ADAPTER].map(|[(_, manifest), ..]| manifest);
     manifests.into_iter().flat_map(|manifest| {
@@ -175,31 +173,31 @@ fn dependencies() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// The SDK that `--sdk` names, as the value of a dependency in a `Cargo.toml`.
-fn sdk_of(given: &str) -> Result<String, CliError> {
-    if given.contains("://") {
-        return Ok(format!("git = {}", quoted(given)?));
+/// `--sdk` as the value of a dependency in a `Cargo.toml`.
+fn sdk_of(path_or_url: &str) -> Result<String, CliError> {
+    if path_or_url.contains("://") {
+        return Ok(format!("git = {}", quoted(path_or_url)?));
     }
-    if given.starts_with("git@") {
-        let help = "Cargo wants it as an address: ssh://git@HOST/PATH";
-        return Err(CliError::new(Exit::Usage, format!("--sdk {given}: {help}")));
+    if path_or_url.starts_with("git@") {
+        let help = "Cargo needs a URL: ssh://git@HOST/PATH";
+        return Err(CliError::new(Exit::Usage, format!("--sdk {path_or_url}: {help}")));
     }
-    let asked = Path::new(given);
-    let found = [asked.to_path_buf(), asked.join("sdk")].into_iter().find(|folder| is_sdk(folder));
-    let Some(found) = found else {
-        let help = "name the folder 'sdk' of Pensieve's source, or the address of its Git repository";
-        return Err(CliError::new(Exit::Absent, format!("--sdk {given}: the SDK is not there; {help}")));
+    let path = Path::new(path_or_url);
+    let folder = [path.to_path_buf(), path.join("sdk")].into_iter().find(|folder| is_sdk(folder));
+    let Some(folder) = folder else {
+        let help = "name the folder 'sdk' of Pensieve's source, or the URL of its Git repository";
+        return Err(CliError::new(Exit::Absent, format!("--sdk {path_or_url}: there is no SDK; {help}")));
     };
-    let absolute = found.canonicalize().map_err(|error| CliError::system(Outside::path(&found), &error))?;
+    let absolute = folder.canonicalize().map_err(|error| CliError::system(Outside::path(&folder), &error))?;
     by_path(&absolute)
 }
 
-/// The SDK that this program was built with, if its source is still there.
+/// The SDK that this program was built with, if its source still exists.
 fn own_sdk() -> Result<String, CliError> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("sdk");
     if !is_sdk(&source) {
-        let line = "the source that this program was built from is not here, and the SDK is on no registry; tell where \
-                    it is by --sdk: the folder 'sdk' of Pensieve's source, or the address of its Git repository";
+        let line = "the source that this program was built from no longer exists, and the SDK is not on a registry; name \
+                    it with --sdk: the folder 'sdk' of Pensieve's source, or the URL of its Git repository";
         return Err(CliError::new(Exit::Absent, line));
     }
     by_path(&source)
@@ -217,27 +215,27 @@ fn is_sdk(folder: &Path) -> bool {
     manifest.lines().any(|line| line.trim() == "name = \"pensieve-sdk\"")
 }
 
-/// The text as a TOML string.
+/// Quotes the text as a TOML string.
 fn quoted(text: &str) -> Result<String, CliError> {
     if text.chars().any(char::is_control) {
-        return Err(CliError::new(Exit::Usage, format!("'{}' has control characters", Outside::new(text))));
+        return Err(CliError::new(Exit::Usage, format!("'{}' contains control characters", Outside::new(text))));
     }
     Ok(format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
 }
 
-/// Makes the folder, or takes it if nothing is in it.
+/// Creates the folder, or accepts it if it is empty.
 fn make_empty(folder: &Path) -> CliResult {
     let shown = Outside::path(&folder);
     match fs::read_dir(folder).map(|mut entries| entries.next().is_none()) {
         Ok(true) => Ok(()),
         Ok(false) => {
-            let line = format!("'{shown}' is not empty; name another folder by --path");
+            let line = format!("'{shown}' is not empty; name another folder with --path");
             Err(CliError::new(Exit::Usage, line))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => fs::create_dir_all(folder)
-            .map_err(|error| CliError::system(format_args!("'{shown}' cannot be made"), &error)),
+            .map_err(|error| CliError::system(format_args!("'{shown}' cannot be created"), &error)),
         Err(error) if error.kind() == ErrorKind::NotADirectory => {
-            Err(CliError::new(Exit::Usage, format!("'{shown}' is a file; name a folder by --path")))
+            Err(CliError::new(Exit::Usage, format!("'{shown}' is a file; name a folder with --path")))
         }
         Err(error) => Err(CliError::system(format_args!("'{shown}' cannot be read"), &error)),
     }
@@ -252,21 +250,21 @@ fn next_steps(kind: Kind, name: &Name, folder: &Path, plugins: &Path) -> String 
     let (kebab, snake) = (&name.kebab, &name.snake);
     let [folder, plugins] = [folder, plugins].map(|path| word(&path.display().to_string()));
     let suffix = std::env::consts::DLL_SUFFIX;
-    let (what, tries) = match kind {
+    let (what, tests) = match kind {
         Kind::Architecture => ("the architecture", "the contract's laws on random weights"),
-        Kind::Sampler => ("the sampler", "what it does to candidates"),
-        Kind::Adapter => ("the adapter format", "what it reads and what it refuses"),
+        Kind::Sampler => ("the sampler", "its effect on candidates"),
+        Kind::Adapter => ("the adapter format", "files that it reads and refuses"),
     };
     format!(
         "{what} '{kebab}' is in {folder}
 
   cd {folder}
-  cargo test                  {tries}
+  cargo test                  {tests}
   cargo build --release
   pensieve plugins check target/release/lib{snake}{suffix}
   mkdir -p {plugins} && cp target/release/lib{snake}{suffix} {plugins}/
 
-A server that runs sees it at once. README.md goes on from there."
+A running server picks it up at once. README.md has the next steps."
     )
 }
 
@@ -276,13 +274,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spells_a_name_as_files_need_it() {
+    fn spells_a_name_for_packages_files_and_classes() {
         let name = Name::parse("my-2nd_model").ok().unwrap();
         assert_eq!([name.kebab, name.snake, name.camel], ["my-2nd-model", "my_2nd_model", "My2ndModel"]);
     }
 
     #[test]
-    fn refuses_names_that_rust_cargo_or_a_path_would_take_otherwise() {
+    fn refuses_names_that_mean_something_to_rust_cargo_or_paths() {
         for name in
             ["", "-", "a--b", "a-", "2nd", "My", "a b", "../a", "a/b", "ä", "fn", "self", "test", "pensieve-sdk"]
         {
@@ -296,12 +294,12 @@ mod tests {
     fn refuses_names_of_packages_that_a_project_depends_on() {
         for name in ["pensieve-sdk", "pensieve_sdk", "serde", "serde-json", "serde_json", "sha2", "tempfile"] {
             let error = Name::parse(name).err().unwrap_or_else(|| panic!("'{name}' is taken"));
-            assert!(error.exit == Exit::Usage && error.lines[0].contains("depend on"), "{error:?}");
+            assert!(error.exit == Exit::Usage && error.lines[0].contains("would depend on"), "{error:?}");
         }
     }
 
     #[test]
-    fn a_name_is_never_code_so_that_it_cannot_be_taken_for_a_type_or_a_module() {
+    fn templates_never_use_the_name_in_code() {
         for (file, template) in ARCHITECTURE.iter().chain(&SAMPLER).chain(&ADAPTER) {
             for line in template.lines().filter(|line| file.ends_with(".rs") && !line.trim_start().starts_with("//")) {
                 let code: String = line.split('"').step_by(2).collect();
@@ -311,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_sdk_as_cargo_reads_it() {
+    fn names_the_sdk_as_a_cargo_dependency() {
         assert_eq!(sdk_of("https://example.org/p.git").ok().unwrap(), "git = \"https://example.org/p.git\"");
         assert!(sdk_of("git@example.org:p").err().unwrap().lines[0].contains("ssh://"));
         assert_eq!(sdk_of("/nowhere").err().unwrap().exit, Exit::Absent);
@@ -323,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_no_word_to_fill_in() {
+    fn fills_every_placeholder() {
         let name = Name::parse("my-model").ok().unwrap();
         for (file, template) in COMMON.iter().chain(&ARCHITECTURE).chain(&SAMPLER).chain(&ADAPTER) {
             let text = fill(template, &name, "path = \"x\"");

@@ -1,4 +1,4 @@
-//! `pensieve plugins`: what plugin files are.
+//! `pensieve plugins`: checks and lists plugin files.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,8 @@
-//! `pensieve probe`: answers a server's questions about a checkpoint, in its place, and those of `plugins check`. Hidden,
-//! as people have no use for it.
+//! `pensieve probe`: answers questions about checkpoints and plugins for the server, `plugins check` and `bench --quality`.
+//! Hidden, as it is not meant for users.
 //!
-//! One process answers one question and runs at most one plugin, so that a plugin which crashes on a checkpoint does not
-//! keep the next claimant from being asked.
+//! One process answers one question and runs one plugin, so that a plugin that crashes on a checkpoint does not keep
+//! the next claimant from being asked.
 
 use std::{
     path::{Path, PathBuf},
@@ -22,18 +22,18 @@ use pensieve_protocol::{
     checkpoint::CheckpointName,
     outside::Outside,
     questions::{Described, Named},
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_worker::plugin::{self, LoadedPlugin};
 
 #[derive(Subcommand)]
 pub(super) enum Probe {
-    /// What does the checkpoint call itself?
+    /// Which architecture name does the checkpoint have?
     Name {
         /// The checkpoint.
         source: PathBuf,
     },
-    /// What does an architecture say of the checkpoint?
+    /// Which card does an architecture return for the checkpoint?
     Describe {
         /// The plugin's library.
         plugin: PathBuf,
@@ -45,7 +45,7 @@ pub(super) enum Probe {
         #[arg(allow_hyphen_values = true)]
         options: String,
     },
-    /// How much of the fence around this process holds?
+    /// Which parts of the fence around this process are in force?
     Fence,
     /// Does the model obey the contract's laws?
     Laws(RunLaws),
@@ -68,36 +68,40 @@ impl Probe {
 }
 
 fn name(source: &Path) -> ExitCode {
-    let named = || -> Named {
+    let read = || -> Named {
         let help = "a source is a .gguf file, or a folder with config.json and safetensors";
-        CheckpointName::read(source).map_err(|what| Refusal::new("unnamed", what, help))
+        CheckpointName::read(source).map_err(|what| Refusal::new(RefusalKind::Unnamed, what, help))
     };
-    answer(named)
+    answer(read)
 }
 
 fn card(plugin: &Path, architecture: &str, source: &Path, options: &str) -> Described {
-    let refused = |kind: &str, reason: String, help: &str| Described::Refused(Refusal::new(kind, reason, help));
+    let refused = |kind: RefusalKind, reason: String, help: &str| Described::Refused(Refusal::new(kind, reason, help));
     let Some(path) = source.to_str() else {
-        return refused("invalid", format!("'{}' is not UTF-8", Outside::path(&source)), "rename the file");
+        return refused(RefusalKind::Invalid, format!("'{}' is not UTF-8", Outside::path(&source)), "rename the file");
     };
-    let opened = match LoadedPlugin::open(plugin) {
-        Ok(opened) => opened,
+    let plugin = match LoadedPlugin::open(plugin) {
+        Ok(plugin) => plugin,
         Err(error) => return refused(error.reason.kind(), error.reason.to_string(), &error.help()),
     };
-    let described = opened.architecture(architecture);
+    let architecture = plugin.architecture(architecture);
     let source = Source { path: path.into(), options: options.into() };
-    match described.and_then(|architecture| architecture.describe(&source).into_result()) {
+    match architecture.and_then(|architecture| architecture.describe(&source).into_result()) {
         Ok(card) => match plugin::card::read(&card) {
             Ok(card) => Described::Card(Box::new(card)),
-            Err(what) => refused("bad-card", format!("describes it wrongly: {what}"), "tell the plugin's author"),
+            Err(what) => refused(
+                RefusalKind::BadCard,
+                format!("returned an invalid card: {what}"),
+                "report this to the plugin's author",
+            ),
         },
         Err(error) => {
-            let refusal = Refusal::new("describe", error.message.as_str(), error.help.as_str()).cleaned();
+            let refusal = Refusal::new(RefusalKind::Describe, error.message.as_str(), error.help.as_str()).cleaned();
             if error.code == ErrorCode::DECLINED { Described::Declined(refusal) } else { Described::Refused(refusal) }
         }
     }
 }
 
 fn answer<T: Serialize>(question: impl FnOnce() -> T) -> ExitCode {
-    reply::status(Reply::begin().and_then(|answer| answer.send(&question())))
+    reply::status(Reply::begin().and_then(|reply| reply.send(&question())))
 }

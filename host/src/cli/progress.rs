@@ -1,4 +1,4 @@
-//! How far something is, on standard error: a bar for people, and now and then a line where there is no terminal.
+//! Progress on standard error: a bar on a terminal, otherwise a line every ten seconds.
 
 use super::terminal::tell;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -11,10 +11,10 @@ use crate::config::units;
 use pensieve_protocol::outside::{self, Outside};
 use pensieve_server::hub;
 
-/// How often a line is written where there is no terminal.
+/// Interval between lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// A progress bar on a terminal, else lines now and then.
+/// A progress bar on a terminal, otherwise periodic lines.
 pub(super) struct Meter {
     name: String,
     unit: Unit,
@@ -25,7 +25,6 @@ pub(super) struct Meter {
     bar: Option<ProgressBar>,
 }
 
-/// The unit of progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Bytes,
@@ -33,7 +32,7 @@ pub(super) enum Unit {
 }
 
 impl Meter {
-    /// `done` of it was there before.
+    /// Starts at `done`, which does not count for the rate.
     pub(super) fn begin(name: &str, unit: Unit, done: u64, total: u64) -> Self {
         let name = Outside::new(name).to_string();
         let bar = std::io::stderr().is_terminal().then(|| {
@@ -46,7 +45,7 @@ impl Meter {
             if let Ok(style) = style {
                 bar.set_style(style.progress_chars("=> "));
             }
-            // What is there already took no time now.
+            // Bytes of an earlier download would distort the ETA.
             bar.set_position(done);
             bar.reset_eta();
             bar.set_message(name.clone());
@@ -55,8 +54,8 @@ impl Meter {
         let now = Instant::now();
         let meter = Self { name: name.clone(), unit, total, begun: done, since: now, written: now, bar };
         if meter.bar.is_none() && unit == Unit::Bytes {
-            let there = if done > 0 { format!(", {} are here already", units::bytes(done)) } else { String::new() };
-            tell(format_args!("{name}: {}{there}", units::bytes(total)));
+            let resumed = if done > 0 { format!(", {} already downloaded", units::bytes(done)) } else { String::new() };
+            tell(format_args!("{name}: {}{resumed}", units::bytes(total)));
         }
         meter
     }
@@ -75,7 +74,7 @@ impl Meter {
         }
     }
 
-    /// Ends it: a bar is erased, a download gets a last line.
+    /// Erases the bar; without one a download gets a last line.
     pub(super) fn end(self) {
         match &self.bar {
             Some(bar) => bar.finish_and_clear(),
@@ -112,7 +111,7 @@ fn minutes(seconds: u64) -> String {
     }
 }
 
-/// Downloads, one after the other.
+/// Progress of downloads, one after the other.
 pub(super) struct DownloadProgress(Option<Meter>);
 
 impl DownloadProgress {
@@ -146,7 +145,7 @@ impl hub::Progress for DownloadProgress {
     }
 }
 
-/// A model's load: it says what it is at only when it gets there.
+/// Progress of a model's load, whose total and description may change on the way.
 #[derive(Default)]
 pub(super) struct LoadProgress(Option<Meter>);
 
@@ -171,7 +170,7 @@ impl LoadProgress {
     }
 }
 
-/// Something that takes as long as it takes: shown on a terminal alone.
+/// A spinner for work of unknown length; shown on terminals only.
 pub(super) struct Spinner(Option<ProgressBar>);
 
 impl Spinner {
@@ -190,7 +189,7 @@ impl Spinner {
         }
     }
 
-    /// Does something that would spoil what is shown.
+    /// Hides the spinner while `write` prints.
     pub(super) fn pause(&self, write: impl FnOnce()) {
         match &self.0 {
             Some(bar) => bar.suspend(write),
@@ -212,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_rate_and_rest() {
+    fn shows_rate_and_time_left() {
         let meter = Meter { bar: None, ..Meter::begin("x.gguf", Unit::Bytes, 100 << 20, 1000 << 20) };
         assert_eq!(meter.line(300 << 20, Duration::from_secs(2)), "x.gguf: 30 %, 100 MiB/s, 7 s left");
         assert_eq!(meter.line(100 << 20, Duration::from_secs(2)), "x.gguf: 10 %, 0 B/s, stalled");

@@ -1,19 +1,17 @@
-//! `pensieve prompt`: makes tokens of one model's prompts, or tries one client's grammars, for the server that started it. Not
-//! for people: it speaks frames over its standard streams, and ends with the server.
+//! `pensieve prompt`: tokenizes one model's prompts, or compiles one client's grammars, for the server that started it. Not
+//! meant for users: it exchanges frames over its standard streams, and ends with the server.
 
 use super::terminal::tell;
 use std::process::ExitCode;
 
 use clap::Args;
 
-use pensieve_worker::grammar;
-
 #[derive(Args)]
 pub(super) struct Prompt;
 
 impl Prompt {
     pub(super) fn run(self) -> ExitCode {
-        match pensieve_prompt::serve(grammar::try_compile) {
+        match pensieve_prompt::serve() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 tell(format_args!("pensieve prompt: {error}"));

@@ -1,4 +1,4 @@
-//! `pensieve pull`: checkpoints from the hub, onto this machine.
+//! `pensieve pull`: downloads checkpoints from the Hugging Face hub.
 
 use clap::Args;
 use std::{
@@ -15,14 +15,13 @@ use pensieve_server::{
     hub::{Hub, HubError, HubName},
 };
 
-/// Bytes that each thread reads to measure the memory's speed: more than its share of any cache.
+/// Bytes that each thread reads to measure memory bandwidth: more than its share of any cache.
 const SAMPLE_BYTES: usize = 64 << 20;
 
-/// Bring a model from the Hugging Face hub onto this machine.
+/// Download a model from the Hugging Face hub.
 ///
-/// Of several GGUF files it takes a middling quantization that fits the memory (Q4_K_M, if there is one), and says so. A
-/// download that was interrupted goes on where it broke off. Files lie in the hub's own cache, $HF_HOME/hub or
-/// $HF_HUB_CACHE.
+/// Of several GGUF files it takes a medium quantization that fits in memory (Q4_K_M, if there is one), and says so. An
+/// interrupted download resumes where it stopped. Files go to the hub's own cache, $HF_HOME/hub or $HF_HUB_CACHE.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve pull hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF
@@ -31,13 +30,13 @@ const SAMPLE_BYTES: usize = 64 << 20;
   pensieve pull --fit 6GiB hf:bartowski/Meta-Llama-3.1-8B-Instruct-GGUF
   HF_TOKEN=hf_… pensieve pull hf:meta-llama/Llama-3.2-1B-Instruct")]
 pub(super) struct Pull {
-    /// What to bring: hf:OWNER/REPO[@REVISION][/FILE].
+    /// What to download: hf:OWNER/REPO[@REVISION][/FILE].
     #[arg(value_name = "NAME", value_parser = name)]
     name: HubName,
-    /// Only list what there is: how large it is, whether it fits, and how fast one stream can be on this machine's CPU at most.
+    /// Only list the files: their size, whether they fit, and an upper bound for the speed of one stream on this CPU.
     #[arg(long)]
     list: bool,
-    /// The memory that models may take, if it is not two thirds of this machine's.
+    /// Memory for models [default: two thirds of this machine's].
     #[arg(long, value_name = "SIZE", value_parser = size)]
     fit: Option<u64>,
 }
@@ -60,9 +59,9 @@ fn list(hub: &Hub, name: &HubName) -> CliResult {
     let bandwidth = memory_bandwidth();
     for offer in offers {
         let slash = if offer.file.is_empty() { "" } else { "/" };
-        let mark = if offer.preferred { "  (taken unasked)" } else { "" };
+        let mark = if offer.preferred { "  (default)" } else { "" };
         let fits = if offer.fits { "fits" } else { "too large" };
-        // A token reads all weights once, unless the model is a mixture of experts, which reads fewer.
+        // Each token reads all weights once; fewer in a mixture of experts, for which this bound is too low.
         let speed = bandwidth / offer.bytes.max(1) as f64;
         let speed = format!("up to {speed:.0$} tokens/s", usize::from(speed < 10.0));
         let size = units::bytes(offer.bytes);
@@ -72,7 +71,7 @@ fn list(hub: &Hub, name: &HubName) -> CliResult {
     Ok(())
 }
 
-/// Bytes that all cores together read from memory in a second, measured: the limit of what one stream can generate.
+/// Measures the bytes per second that all cores together read from memory, which bounds the speed of one stream.
 fn memory_bandwidth() -> f64 {
     let threads = available_parallelism().map_or(1, usize::from);
     let buffers: Vec<Vec<u64>> = (0..threads).map(|n| vec![n as u64 + 1; SAMPLE_BYTES / 8]).collect();
@@ -85,7 +84,7 @@ fn memory_bandwidth() -> f64 {
         });
         (threads * SAMPLE_BYTES) as f64 / began.elapsed().as_secs_f64().max(1e-9)
     };
-    // The first pass also brings threads and pages to life.
+    // The first pass warms up; the fastest one counts.
     (0..3).map(|_| pass()).fold(0.0, f64::max)
 }
 

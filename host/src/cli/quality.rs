@@ -1,8 +1,8 @@
-//! `pensieve probe quality`: reads a text by a model as it is configured, and by the same weights with nothing rounded, as the
-//! child of `pensieve bench --quality`.
+//! `pensieve probe quality`: runs a text through a model as it is configured and through the same weights in f32, as the child
+//! of `pensieve bench --quality`.
 //!
-//! Whole rows of logits would be too much for a worker's socket, so both models live in this process and read the text in step, a
-//! piece at a time; what leaves it are sums.
+//! Full rows of logits are too much for a worker's socket, so both models run in this process, chunk by chunk in lockstep, and
+//! only sums leave it.
 
 mod divergence;
 mod reader;
@@ -31,12 +31,12 @@ use pensieve_protocol::{
 use pensieve_worker::plugin::HostServices;
 use reader::Reader;
 
-/// What the reference is told besides the model's own options.
+/// Options of the f32 reference, on top of the model's own.
 const REFERENCE: [(&str, &str); 2] = [("kernels", "exact"), ("kv", "f32")];
-/// Tokens that both models read in one step: two rows of logits for each lie in memory.
-const PIECE: usize = 32;
-/// Of a text no more is read than this many bytes for each token that is wanted.
-const BYTES_OF_TOKEN: u64 = 64;
+/// Tokens per step; two rows of logits per token are in memory.
+const CHUNK_TOKENS: usize = 32;
+/// Limits how much of the text file is read.
+const BYTES_PER_TOKEN_MAX: u64 = 64;
 
 /// Compute how far a model is from its own weights in f32.
 #[derive(Args)]
@@ -47,10 +47,10 @@ pub(super) struct RunQuality {
     context: u32,
     #[arg(long)]
     threads: u32,
-    /// Bytes that both models may take together.
+    /// Bytes for both models together.
     #[arg(long)]
     memory: u64,
-    /// Tokens whose successors are predicted.
+    /// Number of tokens to predict.
     #[arg(long)]
     positions: u32,
     #[arg(long)]
@@ -61,15 +61,15 @@ pub(super) struct RunQuality {
     architecture: String,
     /// The checkpoint.
     source: PathBuf,
-    /// What both models read.
+    /// The text file.
     text: PathBuf,
 }
 
-/// What is said while the text is read.
+/// The child's messages to `bench --quality`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum QualityEvent {
-    /// How far a checkpoint is loaded, or the text read.
+    /// Progress of loading a checkpoint or reading the text.
     Reaches {
         done: u64,
         total: u64,
@@ -91,18 +91,19 @@ pub(super) struct Quality {
     pub(super) architecture: String,
     pub(super) device: String,
     pub(super) note: String,
-    /// Which kernels computed what the model is compared with.
+    /// Kernels of the f32 reference.
     pub(super) reference_note: String,
-    /// Tokens whose successors were predicted.
+    /// Number of tokens that were predicted.
     pub(super) positions: u64,
-    /// The longest stretch of the text that was read as one sequence.
+    /// Length of the longest sequence that the text was cut into.
     pub(super) sequence_tokens: u64,
     pub(super) perplexity: f64,
     pub(super) reference_perplexity: f64,
-    /// Of the model's predictions from the reference's, in nats: mean, and what one in a hundred exceeds.
+    /// Mean divergence of the model's predictions from the reference's, in nats.
     pub(super) kl_divergence: f64,
+    /// 99th percentile over positions.
     pub(super) kl_divergence_p99: f64,
-    /// The part of positions at which both think the same token the likeliest.
+    /// Top-1 agreement: the fraction of positions at which both rank the same token first.
     pub(super) first_choices_equal: f64,
 }
 
@@ -110,7 +111,7 @@ impl RunQuality {
     pub(super) fn run(self) -> ExitCode {
         reply::status(Reply::attended().and_then(|reply| {
             reply.line(&match self.measure(&reply) {
-                Ok(found) => QualityEvent::Found(found),
+                Ok(quality) => QualityEvent::Found(quality),
                 Err(error) => QualityEvent::Stopped { exit: error.exit, reason: error.lines.join("; ") },
             })
         }))
@@ -119,32 +120,33 @@ impl RunQuality {
     fn measure(&self, reply: &SharedReply) -> Result<Quality, CliError> {
         let plugin = laws::open(&self.plugin)?;
         let architecture = plugin.architecture(&self.architecture);
-        let architecture = architecture.map_err(|error| self.refused("cannot be made", &error))?;
+        let architecture = architecture.map_err(|error| self.refused("cannot be created", &error))?;
         let options = with_reference(&self.options)?;
-        let found = self.describe(&architecture, &self.options)?;
-        let exact = self.describe(&architecture, &options).map_err(|error| self.one_way(&options, &error))?;
+        let configured = self.describe(&architecture, &self.options)?;
+        let exact = self.describe(&architecture, &options).map_err(|error| self.no_exact_kernels(&options, &error))?;
         let text = self.read_text()?;
         let tokens = tokens(exact.read.clone(), text, self.positions as usize)?;
-        let context = if self.context == 0 { found.read.context } else { self.context.min(found.read.context) };
-        let sequences = Sequences::cut(&found.read, &tokens, context as usize);
-        self.check_memory(&found, &exact)?;
+        let context =
+            if self.context == 0 { configured.read.context } else { self.context.min(configured.read.context) };
+        let sequences = Sequences::cut(&configured.read, &tokens, context as usize);
+        self.check_memory(&configured, &exact)?;
         let load = |options: &str, card: Described| {
             let request = self.request(options, reader::state_bytes(&card.abi, sequences.longest, context))?;
             let model = architecture.load(&request, services(reply).into_abi()).into_result();
             model.map(|model| Reader::new(model, &card.abi)).map_err(|error| self.refused("does not load", &error))
         };
-        let mut found = load(&self.options, found)?;
+        let mut configured = load(&self.options, configured)?;
         let mut exact = load(&options, exact)?;
-        let (resident, reference) = (found.resident(), exact.resident());
+        let (resident, reference) = (configured.resident(), exact.resident());
         if resident.note == reference.note {
             let line = format!(
-                "architecture '{}' computes alike with the options {options}, so there is nothing to compare it with",
+                "architecture '{}' uses the same kernels with the options {options}, so there is nothing to compare it with",
                 self.architecture
             );
             return Err(CliError::new(Exit::Failed, line));
         }
-        let divergence = sequences.compare(&mut found, &mut exact, |done, total| {
-            // Without a parent this process is about to end.
+        let divergence = sequences.compare(&mut configured, &mut exact, |done, total| {
+            // Fails only if the parent is gone, and then this process is about to be killed.
             let _ = reply.line(&QualityEvent::Reaches { done, total, what: "reading the text".into() });
         })?;
         Ok(Quality {
@@ -162,11 +164,11 @@ impl RunQuality {
         })
     }
 
-    /// What is said of an architecture that knows no exact kernels, such as one that wraps a model of another library.
-    fn one_way(&self, options: &str, error: &CliError) -> CliError {
+    /// Error for an architecture without exact kernels, such as one that wraps a model of another library.
+    fn no_exact_kernels(&self, options: &str, error: &CliError) -> CliError {
         let line = format!(
-            "architecture '{}' computes in one way alone, so there is nothing to compare it with: it does not take the options \
-             {options} of the reference ({})",
+            "architecture '{}' has no exact kernels, so there is nothing to compare it with: it refuses the options {options} of the \
+             reference ({})",
             self.architecture,
             error.lines.join("; ")
         );
@@ -185,15 +187,15 @@ impl RunQuality {
         Ok(LoadRequest { source, device, context: self.context, state_bytes, threads: self.threads })
     }
 
-    /// As many bytes of the text as the tokens that are wanted can have.
+    /// Reads as much of the text as `positions` tokens can take.
     fn read_text(&self) -> Result<String, CliError> {
         let unread =
             |error: std::io::Error| CliError::system(format_args!("the text '{}'", Outside::path(&self.text)), &error);
-        let (mut bytes, most) = (Vec::new(), u64::from(self.positions).saturating_add(1) * BYTES_OF_TOKEN);
-        File::open(&self.text).and_then(|file| file.take(most).read_to_end(&mut bytes)).map_err(unread)?;
+        let (mut bytes, limit) = (Vec::new(), u64::from(self.positions).saturating_add(1) * BYTES_PER_TOKEN_MAX);
+        File::open(&self.text).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(unread)?;
         match std::str::from_utf8(&bytes) {
             Ok(text) => Ok(text.to_owned()),
-            // A character that the limit cuts.
+            // The limit cut the last character.
             Err(error) if error.error_len().is_none() => {
                 bytes.truncate(error.valid_up_to());
                 Ok(String::from_utf8(bytes).unwrap_or_default())
@@ -202,15 +204,15 @@ impl RunQuality {
         }
     }
 
-    fn check_memory(&self, found: &Described, exact: &Described) -> Result<(), CliError> {
-        let (found, exact) = (found.read.weight_bytes, exact.read.weight_bytes);
-        if found.saturating_add(exact) <= self.memory {
+    fn check_memory(&self, configured: &Described, exact: &Described) -> Result<(), CliError> {
+        let (configured, exact) = (configured.read.weight_bytes, exact.read.weight_bytes);
+        if configured.saturating_add(exact) <= self.memory {
             return Ok(());
         }
         let line = format!(
             "the weights take {} and {} more in f32, which together is more than the memory for models, {}; a smaller model of \
              the same family tells much the same",
-            units::bytes(found),
+            units::bytes(configured),
             units::bytes(exact),
             units::bytes(self.memory)
         );
@@ -222,13 +224,13 @@ impl RunQuality {
     }
 }
 
-/// A card as it crossed, and as this host reads it.
+/// A card in the contract's form, and as the host reads it.
 struct Described {
     abi: pensieve_plugin_api::Card,
     read: Card,
 }
 
-/// Stretches of a text, each of which fits the context, and begins as the model wants texts to begin.
+/// The text cut into sequences that fit the context, each with the BOS token if the model wants one.
 struct Sequences {
     each: Vec<Vec<u32>>,
     longest: usize,
@@ -241,35 +243,38 @@ impl Sequences {
             (Some(bos), [first, rest @ ..]) if *first == bos => rest,
             _ => tokens,
         };
-        let room = context.saturating_sub(usize::from(bos.is_some())).max(1);
-        let each = tokens.chunks(room).map(|chunk| bos.into_iter().chain(chunk.iter().copied()).collect());
+        let capacity = context.saturating_sub(usize::from(bos.is_some())).max(1);
+        let each = tokens.chunks(capacity).map(|chunk| bos.into_iter().chain(chunk.iter().copied()).collect());
         let each: Vec<Vec<u32>> = each.filter(|sequence: &Vec<u32>| sequence.len() > 1).collect();
         let longest = each.iter().map(Vec::len).max().unwrap_or(0);
         Self { each, longest }
     }
 
-    /// Has both read everything, and compares what they predict of each token but the first of each sequence.
+    /// Runs both models over all sequences, and compares their predictions for every token but the first of each.
     fn compare(
         &self,
-        found: &mut Reader,
+        configured: &mut Reader,
         exact: &mut Reader,
         mut reach: impl FnMut(u64, u64),
     ) -> Result<Divergence, CliError> {
         let total: usize = self.each.iter().map(|sequence| sequence.len() - 1).sum();
         if total == 0 {
-            return Err(CliError::new(Exit::Usage, "the text has less than two tokens, so nothing is predicted of it"));
+            return Err(CliError::new(
+                Exit::Usage,
+                "the text has fewer than two tokens, so there is nothing to predict",
+            ));
         }
         let mut divergence = Divergence::default();
         for sequence in &self.each {
-            found.begin();
+            configured.begin();
             exact.begin();
-            for start in (0..sequence.len() - 1).step_by(PIECE) {
+            for start in (0..sequence.len() - 1).step_by(CHUNK_TOKENS) {
                 reach(divergence.positions(), total as u64);
-                let end = (sequence.len() - 1).min(start + PIECE);
+                let end = (sequence.len() - 1).min(start + CHUNK_TOKENS);
                 let (tokens, next) = (&sequence[start..end], &sequence[start + 1..=end]);
-                let rows = found.read(tokens, start)?.zip(exact.read(tokens, start)?);
-                for ((found, exact), next) in rows.zip(next) {
-                    divergence.add(exact, found, *next).map_err(|what| CliError::new(Exit::Failed, what))?;
+                let rows = configured.read(tokens, start)?.zip(exact.read(tokens, start)?);
+                for ((configured, exact), next) in rows.zip(next) {
+                    divergence.add(exact, configured, *next).map_err(|what| CliError::new(Exit::Failed, what))?;
                 }
             }
         }
@@ -277,27 +282,29 @@ impl Sequences {
     }
 }
 
-/// The model's options with those of the reference in their place.
+/// The model's options, overridden by those of the reference.
 fn with_reference(options: &str) -> Result<String, CliError> {
     let mut object: Map<String, Value> = if options.trim().is_empty() {
         Map::new()
     } else {
-        serde_json::from_str(options)
-            .map_err(|error| CliError::new(Exit::Usage, format!("the model's options are no JSON object: {error}")))?
+        serde_json::from_str(options).map_err(|error| {
+            CliError::new(Exit::Usage, format!("the model's options are not a JSON object: {error}"))
+        })?
     };
     object.extend(REFERENCE.map(|(name, value)| (name.to_owned(), value.into())));
     Ok(Value::Object(object).to_string())
 }
 
-/// The tokens of a text, as many as predict `positions`, made on a stack as deep as that of a prompt process.
+/// Tokenizes the text up to `positions` predictions, on a stack as large as that of a prompt process.
 fn tokens(card: Card, text: String, positions: usize) -> Result<Vec<u32>, CliError> {
-    let make = move || -> Result<Vec<u32>, Failure> { Model::new(&Tokenizer::of(&card))?.text(&text, &[]) };
-    let failed = |what: &str| CliError::new(Exit::Failed, format!("the text could not be made into tokens: {what}"));
-    let making = thread::Builder::new().stack_size(STACK_BYTES).spawn(make);
-    let making = making.map_err(|error| failed(&error.to_string()))?;
-    let made =
-        making.join().unwrap_or_else(|_| Err(Failure::new(pensieve_protocol::job::FailureCode::Internal, "a panic")));
-    let mut tokens = made.map_err(|failure| failed(&failure.to_string()))?;
+    let tokenize = move || -> Result<Vec<u32>, Failure> { Model::new(&Tokenizer::of(&card))?.text(&text, &[]) };
+    let failed = |what: &str| CliError::new(Exit::Failed, format!("the text cannot be tokenized: {what}"));
+    let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(tokenize);
+    let thread = thread.map_err(|error| failed(&error.to_string()))?;
+    let tokens = thread
+        .join()
+        .unwrap_or_else(|_| Err(Failure::new(pensieve_protocol::job::FailureCode::Internal, "the tokenizer panicked")));
+    let mut tokens = tokens.map_err(|failure| failed(&failure.to_string()))?;
     tokens.truncate(positions + 1);
     Ok(tokens)
 }

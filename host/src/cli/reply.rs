@@ -1,8 +1,8 @@
-//! The child's side of a question to a process that runs plugin code: it replies with one or more lines of JSON.
+//! Replies of child processes that run plugin code: one or more lines of JSON.
 //!
-//! The answer goes to what was stdout when the process began. Foreign code that prints, prints to stderr, so that it does
-//! not spoil the answer. The process makes no core file when it crashes, as crashing is one of the expected answers, and it
-//! ends by itself should the one that would have ended it be gone.
+//! The reply goes to the original stdout, while stdout itself is redirected to stderr, so that plugin code that prints cannot
+//! corrupt the reply. The process writes no core file, as a crash is an expected outcome, and it ends by itself if its parent
+//! is gone.
 
 use super::terminal::tell;
 use pensieve_plugin_api::LogLevel;
@@ -19,44 +19,44 @@ use std::{
 
 use pensieve_worker::plugin::HostServices;
 
-/// Longer than any deadline of a server.
+/// The child kills itself after this time; longer than any deadline of a server.
 const LIFE_MAX: Duration = Duration::from_secs(120);
 
-/// Where the reply is written.
+/// The original stdout.
 #[derive(Debug)]
 pub(super) struct Reply(File);
 
-/// A reply of many lines, which the plugin's threads may add to.
+/// A reply of several lines, which the plugin's threads may write to.
 #[derive(Clone, Debug)]
 pub(super) struct SharedReply(Arc<Mutex<Reply>>);
 
 impl Reply {
-    /// To be called before any foreign code runs.
+    /// Must be called before any plugin code runs.
     pub(super) fn begin() -> io::Result<Self> {
         Self::until(|| thread::sleep(LIFE_MAX))
     }
 
-    /// The same for work without a deadline: the parent holds standard input open, and this process ends when it closes.
+    /// Like `begin`, for work without a deadline: the parent holds stdin open, and the process is killed when it closes.
     pub(super) fn attended() -> io::Result<SharedReply> {
         let reply = Self::until(|| drop(io::copy(&mut io::stdin().lock(), &mut io::sink())))?;
         Ok(SharedReply(Arc::new(Mutex::new(reply))))
     }
 
     fn until(end: impl FnOnce() + Send + 'static) -> io::Result<Self> {
-        let answer = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+        let original = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
         rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
         rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
         thread::Builder::new().name("deadline".into()).spawn(|| {
             end();
-            // Foreign code may hold locks that an orderly exit waits for.
+            // An orderly exit could wait for locks that plugin code holds.
             let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
         })?;
-        Ok(Self(answer.into()))
+        Ok(Self(original.into()))
     }
 
     /// Sends the only line of the reply.
-    pub(super) fn send(mut self, answer: &impl Serialize) -> io::Result<()> {
-        self.line(answer)
+    pub(super) fn send(mut self, reply: &impl Serialize) -> io::Result<()> {
+        self.line(reply)
     }
 
     fn line(&mut self, line: &impl Serialize) -> io::Result<()> {
@@ -71,14 +71,14 @@ impl SharedReply {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).line(line)
     }
 
-    /// Passes a plugin's warnings and progress on to the parent, as the events that these functions make of them.
+    /// Host services that forward a plugin's warnings and progress to the parent as the given events.
     pub(super) fn services<E: Serialize + 'static>(
         &self,
         warns: fn(String) -> E,
         reaches: fn(u64, u64, String) -> E,
     ) -> HostServices {
         let (logs, loads) = (self.clone(), self.clone());
-        // Without a parent this process is about to end, so that a line which is not written is not missed.
+        // Writing fails only if the parent is gone, and then this process is about to be killed.
         HostServices::new()
             .on_log(move |level, message| {
                 if level == LogLevel::ERROR || level == LogLevel::WARN {
@@ -89,12 +89,12 @@ impl SharedReply {
     }
 }
 
-/// The status of a process whose reply was written, or could not be.
+/// The exit code after the reply was written.
 pub(super) fn status(replied: io::Result<()>) -> ExitCode {
     match replied {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tell(format_args!("cannot answer: {error}"));
+            tell(format_args!("the reply cannot be written: {error}"));
             ExitCode::FAILURE
         }
     }

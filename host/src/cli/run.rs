@@ -1,5 +1,5 @@
-//! `pensieve run`: one answer, or without a question a chat, and no server. The model runs in a worker all the same, so that a
-//! plugin that fails ends with an error and not with this program.
+//! `pensieve run`: one answer, or a chat, without a server. The model still runs in a worker process, so that a crashing
+//! plugin yields an error message.
 
 mod chat;
 
@@ -21,12 +21,12 @@ use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 use pensieve_server::{
     chat::{AdapterSelection, Conversation, Delta, Input, Part, Request, Role, SamplingParams, Turn},
     fleet::Fleet,
-    prompt::Chats,
+    requests::Chats,
 };
 
 const PROMPT_BYTES_MAX: u64 = 32 << 20;
 
-/// Ask a model something, without a server; without a question, chat with it.
+/// Ask a model a question without a server; without a question, chat with it.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve run                                    (a chat; /exit ends it)
@@ -41,19 +41,19 @@ pub(super) struct Run {
     /// configured, else the starter].
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
-    /// What stands before the conversation.
+    /// The system prompt.
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// How many tokens to generate at most [default: 'max_tokens' of the configuration, 32768].
+    /// Maximum number of tokens to generate [default: 'max_tokens' of the configuration, 32768].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: Option<u32>,
-    /// 0 takes the most likely token each time.
+    /// Sampling temperature; 0 always takes the most likely token.
     #[arg(long, value_name = "T", value_parser = temperature, allow_hyphen_values = true)]
     temperature: Option<f32>,
-    /// Equal seeds give equal answers.
+    /// Seed of the sampler; equal seeds give equal answers.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Continue the text as it is, instead of answering it.
+    /// Continue the text instead of answering it, without the chat template.
     #[arg(long, conflicts_with = "system")]
     raw: bool,
     /// Print one line of JSON when the answer is complete.
@@ -61,23 +61,23 @@ pub(super) struct Run {
     json: bool,
     #[command(flatten)]
     adapters: AdapterArgs,
-    /// How strongly the first adapter changes the model; 1 is as trained.
+    /// Strength of the first adapter; 1 is as trained.
     #[arg(long, value_name = "S", requires = "adapters", value_parser = scale, allow_hyphen_values = true)]
     adapter_scale: Option<f32>,
     #[command(flatten)]
     common: CommonArgs,
-    /// The question; '-' reads it from standard input. Without one, every line is a turn of a chat.
+    /// The question; '-' reads it from standard input. Without one, a chat starts.
     #[arg(required_if_eq_any = [("raw", "true"), ("json", "true")])]
     prompt: Vec<String>,
 }
 
-/// The answer as far as it was received.
+/// The part of the answer received so far.
 #[derive(Default)]
 struct Completion {
     text: String,
     thinking: String,
     finish: Option<(Finish, Usage)>,
-    first: Option<Duration>,
+    first_token: Option<Duration>,
 }
 
 impl Run {
@@ -85,7 +85,7 @@ impl Run {
         let request = if self.prompt.is_empty() { None } else { Some(self.request()?) };
         let (mut resolved, model) = self.common.resolve_one(self.model.as_deref())?;
         self.adapters.add_to(&mut resolved.config, Some(&model))?;
-        // One answer is not worth the disk.
+        // A single answer gains nothing from the disk cache.
         resolved.config.cache.budget = 0;
         self.max_tokens = self.max_tokens.or(resolved.config.server.dialects.max_tokens);
         let config = resolved.fleet()?;
@@ -102,7 +102,7 @@ impl Run {
             fleet.shutdown(Duration::ZERO).await;
             outcome
         });
-        // A chat may still wait for a line of standard input.
+        // A thread of the chat may be blocked on standard input.
         runtime.shutdown_background();
         outcome
     }
@@ -116,7 +116,7 @@ impl Run {
     fn request(&self) -> Result<Request, CliError> {
         let prompt = if self.prompt == ["-"] { standard_input()? } else { self.prompt.join(" ") };
         if prompt.trim().is_empty() {
-            return Err(CliError::new(Exit::Usage, "there is nothing to answer: the question is empty"));
+            return Err(CliError::new(Exit::Usage, "the question is empty"));
         }
         let turn = |text| Turn { role: Role::User, parts: vec![Part::Text(text)] };
         Ok(self.request_for(if self.raw { Input::Text(prompt) } else { self.conversation(vec![turn(prompt)]) }))
@@ -138,9 +138,9 @@ impl Run {
         self.receive(chats, request, &mut completion).await.map(|()| completion)
     }
 
-    /// Prints an answer while it is generated, and keeps it.
+    /// Prints an answer while it is generated, and appends it to `answer`.
     async fn receive(&self, chats: &Chats, request: Request, answer: &mut Completion) -> CliResult {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut generation = chats.prepare(request).await?.start()?;
         let mut loading = LoadProgress::default();
         while let Some(delta) = generation.next().await {
@@ -148,14 +148,14 @@ impl Run {
                 Delta::Loading { done, total, what } => loading.reach(done, total, &what),
                 Delta::Started { .. } | Delta::Prompt { .. } => loading.end(),
                 Delta::Thinking(text) => {
-                    answer.first.get_or_insert_with(|| begun.elapsed());
+                    answer.first_token.get_or_insert_with(|| started.elapsed());
                     if !self.json {
                         terminal::show_thinking(&text);
                     }
                     answer.thinking.push_str(&text);
                 }
                 Delta::Text { text, .. } => {
-                    answer.first.get_or_insert_with(|| begun.elapsed());
+                    answer.first_token.get_or_insert_with(|| started.elapsed());
                     if !self.json {
                         terminal::print_answer(&text)?;
                     }
@@ -175,7 +175,7 @@ impl Run {
 
     fn conclude(&self, model: &str, answer: &Completion) -> CliResult {
         let Some((reason, usage)) = answer.finish else {
-            return Err(Failure::new(FailureCode::WorkerLost, "the answer has no end").into());
+            return Err(Failure::new(FailureCode::WorkerLost, "the answer broke off").into());
         };
         if !self.json {
             return terminal::print(if answer.text.ends_with('\n') { "" } else { "\n" });
@@ -187,7 +187,7 @@ impl Run {
             "finish": finish(reason),
             "prompt_tokens": usage.prompt,
             "generated_tokens": usage.generated,
-            "first_token_ms": answer.first.map(|first| u64::try_from(first.as_millis()).unwrap_or(u64::MAX)),
+            "first_token_ms": answer.first_token.map(|elapsed| u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)),
         });
         terminal::say_json(&line.to_string())
     }
@@ -209,7 +209,7 @@ fn standard_input() -> Result<String, CliError> {
     let read = io::stdin().lock().take(PROMPT_BYTES_MAX + 1).read_to_string(&mut text);
     read.map_err(|error| CliError::new(Exit::Usage, format!("standard input cannot be read: {error}")))?;
     if text.len() as u64 > PROMPT_BYTES_MAX {
-        return Err(CliError::new(Exit::Usage, "standard input has more than 32 MiB"));
+        return Err(CliError::new(Exit::Usage, "standard input is larger than 32 MiB"));
     }
     Ok(text)
 }

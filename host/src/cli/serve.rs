@@ -1,7 +1,7 @@
 //! `pensieve serve`: models behind HTTP, until a signal ends it.
 //!
-//! Standard output gets one line, once the server is ready, so that the program that started it knows the address; everything
-//! else is in the log. The first signal to end drains, the second one does not wait.
+//! Standard output gets one line, once the server is ready, which tells the parent process the address; everything else goes
+//! to the log. The first SIGINT or SIGTERM drains, the second one exits at once.
 
 use clap::Args;
 use std::{future::Future, io::IsTerminal, sync::Arc};
@@ -19,16 +19,16 @@ use super::{
 use crate::config;
 use pensieve_protocol::{
     job::{Failure, FailureCode},
-    refusal::Refusal,
+    refusal::{Refusal, RefusalKind},
 };
 use pensieve_server::{
     fleet::{self, Fleet},
     http::Server,
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_worker::process;
 
-/// Descriptors that are not connections.
+/// File descriptors set aside for everything but connections.
 const FILES_RESERVED: u64 = 128;
 const CONNECTIONS_MIN: usize = 16;
 
@@ -45,24 +45,24 @@ const CONNECTIONS_MIN: usize = 16;
   pensieve serve --model base=./model.gguf --adapter poet=./poet    (clients ask for base:poet)
   PENSIEVE_API_KEY=secret pensieve serve --config pensieve.toml --listen 0.0.0.0:8000")]
 pub(super) struct Serve {
-    /// Models by where they come from: a .gguf file, a folder with safetensors, hf:OWNER/REPO[/FILE] or 'starter'. Clients
-    /// call each by the name of its file, folder or repository.
+    /// Models to serve: a .gguf file, a folder with safetensors, hf:OWNER/REPO[/FILE] or 'starter'. Each gets the name of its
+    /// file, folder or repository as its id.
     #[arg(value_name = "SOURCE")]
     sources: Vec<String>,
-    /// Where to listen: an address and a port, or a port of this machine alone, 0 for any port that is free; may be given
-    /// again [default: 127.0.0.1:8000].
+    /// Where to listen: ADDRESS:PORT, or a port on loopback, 0 for any free one; may be repeated
+    /// [default: 127.0.0.1:8000].
     #[arg(long, value_name = "ADDRESS")]
     listen: Vec<String>,
-    /// A model under an id of your own, and where it comes from; may be given again.
+    /// A model with an id of your choice; may be repeated.
     #[arg(long = "model", value_name = "ID=SOURCE", value_parser = model)]
     models: Vec<(String, String)>,
     #[command(flatten)]
     adapters: AdapterArgs,
-    /// How lines of the log are written.
+    /// Format of the log.
     #[arg(long, value_enum)]
     log_format: Option<log::LogFormat>,
-    /// For authors of plugins: run models in this process, where a debugger sees them. What would end a worker then ends the
-    /// server.
+    /// For plugin authors: run models in this process, where a debugger can attach. A crash that would end a worker then ends
+    /// the server.
     #[arg(long)]
     in_process: bool,
     #[command(flatten)]
@@ -86,8 +86,8 @@ impl Serve {
         log::begin(self.log_format.unwrap_or(format), &server.log, std::io::stderr)
             .map_err(|what| CliError::new(Exit::Usage, what))?;
         let runtime = super::runtime()?;
-        // A port that is taken is known before anything is downloaded, and a download can be interrupted like any other
-        // program: signals are listened to only after it.
+        // Bind first, so that a taken port is reported before anything is downloaded. Signal handlers come after the downloads,
+        // so that Ctrl-C interrupts those as usual.
         let server = runtime.block_on(bind(&resolved))?;
         let mut fleet = resolved.fleet()?;
         if self.in_process {
@@ -95,12 +95,12 @@ impl Serve {
             fleet.run_in_process(process::run);
         }
         let served = runtime.block_on(serve(server, fleet, &resolved));
-        // What still runs has nothing left to say.
+        // Nothing that still runs matters to the user.
         runtime.shutdown_background();
         served
     }
 
-    /// Models by id: those of `--model`, and the sources without an id under their own names.
+    /// Id and source of every model: those of `--model`, and positional sources under their default ids.
     fn all_models(&self) -> Result<Vec<(String, String)>, CliError> {
         let mut models = self.models.clone();
         for source in &self.sources {
@@ -108,7 +108,7 @@ impl Serve {
                 .map_err(|what| CliError::new(Exit::Usage, what))?
                 .id();
             if models.iter().any(|(known, _)| *known == id) {
-                let line = format!("there are two models '{id}'; give one another id: --model ID={source}");
+                let line = format!("two models have the id '{id}'; rename one with --model ID={source}");
                 return Err(CliError::new(Exit::Usage, line));
             }
             models.push((id, source.clone()));
@@ -117,7 +117,7 @@ impl Serve {
     }
 }
 
-/// Takes the addresses, with as many connections as the system has descriptors for.
+/// Binds the addresses, and limits connections to what the descriptor limit allows.
 pub(super) async fn bind(resolved: &ResolvedConfig) -> Result<Server, Refusal> {
     let mut settings = resolved.config.server.http();
     settings.limits.connections_max = connections(settings.limits.connections_max);
@@ -142,21 +142,21 @@ async fn serve(server: Server, fleet: fleet::Config, resolved: &ResolvedConfig) 
         }
     }
     tokio::spawn(log_missing_fence(fleet.clone()));
-    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::BannerInfo::of(resolved)));
+    let banner = tokio::spawn(banner::show(fleet.clone(), server.address(), banner::BannerInfo::new(resolved)));
     server.run(Arc::new(Chats::new(fleet)), ended).await;
     banner.abort();
     Ok(())
 }
 
-/// Says what of the fence around children this machine does not have: models run all the same.
+/// Warns about sandbox features that this machine lacks; models run without them.
 async fn log_missing_fence(fleet: Arc<Fleet>) {
     for what in &fleet.fenced().await.missing {
         tracing::warn!("children run without: {what}");
     }
 }
 
-/// Logs what every model is. An error if none of them can ever be served; one that only lacks a plugin can, since plugins may
-/// be dropped in while the server runs. Returns with the first model that works.
+/// Checks every model and logs the result; returns at the first that can be served. Fails if none ever can. A model that only
+/// lacks a plugin counts as servable, since plugins may be dropped in while the server runs.
 pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) -> CliResult {
     for line in resolved.config.missing_samplers(&super::sampler_names(fleet)) {
         tracing::warn!("{line}");
@@ -183,11 +183,11 @@ pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) 
     let mut failed = Vec::new();
     while let Some(checked) = checks.join_next().await {
         let Ok(checked) = checked else { continue };
-        let can_work = checked.as_ref().err().is_none_or(|(_, failure)| waits_for_a_plugin(failure));
+        let servable = checked.as_ref().err().is_none_or(|(_, failure)| waits_for_a_plugin(failure));
         failed.extend(checked.err());
-        if can_work {
+        if servable {
             failed.iter().for_each(|failed| tracing::error!("{}", line(failed)));
-            // The others are checked for the log alone.
+            // The rest is checked only for the log.
             tokio::spawn(async move {
                 while let Some(checked) = checks.join_next().await {
                     if let Ok(Err(failed)) = checked {
@@ -203,7 +203,7 @@ pub(super) async fn check_models(fleet: &Arc<Fleet>, resolved: &ResolvedConfig) 
     Err(CliError { exit, lines: failed.iter().map(line).collect() })
 }
 
-/// Whether a model may yet be served, once a plugin that takes it is dropped in.
+/// True if the model can be served once a plugin for it is dropped in.
 fn waits_for_a_plugin(failure: &Failure) -> bool {
     failure.code == FailureCode::Unsupported && failure.help.ends_with("into plugins/")
 }
@@ -218,32 +218,36 @@ fn model(argument: &str) -> Result<(String, String), String> {
     }
 }
 
-/// As many connections as the system has descriptors for, which it is asked to have more of.
+/// Raises the soft descriptor limit where possible, and returns how many connections fit it.
 fn connections(wanted: usize) -> usize {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let target = limit.maximum.unwrap_or(u64::MAX).min(wanted as u64 * 2 + FILES_RESERVED);
     let current = limit.current.unwrap_or(u64::MAX);
     if current < target {
-        // What the system refuses is done without.
+        // If this fails, the current limit stands.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(target), maximum: limit.maximum });
     }
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let room = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX);
-    wanted.min(room.max(CONNECTIONS_MIN))
+    let available = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX);
+    wanted.min(available.max(CONNECTIONS_MIN))
 }
 
-/// Ends with the first signal to end. The second one ends the program.
+/// Resolves at the first SIGINT or SIGTERM. A second one exits the process.
 fn ended() -> Result<impl Future<Output = ()>, Refusal> {
-    let listen = |kind| signal(kind).map_err(|error| Refusal::new("signal", format!("no signals: {error}"), ""));
-    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let handler = |kind| {
+        signal(kind).map_err(|error| {
+            Refusal::new(RefusalKind::Signal, format!("signal handlers cannot be installed: {error}"), "")
+        })
+    };
+    let (mut interrupt, mut terminate) = (handler(SignalKind::interrupt())?, handler(SignalKind::terminate())?);
     Ok(async move {
         next(&mut interrupt, &mut terminate).await;
-        tracing::info!("told to end: running answers may finish; a second signal (Ctrl-C) ends at once");
+        tracing::info!("shutting down: running answers may finish; a second signal (Ctrl-C) ends them at once");
         tokio::spawn(async move {
             let number = next(&mut interrupt, &mut terminate).await;
-            tracing::warn!("told to end a second time: ending at once");
-            // Workers end with their sockets. A shell expects this code of a program that a signal ended.
+            tracing::warn!("second signal: ending at once");
+            // Workers end when their sockets close. 128 + N is what shells expect of a program ended by signal N.
             std::process::exit(128 + number);
         });
     })

@@ -1,4 +1,4 @@
-//! `pensieve completions` and `pensieve man`: what shells and readers want to know of this program, made from its own flags.
+//! `pensieve completions` and `pensieve man`, generated from the definition of the command line.
 
 use clap::{Args, CommandFactory, ValueEnum};
 use clap_complete::Shell;
@@ -8,7 +8,7 @@ use super::{
     error::{CliError, CliResult, Exit},
 };
 
-/// Print a script that completes this program's verbs and flags.
+/// Print a completion script for a shell.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve completions bash > ~/.local/share/bash-completion/completions/pensieve
@@ -20,13 +20,13 @@ pub(super) struct Completions {
     shell: Shell,
 }
 
-/// Print the manual page of this program, or of a verb.
+/// Print the manual page of this program or of a subcommand.
 #[derive(Args)]
 #[command(after_help = "Examples:
   pensieve man | man -l -
   pensieve man serve > ~/.local/share/man/man1/pensieve-serve.1")]
 pub(super) struct Man {
-    /// The verb.
+    /// The subcommand.
     verb: Option<String>,
 }
 
@@ -41,17 +41,17 @@ impl Completions {
 impl Man {
     pub(super) fn run(self) -> CliResult {
         let mut command = Arguments::command();
-        // The flags that every verb has are part of its page only once the whole is built.
+        // Subcommands get the global flags only when the command is built.
         command.build();
         if let Some(verb) = &self.verb {
-            let found = command.get_subcommands().find(|known| known.get_name() == verb && !known.is_hide_set());
-            let Some(found) = found.cloned() else {
+            let subcommand = command.get_subcommands().find(|known| known.get_name() == verb && !known.is_hide_set());
+            let Some(subcommand) = subcommand.cloned() else {
                 return Err(CliError::new(
                     Exit::Usage,
-                    format!("there is no verb '{verb}'; pensieve --help lists them"),
+                    format!("there is no subcommand '{verb}'; pensieve --help lists them"),
                 ));
             };
-            command = found;
+            command = subcommand;
         }
         let mut page = Vec::new();
         let rendered = clap_mangen::Man::new(command).render(&mut page);
@@ -64,7 +64,7 @@ fn shell(text: &str) -> Result<Shell, String> {
     Shell::from_str(text, true).map_err(|_| "it has to be one of bash, elvish, fish, powershell and zsh".into())
 }
 
-/// A text as a shell takes it for one word.
+/// Quotes a text as one word for a shell.
 pub(super) fn word(text: &str) -> String {
     let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+,:@%".contains(letter);
     if !text.is_empty() && text.chars().all(is_plain) {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_one_word_to_a_shell() {
+    fn quotes_words_for_a_shell() {
         for (text, expect) in [
             ("src/my-model", "src/my-model"),
             ("my models/new", "'my models/new'"),

@@ -1,5 +1,5 @@
-//! Writes to standard output and standard error, for all verbs: whatever is shown may hold names and words from outside, which
-//! must not steer the terminal that they end on. A pipe does not make them harmless, as what is behind it may be a terminal.
+//! Writes to standard output and standard error for all subcommands. Output may contain text from outside, whose escape
+//! sequences must not reach the terminal, so it is escaped; through a pipe, too, as a terminal may be at its end.
 
 use std::{
     fmt::Display,
@@ -10,10 +10,10 @@ use std::{
 use super::error::{CliError, CliResult};
 use pensieve_protocol::outside::{self, Outside};
 
-/// Characters of a line. What is longer repeats something from outside.
+/// Characters per line of an error; longer ones only quote something from outside.
 const LINE_CHARS_MAX: usize = 8192;
 
-/// Says what went wrong, if something did.
+/// Prints the error, if any, and returns the exit code.
 pub(super) fn end(outcome: CliResult) -> ExitCode {
     let Err(error) = outcome else { return ExitCode::SUCCESS };
     tell_all(&error);
@@ -26,32 +26,32 @@ pub(super) fn tell_all(error: &CliError) {
     }
 }
 
-/// Prints lines to standard output; a closed pipe is an error.
+/// Writes text to standard output; a closed pipe is an error.
 pub(super) fn print(text: &str) -> CliResult {
     write(&outside::lines(text))
 }
 
-/// The same with the end of the line.
+/// Writes a line to standard output.
 pub(super) fn say(text: &str) -> CliResult {
     print(&format!("{text}\n"))
 }
 
-/// Prints JSON, and ends its line.
+/// Writes a line of JSON to standard output.
 pub(super) fn say_json(text: &str) -> CliResult {
     write(&format!("{}\n", outside::json(text)))
 }
 
-/// Prints what a program reads to the byte: a script, a path. A person reads it like everything else.
+/// Writes output that programs read, such as a script or a path: unescaped, unless standard output is a terminal.
 pub(super) fn print_exact(text: &str) -> CliResult {
     if io::stdout().is_terminal() { print(text) } else { write(text) }
 }
 
-/// Prints a part of a model's answer, exactly where a program reads it.
+/// Writes a part of a model's answer: unescaped, unless standard output is a terminal.
 pub(super) fn print_answer(text: &str) -> CliResult {
     if io::stdout().is_terminal() { write(&outside::answer(text)) } else { write(text) }
 }
 
-/// Shows a part of what a model thinks to a person, in grey.
+/// Writes a part of a model's reasoning to standard error in grey, if that is a terminal.
 pub(super) fn show_thinking(text: &str) {
     if io::stderr().is_terminal() {
         show(&format!("\x1b[2m{}\x1b[0m", outside::answer(text)));
@@ -63,7 +63,7 @@ pub(super) fn tell(line: impl Display) {
     show(&format!("{}\n", outside::lines(&line.to_string())));
 }
 
-/// The same without the end of the line.
+/// Writes text to standard error without ending the line.
 pub(super) fn tell_part(text: impl Display) {
     show(&outside::lines(&text.to_string()));
 }
@@ -74,7 +74,7 @@ fn write(text: &str) -> CliResult {
     written.map_err(|error| CliError::system("standard output", &error))
 }
 
-/// Nobody is left to be told that standard error is closed.
+/// Ignores errors: there is nowhere left to report them.
 fn show(text: &str) {
     let mut stderr = io::stderr().lock();
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());

@@ -1,5 +1,5 @@
-//! `pensieve worker`: one model, for the server that started it. Not for people: it speaks frames over a socket that it
-//! inherits, and ends with it.
+//! `pensieve worker`: runs one model for the server that started it. Not meant for users: it exchanges frames over an
+//! inherited socket, and ends when that closes.
 
 use super::terminal::tell;
 use std::{
@@ -23,14 +23,14 @@ impl Worker {
         match socket(self.socket) {
             Ok(socket) => process::leave(process::run(socket)),
             Err(error) => {
-                tell(format_args!("pensieve worker: descriptor {} is no socket: {error}", self.socket));
+                tell(format_args!("pensieve worker: descriptor {} cannot be used: {error}", self.socket));
                 ExitCode::from(2)
             }
         }
     }
 }
 
-/// The inherited descriptor, which children of this process shall not inherit in turn.
+/// Takes ownership of the inherited descriptor, and sets close-on-exec so that children do not inherit it.
 fn socket(number: RawFd) -> std::io::Result<OwnedFd> {
     // SAFETY: `fcntl` with these commands reads and writes a flag of a descriptor, or fails if there is none.
     let flagged = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };

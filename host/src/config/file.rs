@@ -1,4 +1,4 @@
-//! Where the file is, and who else may read it.
+//! Finds and reads the configuration file, and warns if other users can read a key in it.
 
 use std::{
     env,
@@ -15,27 +15,28 @@ const OTHERS_READ: u32 = 0o044;
 #[derive(Clone, Debug)]
 pub struct LoadedFile {
     pub config: Config,
-    /// The file; none if there is none.
+    /// `None` when no file was found and defaults apply.
     pub file: Option<PathBuf>,
-    /// What is not wrong, but should be known.
+    /// Messages for the user that do not keep the program from starting.
     pub warnings: Vec<String>,
 }
 
-/// Where this program keeps what it keeps: `PENSIEVE_HOME`, or `.pensieve` in the user's home.
+/// The program's data folder: `PENSIEVE_HOME`, or `.pensieve` in the user's home.
 pub fn home() -> PathBuf {
-    let given = env::var_os("PENSIEVE_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-    // Without a home the current folder is the only place that is surely the user's own.
-    given.unwrap_or_else(|| user_home().unwrap_or_default().join(".pensieve"))
+    let from_env = env::var_os("PENSIEVE_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    // Without a home the current folder is the only one that certainly belongs to the user.
+    from_env.unwrap_or_else(|| user_home().unwrap_or_default().join(".pensieve"))
 }
 
 pub(super) fn user_home() -> Option<PathBuf> {
     env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
 }
 
-/// Reads the file that is named, or `./pensieve.toml`, or the one in the home; without any, nothing is set.
+/// Reads the given file, else `./pensieve.toml`, else the one in the home; without a file everything has its default.
 pub fn find(named: Option<&Path>, home: &Path) -> Result<LoadedFile, ConfigError> {
-    let usual = || [PathBuf::from("pensieve.toml"), home.join("pensieve.toml")].into_iter().find(|path| path.is_file());
-    let Some(file) = named.map(Path::to_path_buf).or_else(usual) else {
+    let default_file =
+        || [PathBuf::from("pensieve.toml"), home.join("pensieve.toml")].into_iter().find(|path| path.is_file());
+    let Some(file) = named.map(Path::to_path_buf).or_else(default_file) else {
         return Ok(LoadedFile { config: Config::new(home), file: None, warnings: Vec::new() });
     };
     let unreadable = |what: String| {
@@ -51,7 +52,7 @@ pub fn find(named: Option<&Path>, home: &Path) -> Result<LoadedFile, ConfigError
     let mut warnings = Vec::new();
     if !config.server.keys.is_empty() && metadata.mode() & OTHERS_READ != 0 {
         let path = Outside::path(&file);
-        warnings.push(format!("'{path}' holds a key, and others may read it; run: chmod go-rwx '{path}'"));
+        warnings.push(format!("'{path}' holds a key, and other users may read it; run: chmod go-rwx '{path}'"));
     }
     Ok(LoadedFile { config, file: Some(file), warnings })
 }

@@ -1,4 +1,4 @@
-//! `[[models]]`: checkpoints under names, and more names for them with an adapter or samplers of their own.
+//! `[[models]]`: named checkpoints, and further names for them with an adapter or samplers of their own.
 
 use serde_json::{Map, Value};
 use std::{
@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     Config, Source,
-    reader::{Entry, Section},
+    reader::{NamedValue, Section},
 };
 use pensieve_protocol::{
     job::{AdapterUse, StageSpec},
@@ -23,14 +23,14 @@ use pensieve_server::fleet::{self, check_adapter_name};
 const ID_LEN_MAX: usize = 128;
 const SCALE_MAX: f64 = 16.0;
 
-/// A checkpoint under a name.
+/// A model that clients can ask for by its id.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     pub id: String,
     pub source: Source,
-    /// What else clients may call it; `*` stands for anything.
+    /// Further names that clients may use; `*` matches any text.
     pub aliases: Vec<String>,
-    /// How its tokens are picked where clients say nothing else.
+    /// The sampler chain for requests that set no sampling parameters.
     pub samplers: Option<Vec<StageSpec>>,
     pub adapters: BTreeMap<String, Adapter>,
     pub spec: ModelSpec,
@@ -39,15 +39,15 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
     pub source: Source,
-    /// The strength at which it becomes part of the model's weights; none for one that requests choose.
+    /// The scale at which it is merged into the weights at load time; `None` for an adapter that requests select.
     pub merged: Option<f32>,
 }
 
-/// What a source has to hold.
+/// The kind of file or folder that a source has to resolve to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Artifact<'a> {
     Checkpoint,
-    /// The adapter of this name; `bytes_max` bounds what is downloaded.
+    /// The adapter called `name`; `bytes_max` bounds its download.
     Adapter {
         name: &'a str,
         bytes_max: u64,
@@ -67,7 +67,7 @@ impl Model {
     ) -> Result<fleet::ModelConfig, E> {
         let mut adapters = BTreeMap::new();
         for (name, Adapter { source, merged }) in &self.adapters {
-            // What becomes part of the weights is kept nowhere else.
+            // A merged adapter takes no adapter memory.
             let bytes_max =
                 if merged.is_some() { u64::MAX } else { wire::adapter_file_bytes_max(self.spec.adapter_memory) };
             let location = Location::trusted(locate(source, Artifact::Adapter { name, bytes_max })?);
@@ -141,16 +141,16 @@ fn model(section: Section<'_, '_>, mut model: Model, folder: &Path) -> Model {
 
 /// `poet = "adapters/poet"`, `poet = { source = "adapters/poet", merge = true }`.
 fn adapters(section: &Section<'_, '_>, model: &mut Model, folder: &Path) {
-    for (name, entry, place) in section.named("adapters") {
+    for (name, entry, span) in section.named("adapters") {
         let (mut text, mut merge, mut scale) = (String::new(), false, 1.0);
         match entry {
-            Entry::Text(source) => text = source,
-            Entry::Table(entry) => {
+            NamedValue::Text(source) => text = source,
+            NamedValue::Table(entry) => {
                 entry.text("source", &mut text);
                 entry.flag("merge", &mut merge);
                 entry.number("scale", -SCALE_MAX..=SCALE_MAX, &mut scale);
                 if entry.has("scale") && !merge {
-                    let what = format!("the adapter '{name}' in [models.adapters] has a scale and is not merged");
+                    let what = format!("the adapter '{name}' in [models.adapters] has a scale but is not merged");
                     entry.note(
                         "scale",
                         what,
@@ -162,20 +162,20 @@ fn adapters(section: &Section<'_, '_>, model: &mut Model, folder: &Path) {
         }
         if let Err(what) = check_adapter_name(&name) {
             section.note_at(
-                &place,
+                &span,
                 format!("the adapter name '{name}' in [models.adapters] {what}"),
-                "call it otherwise",
+                "choose another name",
             );
         }
-        #[allow(clippy::cast_possible_truncation, reason = "within the range above nothing is lost that matters")]
+        #[allow(clippy::cast_possible_truncation, reason = "scales are within ±16, where f32 is precise enough")]
         let merged = merge.then_some(scale as f32);
         match Source::parse(&text, folder) {
             Ok(Source::Starter) => {
                 let what = format!("the adapter '{name}' is 'starter'");
-                section.note_at(&place, what, "name a file or folder, or hf:OWNER/REPO");
+                section.note_at(&span, what, "name a file or folder, or hf:OWNER/REPO");
             }
             Ok(source) => drop(model.adapters.insert(name, Adapter { source, merged })),
-            Err(what) => section.note_at(&place, format!("the adapter '{name}' in [models.adapters] is wrong"), what),
+            Err(what) => section.note_at(&span, format!("the adapter '{name}' in [models.adapters] is wrong"), what),
         }
     }
 }
@@ -187,10 +187,10 @@ fn variant(section: Section<'_, '_>, id: String, base: String) -> Variant {
     section.number("adapter_scale", -SCALE_MAX..=SCALE_MAX, &mut scale);
     let samplers = samplers(&section);
     if adapter.is_none() && section.has("adapter_scale") {
-        section.note("adapter_scale", format!("'{id}' in [models] has a scale and no adapter"), "name the 'adapter'");
+        section.note("adapter_scale", format!("'{id}' in [models] has a scale but no adapter"), "name the 'adapter'");
     }
     section.finish();
-    #[allow(clippy::cast_possible_truncation, reason = "within the range above nothing is lost that matters")]
+    #[allow(clippy::cast_possible_truncation, reason = "scales are within ±16, where f32 is precise enough")]
     let adapter = adapter.map(|name| AdapterUse { name, scale: scale as f32 });
     Variant { id, base, aliases, adapter, samplers }
 }
@@ -198,7 +198,7 @@ fn variant(section: Section<'_, '_>, id: String, base: String) -> Variant {
 /// `["greedy"]`, `[{ sampler = "temperature", temperature = 0.7 }, "seeded"]`.
 fn samplers(section: &Section<'_, '_>) -> Option<Vec<StageSpec>> {
     const HELP: &str = "an entry is a sampler's name, or a table with 'sampler' and its parameters";
-    let stage = |(entry, place): (Value, Range<usize>)| {
+    let stage = |(entry, span): (Value, Range<usize>)| {
         let stage = match entry {
             Value::String(sampler) => Some(StageSpec { sampler, ..StageSpec::default() }),
             Value::Object(mut parameters) => match parameters.shift_remove("sampler") {
@@ -212,20 +212,20 @@ fn samplers(section: &Section<'_, '_>) -> Option<Vec<StageSpec>> {
             _ => None,
         };
         if stage.is_none() {
-            section.note_at(&place, "an entry of 'samplers' in [models] names no sampler", HELP);
+            section.note_at(&span, "an entry of 'samplers' in [models] names no sampler", HELP);
         }
         stage
     };
     section.entries("samplers").map(|entries| entries.into_iter().filter_map(stage).collect())
 }
 
-/// Checks what can only be seen of all models together.
+/// Checks across models: ids, aliases, bases and the default model.
 pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
     let mut seen = HashSet::new();
     let ids = config.models.iter().map(|model| &model.id).chain(config.variants.iter().map(|variant| &variant.id));
     for id in ids {
         if !seen.insert(id) {
-            root.note("models", format!("two [[models]] have the id '{id}'"), "call one of them otherwise");
+            root.note("models", format!("two [[models]] have the id '{id}'"), "rename one of them");
         }
     }
     for Variant { id, base, adapter, .. } in &config.variants {
@@ -235,18 +235,18 @@ pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
                 "name a model with a source: {}",
                 if known.is_empty() { "none".into() } else { known.join(", ") }
             );
-            root.note("models", format!("the 'base' of '{id}' is '{base}', which is no model"), help);
+            root.note("models", format!("the 'base' of '{id}' is '{base}', which is not a model"), help);
             continue;
         };
         let Some(name) = adapter.as_ref().map(|adapter| &adapter.name) else { continue };
         match model.adapters.get(name) {
             Some(Adapter { merged: None, .. }) => {}
             Some(_) => {
-                let what = format!("'{id}' runs under the adapter '{name}', which is merged into '{base}'");
+                let what = format!("'{id}' uses the adapter '{name}', which is merged into '{base}'");
                 root.note("models", what, "leave out one of the two");
             }
             None => {
-                let what = format!("'{id}' runs under the adapter '{name}', which '{base}' does not have");
+                let what = format!("'{id}' uses the adapter '{name}', which '{base}' does not have");
                 root.note("models", what, "add it to the [models.adapters] of the base");
             }
         }
@@ -261,7 +261,7 @@ pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
                 "an alias is a name, or has a '*' for any text",
             );
         } else if !seen.insert(alias) {
-            let what = format!("the alias '{alias}' of '{id}' is the name of something else, too");
+            let what = format!("the alias '{alias}' of '{id}' is taken by another model, too");
             root.note("models", what, "leave one of them out");
         }
     }
@@ -271,13 +271,13 @@ pub(super) fn check(config: &Config, root: &Section<'_, '_>) {
     {
         root.note(
             "fleet",
-            format!("the 'default_model' in [fleet] is '{default}', which is no model"),
+            format!("the 'default_model' in [fleet] is '{default}', which is not a model"),
             "name one of [[models]]",
         );
     }
 }
 
-/// What is wrong with a model's id.
+/// Validates a model id; the error completes "the id …".
 pub fn check_id(id: &str) -> Result<(), String> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:".contains(&byte);
     match id {
@@ -288,7 +288,7 @@ pub fn check_id(id: &str) -> Result<(), String> {
     }
 }
 
-/// What is wrong with a device's name, or with those of several devices.
+/// Validates a device, or several joined by `+`; the error is a message for the user.
 pub fn check_device(device: &str) -> Result<(), String> {
     let known = |device: &str| {
         let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
@@ -310,7 +310,7 @@ pub fn check_device(device: &str) -> Result<(), String> {
     }
 }
 
-/// What is wrong with devices over which a model is spread. Several of the processor are stand-ins.
+/// Validates the devices that a model is spread over. Several `cpu:N` are allowed: they stand in for GPUs in tests.
 fn check_devices(devices: &[&str]) -> Result<(), String> {
     let mut numbers = Vec::with_capacity(devices.len());
     let kind_of = |device: &str| device.split_once(':').map(|(kind, _)| kind.to_owned()).unwrap_or_default();
@@ -321,7 +321,7 @@ fn check_devices(devices: &[&str]) -> Result<(), String> {
             return Err(format!("'{device}' cannot be one of several devices; name them like cuda:0+cuda:1"));
         };
         if kind_of(device) != first {
-            return Err(format!("{device} is of another kind than {}", devices[0]));
+            return Err(format!("{device} is not of the same kind as {}", devices[0]));
         }
         if numbers.contains(&number) {
             return Err(format!("{device} is named twice"));
@@ -349,7 +349,7 @@ mod device_tests {
             ("cuda:0+cuda:0", "cuda:0 is named twice"),
             ("cuda:0+cuda:00", "cuda:00 is named twice"),
             ("cuda:0+metal:0", "'metal:0' cannot be one of several devices"),
-            ("cuda:0+cpu:1", "cpu:1 is of another kind than cuda:0"),
+            ("cuda:0+cpu:1", "cpu:1 is not of the same kind as cuda:0"),
             ("cuda:0+", "'' cannot be one of several devices"),
             ("auto+cuda:1", "'auto' cannot be one of several devices"),
             ("cuda:0+cuda:all", "'cuda:all' cannot be one of several devices"),

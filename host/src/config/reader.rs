@@ -1,8 +1,8 @@
-//! Reads a TOML document key by key, and finds everything that is wrong with it at once.
+//! Reads a TOML document key by key and collects all of its errors.
 //!
-//! A derived deserializer (with `Spanned`, or `serde_ignored`) stops at the first mistake and knows neither ranges nor
-//! neighbours. This reader learns the known keys by being asked for them, so that they are written down once, and every
-//! other key is a mistake with a line and, as a rule, the known key that it resembles.
+//! A derived deserializer (with `Spanned`, or `serde_ignored`) stops at the first error and knows neither ranges nor
+//! similar keys. This reader learns the known keys from the calls that ask for them, so that they are written down once, and
+//! reports every other key with its line and, where one is close, the known key that it resembles.
 
 use serde_json::{Map, Number, Value};
 use std::{
@@ -23,30 +23,30 @@ use pensieve_protocol::outside::Outside;
 
 const LIST_LEN_MAX: usize = 4096;
 const TEXT_LEN_MAX: usize = 4096;
-/// How alike two words must be for one to be offered in place of the other.
-const LIKENESS_MIN: f64 = 0.7;
+/// Jaro-Winkler similarity from which a known key is suggested for an unknown one.
+const SIMILARITY_MIN: f64 = 0.7;
 
-/// A document, and what was found in it.
+/// A document with the errors and known keys collected so far.
 pub(super) struct Document<'t> {
     text: &'t str,
-    wrong: RefCell<Vec<(usize, String)>>,
+    errors: RefCell<Vec<(usize, String)>>,
     known: RefCell<BTreeSet<String>>,
 }
 
 impl<'t> Document<'t> {
     pub(super) fn new(text: &'t str) -> Self {
-        Self { text, wrong: RefCell::default(), known: RefCell::default() }
+        Self { text, errors: RefCell::default(), known: RefCell::default() }
     }
 
-    /// What is wrong, by line, each once.
-    pub(super) fn wrong(&self) -> Vec<String> {
-        let mut wrong = self.wrong.take();
-        wrong.sort();
-        wrong.dedup();
-        wrong.into_iter().map(|(_, text)| text).collect()
+    /// All errors sorted by line, without duplicates.
+    pub(super) fn errors(&self) -> Vec<String> {
+        let mut errors = self.errors.take();
+        errors.sort();
+        errors.dedup();
+        errors.into_iter().map(|(_, text)| text).collect()
     }
 
-    /// Every key that was asked for, as `section.key`.
+    /// Every key that was looked up, as `section.key`.
     pub(super) fn known(&self) -> BTreeSet<String> {
         self.known.take()
     }
@@ -55,15 +55,15 @@ impl<'t> Document<'t> {
         self.text.as_bytes().iter().take(span.start).filter(|&&byte| byte == b'\n').count() + 1
     }
 
-    /// Notes what is wrong at a place; `what` goes before the line, `help` behind it.
+    /// Records an error as "`what`, line N; `help`".
     pub(super) fn note(&self, span: &Range<usize>, what: impl Display, help: impl Display) {
         let line = self.line(span);
-        self.wrong.borrow_mut().push((line, format!("{what}, line {line}; {help}")));
+        self.errors.borrow_mut().push((line, format!("{what}, line {line}; {help}")));
     }
 }
 
-/// An entry of a table whose keys are names.
-pub(super) enum Entry<'d, 't> {
+/// The value of an entry in a table whose keys are names.
+pub(super) enum NamedValue<'d, 't> {
     Text(String),
     Table(Section<'d, 't>),
 }
@@ -74,7 +74,8 @@ pub(super) struct Section<'d, 't> {
     name: String,
     table: Option<&'d DeTable<'t>>,
     span: Range<usize>,
-    asked: RefCell<Vec<&'static str>>,
+    /// Keys that were looked up; all others are unknown.
+    looked_up: RefCell<Vec<&'static str>>,
 }
 
 impl<'d, 't> Section<'d, 't> {
@@ -83,14 +84,14 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     fn of(document: &'d Document<'t>, name: String, table: Option<&'d DeTable<'t>>, span: Range<usize>) -> Self {
-        Self { document, name, table, span, asked: RefCell::default() }
+        Self { document, name, table, span, looked_up: RefCell::default() }
     }
 
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
-    /// `[name]`, or nothing.
+    /// `[name]`; empty if the document has none.
     pub(super) fn section(&self, key: &'static str) -> Self {
         let value = self.take(key);
         let table = value.and_then(|value| self.table_of(key, value));
@@ -101,7 +102,7 @@ impl<'d, 't> Section<'d, 't> {
     pub(super) fn sections(&self, key: &'static str) -> Vec<Self> {
         let Some(value) = self.take(key) else { return Vec::new() };
         let DeValue::Array(values) = value.get_ref() else {
-            self.wrong(key, value, &format!("begin every one of them with [[{}]]", self.full(key)));
+            self.reject(key, value, &format!("begin each of them with [[{}]]", self.full(key)));
             return Vec::new();
         };
         let section = |value: &'d Spanned<DeValue<'t>>| {
@@ -115,7 +116,7 @@ impl<'d, 't> Section<'d, 't> {
         self.read(key, "a text", target, |value| short(value.as_str()?));
     }
 
-    /// Text that may be absent.
+    /// A string that may be absent.
     pub(super) fn some_text(&self, key: &'static str, target: &mut Option<String>) {
         self.read(key, "a text", target, |value| short(value.as_str()?).map(Some));
     }
@@ -125,11 +126,11 @@ impl<'d, 't> Section<'d, 't> {
         self.read(key, &wanted, target, |value| words.iter().copied().find(|&word| value.as_str() == Some(word)));
     }
 
-    /// One of two words, with what each means.
+    /// One of two words, each standing for a flag's value.
     pub(super) fn choice(&self, key: &'static str, words: [(&str, bool); 2], target: &mut bool) {
         let wanted = format!("one of '{}'", words.map(|(word, _)| word).join("', '"));
-        let meant = |text: &str| words.into_iter().find(|(word, _)| *word == text).map(|(_, meaning)| meaning);
-        self.read(key, &wanted, target, |value| meant(value.as_str()?));
+        let parse = |text: &str| words.into_iter().find(|(word, _)| *word == text).map(|(_, meaning)| meaning);
+        self.read(key, &wanted, target, |value| parse(value.as_str()?));
     }
 
     pub(super) fn texts(&self, key: &'static str, target: &mut Vec<String>) {
@@ -199,51 +200,53 @@ impl<'d, 't> Section<'d, 't> {
         });
     }
 
-    /// A table as JSON, for a consumer that knows its keys.
+    /// A table as JSON, whose keys the consumer checks.
     pub(super) fn json(&self, key: &'static str) -> Option<Map<String, Value>> {
-        let mut found = Value::Null;
-        self.read(key, "a table of numbers, texts, flags and lists", &mut found, |value| {
+        let mut table = Value::Null;
+        self.read(key, "a table of numbers, texts, flags and lists", &mut table, |value| {
             json(value, 0).filter(Value::is_object)
         });
-        if let Value::Object(object) = found { Some(object) } else { None }
+        if let Value::Object(object) = table { Some(object) } else { None }
     }
 
-    /// A list whose entries are words or tables, as JSON, with the place of each.
+    /// A list of strings and tables as JSON, with the span of each.
     pub(super) fn entries(&self, key: &'static str) -> Option<Vec<(Value, Range<usize>)>> {
-        let mut found = None;
-        self.read(key, "a list of names and tables", &mut found, |value| {
+        let mut entries = None;
+        self.read(key, "a list of names and tables", &mut entries, |value| {
             let list = value.as_array().filter(|list| list.len() <= LIST_LEN_MAX)?;
             let entry = |value: &Spanned<DeValue<'_>>| Some((json(value.get_ref(), 0)?, value.span()));
             list.iter().map(entry).collect::<Option<Vec<_>>>().map(Some)
         });
-        found
+        entries
     }
 
-    /// A table whose entries are texts or tables, with the place of each.
-    pub(super) fn named(&self, key: &'static str) -> Vec<(String, Entry<'d, 't>, Range<usize>)> {
+    /// A table whose entries are strings or tables, with the span of each.
+    pub(super) fn named(&self, key: &'static str) -> Vec<(String, NamedValue<'d, 't>, Range<usize>)> {
         let Some(table) = self.take(key).and_then(|value| self.table_of(key, value)) else { return Vec::new() };
-        let mut found = Vec::new();
+        let mut entries = Vec::new();
         for (name, value) in table.iter().take(LIST_LEN_MAX) {
             let title = format!("{}.{}", self.full(key), shown(name.get_ref()));
             let entry = match value.get_ref() {
-                DeValue::String(text) => short(text).map(Entry::Text),
-                DeValue::Table(table) => Some(Entry::Table(Self::of(self.document, title, Some(table), value.span()))),
+                DeValue::String(text) => short(text).map(NamedValue::Text),
+                DeValue::Table(table) => {
+                    Some(NamedValue::Table(Self::of(self.document, title, Some(table), value.span())))
+                }
                 _ => None,
             };
             match entry {
-                Some(entry) => found.push((name.get_ref().to_string(), entry, value.span())),
+                Some(entry) => entries.push((name.get_ref().to_string(), entry, value.span())),
                 None => self.document.note(
                     &value.span(),
-                    format!("'{}' in [{}] is {}", name.get_ref(), self.full(key), kind(value.get_ref())),
+                    format!("'{}' in [{}] is {}", name.get_ref(), self.full(key), quoted(value.get_ref())),
                     "it takes a text or a table",
                 ),
             }
         }
-        found
+        entries
     }
 
-    /// Where a key's value stands, for what is wrong with it beyond its form.
-    pub(super) fn place(&self, key: &str) -> Range<usize> {
+    /// The span of a key's value, or of the section if the key is absent.
+    pub(super) fn value_span(&self, key: &str) -> Range<usize> {
         self.table.and_then(|table| table.get(key)).map_or(self.span(), Spanned::span)
     }
 
@@ -251,29 +254,29 @@ impl<'d, 't> Section<'d, 't> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    pub(super) fn note_at(&self, place: &Range<usize>, what: impl Display, help: impl Display) {
-        self.document.note(place, what, help);
+    pub(super) fn note_at(&self, span: &Range<usize>, what: impl Display, help: impl Display) {
+        self.document.note(span, what, help);
     }
 
-    /// Notes what is wrong with a key's value beyond its form.
+    /// Records an error about a value whose type and range are right.
     pub(super) fn note(&self, key: &str, what: impl Display, help: impl Display) {
-        self.document.note(&self.place(key), what, help);
+        self.document.note(&self.value_span(key), what, help);
     }
 
-    /// Notes the unknown keys: those that were never asked for.
+    /// Records the unknown keys: those that were never looked up.
     pub(super) fn finish(self) {
-        let asked = self.asked.into_inner();
+        let known = self.looked_up.into_inner();
         for (key, _) in self.table.into_iter().flatten() {
             let word = key.get_ref().as_ref();
-            if asked.contains(&word) {
+            if known.contains(&word) {
                 continue;
             }
             let place = if self.name.is_empty() { String::new() } else { format!(" in [{}]", self.name) };
-            let likeness = |known: &&str| strsim::jaro_winkler(known, word);
-            let nearest = asked.iter().copied().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-            let help = match nearest.filter(|nearest| likeness(nearest) >= LIKENESS_MIN) {
+            let similarity = |key: &&str| strsim::jaro_winkler(key, word);
+            let nearest = known.iter().copied().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+            let help = match nearest.filter(|nearest| similarity(nearest) >= SIMILARITY_MIN) {
                 Some(nearest) => format!("did you mean '{nearest}'?"),
-                None => format!("known are: {}", asked.join(", ")),
+                None => format!("known keys are: {}", known.join(", ")),
             };
             self.document.note(&key.span(), format!("unknown key '{}'{place}", shown(word)), help);
         }
@@ -284,7 +287,7 @@ impl<'d, 't> Section<'d, 't> {
     }
 
     fn take(&self, key: &'static str) -> Option<&'d Spanned<DeValue<'t>>> {
-        self.asked.borrow_mut().push(key);
+        self.looked_up.borrow_mut().push(key);
         self.document.known.borrow_mut().insert(self.full(key));
         self.table?.get(key)
     }
@@ -292,26 +295,26 @@ impl<'d, 't> Section<'d, 't> {
     fn read<T>(&self, key: &'static str, wanted: &str, target: &mut T, read: impl FnOnce(&DeValue<'t>) -> Option<T>) {
         let Some(value) = self.take(key) else { return };
         match read(value.get_ref()) {
-            Some(found) => *target = found,
-            None => self.wrong(key, value, &format!("it takes {wanted}")),
+            Some(parsed) => *target = parsed,
+            None => self.reject(key, value, &format!("it takes {wanted}")),
         }
     }
 
     fn table_of(&self, key: &str, value: &'d Spanned<DeValue<'t>>) -> Option<&'d DeTable<'t>> {
         let table = value.get_ref().as_table();
         if table.is_none() {
-            self.wrong(key, value, "it takes a table");
+            self.reject(key, value, "it takes a table");
         }
         table
     }
 
-    fn wrong(&self, key: &str, value: &Spanned<DeValue<'t>>, help: &str) {
+    fn reject(&self, key: &str, value: &Spanned<DeValue<'t>>, help: &str) {
         let place = if self.name.is_empty() { String::new() } else { format!(" in [{}]", self.name) };
-        self.document.note(&value.span(), format!("'{key}'{place} is {}", kind(value.get_ref())), help);
+        self.document.note(&value.span(), format!("'{key}'{place} is {}", quoted(value.get_ref())), help);
     }
 }
 
-/// A path as it is meant in a file that lies in `folder`.
+/// Resolves a path from a file in `folder`; `~/` is the user's home.
 pub(super) fn path(folder: &std::path::Path, home: Option<&std::path::Path>, text: &str) -> PathBuf {
     match (text.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => home.join(rest),
@@ -327,8 +330,8 @@ fn shown(text: &str) -> String {
     Outside::new(text).at_most(60).to_string()
 }
 
-/// A value as a mistake repeats it.
-fn kind(value: &DeValue<'_>) -> String {
+/// A value as error messages quote it.
+fn quoted(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("\"{}\"", shown(text)),
         DeValue::Integer(number) => shown(number.as_str()),
@@ -348,10 +351,7 @@ fn integer(value: &DeValue<'_>) -> Option<i64> {
 fn number(value: &DeValue<'_>) -> Option<f64> {
     match value {
         DeValue::Float(number) => number.as_str().parse().ok().filter(|number: &f64| number.is_finite()),
-        #[allow(
-            clippy::cast_precision_loss,
-            reason = "such large integers in a number's place need no exact last digit"
-        )]
+        #[allow(clippy::cast_precision_loss, reason = "no float setting needs the last digits of integers above 2^53")]
         value => integer(value).map(|number| number as f64),
     }
 }

@@ -1,4 +1,4 @@
-//! `[server]`: where it listens, to whom, and what it keeps to.
+//! `[server]`: addresses, keys, limits and the settings of the client APIs.
 
 use std::{
     net::SocketAddr,
@@ -12,20 +12,19 @@ use super::{
 };
 use pensieve_server::http;
 
-/// The server: where it listens, to whom, and what it keeps to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
-    /// Addresses and ports; the first one is the one that is shown.
+    /// `ADDRESS:PORT`; the first one is shown to the user.
     pub listen: Vec<String>,
-    /// API keys; without any a loopback server asks for none.
+    /// API keys; with none, a server on loopback needs no key.
     pub keys: Vec<String>,
-    /// Names of this server besides those of the machine.
+    /// Host names that requests may use besides the machine's own.
     pub hosts: Vec<String>,
-    /// Origins of web pages that may use it.
+    /// Origins of web pages that may send requests.
     pub origins: Vec<String>,
-    /// Folders from which adapters may be loaded while the server runs.
+    /// Folders from which clients may load adapters at run time.
     pub adapter_folders: Vec<PathBuf>,
-    /// Whether adapters may be downloaded while the server runs.
+    /// Lets clients load adapters from the hub at run time.
     pub adapter_downloads: bool,
     pub log: String,
     /// `text` or `json`.
@@ -36,7 +35,7 @@ pub struct ServerSettings {
 
 impl ServerSettings {
     pub fn http(&self) -> http::Settings {
-        // The server knows the name of its first address; the others are names like those that are configured.
+        // The server adds the host of its first address itself.
         let other_hosts = self.listen.iter().skip(1).filter_map(|listen| Some(listen.rsplit_once(':')?.0.to_owned()));
         http::Settings {
             listen: self.listen.clone(),
@@ -65,11 +64,11 @@ impl ServerSettings {
         let is_name =
             |host: &&String| !host.is_empty() && !host.contains(['/', ':', ' ', '*']) || host.starts_with('[');
         if let Some(host) = self.hosts.iter().find(|host| !is_name(host)) {
-            let what = format!("'hosts' in [server] holds \"{host}\", which is no name of a machine");
+            let what = format!("'hosts' in [server] holds \"{host}\", which is not a host name");
             section.note("hosts", what, "name it without scheme and port, such as \"pensieve.example.org\"");
         }
         if let Some(origin) = self.origins.iter().find(|origin| !origin.contains("://")) {
-            let what = format!("'origins' in [server] holds \"{origin}\", which is no origin");
+            let what = format!("'origins' in [server] holds \"{origin}\", which is not an origin");
             section.note("origins", what, "an origin has a scheme, such as \"http://localhost:3000\"");
         }
         if self.listen.is_empty() {
@@ -103,9 +102,10 @@ impl ServerSettings {
         section.duration("body_timeout", 100 * MS..=HOUR, &mut limits.body_timeout);
         section.duration("stall_timeout", 100 * MS..=HOUR, &mut limits.write_stall);
         section.duration("drain", Duration::ZERO..=HOUR, &mut limits.drain);
-        let (all, one) = (limits.bodies_bytes_max, limits.body_bytes_max);
-        if all < one {
-            let what = format!("'bodies_max' in [server] is {all} bytes, less than the {one} that one body may have");
+        let (total, single) = (limits.bodies_bytes_max, limits.body_bytes_max);
+        if total < single {
+            let what =
+                format!("'bodies_max' in [server] is {total} bytes, less than the {single} that one body may have");
             section.note("bodies_max", what, "raise it, or lower 'body_max'");
         }
     }
@@ -114,7 +114,7 @@ impl ServerSettings {
         let dialects = &mut self.dialects;
         section.choice("model_downloads", ALLOW_OR_REFUSE, &mut dialects.model_downloads);
         section.choice("attachments", [("note", false), ("reject", true)], &mut dialects.reject_attachments);
-        // 0 is for as many tokens as fit.
+        // 0 means as many tokens as fit the context.
         let mut max_tokens = dialects.max_tokens.unwrap_or(0);
         section.integer("max_tokens", 0..=1 << 24, &mut max_tokens);
         dialects.max_tokens = Some(max_tokens).filter(|tokens| *tokens > 0);
@@ -148,7 +148,7 @@ pub(super) const LOG_HELP: &str =
     "it takes a level (error, warn, info, debug, trace), or one per part, such as \"info,pensieve::fleet=debug\"";
 pub(super) const KEY_HELP: &str = "it takes 1 to 512 visible ASCII characters without spaces";
 
-/// The address to listen at that a text means; a port alone is one of this machine's own. The error tells what is wrong.
+/// Parses an address and port to listen on; a port alone means loopback. The error is a message for the user.
 pub fn listen_address(text: &str) -> Result<String, String> {
     if text.parse::<u16>().is_ok() {
         return Ok(format!("127.0.0.1:{text}"));
@@ -156,32 +156,32 @@ pub fn listen_address(text: &str) -> Result<String, String> {
     let Some((host, port)) = text.rsplit_once(':') else {
         let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         return Err(if is_number {
-            format!("{text} is no port, which goes up to 65535")
+            format!("{text} is not a port; ports go up to 65535")
         } else {
             "it has no port".into()
         });
     };
     if port.parse::<u16>().is_err() {
-        return Err(format!("'{port}' is no port"));
+        return Err(format!("'{port}' is not a port"));
     }
     if text.parse::<SocketAddr>().is_ok() {
         return Ok(text.to_owned());
     }
     let name = !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte));
-    // A name is looked up when the server starts; here it only has to be one.
+    // A host name is resolved when the server starts; here only its form is checked.
     if name && host.bytes().any(|byte| byte.is_ascii_alphabetic()) {
         Ok(text.to_owned())
     } else {
-        Err(format!("'{host}' is no address"))
+        Err(format!("'{host}' is not an address"))
     }
 }
 
 pub(super) fn check_log(text: &str) -> Result<(), String> {
     for part in text.split(',') {
-        // A part without a level would be taken for a target, and a misspelt level with it.
+        // EnvFilter takes a part without a known level for a target, and would accept a misspelt level as one.
         let level = part.rsplit_once('=').map_or(part, |(_, level)| level).trim();
         if !["off", "error", "warn", "info", "debug", "trace"].contains(&level.to_ascii_lowercase().as_str()) {
-            return Err(format!("'{level}' is no level"));
+            return Err(format!("'{level}' is not a level"));
         }
     }
     tracing_subscriber::EnvFilter::try_new(text).map(drop).map_err(|error| error.to_string())

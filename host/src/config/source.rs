@@ -1,4 +1,4 @@
-//! Where a checkpoint comes from, as people write it.
+//! Where a checkpoint comes from, as written on the command line and in the configuration.
 
 use std::{
     fmt,
@@ -13,12 +13,12 @@ pub enum Source {
     /// A `.gguf` file or a folder with safetensors.
     Path(PathBuf),
     Hub(HubName),
-    /// The model that comes with this program.
+    /// The bundled model.
     Starter,
 }
 
 impl Source {
-    /// Reads it; a path is relative to `folder`. The error tells what is wrong.
+    /// A relative path starts at `folder`. The error is a message for the user.
     pub fn parse(text: &str, folder: &Path) -> Result<Self, String> {
         match text {
             "" => Err("a source is empty; name a .gguf file, a folder, hf:OWNER/REPO or 'starter'".into()),
@@ -30,7 +30,7 @@ impl Source {
         }
     }
 
-    /// The model id that is used where none is given: the file's or repository's name.
+    /// The default model id: the name of the file, folder or repository.
     pub fn id(&self) -> String {
         match self {
             Self::Starter => "pensieve-starter".into(),

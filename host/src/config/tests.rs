@@ -1,4 +1,4 @@
-//! What a configuration says, and what is said about a wrong one.
+//! Parsing of configurations, and the messages for invalid ones.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ fn read(text: &str) -> Result<Config, ConfigError> {
     Config::read(text, Path::new("/etc/pensieve.toml"), Path::new("/srv/pensieve"))
 }
 
-/// Whether a text is refused with these lines.
+/// Asserts that a text is refused with these messages.
 fn check_wrong(text: &str, expect: &[&str]) {
     let lines = read(text).unwrap_err().lines;
     assert_eq!(lines.len(), expect.len(), "{lines:#?}");
@@ -23,7 +23,7 @@ fn check_wrong(text: &str, expect: &[&str]) {
     }
 }
 
-/// The example with all its keys switched on: prose has a space behind the `#`, keys have none.
+/// The example with all its keys uncommented: prose has a space after the `#`, keys have none.
 fn example() -> String {
     let is_key = |line: &str| line.starts_with(|letter: char| letter.is_alphabetic() || letter == '[');
     let switched = EXAMPLE.lines().map(|line| line.strip_prefix('#').filter(|key| is_key(key)).unwrap_or(line));
@@ -95,7 +95,7 @@ fn names_what_was_meant_by_an_unknown_key() {
         &[
             "unknown key 'lisen' in [server], line 3; did you mean 'listen'?",
             "unknown key 'sever', line 4; did you mean 'server'?",
-            "unknown key 'xyzzy' in [plugins], line 6; known are: folders, allow,",
+            "unknown key 'xyzzy' in [plugins], line 6; known keys are: folders, allow,",
             "unknown key 'contxt' in [models], line 10; did you mean 'context'?",
         ],
     );
@@ -116,8 +116,8 @@ fn names_the_place_of_every_wrong_value() {
         ],
     );
     check_wrong("server = 3", &["'server' is 3, line 1; it takes a table"]);
-    check_wrong("[models]\nid = \"a\"", &["'models' is a table, line 1; begin every one of them with [[models]]"]);
-    check_wrong("\n[server\n", &["this is not TOML: "]);
+    check_wrong("[models]\nid = \"a\"", &["'models' is a table, line 1; begin each of them with [[models]]"]);
+    check_wrong("\n[server\n", &["not valid TOML: "]);
     check_wrong("[server]\nlisten = \"a\"\nlisten = \"b\"", &["duplicate key, line 3"]);
 }
 
@@ -125,10 +125,10 @@ fn names_the_place_of_every_wrong_value() {
 fn checks_addresses_keys_digests_and_levels() {
     for (listen, what) in [
         ("machine", "has no port"),
-        ("80000", "80000 is no port, which goes up to 65535"),
-        ("127.0.0.1:99999", "'99999' is no port"),
-        (":8000", "'' is no address"),
-        ("1.2.3:1", "'1.2.3' is no address"),
+        ("80000", "80000 is not a port; ports go up to 65535"),
+        ("127.0.0.1:99999", "'99999' is not a port"),
+        (":8000", "'' is not an address"),
+        ("1.2.3:1", "'1.2.3' is not an address"),
     ] {
         check_wrong(&format!("[server]\nlisten = \"{listen}\""), &[what]);
     }
@@ -141,9 +141,9 @@ fn checks_addresses_keys_digests_and_levels() {
     check_wrong("[server]\nlisten = []", &["'listen' in [server] is an empty list, line 2"]);
     check_wrong("[server]\nkey = \"\"", &["cannot be sent in a header, line 2"]);
     check_wrong("[server]\nkey = [\"a\", \"b c\"]", &["cannot be sent in a header"]);
-    check_wrong("[server]\nlog = \"inof\"", &["'inof' is no level"]);
-    check_wrong("[server]\nlog = \"info,pensieve::fleet=loud\"", &["'loud' is no level"]);
-    check_wrong("[plugins]\nallow = [\"abc\"]", &["holds \"abc\", which is no SHA-256, line 2"]);
+    check_wrong("[server]\nlog = \"inof\"", &["'inof' is not a level"]);
+    check_wrong("[server]\nlog = \"info,pensieve::fleet=loud\"", &["'loud' is not a level"]);
+    check_wrong("[plugins]\nallow = [\"abc\"]", &["holds \"abc\", which is not a SHA-256, line 2"]);
     assert_eq!(read("[plugins]\nallow = []").unwrap().plugins.allow, Some(Vec::new()));
     check_wrong("[fleet]\nrestart_pause = \"20s\"", &["longer than 'restart_pause_max', line 2"]);
 }
@@ -154,7 +154,7 @@ fn checks_models_against_each_other() {
     check_wrong(&models("[[models]]\nid = \"a\"\nsource = \"starter\""), &["two [[models]] have the id 'a'"]);
     check_wrong(
         &models("[[models]]\nid = \"b\"\nbase = \"c\""),
-        &["the 'base' of 'b' is 'c', which is no model, line 1; name a model with a source: a"],
+        &["the 'base' of 'b' is 'c', which is not a model, line 1; name a model with a source: a"],
     );
     check_wrong(
         &models("[[models]]\nid = \"b\"\nbase = \"a\"\nadapter = \"p\""),
@@ -166,21 +166,21 @@ fn checks_models_against_each_other() {
     );
     check_wrong(
         &models("[[models]]\nid = \"b\"\nbase = \"a\"\nadapter_scale = 2"),
-        &["has a scale and no adapter, line 7"],
+        &["has a scale but no adapter, line 7"],
     );
     check_wrong(&models("[[models]]\nid = \"b\"\nbase = \"a\"\nsource = \"c\""), &["'b' in [models] has both"]);
-    check_wrong("[fleet]\ndefault_model = \"b\"", &["which is no model, line 1"]);
+    check_wrong("[fleet]\ndefault_model = \"b\"", &["which is not a model, line 1"]);
     check_wrong(
         &models("aliases = [\"a\", \"c\", \" \"]\n[[models]]\nid = \"b\"\nbase = \"a\"\naliases = [\"c\"]"),
         &[
             "an alias of 'a' is empty",
-            "the alias 'a' of 'a' is the name of something else",
+            "the alias 'a' of 'a' is taken by another model",
             "the alias 'c' of 'b' is the name",
         ],
     );
     check_wrong(
         "[server]\nhosts = [\"http://x/\", \"x\"]\norigins = [\"x.com\"]",
-        &["holds \"http://x/\", which is no name of a machine, line 2", "holds \"x.com\", which is no origin, line 3"],
+        &["holds \"http://x/\", which is not a host name, line 2", "holds \"x.com\", which is not an origin, line 3"],
     );
     check_wrong(
         "[[models]]\nid = \"a b\"\nsource = \"hf:x\"",
@@ -193,7 +193,7 @@ fn checks_models_against_each_other() {
     );
     check_wrong(
         &models("[models.adapters]\n\"a:b\" = \"x\"\nc = 1"),
-        &["cannot stand behind a model's id", "'c' in [models.adapters] is 1, line 6; it takes a text or a table"],
+        &["cannot follow a model's id", "'c' in [models.adapters] is 1, line 6; it takes a text or a table"],
     );
     check_wrong(
         &models(
@@ -201,7 +201,7 @@ fn checks_models_against_each_other() {
         ),
         &[
             "'merge' in [models.adapters.a] is 1, line 5; it takes true or false",
-            "the adapter 'b' in [models.adapters] has a scale and is not merged, line 6",
+            "the adapter 'b' in [models.adapters] has a scale but is not merged, line 6",
             "the adapter 'c' in [models.adapters] is wrong, line 7; a source is empty",
             "unknown key 'mergee' in [models.adapters.c], line 7; did you mean 'merge'?",
         ],
@@ -210,7 +210,7 @@ fn checks_models_against_each_other() {
         &models(
             "[models.adapters]\np = { source = \"x\", merge = true }\n[[models]]\nid = \"b\"\nbase = \"a\"\nadapter = \"p\"",
         ),
-        &["'b' runs under the adapter 'p', which is merged into 'a'"],
+        &["'b' uses the adapter 'p', which is merged into 'a'"],
     );
 }
 
@@ -292,7 +292,7 @@ fn a_file_is_found_in_its_places_and_its_key_kept_private() {
     std::fs::set_permissions(&usual, std::fs::Permissions::from_mode(0o644)).unwrap();
     let found = find(None, home.path()).unwrap();
     assert_eq!(found.file.as_deref(), Some(usual.as_path()));
-    assert!(found.warnings[0].contains("others may read it; run: chmod go-rwx '/"), "{:?}", found.warnings);
+    assert!(found.warnings[0].contains("other users may read it; run: chmod go-rwx '/"), "{:?}", found.warnings);
     std::fs::set_permissions(&usual, std::fs::Permissions::from_mode(0o600)).unwrap();
     assert!(find(None, home.path()).unwrap().warnings.is_empty());
     let named = home.path().join("other.toml");
@@ -311,7 +311,7 @@ fn a_configuration_that_is_deeper_than_any_stack_is_refused() {
         {
             assert!(read(&format!("{before}{}", opener.repeat(100_000))).is_err(), "{before}{opener}");
         }
-        // A key of many parts is whole, and none of a configuration.
+        // A dotted key of many parts parses, but no setting is called that.
         assert!(read(&format!("{}a = 1", "a.".repeat(100_000))).is_err());
     };
     std::thread::Builder::new().stack_size(256 << 10).spawn(reading).unwrap().join().unwrap();

@@ -1,11 +1,10 @@
-//! Amounts with a unit, as people write them: `4GiB`, `250ms`, `1.5h`. Read by hand, since humantime takes no decimals and
-//! bytesize reads them as floats, which are not exact.
+//! Byte sizes and durations with a unit: `4GiB`, `250ms`, `1.5h`. Parsed by hand, since humantime takes no decimals and
+//! bytesize parses them as floats, which are not exact.
 
 use std::{ops::RangeInclusive, time::Duration};
 
-/// What can be written with a unit.
+/// A value that is written with a unit.
 pub(crate) trait Amount: Sized {
-    /// Reads it; none if it is no such amount.
     fn parse(text: &str) -> Option<Self>;
 }
 
@@ -50,16 +49,16 @@ fn split(text: &str) -> Option<(&str, &str)> {
     (!number.is_empty()).then_some((number, unit.trim_start()))
 }
 
-/// A decimal number times a factor, exactly, cut to a whole.
+/// A decimal number times a factor in exact arithmetic, rounded down.
 fn scaled(number: &str, factor: u64) -> Option<u64> {
-    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
-    let digits = u32::try_from(part.len()).ok().filter(|digits| (1..=9).contains(digits))?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
+    let digits = u32::try_from(fraction.len()).ok().filter(|digits| (1..=9).contains(digits))?;
     let whole = whole.parse::<u64>().ok()?.checked_mul(factor)?;
-    let part = u128::from(part.parse::<u64>().ok()?) * u128::from(factor) / u128::from(10_u64.pow(digits));
-    whole.checked_add(u64::try_from(part).ok()?)
+    let fraction = u128::from(fraction.parse::<u64>().ok()?) * u128::from(factor) / u128::from(10_u64.pow(digits));
+    whole.checked_add(u64::try_from(fraction).ok()?)
 }
 
-/// Bytes for people, in the unit that leaves them short.
+/// Formats a byte count with one decimal at most, in the largest unit that it reaches.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     let Some((factor, unit)) = UNITS.into_iter().find(|&(factor, _)| bytes >= factor) else {

@@ -1,5 +1,4 @@
-//! Variables that stand for keys of the file, for containers and service managers. Flags go before them, they go before
-//! the file.
+//! Environment variables that override keys of the file, for containers and service managers. Flags override them in turn.
 
 use std::{env, path::PathBuf};
 
@@ -28,7 +27,7 @@ pub const VARIABLES: [Variable; 9] = [
         name: "PENSIEVE_LISTEN",
         meaning: "address and port, as --listen; several with commas between them",
         set: |config, text| {
-            let listen = text.split(',').map(|one| listen_address(one.trim()));
+            let listen = text.split(',').map(|address| listen_address(address.trim()));
             config.server.listen = listen.collect::<Result<_, _>>().map_err(|what| format!("{what}; {LISTEN_HELP}"))?;
             Ok(())
         },
@@ -89,14 +88,14 @@ pub const VARIABLES: [Variable; 9] = [
     },
 ];
 
-/// Applies what `look_up` knows of the variables. The models must have been read before.
+/// Applies the variables that `look_up` finds. The models must have been read before, as PENSIEVE_DEVICE changes them.
 pub fn apply(config: &mut Config, look_up: impl Fn(&str) -> Option<String>) -> Result<(), ConfigError> {
     let mut lines = Vec::new();
     for variable in VARIABLES {
         if let Some(text) = look_up(variable.name).filter(|text| !text.is_empty())
             && let Err(what) = (variable.set)(config, &text)
         {
-            // A key is not repeated, not even a wrong one.
+            // Keys never appear in messages, not even malformed ones.
             let shown = if variable.name == "PENSIEVE_API_KEY" { String::new() } else { format!(" '{text}'") };
             lines.push(format!("the variable {}{shown} is wrong: {what}", variable.name));
         }

@@ -368,7 +368,7 @@ impl Ops {
     }
 
     /// `factor · kind(x + bias)`, with a bias and a factor for each column where there are any.
-    pub fn columnwise(
+    pub fn bias_act_scale(
         &self,
         x: &Tensor,
         bias: Option<&Tensor>,
@@ -380,7 +380,7 @@ impl Ops {
         if let Some(values) = [bias, factor].into_iter().flatten().find(|values| values.dims() != [width]) {
             return Err(Error::invalid(format!("{width} columns cannot have {:?} values", values.dims())));
         }
-        self.backend.columnwise(x, bias, kind, factor)
+        self.backend.bias_act_scale(x, bias, kind, factor)
     }
 
     /// Columns of an activation as tensors of their own, each from where it starts and as many as it has.
@@ -463,7 +463,7 @@ impl Ops {
 
     /// Takes a recurrence through the step's tokens.
     pub(super) fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
-        for x in [x.q, x.k, x.v, x.decay, x.rate] {
+        for x in [x.q, x.k, x.v, x.decay, x.beta] {
             self.check(x, 2)?;
         }
         self.backend.recurrence(spec, x, pass)

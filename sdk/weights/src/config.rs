@@ -189,6 +189,15 @@ impl Config {
         windows.filter(|list| list.len() == layers).ok_or_else(|| is_not("layer_types", types, &what))
     }
 
+    /// What the list `key` (`layer_types`, `layers_block_type`) calls each layer; `None` where there is no such list.
+    pub fn layer_types(&self, key: &str, layers: usize) -> Result<Option<&[Value]>> {
+        let Some(types) = self.value[key].as_array() else { return Ok(None) };
+        if types.len() != layers {
+            return Err(Error::corrupt(format!("{key} names {} of {layers} layers", types.len())));
+        }
+        Ok(Some(types))
+    }
+
     /// The ids that end a generation, by `generation_config.json` and `config.json` together.
     pub fn eos_token_ids(&self) -> &[u32] {
         &self.eos

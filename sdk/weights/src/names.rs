@@ -114,15 +114,15 @@ const EXCEPTIONS: &[(&[&str], Names)] = &[
     (
         &["qwen35", "qwen35moe"],
         &[
-            ("attn_qkv", "turned_linear_attn.in_proj_qkv"),
-            ("attn_gate", "turned_linear_attn.in_proj_z"),
-            ("ssm_beta", "turned_linear_attn.in_proj_b"),
-            ("ssm_alpha", "turned_linear_attn.in_proj_a"),
-            ("ssm_conv1d", "turned_linear_attn.conv1d"),
-            ("ssm_dt", "turned_linear_attn.dt_proj"),
-            ("ssm_a", "turned_linear_attn.A"),
-            ("ssm_norm", "turned_linear_attn.norm"),
-            ("ssm_out", "turned_linear_attn.out_proj"),
+            ("attn_qkv", "interleaved_linear_attn.in_proj_qkv"),
+            ("attn_gate", "interleaved_linear_attn.in_proj_z"),
+            ("ssm_beta", "interleaved_linear_attn.in_proj_b"),
+            ("ssm_alpha", "interleaved_linear_attn.in_proj_a"),
+            ("ssm_conv1d", "interleaved_linear_attn.conv1d"),
+            ("ssm_dt", "interleaved_linear_attn.dt_proj"),
+            ("ssm_a", "interleaved_linear_attn.A"),
+            ("ssm_norm", "interleaved_linear_attn.norm"),
+            ("ssm_out", "interleaved_linear_attn.out_proj"),
         ],
     ),
     (
@@ -170,7 +170,7 @@ mod tests {
         check("phi3", "blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight");
         check("gemma2", "blk.1.ffn_norm.weight", "model.layers.1.pre_feedforward_layernorm.weight");
         check("qwen3next", "blk.1.ssm_a", "model.layers.1.linear_attn.A");
-        check("qwen35", "blk.1.ssm_dt.bias", "model.layers.1.turned_linear_attn.dt_proj.bias");
+        check("qwen35", "blk.1.ssm_dt.bias", "model.layers.1.interleaved_linear_attn.dt_proj.bias");
         check("gemma2", "blk.1.post_attention_norm.weight", "model.layers.1.post_attention_layernorm.weight");
         check("gemma", "blk.1.ffn_norm.weight", "model.layers.1.post_attention_layernorm.weight");
     }

@@ -51,14 +51,14 @@ fn says_what_a_plugin_provides() {
         "{said:?}"
     );
     assert!(said.stdout.contains("    folders of class: LlamaForCausalLM"), "{said:?}");
-    assert!(said.stderr.contains("--model CHECKPOINT tries the contract's laws"), "{said:?}");
+    assert!(said.stderr.contains("--model CHECKPOINT tests the contract's laws"), "{said:?}");
     let said = check(&plugin("pensieve-samplers"), &[]);
     assert!(said.stdout.contains("samplers: bias, penalties"), "{said:?}");
-    let opened = "it was opened and asked what it provides, and none of that was run";
-    assert_eq!(said.stderr, format!("{opened}; --samplers tries the contract's laws on samplers\n"));
+    let opened = "only its manifest was read; nothing that it provides was run";
+    assert_eq!(said.stderr, format!("{opened}; --samplers tests the contract's laws on samplers\n"));
     let said = check(&plugin("pensieve-lora"), &[]);
     assert!(said.stdout.contains("adapter formats: peft, gguf"), "{said:?}");
-    assert_eq!(said.stderr, format!("{opened}; --adapter PATH tries the contract's laws on adapter formats\n"));
+    assert_eq!(said.stderr, format!("{opened}; --adapter PATH tests the contract's laws on adapter formats\n"));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn without_a_reference_the_check_says_what_it_cannot_see() {
     // Wrong each time in the same way.
     let said = wrong("rope", &[]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stdout.contains("no law is broken; whether the numbers are the right ones"), "{said:?}");
+    assert!(said.stdout.contains("no law is broken; whether the logits are right"), "{said:?}");
 }
 
 #[test]
@@ -116,13 +116,13 @@ fn a_plugin_that_ends_or_stalls_its_process_has_that_laid_to_a_law() {
     ] {
         let said = wrong(fault, &[]);
         assert_eq!(said.code, Some(1), "{said:?}");
-        let line = format!("pensieve: while law 'chunked' was tried, plugin 'wrong' {words}\n");
+        let line = format!("pensieve: while law 'chunked' was tested, plugin 'wrong' {words}\n");
         assert_eq!(said.stderr, line, "{said:?}");
         assert!(said.stdout.contains("\nok     causal"), "what was found before is lost: {said:?}");
     }
     let start = Instant::now();
     let said = wrong("hangs", &["--timeout", "2s"]);
-    assert!(said.stderr.contains("law 'chunked' was tried, plugin 'wrong' did not answer within 2 s"), "{said:?}");
+    assert!(said.stderr.contains("law 'chunked' was tested, plugin 'wrong' did not answer within 2 s"), "{said:?}");
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 
@@ -178,7 +178,7 @@ fn a_reference_that_cannot_be_held_against_is_refused() {
     let mut logits: Vec<f32> = (0..2 * vocabulary).map(|place| place as f32).collect();
     for value in [f32::NAN, f32::INFINITY] {
         logits[vocabulary + 3] = value;
-        check(logits.clone(), &[], &format!("has {value} among its 'logits', at token 1, number 3"));
+        check(logits.clone(), &[], &format!("has {value} among its 'logits', in row 1, column 3"));
     }
     check(vec![1.0; 2 * vocabulary], &[], "has 'logits' from 1 to 1, which tell nothing");
     for tolerance in ["0", "-1", "nan", "inf"] {
@@ -226,7 +226,7 @@ fn flags_that_are_wrong_for_every_plugin_are_2() {
         ("--device=gpu", "--device gpu: a device is auto, cpu, cuda:N or metal:N"),
         ("--options={", "--options {: it takes a JSON object"),
         ("--options=[]", "--options []: it takes a JSON object"),
-        ("--context=3", "--context 3: the laws are tried on texts of 4 tokens at least; it takes 4 or more, or 0"),
+        ("--context=3", "--context 3: the laws need at least 4 tokens; it takes 4 or more, or 0"),
     ] {
         let said = check(&test_plugin("wrong"), &["--model", "nowhere", flag]);
         assert_eq!((said.code, said.stdout.as_str()), (Some(2), ""), "{said:?}");
@@ -246,7 +246,7 @@ fn a_folder_of_gguf_files_alone_is_told_to_name_one() {
         [&["plugins", "check", plugin.to_str().unwrap(), "--model", "model"][..], &["run", "--model", "model", "hello"]]
     {
         let said = desk.run(arguments);
-        assert!(said.stderr.contains("/model': the folder has no config.json; of the GGUF files in it, name one: '"));
+        assert!(said.stderr.contains("/model': the folder has no config.json; name one of the GGUF files in it: '"));
         assert!(said.stderr.contains("/model/q8_0.gguf'"), "{said:?}");
     }
 }
@@ -279,7 +279,7 @@ fn what_cannot_be_tried_is_said_with_its_code() {
             "does not load the checkpoint: there is no such fault",
         ),
         (&wrong_plugin, &["--model", llama, "--reference", "nowhere"], 3, "the reference 'nowhere'"),
-        (&wrong_plugin, &["--model", llama, "--options", given, "--reference", text], 2, "is no safetensors file"),
+        (&wrong_plugin, &["--model", llama, "--options", given, "--reference", text], 2, "is not a safetensors file"),
         (&wrong_plugin, &["--model", llama, "--options", given, "--reference", other], 2, "a row for each token"),
     ] {
         let said = check(plugin, arguments);

@@ -35,12 +35,11 @@ fn our_samplers_break_no_law() {
 #[test]
 fn a_wrong_sampler_is_told_which_law_it_breaks() {
     let said = check(&test_plugin("panics"), &["--samplers"]);
-    let broken =
-        "pensieve: 2 laws are broken; begin with the first, 'parameters' of sampler 'panics', as others may follow";
+    let broken = "pensieve: 2 laws are broken; begin with the first, 'parameters' of sampler 'panics', as it may have caused the others";
     assert!(said.code == Some(1) && said.stderr.starts_with(broken), "{said:?}");
     assert!(flat(&said.stdout).contains("named seen: { is taken they come from a client"), "{said:?}");
     let said = check(&test_plugin("faults"), &["--samplers", "--timeout", "2s"]);
-    let words = "while law 'own' of sampler 'endless' was tried, plugin 'faults' did not answer within 2 s";
+    let words = "while law 'own' of sampler 'endless' was tested, plugin 'faults' did not answer within 2 s";
     assert!(said.code == Some(1) && said.stderr.contains(words), "{said:?}");
 }
 
@@ -86,12 +85,7 @@ fn what_cannot_be_tried_on_providers_is_said_with_its_code() {
     let adapter = fixture("lora/rank1");
     let adapter = adapter.to_str().unwrap();
     for (plugin, arguments, code, words) in [
-        (
-            "pensieve-llama",
-            &["--samplers"][..],
-            2,
-            "plugin 'llama' has no sampler, so that --samplers has nothing to try",
-        ),
+        ("pensieve-llama", &["--samplers"][..], 2, "plugin 'llama' has no sampler, so --samplers has nothing to test"),
         ("pensieve-llama", &["--adapter", adapter], 2, "plugin 'llama' has no adapter format, so that --adapter"),
         ("pensieve-lora", &["--adapter", "/nowhere"], 3, "'/nowhere'"),
         ("pensieve-samplers", &["--samplers=["], 2, "it takes a JSON object of each sampler's parameters"),

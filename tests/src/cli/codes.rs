@@ -71,7 +71,7 @@ fn a_missing_checkpoint_is_3() {
     let said = desk.run(&["serve", "--listen", "127.0.0.1:0", "--model", "m=nowhere/model.gguf"]);
     check(&said, 3, &["there is no checkpoint at 'nowhere/model.gguf'", "name a .gguf file"]);
     check(&desk.run(&["bench", "--model", "nowhere.gguf"]), 3, &["'nowhere.gguf'"]);
-    let words = ["there is nothing of adapter 'poet' at 'nowhere/poet'", "name a folder with adapter_config.json"];
+    let words = ["there is no adapter 'poet' at 'nowhere/poet'", "name a folder with adapter_config.json"];
     for verb in [&["serve", "--listen", "127.0.0.1:0"][..], &["run", "hello"]] {
         check(&desk.run(&[verb, &["--adapter", "poet=nowhere/poet"]].concat()), 3, &words);
     }
@@ -125,10 +125,14 @@ fn a_wrong_configuration_is_2_and_named_with_its_line() {
 fn wrong_flags_and_variables_are_2() {
     let desk = Desk::new();
     check(&desk.run(&["serve", "--listen", "here"]), 2, &["--listen here: it has no port"]);
-    check(&desk.run(&["serve", "--listen", "81234"]), 2, &["--listen 81234: 81234 is no port, which goes up to 65535"]);
+    check(
+        &desk.run(&["serve", "--listen", "81234"]),
+        2,
+        &["--listen 81234: 81234 is not a port; ports go up to 65535"],
+    );
     check(&desk.run(&["serve", "--device", "gpu"]), 2, &["--device gpu: a device is auto"]);
     check(&desk.run(&["run", ""]), 2, &["the question is empty"]);
-    check(&desk.run(&["run", "--model", "hf:x", "hello"]), 2, &["'hf:x' names nothing on the hub"]);
+    check(&desk.run(&["run", "--model", "hf:x", "hello"]), 2, &["'hf:x' is not a name on the hub"]);
     let mut command = desk.command(&["serve"]);
     let said = said(command.env("PENSIEVE_MEMORY", "lots").output().unwrap());
     check(&said, 2, &["the variable PENSIEVE_MEMORY 'lots' is wrong: it takes bytes"]);
@@ -213,7 +217,7 @@ fn warns_of_a_key_file_that_others_can_read() {
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
     assert!(
-        stderr.contains("'pensieve.toml' holds a key, and others may read it; run: chmod go-rwx 'pensieve.toml'"),
+        stderr.contains("'pensieve.toml' holds a key, and other users may read it; run: chmod go-rwx 'pensieve.toml'"),
         "{stderr}"
     );
     assert!(!stderr.contains("secret"), "{stderr}");

@@ -67,10 +67,7 @@ fn a_source_needs_no_id_and_a_server_may_have_two_addresses() {
 
     let twice = desk.run(&["serve", "./talker", "--model", "talker=starter"]);
     assert_eq!(twice.code, Some(2), "{twice:?}");
-    assert!(
-        twice.stderr.contains("there are two models 'talker'; give one another id: --model ID=./talker"),
-        "{twice:?}"
-    );
+    assert!(twice.stderr.contains("two models have the id 'talker'; rename one with --model ID=./talker"), "{twice:?}");
 }
 
 #[test]

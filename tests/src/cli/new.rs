@@ -19,11 +19,14 @@ fn writes_a_project_and_says_what_comes_next() {
     let plugins = desk.path("home/plugins");
     let steps = format!("mkdir -p {0} && cp target/release/libmy_model{1} {0}/", plugins.display(), DLL_SUFFIX);
     assert!(said.stdout.contains(&steps), "{said:?}");
-    assert!(said.stdout.contains("It is called 'my-model', as packages are spelled with hyphens"), "{said:?}");
+    assert!(
+        said.stdout.contains("The package is called 'my-model' instead of 'my_model', as package names use hyphens"),
+        "{said:?}"
+    );
     assert_eq!(files(&desk.path("my_model")), [".gitignore", "Cargo.toml", "README.md", "src/lib.rs"]);
     let text = fs::read_to_string(desk.path("my_model/src/lib.rs")).unwrap();
     assert!(text.contains(r#"&["MyModelForCausalLM"]"#) && text.contains(r#"&["my-model"]"#));
-    let places = ["struct Args", "struct Attention", "struct Mlp", "struct Block", "struct Model"];
+    let places = ["struct Config", "struct SelfAttention", "struct Block", "struct Model"];
     assert!(places.map(|part| text.find(part).unwrap()).is_sorted());
     let manifest = fs::read_to_string(desk.path("my_model/Cargo.toml")).unwrap();
     // Nothing of the host's, and the SDK by a path that is there.
@@ -38,7 +41,7 @@ fn the_next_steps_can_be_pasted_into_a_shell_wherever_things_are() {
     let mut command = desk.command(&["new", "sampler", "mine", "--path", "my plugins/it's mine"]);
     let said = said(command.env("PENSIEVE_HOME", "at home").output().unwrap());
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(!said.stdout.contains("It is called"), "{said:?}");
+    assert!(!said.stdout.contains("is called"), "{said:?}");
     let line = said.stdout.lines().find(|line| line.trim_start().starts_with("cd ")).unwrap();
     let plugins = said.stdout.lines().find_map(|line| line.trim_start().split_once(" && cp ")).unwrap().0;
     let mut shell = Command::new("sh");
@@ -60,11 +63,11 @@ fn refuses_what_it_would_overwrite_and_names_that_are_none() {
         (&["new", "adapter", "mine", "--path", "deep/er/Cargo.toml"], 2, "is a file"),
         (&["new", "adapter", "../mine"], 2, "the name '../mine' cannot be a plugin's"),
         (&["new", "adapter", "Mine"], 2, "take small letters"),
-        (&["new", "adapter", "match"], 2, "means something to Rust"),
+        (&["new", "adapter", "match"], 2, "is reserved by Rust"),
         (&["new", "architecture", "lora"], 2, "comes with this program"),
         (&["new", "sampler", "top_k"], 2, "comes with this program"),
         (&["new", "adapter", "serde_json"], 2, "these projects depend on; take another, such as my-serde-json"),
-        (&["new", "adapter", "mine", "--sdk", "deep"], 3, "--sdk deep: the SDK is not there"),
+        (&["new", "adapter", "mine", "--sdk", "deep"], 3, "--sdk deep: there is no SDK"),
     ] {
         let said = desk.run(arguments);
         assert_eq!((said.code, said.stdout.as_str()), (Some(code), ""), "{said:?}");

@@ -55,7 +55,7 @@ fn takes_a_middling_quantization_says_so_and_asks_once() {
     let desk = desk(&hub);
     let first = desk.run(&["pull", NAME]);
     check_pulled(&desk, &first);
-    assert!(first.stderr.contains("taking m-Q4_K_M.gguf of 2 GGUF files; others: m-Q8_0.gguf"), "{first:?}");
+    assert!(first.stderr.contains("choosing m-Q4_K_M.gguf of 2 GGUF files; others: m-Q8_0.gguf"), "{first:?}");
     assert!(
         first.stderr.contains("m-Q4_K_M.gguf: 976 KiB\n") && first.stderr.contains("m-Q4_K_M.gguf: done, "),
         "{first:?}"
@@ -98,7 +98,7 @@ fn goes_on_after_it_was_interrupted() {
     assert!(!cached(&desk, FILE).exists());
     let second = desk.run(&["pull", NAME]);
     check_pulled(&desk, &second);
-    assert!(second.stderr.contains("390 KiB are here already"), "{second:?}");
+    assert!(second.stderr.contains("390 KiB already downloaded"), "{second:?}");
     assert_eq!(hub.asked("/resolve/")[1].range.as_deref(), Some("bytes=400000-"));
 }
 
@@ -127,8 +127,8 @@ fn takes_nothing_from_a_server_that_ignores_or_mistakes_the_part() {
 #[test]
 fn names_the_reason_of_a_refusal() {
     for (status, code, token, what) in [
-        (401, 4, None, "the hub does not give 'owner/repo' without a token: 401 Unauthorized (no such luck)"),
-        (403, 4, Some("hf_x"), "the hub does not give 'owner/repo' with this token: 403 Forbidden (no such luck)"),
+        (401, 4, None, "the hub denies access to 'owner/repo' without a token: 401 Unauthorized (no such luck)"),
+        (403, 4, Some("hf_x"), "the hub denies access to 'owner/repo' with this token: 403 Forbidden (no such luck)"),
         (404, 3, None, "the hub has no 'owner/repo': 404 Not Found (no such luck)"),
     ] {
         let hub = hub();
@@ -254,7 +254,7 @@ fn two_pulls_of_one_file_share_the_work() {
     }
     let second = desk.run(&["pull", NAME]);
     check_pulled(&desk, &second);
-    assert!(second.stderr.contains("waiting for another program that pulls m-Q4_K_M.gguf"), "{second:?}");
+    assert!(second.stderr.contains("waiting for another program that is downloading m-Q4_K_M.gguf"), "{second:?}");
     check_pulled(&desk, &said(first.wait_with_output().unwrap()));
     assert_eq!(hub.asked("/resolve/").len(), 1);
 }
@@ -301,10 +301,7 @@ fn lists_what_there_is() {
         |line: &[&str]| line.iter().filter(|word| !word.is_empty()).map(ToString::to_string).collect::<Vec<_>>();
     let lines: Vec<Vec<String>> = lines.iter().map(|line| words(line)).collect();
     assert_eq!(lines.len(), 2, "{said:?}");
-    assert_eq!(
-        (lines[0][0].as_str(), lines[0][1].as_str(), lines[0][4].as_str()),
-        ("976 KiB", "fits", "(taken unasked)")
-    );
+    assert_eq!((lines[0][0].as_str(), lines[0][1].as_str(), lines[0][4].as_str()), ("976 KiB", "fits", "(default)"));
     assert!(lines[0][2].starts_with("up to ") && lines[0][2].ends_with(" tokens/s"), "{said:?}");
     assert_eq!(
         (lines[0][3].as_str(), lines[1][3].as_str()),
@@ -320,7 +317,7 @@ fn takes_the_best_quantization_that_fits_the_memory() {
     // A worker takes 256 MiB besides, so the file of a megabyte does not fit, and that of 2,000 bytes does.
     let said = desk.run(&["pull", "--fit", "268500000", NAME]);
     assert_eq!(said.code, Some(0), "{said:?}");
-    assert!(said.stderr.contains("taking m-Q8_0.gguf of 2 GGUF files, as better ones do not fit"), "{said:?}");
+    assert!(said.stderr.contains("choosing m-Q8_0.gguf of 2 GGUF files, as preferred ones do not fit"), "{said:?}");
     assert_eq!(said.stdout.trim(), cached(&desk, "m-Q8_0.gguf").display().to_string());
     let said = desk.run(&["pull", "--list", "--fit", "268500000", NAME]);
     assert!(said.stdout.lines().next().is_some_and(|line| line.contains("too large")), "{said:?}");

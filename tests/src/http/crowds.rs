@@ -140,7 +140,7 @@ fn a_body_that_trickles_in_times_out() {
     let read = slow.socket().read(&mut rest).unwrap();
     let text = String::from_utf8_lossy(&rest[..read]).into_owned();
     assert!(text.starts_with("TTP/1.1 408 "), "{text}");
-    assert!(text.contains("the body comes too slowly, at less than 1024 bytes a second"), "{text}");
+    assert!(text.contains("the body arrives too slowly, at less than 1024 bytes per second"), "{text}");
 }
 
 /// One more stream of this key, if its client may have it.

@@ -24,7 +24,7 @@ fn a_port_that_is_taken_is_told_by_its_number() {
 fn without_a_key_nobody_beyond_this_machine_is_served() {
     for address in ["0.0.0.0:0", "[::]:0"] {
         let (status, log) = with(&["--listen", address]).fail();
-        assert!(!status.success() && log.contains("there is no key of its own; set server.key"), "{log}");
+        assert!(!status.success() && log.contains("no secret key is set; set server.key"), "{log}");
     }
 }
 

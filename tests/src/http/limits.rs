@@ -49,7 +49,7 @@ fn whoever_sends_a_body_slowly_hears_that_it_is_too_slow() {
         slow.ask("POST", "/execute", &headers, b"1");
         let reply = slow.reply("POST").unwrap();
         assert_eq!(reply.status(), 408, "{reply:?}");
-        assert!(reply.text().contains("the body comes too slowly"), "{reply:?}");
+        assert!(reply.text().contains("the body arrives too slowly"), "{reply:?}");
     }
 }
 

@@ -85,7 +85,7 @@ fn what_cannot_be_pulled_is_refused_in_words() {
     };
     check(json!({}), 400, "model: this field is required");
     check(json!({"model": "llama3"}), 404, "hf:OWNER/REPO");
-    check(json!({"model": "hf:owner"}), 400, "names nothing on the hub");
+    check(json!({"model": "hf:owner"}), 400, "is not a name on the hub");
     check(json!({"model": "hf:owner/repo", "stream": "yes"}), 400, "stream: should be true or false");
     check(json!({"model": "hf:owner/none", "stream": false}), 404, "owner/none");
     let lines = lines_of(&desk.pull(&json!({"model": "hf:owner/none"})));

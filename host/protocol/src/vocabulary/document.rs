@@ -1,5 +1,5 @@
-//! The parts of a `tokenizer.json` that say what bytes a token stands for, and nothing else of it: merges alone are most
-//! of such a document, and are skipped without being kept.
+//! The parts of a `tokenizer.json` that define the bytes of tokens. Everything else is skipped while parsing; merges alone make
+//! up most of such a document.
 
 use std::fmt;
 
@@ -39,19 +39,19 @@ pub(super) struct Model {
     byte_fallback: Option<bool>,
 }
 
-/// Texts and ids: an object of ids by text, or, for Unigram models, a list of texts with scores.
+/// Tokens with their ids: an object from text to id, or, for Unigram models, a list of texts with scores.
 pub(super) struct Vocab(pub Vec<(String, u32)>);
 
-/// What a decoder does to one token.
+/// The decoder's effect on a single token.
 pub(super) enum Decoding {
-    /// Each character stands for a byte.
+    /// Each character encodes a byte.
     ByteLevel,
-    /// The text is meant as it stands, after some replacements; `<0x0A>` may be a byte.
+    /// The text itself after some replacements; with `byte_fallback`, `<0x0A>` is a byte.
     Text { replace: Vec<(String, String)>, byte_fallback: bool },
 }
 
 impl Document {
-    /// Whether a text is rewritten before it becomes tokens, which may make it shorter.
+    /// A normalizer rewrites text before tokenization, which may shorten it.
     pub fn has_normalizer(&self) -> bool {
         !self.normalizer.is_null()
     }
@@ -61,7 +61,7 @@ impl Decoding {
     pub(super) fn of(document: &Document) -> Result<Self, VocabularyError> {
         let mut replace = Vec::new();
         let mut byte_fallback = false;
-        // Without a decoder, what was done to the text before is undone.
+        // Without a decoder, its steps are derived from the pre-tokenizer.
         let step = if document.decoder.is_null() { &document.pre_tokenizer } else { &document.decoder };
         for step in steps(step) {
             match step["type"].as_str().unwrap_or_default() {
@@ -77,16 +77,16 @@ impl Decoding {
                     }
                     _ => {
                         return Err(VocabularyError::new(
-                            "has a decoder that replaces other things than fixed strings",
+                            "has a decoder that replaces patterns other than fixed strings",
                         ));
                     }
                 },
-                // These work on a whole text: they join its tokens, or strip its ends.
+                // These apply to the whole text: they join tokens, or strip its ends.
                 "Fuse" | "Strip" => {}
                 _ if document.decoder.is_null() => {}
                 other => {
                     return Err(VocabularyError::new(format!(
-                        "has a decoder of type '{other}'; ByteLevel, ByteFallback, Metaspace, Replace, Fuse and Strip are known"
+                        "has a decoder of type '{other}'; supported are ByteLevel, ByteFallback, Metaspace, Replace, Fuse and Strip"
                     )));
                 }
             }
@@ -94,7 +94,7 @@ impl Decoding {
         if document.decoder.is_null() {
             byte_fallback = document.model.byte_fallback.unwrap_or(false);
             if replace.is_empty() && !byte_fallback {
-                return Err(VocabularyError::new("has no decoder, and none follows from its pre-tokenizer"));
+                return Err(VocabularyError::new("has no decoder, and none can be derived from its pre-tokenizer"));
             }
         }
         Ok(Self::Text { replace, byte_fallback })
@@ -102,7 +102,7 @@ impl Decoding {
 
     pub(super) fn bytes(&self, text: &str) -> Vec<u8> {
         match self {
-            // A token with a character that stands for no byte is meant as it stands.
+            // A token with a character outside of the alphabet stands for its own text.
             Self::ByteLevel => {
                 text.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| text.as_bytes().to_vec())
             }
@@ -116,7 +116,7 @@ impl Decoding {
     }
 }
 
-/// The steps of a sequence in order, nested ones included.
+/// Flattens nested sequences of steps.
 fn steps(step: &Value) -> Vec<&Value> {
     let inner = step.get("decoders").or_else(|| step.get("pretokenizers")).and_then(Value::as_array);
     match inner {
@@ -126,8 +126,7 @@ fn steps(step: &Value) -> Vec<&Value> {
     }
 }
 
-/// GPT-2's alphabet: bytes that Latin-1 prints stand for themselves, the others for the characters from U+0100 on, in
-/// order.
+/// GPT-2's byte alphabet: printable Latin-1 bytes are themselves, the others are the characters from U+0100 on, in order.
 fn byte_of(char: char) -> Option<u8> {
     match u32::from(char) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),
@@ -138,7 +137,7 @@ fn byte_of(char: char) -> Option<u8> {
     }
 }
 
-/// The byte that `<0x0A>` names.
+/// Parses `<0x0A>`.
 fn byte_named(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let two = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());

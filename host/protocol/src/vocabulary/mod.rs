@@ -1,12 +1,12 @@
-//! Which bytes each token of a model stands for.
+//! The bytes of each token.
 //!
-//! Stop strings, grammars and their triggers are matters of bytes, and the worker that checks them sees token ids. The
-//! bytes follow from the `tokenizer.json` of the model's card: what its decoder does to one token, without what it does
-//! to a whole text (SentencePiece drops the first space of one, which is the detokenizer's business). A tokenizer whose
-//! decoder is unknown is refused, as wrong bytes would let a stop string slip through.
+//! Stop strings, grammars and their triggers work on bytes, while the worker that checks them has token ids. The bytes come
+//! from the `tokenizer.json` of the model's card, by applying its decoder to single tokens. Steps that apply to a whole text,
+//! such as SentencePiece's removal of the first space, are left to the detokenizer. A tokenizer with an unknown decoder is
+//! refused, as wrong bytes would make stop strings fail.
 //!
-//! The document comes out of a checkpoint, so nothing in it is believed: ids beyond the model's vocabulary are passed
-//! over, ids without a token stand for no bytes, and no grammar ever allows them.
+//! The document comes from a checkpoint and is untrusted: ids beyond the model's vocabulary are ignored, and ids without a
+//! token have no bytes and are never allowed by a grammar.
 
 mod document;
 
@@ -21,35 +21,35 @@ use document::{Decoding, Document};
 
 pub const TOKENS_MAX: u32 = 1 << 22;
 pub const DOCUMENT_BYTES_MAX: usize = 256 << 20;
-/// No text up to this length is taken for too long by its bytes alone: some tokenizers make one token of a whole run
-/// of characters that they do not know.
+/// Texts up to this length are never refused by their byte count alone: some tokenizers turn a whole run of unknown characters
+/// into one token.
 const TEXT_BYTES_MIN: usize = 256 << 10;
-/// How much shorter a normalizer may make a text.
+/// The factor by which a normalizer is assumed to shorten a text at most.
 const NORMALIZED_FACTOR: usize = 4;
 
-/// The bytes of every token, which tokens are special, and which end a turn.
+/// The bytes of every token, the special tokens and the end-of-turn tokens.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "Table")]
 pub struct Vocabulary {
     bytes: Vec<u8>,
-    /// Where each token's bytes end in `bytes`; they begin where those of the token before end.
+    /// End offset of each token in `bytes`; it starts at the end of the previous one.
     ends: Vec<u32>,
     special: Vec<bool>,
     end_of_turn: Vec<u32>,
-    /// The most bytes of a text that one token may stand for.
+    /// The most bytes of text that one token can cover.
     token_bytes_max: usize,
 }
 
-/// A part of a vocabulary, with the ids that its tokens have there.
+/// A subset of a vocabulary, with the original ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Alphabet {
     size: u32,
-    /// By rising id: the bytes of each token, and whether it is special.
+    /// Id, bytes and special flag, in ascending order of ids.
     tokens: Vec<(u32, Vec<u8>, bool)>,
     end_of_turn: Vec<u32>,
 }
 
-/// A vocabulary as it comes from another process.
+/// A vocabulary received from another process, not yet validated.
 #[derive(Deserialize)]
 struct Table {
     bytes: Vec<u8>,
@@ -59,7 +59,7 @@ struct Table {
     token_bytes_max: usize,
 }
 
-/// A tokenizer whose tokens' bytes cannot be told.
+/// The reason why a tokenizer's token bytes cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VocabularyError {
     message: String,
@@ -74,7 +74,7 @@ impl Vocabulary {
         if tokenizer.len() > DOCUMENT_BYTES_MAX {
             let bytes = tokenizer.len();
             return Err(VocabularyError::new(format!(
-                "has {bytes} bytes, more than the {DOCUMENT_BYTES_MAX} that are read"
+                "has {bytes} bytes, more than the limit of {DOCUMENT_BYTES_MAX}"
             )));
         }
         if let Some(id) = end_of_turn.iter().find(|id| **id >= size) {
@@ -83,7 +83,7 @@ impl Vocabulary {
             )));
         }
         let document: Document = serde_json::from_str(tokenizer)
-            .map_err(|error| VocabularyError::new(format!("is no tokenizer.json: {error}")))?;
+            .map_err(|error| VocabularyError::new(format!("is not a valid tokenizer.json: {error}")))?;
         let decoding = Decoding::of(&document)?;
 
         let mut tokens = vec![Vec::new(); size as usize];
@@ -99,7 +99,7 @@ impl Vocabulary {
                 special[added.id as usize] = added.special;
             }
         }
-        // Whatever the document says, a token that ends the turn is never part of the text.
+        // Whatever the document says, an end-of-turn token is never part of the text.
         for id in end_of_turn {
             special[*id as usize] = true;
         }
@@ -112,14 +112,14 @@ impl Vocabulary {
         self.ends.len() as u32
     }
 
-    /// The bytes of a token; of a special one its name. Empty for an id without a token.
+    /// The bytes of a token; for a special token its name. Empty for an id without a token.
     pub fn bytes(&self, token: u32) -> &[u8] {
         let Some(end) = self.ends.get(token as usize) else { return &[] };
-        let start = token.checked_sub(1).map_or(0, |before| self.ends[before as usize]);
+        let start = token.checked_sub(1).map_or(0, |previous| self.ends[previous as usize]);
         &self.bytes[start as usize..*end as usize]
     }
 
-    /// Whether a token steers the model, rather than being a part of the text.
+    /// True for control tokens, which are not part of the text.
     pub fn is_special(&self, token: u32) -> bool {
         self.special.get(token as usize).copied().unwrap_or(false)
     }
@@ -138,18 +138,18 @@ impl Vocabulary {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The texts of special tokens, single bytes and these tokens, which is all that a grammar needs in order to be compiled.
-    pub fn alphabet(&self, kept: &[u32]) -> Alphabet {
+    /// Special tokens, single-byte tokens and those in `extra`, which is all that compiling a grammar needs.
+    pub fn alphabet(&self, extra: &[u32]) -> Alphabet {
         let keep = |token: &u32| {
             let bytes = self.bytes(*token);
-            bytes.len() == 1 || (!bytes.is_empty() && kept.contains(token)) || self.is_special(*token)
+            bytes.len() == 1 || (!bytes.is_empty() && extra.contains(token)) || self.is_special(*token)
         };
         let tokens = (0..self.size()).filter(keep);
         let tokens = tokens.map(|token| (token, self.bytes(token).to_vec(), self.is_special(token)));
         Alphabet { size: self.size(), tokens: tokens.collect(), end_of_turn: self.end_of_turn.clone() }
     }
 
-    /// The fewest tokens that a text of `text_bytes` bytes can have.
+    /// A lower bound for the number of tokens in a text of `text_bytes` bytes.
     pub fn tokens_min(&self, text_bytes: usize) -> usize {
         if text_bytes <= TEXT_BYTES_MIN { 0 } else { text_bytes.div_ceil(self.token_bytes_max) }
     }
@@ -172,13 +172,13 @@ impl Vocabulary {
 }
 
 impl Alphabet {
-    /// Bytes of tokens in it.
+    /// Memory of its tokens, for limits.
     pub fn bytes(&self) -> usize {
         self.tokens.iter().map(|(_, bytes, _)| bytes.len() + size_of::<u32>()).sum()
     }
 }
 
-/// A vocabulary in which all other ids stand for nothing.
+/// A vocabulary in which all other ids have no bytes.
 impl TryFrom<Alphabet> for Vocabulary {
     type Error = VocabularyError;
 
@@ -187,7 +187,7 @@ impl TryFrom<Alphabet> for Vocabulary {
         let in_order = tokens.is_sorted_by(|(one, ..), (next, ..)| one < next);
         let last = tokens.last().map_or(0, |(token, ..)| *token);
         if !in_order || last >= size || size > TOKENS_MAX {
-            return Err(VocabularyError::new("is not told as a table of tokens"));
+            return Err(VocabularyError::new("has an inconsistent token table"));
         }
         let token_bytes_max = tokens.iter().map(|(_, bytes, _)| bytes.len()).max().unwrap_or(0).max(1);
         let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(size as usize));
@@ -215,13 +215,13 @@ impl TryFrom<Table> for Vocabulary {
         if in_order && known && special.len() == size && size <= TOKENS_MAX as usize && token_bytes_max > 0 {
             Ok(Self { bytes, ends, special, end_of_turn, token_bytes_max })
         } else {
-            Err(VocabularyError::new("is not told as a table of tokens"))
+            Err(VocabularyError::new("has an inconsistent token table"))
         }
     }
 }
 
 impl VocabularyError {
-    /// What a sentence that begins with "tokenizer" goes on with.
+    /// `message` completes a sentence that begins with "tokenizer".
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into() }
     }

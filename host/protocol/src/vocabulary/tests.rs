@@ -1,10 +1,10 @@
-//! Tokenizers made by hand, good and bad, and the bytes that their tokens must have.
+//! Hand-written tokenizers, valid and invalid, and the expected bytes of their tokens.
 
 use serde_json::{Value, json};
 
 use super::*;
 
-/// The characters of GPT-2's alphabet, made as GPT-2 makes them.
+/// The characters of GPT-2's alphabet, computed as GPT-2 does.
 fn alphabet() -> Vec<char> {
     let mut next = 0x100;
     (0u8..=255)
@@ -101,7 +101,7 @@ fn takes_the_alphabet_from_the_pre_tokenizer_where_there_is_no_decoder() {
 }
 
 #[test]
-fn tells_special_tokens_and_the_ends_of_turns_apart_from_text() {
+fn special_and_end_of_turn_tokens_are_not_text() {
     let vocabulary = read(&byte_level(), 300, &[259]).unwrap();
     assert!(vocabulary.is_special(258) && !vocabulary.ends_turn(258));
     assert!(
@@ -127,7 +127,7 @@ fn a_text_has_at_least_as_many_tokens_as_its_bytes_over_the_longest_one() {
 }
 
 #[test]
-fn refuses_documents_that_say_nothing_of_bytes() {
+fn refuses_documents_that_do_not_define_bytes() {
     let cases = [
         ("{", "is no tokenizer.json"),
         ("[]", "is no tokenizer.json"),

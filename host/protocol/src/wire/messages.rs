@@ -1,4 +1,4 @@
-//! What is said about a worker as a whole. Variants are only ever added at the end: the order is what a frame holds.
+//! Messages about a worker as a whole. Variants may only be added at the end, as frames contain their index.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -6,71 +6,71 @@ use serde::{Deserialize, Serialize};
 
 use crate::job::{Event, Failure, Job};
 
-/// Changes whenever frames do. A server keeps running when its file on disk is replaced, and must not be misunderstood
-/// by a worker of the new kind.
+/// Bumped whenever the frames change. A running server whose binary on disk is replaced starts workers of the new version, and
+/// both must notice.
 pub const PROTOCOL: u32 = 3;
 
 /// Server to worker.
-#[allow(clippy::large_enum_variant, reason = "the large one is the common one, and is moved a few times in its life")]
+#[allow(clippy::large_enum_variant, reason = "the large variant is the common one, and is moved only a few times")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// Load this model; the first command, and the only one of its kind.
+    /// Load this model. Sent once, as the first command.
     Load(Box<Load>),
     Submit(Job),
-    /// Give a job up. It ends with [`crate::job::Finish::Cancelled`] unless it has ended already.
+    /// Cancel a job. It ends with [`crate::job::Finish::Cancelled`] unless it has ended already.
     Cancel {
         id: u64,
     },
     /// Read an adapter and keep it with the model.
     Attach {
-        /// What the answer calls this attempt. A name may be tried anew while an earlier attempt is still being read.
+        /// Identifies this attempt in the answer. A name may be retried while an earlier attempt is still being read.
         attempt: u64,
         name: String,
         location: Location,
     },
-    /// Forget an adapter once its last job has ended.
+    /// Drop an adapter once its last job has ended.
     Detach {
         name: String,
     },
     Stats,
-    /// Take no more jobs, finish those at hand, put the cache on disk, and end.
+    /// Accept no more jobs, finish the current ones, write the cache to disk, and exit.
     Drain,
 }
 
-/// A model and all that its worker needs to know.
+/// Everything that a worker needs to load its model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
     pub architecture: Provider,
-    /// Plugins whose samplers jobs may name.
+    /// Plugins with samplers.
     pub samplers: Vec<PathBuf>,
-    /// Plugins whose formats adapters may have.
+    /// Plugins with adapter formats.
     pub adapter_formats: Vec<PathBuf>,
-    /// Adapters that become part of the weights.
+    /// Adapters to merge into the weights.
     pub merged: Vec<MergedAdapter>,
-    /// How long jobs wait for an adapter to be read again: beyond that its format hangs.
+    /// How long jobs wait for an adapter to be reloaded before its format counts as hung.
     pub adapter_deadline: Duration,
     pub source: PathBuf,
-    /// How it runs; its `kv_budget` is always set.
+    /// Its `kv_budget` is always set.
     pub spec: ModelSpec,
 }
 
-/// How a model runs: what an operator may set of it, from the configuration to the worker.
+/// A model's settings, as the operator configures them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// Settings that only the architecture knows, a JSON object; empty for none.
+    /// Options of the architecture, a JSON object; empty for none.
     pub options: String,
     /// `auto`, `cpu`, `cuda:0`, `metal:0`, `cuda:0+cuda:1`.
     pub device: String,
-    /// The longest sequence, in tokens; 0 for the model's own.
+    /// The longest sequence, in tokens; 0 for the checkpoint's own limit.
     pub context: u32,
-    /// Bytes for KV blocks or sequence states; none for what fits.
+    /// Bytes for KV blocks or sequence states; `None` for as much as fits.
     pub kv_budget: Option<u64>,
-    /// CPU threads that compute; 0 for the machine's cores.
+    /// CPU threads; 0 for one per core.
     pub threads: u32,
-    /// Where cold blocks go; none to forget them.
+    /// Where evicted cache blocks go; `None` discards them.
     pub disk: Option<DiskTier>,
     pub limits: Limits,
-    /// Bytes that the adapters which requests choose may take together; those that no job needs make room for others.
+    /// Bytes for all adapters that requests can select; unused ones are evicted for others.
     pub adapter_memory: u64,
 }
 
@@ -84,7 +84,7 @@ impl Default for ModelSpec {
             threads: 0,
             disk: None,
             limits: Limits::default(),
-            // Half a dozen of rank 16 for a model of 8 B.
+            // Room for six adapters of rank 16 on an 8 B model.
             adapter_memory: 512 << 20,
         }
     }
@@ -101,44 +101,44 @@ pub struct Provider {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Location {
     pub path: PathBuf,
-    /// Folders that it must not lead out of by any link, whenever it is read; none for one that the operator configured, whose
-    /// links keep to the rule for checkpoints.
+    /// No link may lead out of these folders, checked at every read. Empty for a path that the operator configured, to whose
+    /// links the rules for checkpoints apply.
     pub folders: Vec<PathBuf>,
 }
 
 impl Location {
-    /// One that may lie anywhere.
+    /// A location that may be anywhere.
     pub fn trusted(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), folders: Vec::new() }
     }
 }
 
-/// An adapter that becomes part of the weights.
+/// An adapter that is merged into the weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MergedAdapter {
     pub name: String,
     pub path: PathBuf,
-    /// Its strength; 1 is as trained.
+    /// Strength; 1 is as trained.
     pub scale: f32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskTier {
-    /// The folder, which many models may share.
+    /// May be shared by several models.
     pub folder: PathBuf,
-    /// How many bytes this model may keep there.
+    /// Limit for this model.
     pub bytes: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     pub sequences_max: u32,
-    /// Jobs that wait; more are refused.
+    /// Queue length; further jobs are refused.
     pub waiting_max: u32,
     pub step_tokens_max: u32,
-    /// The worker ends itself when a step takes longer: the plugin hangs.
+    /// The worker exits when a step takes longer, as the plugin must be hung.
     pub step_timeout: Duration,
-    /// An answer ends when its last `loop_tokens` tokens repeat one sequence over and over; 0 for never.
+    /// An answer ends when its last `loop_tokens` tokens only repeat one sequence; 0 turns this off.
     pub loop_tokens: u32,
 }
 
@@ -157,13 +157,13 @@ impl Default for Limits {
 /// Worker to server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// The first report, before anything else is believed.
+    /// The first report; any other report before it is an error.
     Hello {
         /// The worker's [`PROTOCOL`].
         protocol: u32,
     },
     Progress {
-        /// Bytes or steps done.
+        /// Bytes or steps so far.
         done: u64,
         /// Bytes or steps in all.
         total: u64,
@@ -174,31 +174,31 @@ pub enum Report {
         message: String,
     },
     Loaded(Box<Loaded>),
-    /// The model did not load; the worker ends.
+    /// The model did not load; the worker exits.
     LoadFailed(Failure),
-    /// What became of jobs, in order: everything of one step is one frame.
+    /// Events by job id, in order; all events of a step are in one frame.
     Events(Vec<(u64, Event)>),
-    /// An adapter is there, or is not.
+    /// Result of [`Command::Attach`].
     Attached {
         attempt: u64,
         result: Attachment,
     },
-    /// An adapter is gone, or was never there.
+    /// An adapter has been dropped, or never existed.
     Detached {
         name: String,
     },
     /// The answer to [`Command::Stats`].
     Stats(Box<Stats>),
-    /// Sent every second, whatever the model does.
+    /// Sent every second, even while a step runs.
     Heartbeat {
-        /// Turns of the loop so far.
+        /// Iterations of the engine's loop so far.
         steps: u64,
-        /// How long the current step has been running, in milliseconds; none between steps.
+        /// Milliseconds since the current step began; `None` between steps.
         step_ms: Option<u64>,
     },
-    /// All jobs are done and the worker ends.
+    /// All jobs are done and the worker exits.
     Drained,
-    /// The worker ends now, and all its jobs with it.
+    /// The worker exits now and loses all of its jobs.
     Dying(Failure),
 }
 
@@ -210,42 +210,42 @@ pub enum Level {
     Debug,
 }
 
-/// What a loaded model is and takes.
+/// Properties and memory use of a loaded model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loaded {
     pub architecture: String,
     pub device: String,
-    /// Why, and which kernels run, for a person.
+    /// Why this device was chosen, and the kernels in use, as text for people.
     pub note: String,
     pub weight_bytes: u64,
-    /// Bytes of blocks or states there.
+    /// Bytes of KV blocks or sequence states.
     pub state_bytes: u64,
     /// The longest sequence, in tokens.
     pub context: u32,
-    /// The length of a row of logits.
+    /// Length of a row of logits.
     pub vocabulary: u32,
-    /// How many blocks there are; 0 for a per-sequence model.
+    /// Number of KV blocks; 0 for a per-sequence model.
     pub blocks: u32,
-    /// Tokens in a block; 0 for a per-sequence model.
+    /// Tokens per block; 0 for a per-sequence model.
     pub block_tokens: u32,
-    /// How many sequences run at once.
+    /// Maximum number of concurrent sequences.
     pub sequences: u32,
-    /// Blocks that an earlier run left on disk.
+    /// Blocks found on disk from an earlier run.
     pub disk_blocks: u64,
     pub samplers: Vec<String>,
-    /// Why stop strings and grammars cannot be used, if they cannot.
+    /// Reason why stop strings and grammars cannot be used, if so.
     pub no_text: Option<String>,
 }
 
-/// What came of [`Command::Attach`].
+/// The result of [`Command::Attach`].
 pub type Attachment = Result<AttachedAdapter, Failure>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedAdapter {
     pub format: String,
-    /// How many weights it changes.
+    /// Number of weight matrices that it changes.
     pub pairs: u64,
-    /// What it takes in the model.
+    /// Bytes in the model's memory.
     pub bytes: u64,
 }
 
@@ -254,26 +254,26 @@ pub struct Stats {
     pub running: u64,
     pub waiting: u64,
     pub steps: u64,
-    /// Tokens computed, prompts and answers.
+    /// Prompt and answer tokens that went through the model.
     pub computed_tokens: u64,
-    /// Prompt tokens that were taken over instead.
+    /// Prompt tokens found in the prefix cache.
     pub reused_tokens: u64,
     pub generated_tokens: u64,
-    /// How often a sequence gave its blocks up.
+    /// Number of times that a sequence was preempted and lost its blocks.
     pub preemptions: u64,
-    /// Time in the model, in microseconds.
+    /// Microseconds in the model's `forward`.
     pub forward_us: u64,
-    /// Time in steps besides the model, in microseconds.
+    /// Microseconds of steps outside `forward`.
     pub overhead_us: u64,
     pub blocks_free: u64,
-    /// Prefix-cache blocks: unused now, kept for requests that continue their text.
+    /// Blocks of the prefix cache that no sequence uses.
     pub blocks_cached: u64,
     pub blocks_active: u64,
     pub blocks_disk: u64,
     pub adapters: Vec<AdapterStats>,
-    /// How often an adapter was taken into the model.
+    /// Number of adapter loads.
     pub adapter_loads: u64,
-    /// How often one had to leave it to make room.
+    /// Number of adapters evicted to make room.
     pub adapter_unloads: u64,
 }
 
@@ -281,18 +281,17 @@ pub struct Stats {
 pub struct AdapterStats {
     pub name: String,
     pub format: String,
-    /// How many weights it changes.
+    /// Number of weight matrices that it changes.
     pub pairs: u64,
-    /// What it takes in the model.
+    /// Bytes in the model's memory.
     pub bytes: u64,
-    /// Whether it is there. If not, it is read again for the next job that names it.
+    /// False if it was evicted; the next job that names it reloads it.
     pub loaded: bool,
-    /// Jobs that run under it or wait for it.
+    /// Jobs that use it or wait for it.
     pub jobs: u64,
 }
 
-/// The largest file of an adapter, where all adapters of a model may take `adapter_memory` bytes: what is kept in half precision takes
-/// twice as much in a file, and a file has headers.
+/// Size limit for an adapter's file, given the memory for adapters: a file may hold f32 where memory has f16, and has headers.
 pub fn adapter_file_bytes_max(adapter_memory: u64) -> u64 {
     adapter_memory.saturating_mul(2).saturating_add(1 << 20)
 }

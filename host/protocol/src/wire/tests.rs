@@ -1,4 +1,4 @@
-//! Frames there and back, and what is not one.
+//! Round trips of frames, and malformed ones.
 
 use std::time::Duration;
 
@@ -90,7 +90,7 @@ fn reports() -> Vec<Report> {
     ]
 }
 
-/// All messages, one after the other, as they would arrive.
+/// All messages as a byte stream.
 fn stream<T: Serialize>(messages: &[T]) -> Vec<u8> {
     messages.iter().flat_map(|message| encode(message).unwrap()).collect()
 }

@@ -1,6 +1,6 @@
-//! A model's adapters while the server runs, in words of our own, as no API has any for them:
+//! Routes that manage a model's adapters at run time. No vendor's API has such routes, so these are our own:
 //! `POST /v1/models/ID/adapters` with `{"name", "source"}`, `GET` of the same, and `DELETE /v1/models/ID/adapters/NAME`.
-//! What goes wrong is said in the envelope of the API that the client speaks.
+//! Errors have the form of the client's API.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use super::{ApiError, ApiRequest, ApiResponse, ErrorCode};
 use crate::{
     fleet::{AdapterFailure, AdapterState, Culprit, check_adapter_name},
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::job::{Failure, FailureCode};
 
 const NAMES: [&str; 2] = ["name", "source"];
 const TEXT_LEN_MAX: usize = 4096;
 
-/// `POST /v1/models/ID/adapters`: answers once the adapter may be named.
+/// `POST /v1/models/ID/adapters`: answers once the adapter can be used.
 pub(crate) async fn attach(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let read = call.read(|_, body| {
         for (name, entry) in body.entries()? {
             if !NAMES.contains(&name) {
-                return Err(entry.invalid("there is no such field here, only 'name' and 'source'"));
+                return Err(entry.invalid("unknown field; 'name' and 'source' are allowed"));
             }
         }
         let (name, source) = (body.get("name"), body.get("source"));
@@ -42,7 +42,7 @@ pub(crate) async fn list(chats: Arc<Chats>, ApiRequest { id, .. }: ApiRequest) -
     Ok(ApiResponse::json(&json!({ "object": "list", "data": entries })))
 }
 
-/// `DELETE /v1/models/ID/adapters/NAME`. What runs under it goes on.
+/// `DELETE /v1/models/ID/adapters/NAME`. Running answers that use it continue.
 pub(crate) async fn detach(
     chats: Arc<Chats>,
     ApiRequest { id, name, .. }: ApiRequest,
@@ -51,7 +51,7 @@ pub(crate) async fn detach(
     Ok(ApiResponse::json(&json!({ "object": "adapter", "id": format!("{id}:{name}"), "deleted": true })))
 }
 
-/// A model that is not there is in the path; what is wrong with the other parts names them, unless something else failed.
+/// Attributes client errors to the part of the request that caused them; the model is part of the path.
 fn error_of(AdapterFailure { culprit, failure }: AdapterFailure) -> ApiError {
     let part = match culprit {
         Culprit::Model => return absent(failure),

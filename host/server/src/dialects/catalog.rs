@@ -1,7 +1,7 @@
-//! The models of the server as every dialect lists them: each name once, with the window that its requests really have.
+//! The server's models as the dialects list them: each name once, with the context that requests really get.
 //!
-//! The window comes from the model's card, which a child process reads when it is asked for the first time. A list does not
-//! wait long for that, and leaves the window out where it is not known.
+//! The context comes from the model's card, which a child process reads at the first request. Lists do not wait long for that,
+//! and leave the context out while it is unknown.
 
 use std::{
     path::Path,
@@ -15,27 +15,27 @@ use tokio::time::timeout;
 use super::{ApiError, ApiRequest, ApiResponse, Dialect, ErrorCode, fields::Quote};
 use crate::{
     fleet::{Listed, Target},
-    prompt::Chats,
+    requests::Chats,
 };
 
 /// Claude Code's discovery gives up after 3 seconds.
 const CARD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How much of a tool's output Codex may show to a model.
+/// Limit of a tool's output that Codex is told to pass to the model.
 const TOOL_OUTPUT_BYTES_MAX: usize = 10_000;
 
-pub(super) struct Entry {
+pub(super) struct ListedModel {
     pub(super) id: String,
     pub(super) modified: Option<SystemTime>,
     pub(super) target: Option<Target>,
 }
 
-pub(super) async fn entries(chats: &Chats) -> Vec<Entry> {
+pub(super) async fn entries(chats: &Chats) -> Vec<ListedModel> {
     join_all(chats.fleet().listed().into_iter().map(|listed| entry(chats, listed))).await
 }
 
-/// What stands for a model under this name; a name that only the default model answers for is none.
-pub(super) async fn find(chats: &Chats, id: &str) -> Result<Entry, ApiError> {
+/// Finds a listed model; names that are only routed to the default model do not count.
+pub(super) async fn find(chats: &Chats, id: &str) -> Result<ListedModel, ApiError> {
     let listed = chats.fleet().find_listed(id).ok_or_else(|| {
         let message = format!("there is no model '{}'; GET /v1/models lists them", Quote(id));
         ApiError { field: Some("model".to_owned()), ..ApiError::new(ErrorCode::NotFound, message) }
@@ -43,14 +43,14 @@ pub(super) async fn find(chats: &Chats, id: &str) -> Result<Entry, ApiError> {
     Ok(entry(chats, listed).await)
 }
 
-async fn entry(chats: &Chats, Listed { id, source }: Listed) -> Entry {
+async fn entry(chats: &Chats, Listed { id, source }: Listed) -> ListedModel {
     let target = timeout(CARD_TIMEOUT, chats.fleet().target(&id)).await;
-    Entry { target: target.ok().and_then(Result::ok), modified: modified(&source), id }
+    ListedModel { target: target.ok().and_then(Result::ok), modified: modified(&source), id }
 }
 
-/// A model is as old as its weights.
+/// Modification time of the weights.
 fn modified(source: &Path) -> Option<SystemTime> {
-    std::fs::metadata(source).and_then(|about| about.modified()).ok()
+    std::fs::metadata(source).and_then(|metadata| metadata.modified()).ok()
 }
 
 /// `GET /v1/models`, in the form of the client's API.
@@ -60,8 +60,8 @@ pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiRespon
         anthropic_list(&entries, &call.shared.settings.claude_prefix)
     } else {
         let data: Vec<Value> = entries.iter().map(openai_entry).collect();
-        // Codex reads the same list under another name, in a form of its own.
-        let models: Vec<Value> = entries.iter().enumerate().map(|(place, entry)| codex_entry(entry, place)).collect();
+        // Codex expects the list as `models`, in its own form.
+        let models: Vec<Value> = entries.iter().enumerate().map(|(index, entry)| codex_entry(entry, index)).collect();
         json!({ "object": "list", "data": data, "models": models })
     }))
 }
@@ -69,20 +69,20 @@ pub(crate) async fn models(chats: &Chats, call: &ApiRequest) -> Result<ApiRespon
 /// `GET /v1/models/ID`, in the form of the client's API.
 pub(crate) async fn model(chats: &Chats, call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let id = without_prefix(&call.id, &call.shared.settings.claude_prefix);
-    let entry = Entry { id: call.id.clone(), ..find(chats, id).await? };
+    let entry = ListedModel { id: call.id.clone(), ..find(chats, id).await? };
     let form = if call.dialect == Dialect::Anthropic { anthropic_entry } else { openai_entry };
     Ok(ApiResponse::json(&form(&entry)))
 }
 
-/// A model's name without the prefix that Claude Code's discovery asks for.
+/// Strips the prefix that is added for Claude Code's model discovery.
 pub(super) fn without_prefix<'a>(name: &'a str, prefix: &str) -> &'a str {
     name.strip_prefix(prefix).filter(|rest| !prefix.is_empty() && !rest.is_empty()).unwrap_or(name)
 }
 
-/// Claude Code keeps ids that contain `claude` or `anthropic`, so every other id is listed a second time under the prefix.
-fn anthropic_list(entries: &[Entry], prefix: &str) -> Value {
+/// Claude Code ignores ids without `claude` or `anthropic`, so these are listed a second time with the prefix.
+fn anthropic_list(entries: &[ListedModel], prefix: &str) -> Value {
     let mut data: Vec<Value> = entries.iter().map(anthropic_entry).collect();
-    let is_hidden = |entry: &&Entry| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word));
+    let is_hidden = |entry: &&ListedModel| !["claude", "anthropic"].iter().any(|word| entry.id.contains(word));
     if !prefix.is_empty() {
         data.extend(entries.iter().filter(is_hidden).map(|entry| {
             let mut value = anthropic_entry(entry);
@@ -98,7 +98,7 @@ fn anthropic_list(entries: &[Entry], prefix: &str) -> Value {
     })
 }
 
-fn anthropic_entry(entry: &Entry) -> Value {
+fn anthropic_entry(entry: &ListedModel) -> Value {
     let created = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
     let mut value = json!({
         "type": "model", "id": entry.id, "display_name": entry.id, "created_at": rfc3339(created),
@@ -110,12 +110,12 @@ fn anthropic_entry(entry: &Entry) -> Value {
     value
 }
 
-fn openai_entry(entry: &Entry) -> Value {
+fn openai_entry(entry: &ListedModel) -> Value {
     let created = entry.modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let created = created.map_or(0, |since| since.as_secs());
     let mut value = json!({ "id": entry.id, "object": "model", "created": created, "owned_by": "pensieve" });
     if let Some(target) = &entry.target {
-        // The same number under the names that different clients look for.
+        // Different clients look for different names of the same number.
         for name in ["context_length", "context_window", "max_model_len", "max_input_tokens"] {
             value[name] = target.context.into();
         }
@@ -124,11 +124,10 @@ fn openai_entry(entry: &Entry) -> Value {
     value
 }
 
-/// Codex refuses a list in which one of these fields is missing. It calls itself what its instructions are for, so they are not
-/// given here.
-fn codex_entry(entry: &Entry, place: usize) -> Value {
+/// Codex rejects a list that lacks one of these fields. `base_instructions` stays empty, as it would define the model's persona.
+fn codex_entry(entry: &ListedModel, index: usize) -> Value {
     let mut value = json!({
-        "slug": entry.id, "display_name": entry.id, "description": null, "priority": place,
+        "slug": entry.id, "display_name": entry.id, "description": null, "priority": index,
         "visibility": "list", "supported_in_api": true, "upgrade": null, "availability_nux": null,
         "base_instructions": "", "shell_type": "default", "apply_patch_tool_type": null, "experimental_supported_tools": [],
         "truncation_policy": { "mode": "bytes", "limit": TOOL_OUTPUT_BYTES_MAX },
@@ -141,7 +140,7 @@ fn codex_entry(entry: &Entry, place: usize) -> Value {
     value
 }
 
-/// A time as the APIs write it, without fractions of a second.
+/// RFC 3339 without fractions of a second, as the APIs write times.
 pub(super) fn rfc3339(time: jiff::Timestamp) -> String {
     jiff::fmt::temporal::DateTimePrinter::new().precision(Some(0)).timestamp_to_string(&time)
 }
@@ -151,8 +150,8 @@ pub(super) fn rfc3339(time: jiff::Timestamp) -> String {
 mod tests {
     use super::*;
 
-    fn entry(id: &str, source: &Path) -> Entry {
-        Entry { id: id.into(), modified: modified(source), target: None }
+    fn entry(id: &str, source: &Path) -> ListedModel {
+        ListedModel { id: id.into(), modified: modified(source), target: None }
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! `POST /v1/embeddings`, `/v1/rerank` and Ollama's `/api/embed`. The bodies are checked as if they were served; no plugin
-//! can give a model's hidden rows yet, so a request that is right is a clear error.
+//! `POST /v1/embeddings`, `/v1/rerank` and Ollama's `/api/embed`. No plugin can return hidden states yet, so bodies are
+//! validated and valid requests get a clear error.
 
 use std::sync::Arc;
 
 use super::{ApiError, ApiRequest, ApiResponse, ErrorCode, fields::Field, validation};
-use crate::prompt::Chats;
+use crate::requests::Chats;
 
 const MODEL_BYTES_MAX: usize = 256;
 const INPUTS_MAX: usize = 2048;

@@ -1,4 +1,4 @@
-//! Why a request is not served, in the words of no API. Each dialect writes it in its own form.
+//! Errors of requests, independent of any API. Each dialect formats them in its own way.
 
 use std::{fmt, time::Duration};
 
@@ -7,21 +7,20 @@ use pensieve_protocol::{
     outside::without_quoted,
 };
 
-/// Bytes of a message, of what helps, and of a field's path: an error counts as nothing while it waits to be read.
+/// Limit of the message, the help and the field's path, as the memory of an error response is not accounted for.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// Why a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     pub code: ErrorCode,
-    /// What happened, to what. Names the field, if one is at fault.
+    /// What happened, to what; names the field that is at fault, if any.
     pub message: String,
     /// What to do about it; may be empty.
     pub help: String,
     pub field: Option<String>,
-    /// After how long it makes sense to try again, where that is known.
+    /// When to retry, if known.
     pub retry_after: Option<Duration>,
-    /// Whether the message repeats more of what a client wrote than names, so that the log leaves it out.
+    /// The message quotes more of the client's input than names, so it must not be logged.
     pub is_private: bool,
 }
 
@@ -32,39 +31,39 @@ pub enum ErrorCode {
     /// The host, the origin or the source is not allowed.
     Permission,
     NotFound,
-    /// The route has no such method.
+    /// The route does not support this method.
     Method,
     Conflict,
-    /// The body is not JSON by its content type.
+    /// The content type is not JSON.
     MediaType,
     TooLarge,
     /// The prompt does not fit the model.
     TooLong,
     /// Too many requests are waiting.
     Overloaded,
-    /// The server is about to end, or the model rests for a while.
+    /// The server is shutting down, or the model is in quarantine.
     Unavailable,
     /// The body or the answer took too long.
     Timeout,
     Internal,
-    /// A failure of another server that this one asked.
+    /// An upstream server failed.
     Upstream,
 }
 
 impl ApiError {
-    /// An error that belongs to no field.
+    /// An error without a field.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), help: String::new(), field: None, retry_after: None, is_private: false }
     }
 
-    /// A value that cannot be: the message says `FIELD: WHY`.
+    /// An invalid value; the message is `FIELD: WHY`.
     pub fn field(field: impl Into<String>, why: impl fmt::Display) -> Self {
         let field = field.into();
         let message = format!("{field}: {why}");
         Self { field: Some(field), ..Self::new(ErrorCode::InvalidRequest, message) }
     }
 
-    /// A failure of a request that names a model: nothing else in it can be unknown.
+    /// Converts a failure, attributing "not found" to the field `model`: nothing else in the request can be unknown.
     pub(crate) fn of_model(failure: Failure) -> Self {
         let is_unknown = failure.code == FailureCode::NotFound && failure.field.is_empty();
         let error = Self::from(failure);
@@ -73,15 +72,15 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// The same with texts of a bounded length, whatever they repeat.
+    /// Cuts all texts to `TEXT_BYTES_MAX`.
     pub(super) fn clipped(&self) -> Self {
         let clip = |text: &str| text[..text.floor_char_boundary(TEXT_BYTES_MAX)].to_owned();
         let (message, help) = (clip(&self.message), clip(&self.help));
         Self { message, help, field: self.field.as_deref().map(clip), ..*self }
     }
 
-    /// Why a request was refused, for the log, without what its client wrote: of a message that repeats it there is the field
-    /// only, and of the others what is not in quotes.
+    /// The reason for the log, without the client's input: only the field for private messages, otherwise the message without
+    /// its quoted parts.
     pub fn reason(&self) -> String {
         match (self.is_private, &self.field) {
             (true, Some(field)) => format!("{field}: cannot be used"),

@@ -1,6 +1,5 @@
-//! `POST /execute`: a generation as a worker of a queue wants it. `{"prompt", "max_tokens", "temperature", …}` is answered by
-//! the events `started`, `token` for each piece, and `end`, or `error` where it broke off. The prompt is a text, rendered
-//! by no template.
+//! `POST /execute`: a generation for queue workers. `{"prompt", "max_tokens", "temperature", …}` is answered by the events
+//! `started`, `token` for each piece, and `end`, or `error` if it broke off. The prompt is raw text without a chat template.
 
 use std::sync::Arc;
 
@@ -12,12 +11,12 @@ use super::{
 };
 use crate::{
     chat::{Delta, Input},
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::job::Finish;
 
 const PROMPT_BYTES_MAX: usize = 16 << 20;
-/// A comment, by the rules of server-sent events.
+/// A comment in server-sent events.
 const COMMENT: &[u8] = b": alive\n\n";
 
 pub(crate) async fn answer(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
@@ -78,11 +77,11 @@ impl EventEncoder for ExecuteEncoder {
     }
 }
 
-/// Why it ended, and the stop string that ended it.
+/// The finish reason, and the stop string that ended it, if any.
 fn word(reason: Finish, stops: &[String]) -> (&'static str, Option<&str>) {
     match reason {
         Finish::EndOfTurn | Finish::StopToken(_) | Finish::GrammarDone => ("stop", None),
-        Finish::StopString(place) => ("stop", stops.get(place as usize).map(String::as_str)),
+        Finish::StopString(index) => ("stop", stops.get(index as usize).map(String::as_str)),
         Finish::Length | Finish::Repetition | Finish::ContextFull => ("length", None),
         Finish::Deadline => ("deadline", None),
         Finish::Cancelled => ("cancelled", None),

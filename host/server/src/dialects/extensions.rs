@@ -1,4 +1,4 @@
-//! What the APIs lack, in one body field that every dialect reads the same way:
+//! Our extension of all APIs: the body field `pensieve`, which every dialect reads in the same way.
 //!
 //! ```json
 //! "pensieve": {
@@ -10,7 +10,7 @@
 //! }
 //! ```
 //!
-//! Unlike the rest of a body, it may hold no unknown field: it is ours, so an unknown one is a mistake.
+//! Unlike in the rest of a body, unknown fields are errors here: no client sends them by default, so they must be mistakes.
 
 use serde_json::{Map, Value};
 
@@ -31,11 +31,10 @@ const LARK_LEN_MAX: usize = 64 << 10;
 const VARIABLES_MAX: usize = 64;
 const VARIABLES_LEN_MAX: usize = 64 << 10;
 const SCALE_MAX: f32 = 16.0;
-/// What a template is given by the conversation itself.
+/// Template variables that come from the conversation.
 const RESERVED: [&str; 6] = ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
 
-/// Reads the field from a body, which need not have it, and puts what it says into the request. It goes before what the
-/// API's own fields have said.
+/// Applies the field, if present, to the request. It takes precedence over the API's own fields.
 pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiError> {
     let field = body.get("pensieve");
     if field.is_absent() {
@@ -44,7 +43,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     for (name, entry) in field.entries()? {
         if !NAMES.contains(&name) {
             let names = NAMES.join("', '");
-            return Err(entry.invalid(format_args!("there is no such field here, only '{names}'")));
+            return Err(entry.invalid(format_args!("unknown field; '{names}' are allowed")));
         }
     }
     if let Some(samplers) = field.get("samplers").present() {
@@ -54,7 +53,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     if let Some(text) = field.get("grammar").present() {
         let format = grammar(text)?;
         if request.format != ResponseFormat::Free {
-            return Err(text.invalid("the request asks for another format beside it"));
+            return Err(text.invalid("the request also asks for another format"));
         }
         request.format = format;
     }
@@ -71,7 +70,7 @@ pub(crate) fn read(body: &Field<'_>, request: &mut Request) -> Result<(), ApiErr
     Ok(())
 }
 
-/// A seed as other fields name it, too: any integer.
+/// A seed, any integer; also used for the APIs' own seed fields.
 pub(crate) fn seed(field: &Field<'_>) -> Result<u64, ApiError> {
     match field.json()?.as_u64() {
         Some(seed) => Ok(seed),
@@ -79,7 +78,7 @@ pub(crate) fn seed(field: &Field<'_>) -> Result<u64, ApiError> {
     }
 }
 
-/// The text of a schema, fields in the client's order.
+/// The text of a schema, with members in the client's order.
 pub(crate) fn schema(field: &Field<'_>) -> Result<String, ApiError> {
     let text = Value::Object(field.object()?.clone()).to_string();
     if text.len() > SCHEMA_LEN_MAX {
@@ -108,7 +107,7 @@ fn stages(field: &Field<'_>) -> Result<Vec<StageSpec>, ApiError> {
     field.items(STAGES_MAX)?.map(stage).collect()
 }
 
-/// A strength may stand alone, for the adapter in the model's id.
+/// `adapter_scale` may come alone, for the adapter in the model's name.
 fn adapter(field: &Field<'_>) -> Result<AdapterSelection, ApiError> {
     let (name, scale) = (field.get("adapter"), field.get("adapter_scale"));
     let scale = scale.optional(|scale| scale.number(-SCALE_MAX..=SCALE_MAX))?;
@@ -140,7 +139,7 @@ fn variables(field: &Field<'_>) -> Result<Map<String, Value>, ApiError> {
     }
     for (name, entry) in field.entries()? {
         if RESERVED.contains(&name) {
-            return Err(entry.invalid("the conversation itself gives this to the template"));
+            return Err(entry.invalid("this variable is reserved for the conversation"));
         }
     }
     let len = Value::Object(variables.clone()).to_string().len();
@@ -200,8 +199,8 @@ mod tests {
         assert_eq!(request(json!({})), Ok(plain));
         let alone = request(json!({"adapter_scale": 2})).unwrap().adapter;
         let own = AdapterUse { name: "poet".into(), scale: 1.0 };
-        assert_eq!(alone.clone().beside(Some(own)), Ok(Some(AdapterUse { name: "poet".into(), scale: 2.0 })));
-        assert_eq!(alone.beside(None).unwrap_err().field, "pensieve.adapter_scale");
+        assert_eq!(alone.clone().or_of_model(Some(own)), Ok(Some(AdapterUse { name: "poet".into(), scale: 2.0 })));
+        assert_eq!(alone.or_of_model(None).unwrap_err().field, "pensieve.adapter_scale");
         assert_eq!(request(json!({"seed": u64::MAX})).unwrap().sampling.seed, Some(u64::MAX));
         assert_eq!(request(json!({"samplers": []})).unwrap().sampling.stages, Some(Vec::new()));
         let regex = request(json!({"grammar": {"regex": "[a-z]+"}})).unwrap();
@@ -246,12 +245,12 @@ mod tests {
         );
         check(
             json!({"template": {"tools": []}}),
-            "pensieve.template.tools: the conversation itself gives this to the template",
+            "pensieve.template.tools: this variable is reserved for the conversation",
         );
         check(
             json!({"sampler": []}),
-            "pensieve.sampler: there is no such field here, only \
-             'samplers', 'adapter', 'adapter_scale', 'grammar', 'seed', 'template'",
+            "pensieve.sampler: unknown field; \
+             'samplers', 'adapter', 'adapter_scale', 'grammar', 'seed', 'template' are allowed",
         );
     }
 
@@ -263,7 +262,7 @@ mod tests {
         };
         let formed = ResponseFormat::Grammar { grammar: Grammar::any_json_object(), field: String::new() };
         let formed = Request { format: formed, ..Request::default() };
-        let expected = "pensieve.grammar: the request asks for another format beside it";
+        let expected = "pensieve.grammar: the request also asks for another format";
         check(json!({"grammar": {"regex": "a"}}), formed, expected);
         let text = Request { input: Input::Text("a".into()), ..Request::default() };
         check(json!({"template": {}}), text, "pensieve.template: a text is not rendered by a template");

@@ -1,8 +1,8 @@
-//! A piece of an answer as it is written: bytes, some of which several pieces or answers may share.
+//! A piece of an answer for the connection: a list of byte buffers, some of which may be shared.
 
 use bytes::Bytes;
 
-/// Bytes in order, none of them empty.
+/// Buffers in order, none of them empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame(Vec<Bytes>);
 
@@ -26,7 +26,7 @@ impl Frame {
         self.0.extend(more.0);
     }
 
-    /// All of it in one piece: a copy, if it is not in one already.
+    /// Joins all buffers; copies unless there is only one.
     pub(crate) fn concat(mut self) -> Bytes {
         match self.0.as_mut_slice() {
             [] => Bytes::new(),

@@ -1,4 +1,4 @@
-//! Damaged bodies: each dialect reads or refuses them, and the reasons can be written down in its form and in the log.
+//! Damaged bodies: each dialect accepts or refuses them, and its errors can be formatted for the client and the log.
 
 use pensieve_fuzz::{Target, files};
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(super) fn bodies(folder: &str, dialect: Dialect, read: impl Fn(&[u8]) -> Res
     });
 }
 
-/// The same for what reads a document.
+/// Like `bodies`, for functions that read a document.
 pub(super) fn documents(folder: &str, dialect: Dialect, read: impl Fn(&Document) -> Result<(), ApiError> + Sync) {
     bodies(folder, dialect, |bytes| {
         let document = Document::unlimited(bytes, Notes::default())?;

@@ -1,8 +1,8 @@
-//! The memory of one request, from the first byte of its body to the last byte of its answer.
+//! Memory accounting for one request, from the first byte of its body to the last byte of its answer.
 //!
-//! Everything whose size a client decides is taken from one amount for all clients before it is allocated: the body, what
-//! parsing makes of it, what is joined to it from stored responses, what an answer repeats of it, and an answer that waits
-//! to be read. What is taken comes back when it is dropped, which for the bytes of an answer is when they have been written.
+//! Everything whose size a client decides is charged to a budget shared by all clients before it is allocated: the body, its
+//! parsed form, parts joined from stored responses, parts that the answer echoes, and an answer that waits to be read. A
+//! charge is returned on drop, which for an answer's bytes is when they have been written.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::{ApiError, ErrorCode};
 use crate::shares::{Share, Shares};
 
-/// Parsing takes memory in steps, as every step is a lock.
+/// Parsing charges memory in steps of this size, as each charge takes a lock.
 const STEP_BYTES: usize = 64 << 10;
 
 /// One request's account; clones charge the same account.
@@ -19,25 +19,26 @@ const STEP_BYTES: usize = 64 << 10;
 pub(crate) struct RequestMemory {
     shares: Shares,
     client: u64,
-    kept: Arc<Mutex<Option<Share>>>,
+    /// Charged until the last clone is dropped.
+    share: Arc<Mutex<Option<Share>>>,
 }
 
 impl RequestMemory {
     pub(crate) fn new(shares: &Shares, client: u64) -> Self {
-        Self { shares: shares.clone(), client, kept: Arc::default() }
+        Self { shares: shares.clone(), client, share: Arc::default() }
     }
 
     /// Charges `bytes` until the last clone of this is dropped.
     pub(crate) fn keep(&self, bytes: usize) -> Result<(), ApiError> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = match &mut *kept {
+        let mut share = self.share.lock().unwrap_or_else(PoisonError::into_inner);
+        let granted = match &mut *share {
             Some(share) => share.grow(bytes),
             none => {
                 *none = self.shares.take(self.client, bytes);
                 none.is_some()
             }
         };
-        if taken { Ok(()) } else { Err(exhausted()) }
+        if granted { Ok(()) } else { Err(exhausted()) }
     }
 
     /// Charges `bytes` until the returned share is dropped.
@@ -45,7 +46,7 @@ impl RequestMemory {
         self.shares.take(self.client, bytes).ok_or_else(exhausted)
     }
 
-    /// Bytes that count until the last reference to any part of them is dropped.
+    /// Charges for `bytes` until the last reference to any part of them is dropped.
     pub(crate) fn bytes(&self, bytes: impl Into<Bytes>) -> Result<Bytes, ApiError> {
         let bytes = bytes.into();
         let share = self.hold(bytes.len())?;
@@ -57,7 +58,7 @@ impl RequestMemory {
     }
 }
 
-/// The same bytes, which keep `guard` until the last reference to any part of them is dropped.
+/// Ties `guard` to the bytes: it is dropped with the last reference to any part of them.
 pub(crate) fn counted(bytes: impl Into<Bytes>, guard: impl Send + 'static) -> Bytes {
     struct Counted<G>(Bytes, #[allow(dead_code, reason = "it is kept for its drop")] G);
     impl<G> AsRef<[u8]> for Counted<G> {
@@ -69,28 +70,27 @@ pub(crate) fn counted(bytes: impl Into<Bytes>, guard: impl Send + 'static) -> By
 }
 
 pub(crate) fn exhausted() -> ApiError {
-    let message =
-        "the requests at hand take all the memory that there is for this client; send less, or try again later";
+    let message = "the running requests use up this client's share of memory; send less, or try again later";
     ApiError::new(ErrorCode::Overloaded, message)
 }
 
-/// Charges many small allocations in steps.
+/// Charges many small allocations in larger steps.
 pub(crate) struct Meter<'a> {
     memory: &'a RequestMemory,
-    /// Bytes that are taken already and not used yet.
+    /// Bytes charged but not used yet.
     left: usize,
     refusal: Option<ApiError>,
 }
 
 impl Meter<'_> {
-    /// False if there is no more; [`Self::refusal`] says why.
+    /// False if no more memory is available; [`Self::refusal`] has the error.
     #[must_use]
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
         if bytes > self.left {
             let step = (bytes - self.left).max(STEP_BYTES);
-            // The last step is as large as what is left.
-            let took = self.memory.keep(step).map(|()| step);
-            match took.or_else(|_| self.memory.keep(bytes - self.left).map(|()| bytes - self.left)) {
+            // If a whole step is not available, charge exactly what is needed.
+            let charged = self.memory.keep(step).map(|()| step);
+            match charged.or_else(|_| self.memory.keep(bytes - self.left).map(|()| bytes - self.left)) {
                 Ok(step) => self.left += step,
                 Err(error) => {
                     self.refusal = Some(error);
@@ -114,7 +114,7 @@ mod tests {
 
     fn free(shares: &Shares) -> usize {
         let all = (0..40).rev().map(|power| 1_usize << power);
-        // The largest amount that can be taken, bit by bit.
+        // Finds the largest amount available by binary search.
         all.fold((Vec::new(), 0), |(mut taken, sum), amount| match shares.take(0, amount) {
             Some(share) => {
                 taken.push(share);

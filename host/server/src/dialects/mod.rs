@@ -1,6 +1,6 @@
-//! The APIs that clients speak. A dialect turns a request's body into a [`crate::chat::Request`] and the answer's deltas
-//! into its own JSON and events. It is the only place that knows that JSON, and it knows nothing of connections: `http`
-//! hands it a body, frames what it returns, and writes an [`ApiError`] in the form of the dialect.
+//! The client APIs. A dialect converts a request body to a [`crate::chat::Request`] and the answer's deltas to its own JSON and
+//! events. Only dialects know that JSON, and they know nothing about connections: `http` passes in the body, sends what they
+//! return, and asks them to format an [`ApiError`].
 
 pub(crate) mod anthropic;
 pub(crate) mod ollama;
@@ -46,21 +46,21 @@ use pensieve_protocol::share::ONLY_CLIENT;
 use responses::ResponseStore;
 use usage::UsageBoard;
 
-/// Whose API a client speaks. It decides the form of an error, and is known from the path and the headers alone.
+/// The API of a request, which decides the form of errors. It follows from the path and the headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Anthropic,
-    /// OpenAI's chat completions and completions, and every path that no other API has.
+    /// OpenAI's chat completions and completions, and all paths of no other API.
     #[default]
     OpenAi,
-    /// OpenAI's responses: the form of errors is the same, some codes differ.
+    /// OpenAI's Responses API: errors have the same form, but some codes differ.
     Responses,
     Ollama,
 }
 
 impl Dialect {
-    /// The dialect of a path. Several APIs list models at the same one, and a path that does not exist belongs to none:
-    /// there the headers decide, `x-api-key` and `anthropic-version` being Anthropic's.
+    /// The dialect of a path. For `/v1/models`, which several APIs have, and for unknown paths the headers decide: `x-api-key`
+    /// and `anthropic-version` are Anthropic's.
     pub(crate) fn of(path: &str, has_anthropic_headers: bool) -> Self {
         let is_below =
             |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -100,13 +100,13 @@ impl Dialect {
     }
 }
 
-/// How many answers may be streamed at once. By default there is no limit.
+/// Limits the number of concurrent streams; the default is unlimited.
 #[derive(Clone, Debug, Default)]
 pub struct StreamLimit {
     permits: Option<(Shares, usize)>,
 }
 
-/// Lets one answer be streamed until it is dropped.
+/// Permission to stream one answer, until it is dropped.
 #[derive(Debug, Default)]
 pub struct StreamPermit {
     _permit: Option<Share>,
@@ -129,21 +129,21 @@ impl StreamLimit {
     }
 }
 
-/// Tokens of an answer whose request does not limit it: more than any client here was seen to need in one turn, and an end
-/// for a model that finds none.
+/// Default limit of an answer's tokens: more than any client was seen to need in one turn, and an end for a model that does not
+/// stop by itself.
 const MAX_TOKENS_USUAL: u32 = 32_768;
 
-/// What an operator decides about all dialects.
+/// Settings for all dialects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DialectSettings {
-    /// Whether an image or a document is an error. Otherwise a note in the prompt says that it was there.
+    /// Rejects images and documents. Otherwise they are replaced by a note in the prompt.
     pub reject_attachments: bool,
-    /// Tokens of an answer whose request does not limit it; none for as many as fit into the context.
+    /// Default limit of an answer's tokens; `None` for as many as fit the context.
     pub max_tokens: Option<u32>,
-    /// What stands before a model's id where Claude Code's discovery would hide it; empty for nothing.
+    /// Prefix for model ids that Claude Code's discovery would hide; empty for none.
     pub claude_prefix: String,
     pub model_downloads: bool,
-    /// Bytes of responses that are stored for `previous_response_id`; 0 stores none.
+    /// Size limit of the store for `previous_response_id`; 0 turns it off.
     pub response_store_bytes: usize,
 }
 
@@ -165,7 +165,7 @@ pub struct Shared {
     pub(crate) streams: StreamLimit,
     pub(crate) responses: ResponseStore,
     pub(crate) usage: UsageBoard,
-    /// Taken while a model is being downloaded.
+    /// One permit, held while a model is being downloaded.
     pub(crate) download: Arc<Semaphore>,
 }
 
@@ -182,31 +182,31 @@ impl Shared {
     }
 }
 
-/// A request that authentication has let in.
+/// An authenticated request.
 #[derive(Clone, Debug, Default)]
 pub struct ApiRequest {
-    /// The `{id}` of the path; empty where its pattern has none.
+    /// The `{id}` of the path; empty if the route has none.
     pub id: String,
-    /// The `{name}` of the path; empty where its pattern has none.
+    /// The `{name}` of the path; empty if the route has none.
     pub name: String,
-    /// The query behind the path, as it came; empty without one.
+    /// The raw query string; empty if there is none.
     pub query: String,
-    /// Whose form the answer has where several APIs share a path.
+    /// Decides the form of the answer where several APIs share a path.
     pub(crate) dialect: Dialect,
-    /// The body, not parsed yet; empty for a method that has none.
+    /// The unparsed body; may be empty.
     pub body: Bytes,
-    /// Its account of the memory that all requests share.
+    /// Its account in the memory shared by all requests.
     pub(crate) memory: RequestMemory,
-    /// The client; none where the path needs no key and a wrong one was sent.
+    /// `None` if the path needs no key and a wrong one was sent.
     pub client: Option<Client>,
-    /// The id of the request in headers, errors and the log.
+    /// The id in headers, errors and the log.
     pub request_id: String,
     pub shared: Arc<Shared>,
 }
 
 impl ApiRequest {
-    /// Reads the body with `reader`, on a thread that may block: a large one takes a while. The warnings stand beside what was
-    /// read. What the body becomes counts until the last clone of this is dropped.
+    /// Reads the body with `reader` on a blocking thread, as a large one takes a while. Returns the warnings, too. The parsed body
+    /// is charged until the last clone of this request is dropped.
     async fn read<T, R>(&self, reader: R) -> Result<(T, Vec<String>), ApiError>
     where
         T: Send + 'static,
@@ -232,7 +232,7 @@ impl ApiRequest {
         self.client.clone().unwrap_or_default()
     }
 
-    /// Lets the answer be streamed; taken before any work is begun for it.
+    /// Takes a permit to stream the answer; called before any work starts.
     fn stream_permit(&self) -> Result<StreamPermit, ApiError> {
         self.shared.streams.take(self.client.as_ref().map_or(ONLY_CLIENT, |client| client.share))
     }
@@ -241,14 +241,14 @@ impl ApiRequest {
 pub struct ApiResponse {
     pub status: u16,
     pub media_type: &'static str,
-    /// What was left out or changed in the request; each becomes a `warning` header.
+    /// Ignored or changed parts of the request; each becomes a `warning` header.
     pub warnings: Vec<String>,
     pub body: ApiBody,
 }
 
 pub enum ApiBody {
     Full(Frame),
-    /// Frames as they come, each written at once. Dropping the stream cancels the work behind it.
+    /// Frames, each written as it arrives. Dropping the stream cancels the generation.
     Stream(FrameStream, StreamPermit),
 }
 

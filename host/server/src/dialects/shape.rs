@@ -1,5 +1,5 @@
-//! What a body looks like, for the log: the names of its fields, their kinds and sizes. What people wrote is not in it: of
-//! texts there is the length, and of the items of lists what kind they call themselves.
+//! Describes the structure of a body for the log: names, types and sizes of its fields. It contains no content: for strings only
+//! their length, and for list items only their role or type.
 
 use std::fmt;
 
@@ -21,13 +21,13 @@ pub(super) struct Shape<'a>(pub(super) &'a Members);
 
 impl fmt::Display for Shape<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, (name, text)) in self.0.iter().take(FIELDS_MAX).enumerate() {
-            let comma = if place > 0 { ", " } else { "" };
+        for (index, (name, text)) in self.0.iter().take(FIELDS_MAX).enumerate() {
+            let comma = if index > 0 { ", " } else { "" };
             write!(f, "{comma}{}: ", word(name))?;
             match serde_json::from_str::<Outline>(text) {
                 Ok(Outline { size, kinds }) if kinds.is_empty() => f.write_str(&size)?,
                 Ok(Outline { size, kinds }) => write!(f, "{size} ({})", kinds.join(", "))?,
-                Err(_) => f.write_str("what cannot be read")?,
+                Err(_) => f.write_str("unreadable")?,
             }
         }
         let fields = self.0.iter().count();
@@ -35,10 +35,10 @@ impl fmt::Display for Shape<'_> {
     }
 }
 
-/// A value's kind and size, without its content.
+/// A value's type and size, without its content.
 struct Outline {
     size: String,
-    /// The first items of a list by name: a message's role, a tool's or a part's type.
+    /// Role or type of the first items of a list.
     kinds: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl<'de> Visitor<'de> for OutlineVisitor {
     }
 }
 
-/// The role or the type of an item, if it names one.
+/// The role or type of an item, if it has one.
 fn kind(item: &RawValue) -> Option<String> {
     #[derive(Deserialize)]
     struct Named<'a> {
@@ -117,7 +117,7 @@ fn kind(item: &RawValue) -> Option<String> {
     Some(word(&text).to_owned())
 }
 
-/// A word of an API as it is; anything else may be what a person wrote.
+/// Lowercase identifiers pass; anything else could be content and becomes `…`.
 fn word(text: &str) -> &str {
     let is_word = !text.is_empty()
         && text.len() <= WORD_LEN_MAX

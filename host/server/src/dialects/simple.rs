@@ -1,4 +1,4 @@
-//! What the two small dialects share: the fields that they read alike, and how a generation starts.
+//! Shared by the two small dialects: common fields, and the start of a generation.
 
 use tokio::time::Instant;
 
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::{
     chat::{Input, Request, SamplingParams},
-    prompt::Chats,
+    requests::Chats,
 };
 
-/// How many tokens are generated unless the client says so.
+/// Default of `max_tokens`.
 const TOKENS_USUAL: u32 = 512;
 const MODEL_BYTES_MAX: usize = 256;
 const STOPS_MAX: usize = 16;
@@ -26,7 +26,7 @@ pub(super) struct Running {
     pub(super) generations: Generations,
 }
 
-/// Reads a body, in which `input` finds what the model continues, and queues what it asks for.
+/// Reads a body, with `input` extracting the prompt, and queues the generation.
 pub(super) async fn start(
     chats: &Chats,
     call: &ApiRequest,

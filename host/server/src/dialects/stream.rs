@@ -1,6 +1,5 @@
-//! The stream core of all dialects: what leaves before the model answers, deltas as they come, a sign of life while
-//! nothing else is sent, the end, and an error in the middle. A dialect brings an [`EventEncoder`], which knows its events
-//! and nothing of time.
+//! Streaming for all dialects: opening events, deltas, keep-alives during silence, the end, and errors in the middle. A dialect
+//! implements [`EventEncoder`], which knows its events but nothing about timing.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -12,43 +11,44 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{ApiError, ApiRequest, ErrorCode, Frame, FrameStream, Shared, memory::RequestMemory, usage::Meter};
 use crate::{
+    answers::Generation,
     chat::{Delta, TokenLogprob},
-    prompt::{Generation, Prepared},
+    requests::Prepared,
 };
 use pensieve_protocol::job::Failure;
 
-/// A stream says that it is alive after this much silence; clients give up after 10 seconds or more.
+/// Silence after which a keep-alive is sent; clients give up after 10 seconds or more.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// How long generations are listened to before a stream is promised, as it cannot take back its status: what a worker
-/// refuses outright, such as a grammar that cannot be enforced, is an error with a status of its own.
+/// How long to wait for a first event before the status is sent. What a worker refuses at once, such as a grammar that cannot
+/// be enforced, thus becomes an error with its own status.
 pub(super) const FIRST_EVENT: Duration = Duration::from_millis(100);
 
-/// Writes the events of one dialect. Frames may be empty where a delta means nothing to its clients.
+/// Encodes the events of one dialect. A frame is empty if a delta has no event in the dialect.
 pub(super) trait EventEncoder: Send {
-    /// What leaves before the model has answered.
+    /// Events before the first delta.
     fn begin(&mut self) -> Frame;
-    /// What a delta of one of the generations means.
+    /// Events for a delta of the generation with index `choice`.
     fn delta(&mut self, choice: usize, delta: Delta) -> Result<Frame, ApiError>;
-    /// A sign of life; empty where the dialect has none.
+    /// A keep-alive; empty if the dialect has none.
     fn keep_alive(&mut self) -> Frame;
-    /// What follows the last delta of all generations.
+    /// Events after the last delta of all generations.
     fn end(&mut self) -> Result<Frame, ApiError>;
-    /// The last frame of an answer that broke off.
+    /// The last frame of a failed answer.
     fn error(&mut self, error: &ApiError) -> Frame;
 }
 
-/// The deltas of one generation, each with the place of its generation.
+/// Deltas of one generation, each with the generation's index.
 type ChoiceDeltas = Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>;
 
 pub(super) struct Generations {
     deltas: SelectAll<ChoiceDeltas>,
     meter: Option<(Meter, Arc<Shared>)>,
-    /// Charged for an answer that is gathered before it is sent.
+    /// Charged for answers that are collected before they are sent.
     memory: RequestMemory,
 }
 
 impl Generations {
-    /// Queues all of them, and waits until `first_event` for what may be refused at once.
+    /// Queues all generations, and waits until `first_event` for errors that occur at once.
     pub(super) async fn start(
         call: &ApiRequest,
         prepared: Vec<Prepared>,
@@ -67,7 +67,7 @@ impl Generations {
         Ok(generations)
     }
 
-    /// The next delta, with the place of its generation; none at the end of all.
+    /// The next delta with its generation's index; `None` after the end of all.
     pub(super) async fn next(&mut self) -> Option<(usize, Delta)> {
         let (choice, delta) = self.deltas.next().await?;
         if let Some((meter, shared)) = &mut self.meter {
@@ -80,7 +80,7 @@ impl Generations {
         Some((choice, delta))
     }
 
-    /// The same for an answer that is gathered before it is sent: what it takes counts as the request's.
+    /// Like `next`, for answers that are collected before they are sent: charges the delta to the request's memory.
     pub(super) async fn gather(&mut self) -> Result<Option<(usize, Delta)>, ApiError> {
         let next = self.next().await;
         if let Some((_, delta)) = &next {
@@ -89,7 +89,7 @@ impl Generations {
         Ok(next)
     }
 
-    /// None at all, as a stream for tests and for the end of one that failed.
+    /// No generations, for tests and to end a failed stream.
     pub(super) fn empty() -> Self {
         Self { deltas: SelectAll::new(), meter: None, memory: RequestMemory::default() }
     }
@@ -99,7 +99,7 @@ impl Generations {
     }
 }
 
-/// Approximate bytes of a delta that is kept.
+/// Approximate bytes of a collected delta.
 fn bytes_of(delta: &Delta) -> usize {
     let token = |token: &TokenLogprob| size_of::<TokenLogprob>() + token.bytes.len();
     match delta {
@@ -117,14 +117,14 @@ pub(super) fn frames(encoder: impl EventEncoder + 'static, generations: Generati
     frames_with(encoder, generations, KEEP_ALIVE)
 }
 
-/// The same with another interval of signs of life.
+/// Like `frames`, with another keep-alive interval.
 pub(super) fn frames_with(
     encoder: impl EventEncoder + 'static,
     generations: Generations,
     keep_alive: Duration,
 ) -> FrameStream {
-    // What the body became is gone. A stream keeps what is in its queue, and for some dialects its answer, which the model's
-    // context bounds.
+    // The parsed body is no longer needed. A stream holds only its queue and, in some dialects, the answer, which is bounded by
+    // the model's context.
     let generations = Generations { memory: RequestMemory::default(), ..generations };
     let writer = Writer { encoder, generations, keep_alive, sent: None, is_over: false };
     Box::pin(unfold(writer, |mut writer| async move { Some((writer.next().await?, writer)) }))
@@ -134,7 +134,7 @@ struct Writer<E> {
     encoder: E,
     generations: Generations,
     keep_alive: Duration,
-    /// When the last frame left.
+    /// When the last frame was sent.
     sent: Option<Instant>,
     is_over: bool,
 }
@@ -180,7 +180,7 @@ pub(super) fn event(name: &str, data: &serde_json::Value) -> Vec<u8> {
     format!("event: {name}\ndata: {data}\n\n").into_bytes()
 }
 
-/// The error of an answer whose generation ended without a last delta.
+/// Error for a generation that ended without `Finished` or `Failed`.
 pub(super) fn ended_early() -> ApiError {
-    ApiError::new(ErrorCode::Internal, "a generation ended without saying why; send the request again")
+    ApiError::new(ErrorCode::Internal, "the generation ended unexpectedly; send the request again")
 }

@@ -1,7 +1,7 @@
-//! `POST /token_stream`: `{"query": "…"}`, and the answer as plain text while it is written. For a person with curl.
+//! `POST /token_stream`: answers `{"query": "…"}` with a stream of plain text, for use with curl.
 //!
-//! The first piece is awaited before the status is sent, as plain text has no other way to say that something is wrong.
-//! What breaks off later ends with a line that says so.
+//! The status is sent after the first piece has arrived, as plain text has no other way to report errors. An answer that
+//! breaks off later ends with an error line.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     chat::{Conversation, Delta, Input, Part, Role, Turn},
-    prompt::Chats,
+    requests::Chats,
 };
 
 const QUERY_BYTES_MAX: usize = 16 << 20;

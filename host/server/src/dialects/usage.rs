@@ -1,5 +1,5 @@
-//! `GET /v1/usage`: how full the window of each model is after a client's last answer, for status lines. Counts only, and of
-//! the client's own requests.
+//! `GET /v1/usage`: how full each model's context was after the client's last answer, for status lines. It returns only counts,
+//! and only those of the client's own requests.
 
 use std::{
     collections::HashMap,
@@ -10,18 +10,18 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{ApiError, ApiRequest, ApiResponse};
-use crate::prompt::Prepared;
+use crate::requests::Prepared;
 use pensieve_protocol::job::Usage;
 
-/// Entries beyond this number are not begun; a server has few keys and few models.
+/// Limit of recorded pairs of client and model; a server has few of both.
 const ENTRIES_MAX: usize = 1024;
 
 /// The last answer of each client and model.
 #[derive(Debug, Default)]
-pub(crate) struct UsageBoard(Mutex<HashMap<(u64, String), Entry>>);
+pub(crate) struct UsageBoard(Mutex<HashMap<(u64, String), LastAnswer>>);
 
 #[derive(Debug)]
-struct Entry {
+struct LastAnswer {
     context: u32,
     usage: Usage,
     tokens_per_second: f64,
@@ -52,7 +52,7 @@ impl UsageBoard {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (meter.client, meter.model.clone());
         if entries.len() < ENTRIES_MAX || entries.contains_key(&key) {
-            entries.insert(key, Entry { context: meter.context, usage, tokens_per_second });
+            entries.insert(key, LastAnswer { context: meter.context, usage, tokens_per_second });
         }
     }
 
@@ -60,7 +60,7 @@ impl UsageBoard {
         let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut own: Vec<_> = entries.iter().filter(|((id, _), _)| *id == client).collect();
         own.sort_by(|((_, a), _), ((_, b), _)| a.cmp(b));
-        let value = |((_, model), entry): (&(u64, String), &Entry)| {
+        let value = |((_, model), entry): (&(u64, String), &LastAnswer)| {
             let used = entry.usage.prompt.saturating_add(entry.usage.generated);
             json!({
                 "model": model,

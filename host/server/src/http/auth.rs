@@ -1,8 +1,8 @@
-//! Who may come in: decided by headers alone, before anything is read, routed or computed. Pure.
+//! Authentication by headers alone, before anything is read, routed or computed. Pure functions.
 //!
-//! A browser on this machine runs pages of strangers, and any of them can send requests to a local port. Three things keep
-//! them out: `Host` must be a name of this server, so that a stranger's domain that resolves to this machine is of no use;
-//! an `Origin` must be listed; and bodies must be declared as JSON, which browsers do not do unasked.
+//! Web pages in a browser on this machine can send requests to local ports. Three checks keep them out: `Host` must be a name
+//! of this server, which stops DNS rebinding; an `Origin` must be listed; and bodies must have the content type of JSON, which
+//! browsers do not send without a CORS preflight.
 
 use hyper::{
     HeaderMap, Uri,
@@ -18,19 +18,18 @@ use crate::{
 };
 use pensieve_protocol::{outside::Outside, share::ONLY_CLIENT};
 
-/// Whom this server serves: its keys, its own names, and the origins of pages that may use it.
+/// The accepted keys, host names and origins.
 #[derive(Debug)]
 pub(super) struct Auth {
     keys: Vec<Key>,
     is_local: bool,
-    /// Whether there may be more than one client.
+    /// There may be more than one client.
     has_clients: bool,
     hosts: Vec<String>,
     origins: Vec<String>,
 }
 
 impl Auth {
-    /// `has_clients` tells whether there may be more than one client.
     pub(super) fn new(settings: &Settings, address: SocketAddr, has_clients: bool) -> Self {
         let is_local = settings.keys.is_empty();
         let keys = if is_local { vec![Key::new(LOCAL_KEY)] } else { settings.keys.clone() };
@@ -43,12 +42,12 @@ impl Auth {
         Self { keys, is_local, has_clients, hosts, origins: origins.collect() }
     }
 
-    /// Refuses requests that were not meant for this server. `local` is the address that the client has reached.
+    /// Refuses requests for other hosts. `local` is the address that the client connected to.
     pub(super) fn check_host(&self, uri: &Uri, headers: &HeaderMap, local: IpAddr) -> Result<(), ApiError> {
         let refused = |message: String| Err(ApiError::new(ErrorCode::Permission, message));
         let mut hosts = headers.get_all(HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else {
-            return refused("there has to be one Host header".into());
+            return refused("exactly one Host header is required".into());
         };
         let host = host.to_str().unwrap_or_default();
         let whole = uri.authority().map(hyper::http::uri::Authority::as_str);
@@ -62,7 +61,7 @@ impl Auth {
         Ok(())
     }
 
-    /// The origin of the page that asks, if one does and may.
+    /// The origin of the requesting web page, if there is one; an error unless it is allowed.
     pub(super) fn check_origin(&self, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         let mut origins = headers.get_all(ORIGIN).iter();
         let Some(origin) = origins.next() else { return Ok(None) };
@@ -74,8 +73,8 @@ impl Auth {
         Err(ApiError::new(ErrorCode::Permission, message))
     }
 
-    /// The client, by the key that it sends. A server without a key of its own is reached from this machine alone and takes
-    /// any key: clients send the one that they have for another service.
+    /// Identifies the client by its key. A server without keys is reachable only from this machine and accepts any key, as clients
+    /// may send one for another service.
     pub(super) fn check_key(&self, headers: &HeaderMap, network: u64) -> Result<Client, ApiError> {
         let client = |key: &Key| {
             let mut client = key.client(ONLY_CLIENT);
@@ -90,22 +89,22 @@ impl Auth {
         let bearer = headers.get_all(AUTHORIZATION).iter().filter_map(|value| bearer(value.to_str().ok()?));
         let plain = headers.get_all("x-api-key").iter().filter_map(|value| value.to_str().ok());
         let presented: Vec<Key> = bearer.chain(plain).filter(|key| !key.is_empty()).map(Key::new).take(4).collect();
-        // Every key is compared with every other, whatever is found on the way.
-        let mut found = None;
+        // All keys are compared even after a match, so that timing reveals nothing.
+        let mut matched = None;
         for key in &self.keys {
             let matches = presented.iter().fold(Choice::from(0), |any, other| any | key.matches(other));
             if bool::from(matches) {
-                found = Some(key);
+                matched = Some(key);
             }
         }
-        found.map(client).ok_or_else(|| {
+        matched.map(client).ok_or_else(|| {
             let what = if presented.is_empty() { "this server needs a key" } else { "the key is wrong" };
             ApiError { help: KEY_HELP.to_owned(), ..ApiError::new(ErrorCode::Authentication, what) }
         })
     }
 }
 
-/// One line for every kind of client.
+/// Help for every kind of client.
 const KEY_HELP: &str = "set the server's key as ANTHROPIC_API_KEY for Claude Code, as OPENAI_API_KEY or api_key for OpenAI's \
     clients, and as OLLAMA_API_KEY or the header 'Authorization: Bearer KEY' for Ollama's";
 
@@ -114,7 +113,7 @@ fn bearer(value: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// `[::1]:8000` without its port; what stands behind a colon and is no port belongs to the name.
+/// Strips the port from `[::1]:8000`; anything else after a colon is part of the name.
 fn without_port(host: &str) -> &str {
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok();
     match host.rsplit_once(':') {
@@ -123,7 +122,7 @@ fn without_port(host: &str) -> &str {
     }
 }
 
-/// An address as it stands in a `Host` header.
+/// An address in the form of a `Host` header.
 fn literal(address: IpAddr) -> String {
     match address.to_canonical() {
         IpAddr::V4(address) => address.to_string(),

@@ -1,4 +1,4 @@
-//! Bodies: a request's is read whole, within limits; an answer's is written piece by piece.
+//! Reads request bodies within limits, and writes answer bodies piece by piece.
 
 use bytes::{Buf, Bytes};
 use futures_util::{Stream, StreamExt};
@@ -28,26 +28,26 @@ use crate::{
 };
 use pensieve_protocol::outside::without_quoted;
 
-/// The part of the time for a whole body after which it has to keep to the least rate.
+/// The minimum rate is enforced after this fraction (1/N) of the body timeout.
 const GRACE: u32 = 6;
 
-/// An answer of up to this length counts as nothing while it waits to be read: it fits into the system's buffers.
+/// Answers up to this length are not charged while they wait to be read: they fit into socket buffers.
 const SMALL_BYTES: usize = 64 << 10;
-/// Bytes of one warning's text: a whole answer has a handful of them.
+/// Limit of one `warning` header's text.
 const WARNING_BYTES_MAX: usize = 400;
 
-/// What a browser adds to requests of web pages.
-const OF_PAGES: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
+/// Headers that browsers add to requests of web pages.
+const BROWSER_HEADERS: [&str; 3] = ["origin", "referer", "sec-fetch-site"];
 
-/// Refuses what is not declared as JSON or is declared as too long, before any of it is read. Ollama takes a body whatever it is
-/// declared as, and its users' `curl -d` declares a form, so a route of its API does, too, as long as no web page is behind
-/// the request: a page may send a form anywhere without being asked.
+/// Refuses bodies with another content type than JSON, or with too large a content length, before reading them. Ollama accepts
+/// any content type, and `curl -d` sends that of a form, so its routes accept any, too, unless the request comes from a web
+/// page: pages can send forms to any server without permission.
 pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or_default());
     let media_type = text(CONTENT_TYPE).map(|value| value.split(';').next().unwrap_or_default().trim());
-    let is_forgiven = is_ollama && OF_PAGES.iter().all(|name| !headers.contains_key(*name));
+    let is_exempt = is_ollama && BROWSER_HEADERS.iter().all(|name| !headers.contains_key(*name));
     let is_json = media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json"));
-    if !is_json && !is_forgiven {
+    if !is_json && !is_exempt {
         let message = match media_type {
             None => "there is no Content-Type; send application/json".to_owned(),
             Some(_) => "the Content-Type is not application/json; send the body as that".to_owned(),
@@ -63,7 +63,7 @@ pub(super) fn check(headers: &HeaderMap, limits: &Limits, is_ollama: bool) -> Re
     }
 }
 
-/// Reads a body to its end. It takes memory from the client's share of `memory`, for as long as any part of it is kept.
+/// Reads a body to its end. Its memory is charged to the client's share of `memory` until the last part of it is dropped.
 pub(super) async fn read(
     body: impl Stream<Item = Result<impl Buf, BodyError>>,
     limits: &Limits,
@@ -107,7 +107,7 @@ pub(super) async fn read(
 
 fn too_slow(limits: &Limits, patience: Duration) -> ApiError {
     let message = if patience < limits.body_timeout {
-        format!("the body comes too slowly, at less than {BYTES_PER_SECOND_MIN} bytes a second")
+        format!("the body arrives too slowly, at less than {BYTES_PER_SECOND_MIN} bytes per second")
     } else {
         format!("the body did not arrive within {} s", patience.as_secs_f32())
     };
@@ -119,8 +119,8 @@ fn too_large(limits: &Limits) -> ApiError {
     ApiError::new(ErrorCode::TooLarge, message)
 }
 
-/// The response of an answer. A request keeps its place until the last byte of its answer is on its way: a client that has read
-/// it all may ask again. It keeps its memory until that byte is written.
+/// Converts an answer to a response. The request holds its permit until the last byte of the answer is handed over, so that a
+/// client that has read everything can send another, and its memory until that byte is written.
 pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &RequestMemory) -> Result<Response, ApiError> {
     let ApiResponse { status, media_type, warnings, body } = answer;
     let mut response = match body {
@@ -145,7 +145,7 @@ pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &Request
             let mut response = filters::streamed(frames);
             let headers = response.headers_mut();
             headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            // Some proxies keep a stream back until it is complete unless they are told not to.
+            // Turns off buffering in nginx and similar proxies.
             headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
             response
         }
@@ -153,10 +153,10 @@ pub(super) fn write(answer: ApiResponse, permit: Option<Share>, memory: &Request
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
     for warning in &warnings {
-        // What stands behind a second colon is a parser's complaint, in which the client's words may be.
-        let told = warning.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
-        tracing::warn!(warning = without_quoted(&told), "a request was changed");
-        // Code 299 is a warning of no particular kind, and quotes stand around its text.
+        // The part after a second colon is a parser's message, which may quote the client.
+        let logged = warning.splitn(3, ": ").take(2).collect::<Vec<_>>().join(": ");
+        tracing::warn!(warning = without_quoted(&logged), "a request was changed");
+        // Code 299 is "miscellaneous persistent warning"; its text is quoted.
         let visible = warning.chars().filter(|letter| letter.is_ascii_graphic() || *letter == ' ');
         let text: String = visible.take(WARNING_BYTES_MAX).collect();
         let text = text.replace(['"', '\\'], "'");
@@ -177,7 +177,7 @@ pub(super) fn full(status: u16, media_type: &'static str, body: Vec<u8>) -> Resp
 struct FrameBody {
     /// A [`filters::streamed`] body is `Sync`; nothing ever waits for the lock.
     frames: Mutex<FrameStream>,
-    /// The rest of the last frame.
+    /// Remaining buffers of the current frame.
     waiting: std::vec::IntoIter<Bytes>,
     _permit: Option<Share>,
     _stream_permit: StreamPermit,
@@ -232,8 +232,8 @@ mod tests {
         };
         assert_eq!(of_ollama(&[]), Ok(()));
         assert_eq!(of_ollama(&["content-type"]), Ok(()));
-        for of_page in OF_PAGES {
-            assert_eq!(of_ollama(&["content-type", of_page]), Err(ErrorCode::MediaType), "{of_page}");
+        for header in BROWSER_HEADERS {
+            assert_eq!(of_ollama(&["content-type", header]), Err(ErrorCode::MediaType), "{header}");
         }
     }
 }

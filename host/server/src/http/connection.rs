@@ -1,4 +1,4 @@
-//! One connection: HTTP/1.1 with limits on everything a client could draw out.
+//! One connection: HTTP/1.1 with limits on everything that a client could delay.
 
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,12 +21,12 @@ use tokio::{
 
 use super::{
     BYTES_PER_SECOND_MIN, Limits,
-    connections::{ConnectionHandle, Place},
+    connections::{ConnectionHandle, ConnectionSlot},
     service::{Ends, Service},
 };
 
-/// How long, and for how many bytes, the server goes on reading what it does not want. If it closed at once, the system
-/// would reset the connection, and a client that is still sending would never see why.
+/// Time and bytes for which the server keeps reading unwanted input. Closing at once would reset the connection, and a client
+/// that is still sending would not see the response.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES_MAX: usize = 64 << 20;
 
@@ -34,21 +34,21 @@ const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: applicat
     content-length: 102\r\nconnection: close\r\n\r\n\
     {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"too many connections; try again later\"}}";
 
-/// Serves a connection to its end, or until it has to make room for another one.
+/// Serves a connection until it ends or is evicted for another one.
 pub(super) async fn serve(
     stream: TcpStream,
     peer: IpAddr,
-    place: Place,
+    place: ConnectionSlot,
     service: Arc<Service>,
     stopping: watch::Receiver<bool>,
 ) {
     tokio::select! {
         () = serve_requests(stream, peer, place.handle().clone(), service, stopping) => {}
-        () = place.has_to_go() => metrics::counter!("pensieve_http_connections_evicted_total").increment(1),
+        () = place.evicted() => metrics::counter!("pensieve_http_connections_evicted_total").increment(1),
     }
 }
 
-/// Answers one request after another. When the server stops, the answer that is being written is the last one.
+/// Serves requests one after the other. On shutdown the current answer is the last one.
 async fn serve_requests(
     stream: TcpStream,
     peer: IpAddr,
@@ -58,12 +58,12 @@ async fn serve_requests(
 ) {
     let Ok(local) = stream.local_addr() else { return };
     let ends = Ends { local: local.ip(), peer };
-    // Tokens are small and have to leave at once.
+    // Tokens are small and must be sent at once.
     let _ = stream.set_nodelay(true);
     let limits = *service.limits();
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (service, handle) = (service.clone(), handle.clone());
-        // hyper lets go of a connection only if the future may be moved.
+        // hyper gives the socket back only if this future is Unpin.
         let answer = async move { Ok::<_, Infallible>(service.answer(request, ends, handle).await) };
         Box::pin(answer)
     });
@@ -93,7 +93,7 @@ async fn serve_requests(
     }
 }
 
-/// Tells a client that there is no room for it.
+/// Refuses a connection with a 503.
 pub(super) async fn refuse(mut stream: TcpStream) {
     if timeout(LINGER, stream.write_all(FULL)).await.is_ok_and(|written| written.is_ok()) {
         linger(stream).await;
@@ -108,13 +108,13 @@ fn builder(limits: &Limits) -> http1::Builder {
         .max_headers(limits.headers_max)
         .max_header_size(limits.header_bytes_max)
         .max_buf_size((limits.header_bytes_max * 2).max(64 << 10))
-        // A client that has closed its half of the connection has gone.
+        // A client that closes its half of the connection counts as disconnected.
         .half_close(false)
         .keep_alive(true);
     builder
 }
 
-/// Closes a connection such that the last answer arrives.
+/// Closes a connection in a way that lets the last answer arrive.
 async fn linger(mut stream: TcpStream) {
     let closed = async {
         stream.shutdown().await?;
@@ -127,12 +127,12 @@ async fn linger(mut stream: TcpStream) {
         }
         Ok::<(), io::Error>(())
     };
-    // A client that takes longer is cut off.
+    // Slower clients are cut off.
     let _ = timeout(LINGER, closed).await;
 }
 
-/// A socket that fails when what is written to it is not read, or too slowly. Waiting uses up a time, and what is read gives
-/// some of it back.
+/// A socket that fails when the peer reads too slowly or not at all. Waiting to write consumes a time budget, and written bytes
+/// refill it.
 struct StallTimeout {
     stream: TcpStream,
     limit: Duration,

@@ -1,9 +1,8 @@
-//! The connections of a server: how many there may be in all and from one address, and which one goes when there is no room for
-//! the next.
+//! Limits connections in total and per network, and decides which one is closed when the limit is reached.
 //!
-//! Any client may open a connection and send nothing, and that must not keep others out. A connection that waits for its
-//! client (for a request, or for the rest of a body) can be closed at any time, and the one from which nothing was heard for
-//! longest makes room. A connection whose request is being answered is never closed for another.
+//! Clients that open connections and send nothing must not keep others out. A connection that waits for its client (for a
+//! request, or for the rest of a body) can be closed at any time, and the one that has been silent for longest is closed to
+//! make room. A connection whose request is being answered is never closed for another.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +14,7 @@ use tokio::sync::Notify;
 
 use pensieve_protocol::share;
 
-/// A body counts as heard of whenever this much more of it has come. Single bytes do not keep a connection.
+/// A connection counts as active each time this many more bytes of a body have arrived. Single bytes do not keep it open.
 const HEARD_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]
@@ -29,53 +28,53 @@ struct Table {
     free: usize,
     by_network: HashMap<u64, usize>,
     open: HashMap<u64, Open>,
-    /// The ids of those that wait for their clients, in the order in which these were last heard of.
+    /// Ids of connections that wait for their clients, ordered by last activity.
     quiet: BTreeMap<u64, u64>,
-    /// The last id, and the last place in that order.
+    /// Counter for ids and for the order of activity.
     last: u64,
 }
 
 #[derive(Debug)]
 struct Open {
     network: u64,
-    /// Its place among the quiet ones, if it is one.
+    /// Key in `quiet`, if it is in there.
     heard: Option<u64>,
     close: Arc<Notify>,
 }
 
-/// What became of a connection that has come.
+/// Result of a request for admission.
 enum Admission {
     Admitted(u64, Arc<Notify>),
-    /// Another one has been told to make room.
+    /// Another connection is being closed to make room.
     MakingRoom,
     Refused,
 }
 
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     handle: ConnectionHandle,
     close: Arc<Notify>,
 }
 
-/// A connection, for those who answer its requests.
+/// Handle of a connection for the code that answers its requests.
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionHandle {
     all: Arc<Connections>,
     id: u64,
 }
 
-/// A request of the connection is being answered as long as this is kept.
+/// Marks the connection as answering a request, until dropped.
 #[derive(Debug)]
 pub(super) struct Answering(ConnectionHandle);
 
-/// The body of the request is being read as long as this is kept.
+/// Marks the connection as reading a body, until dropped.
 #[derive(Debug)]
 pub(super) struct Reading {
     handle: ConnectionHandle,
     unheard: usize,
 }
 
-/// A client's network: its address, or what is one customer's in IPv6. All addresses of this machine are one.
+/// A client's network: its IPv4 address, or its /64 in IPv6. All loopback addresses count as one.
 pub(super) fn network(address: IpAddr) -> u64 {
     match address.to_canonical() {
         address if address.is_loopback() => 1,
@@ -91,16 +90,15 @@ impl Connections {
         Arc::new(Self { table: Mutex::new(table), ended: Notify::new() })
     }
 
-    /// A place for a connection from this network, for which another one may have to go. None if all are in use, or all that
-    /// one network may have.
-    pub(super) async fn admit(self: &Arc<Self>, network: u64) -> Option<Place> {
+    /// Admits a connection from this network, closing another one if needed. `None` if none can be closed.
+    pub(super) async fn admit(self: &Arc<Self>, network: u64) -> Option<ConnectionSlot> {
         loop {
             let mut ended = pin!(self.ended.notified());
             ended.as_mut().enable();
             let admission = self.table().admit(network);
             match admission {
                 Admission::Admitted(id, close) => {
-                    return Some(Place { handle: ConnectionHandle { all: self.clone(), id }, close });
+                    return Some(ConnectionSlot { handle: ConnectionHandle { all: self.clone(), id }, close });
                 }
                 Admission::MakingRoom => ended.await,
                 Admission::Refused => return None,
@@ -136,10 +134,10 @@ impl Table {
             self.quiet.insert(id, id);
             return Admission::Admitted(id, close);
         }
-        // A network that has its share makes room for itself, even where others have left some.
+        // A network that has used up its share closes one of its own, even if there is room left.
         let is_full = self.free == 0;
-        let goes = |open: &&Open| is_full || open.network == network;
-        let Some(open) = self.quiet.values().filter_map(|id| self.open.get(id)).find(goes) else {
+        let can_close = |open: &&Open| is_full || open.network == network;
+        let Some(open) = self.quiet.values().filter_map(|id| self.open.get(id)).find(can_close) else {
             return Admission::Refused;
         };
         open.close.notify_one();
@@ -149,7 +147,7 @@ impl Table {
         Admission::MakingRoom
     }
 
-    /// Whether a connection waits for its client, who has just been heard of.
+    /// Records activity; `is_quiet` tells whether the connection now waits for its client.
     fn mark(&mut self, id: u64, is_quiet: bool) {
         let Some(open) = self.open.get_mut(&id) else { return };
         if let Some(heard) = open.heard.take() {
@@ -175,17 +173,17 @@ impl Table {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     pub(super) fn handle(&self) -> &ConnectionHandle {
         &self.handle
     }
 
-    pub(super) async fn has_to_go(&self) {
+    pub(super) async fn evicted(&self) {
         self.close.notified().await;
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.handle.all.table().remove(self.handle.id);
         self.handle.all.ended.notify_waiters();
@@ -193,13 +191,13 @@ impl Drop for Place {
 }
 
 impl ConnectionHandle {
-    /// The head of a request has come.
+    /// Called when the headers of a request have arrived.
     pub(super) fn answering(&self) -> Answering {
         self.mark(false);
         Answering(self.clone())
     }
 
-    /// The body of the request is being read.
+    /// Called when the body of a request is about to be read.
     pub(super) fn reading(&self) -> Reading {
         self.mark(true);
         Reading { handle: self.clone(), unheard: 0 }
@@ -238,22 +236,22 @@ mod tests {
     use futures_util::FutureExt;
     use pensieve_protocol::share::ONLY_CLIENT;
 
-    /// The place of a connection for which there is room.
-    fn open(all: &Arc<Connections>, network: u64) -> Option<Place> {
+    /// Admits a connection that is within the limits.
+    fn open(all: &Arc<Connections>, network: u64) -> Option<ConnectionSlot> {
         all.admit(network).now_or_never().flatten()
     }
 
-    fn has_to_go(place: &Place) -> bool {
-        place.has_to_go().now_or_never().is_some()
+    fn has_to_go(place: &ConnectionSlot) -> bool {
+        place.evicted().now_or_never().is_some()
     }
 
-    /// The places that are told to go by one more connection from this network.
-    fn told<'a>(all: &Arc<Connections>, network: u64, places: &[&'a Place]) -> Vec<&'a Place> {
+    /// The connections that one more from this network would evict.
+    fn told<'a>(all: &Arc<Connections>, network: u64, places: &[&'a ConnectionSlot]) -> Vec<&'a ConnectionSlot> {
         assert!(open(all, network).is_none());
         places.iter().copied().filter(|place| has_to_go(place)).collect()
     }
 
-    fn ids(places: &[&Place]) -> Vec<u64> {
+    fn ids(places: &[&ConnectionSlot]) -> Vec<u64> {
         places.iter().map(|place| place.handle.id).collect()
     }
 
@@ -285,13 +283,13 @@ mod tests {
     #[test]
     fn one_network_leaves_room_for_others() {
         let all = Connections::new(8);
-        let many: Vec<Place> = std::iter::from_fn(|| open(&all, 1)).collect();
+        let many: Vec<ConnectionSlot> = std::iter::from_fn(|| open(&all, 1)).collect();
         assert_eq!(many.len(), 6);
         // Its next one has told its first one to go.
         assert!(has_to_go(&many[0]) && !has_to_go(&many[1]));
         let others = [open(&all, 2), open(&all, 3)];
         assert!(others.iter().all(Option::is_some));
-        let mut all_places: Vec<&Place> = many.iter().collect();
+        let mut all_places: Vec<&ConnectionSlot> = many.iter().collect();
         all_places.extend(others.iter().flatten());
         assert_eq!(ids(&told(&all, 4, &all_places)), [many[1].handle.id]);
         drop((many, others));

@@ -1,5 +1,5 @@
-//! Memory that requests have returned goes back to the system. Left to itself, the C library's allocator has a heap for each of
-//! many threads and keeps in it what was freed, which after a few large requests is a multiple of what they ever took at once.
+//! Returns freed memory to the system. By default glibc's allocator has an arena for each of many threads and keeps freed memory
+//! in it, which after a few large requests adds up to a multiple of their peak.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use tokio::time::interval;
 
 use crate::shares::Shares;
 
-/// Until then the next request takes as much from another heap.
+/// Until memory is returned, the next request may allocate as much from another arena.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Less than this is not worth walking the heap for.
+/// Smaller amounts are not worth walking the heap.
 const RETURNED_BYTES_MIN: usize = 8 << 20;
 
-/// Heaps of the allocator. Few allocations of the server are so frequent that threads wait for each other.
+/// Number of arenas. The server allocates too rarely for threads to contend for them.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const HEAPS: libc::c_int = 2;
-/// A block of this size or more is mapped by itself, and goes back when it is freed.
+/// Allocations of at least this size are mapped individually, and unmapped when freed.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_BYTES_MIN: libc::c_int = 256 << 10;
 
-/// Sets the allocator up for a server. To be called before it has many threads.
+/// Configures the allocator. To be called before there are many threads.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(super) fn prepare() {
     // SAFETY: the calls take numbers, and the allocator checks them.
@@ -33,7 +33,7 @@ pub(super) fn prepare() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub(super) fn prepare() {}
 
-/// Gives memory back whenever requests have returned much of it to `memory`.
+/// Returns memory to the system whenever requests have freed much of `memory`.
 pub(super) async fn give_back(memory: Shares) {
     let mut ticks = interval(INTERVAL);
     let mut returned = 0_usize;
@@ -42,7 +42,7 @@ pub(super) async fn give_back(memory: Shares) {
         returned = returned.saturating_add(memory.returned());
         if returned >= RETURNED_BYTES_MIN {
             returned = 0;
-            // It takes the heap's locks one by one, for milliseconds.
+            // This holds the arenas' locks one by one, for milliseconds.
             let _ = tokio::task::spawn_blocking(trim).await;
         }
     }
@@ -54,6 +54,6 @@ fn trim() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Other allocators give back what is free by themselves.
+/// Other allocators return free memory by themselves.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 fn trim() {}

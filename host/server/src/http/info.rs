@@ -1,4 +1,4 @@
-//! What the server says of itself in JSON: its plugins and its health.
+//! Routes about the server itself: plugins and health.
 
 use serde_json::{Value, json};
 
@@ -12,20 +12,20 @@ use crate::{
 };
 use pensieve_protocol::{manifest::Manifest, outside::Outside};
 
-/// `GET /v1/plugins`: every file in the plugin folders and what became of it.
+/// `GET /v1/plugins`: every file in the plugin folders with its status.
 pub(super) fn plugins(app: &AppState) -> ApiResponse {
     let plugins: Vec<Value> = app.chats.fleet().plugins().snapshot().iter().map(plugin).collect();
     ApiResponse::json(&json!({ "object": "list", "data": plugins }))
 }
 
-/// `GET /`, for people who come with a browser.
+/// `GET /`, for people with a browser.
 pub(super) fn greeting() -> ApiResponse {
     let text = "This is Pensieve, an inference server that speaks Anthropic's, OpenAI's and Ollama's APIs.\n\n\
         POST /v1/messages\nPOST /v1/chat/completions\nPOST /v1/responses\nPOST /api/chat\nGET  /v1/models\nGET  /openapi.json   everything that is served\n";
     ApiResponse::text("text/plain; charset=utf-8", text)
 }
 
-/// `GET /health`. Strangers hear that the server is there, and nothing of its models.
+/// `GET /health`. Without a key the response does not mention models.
 pub(super) async fn health(app: &AppState, is_known: bool) -> ApiResponse {
     if !is_known {
         return ApiResponse::json(&json!({ "status": "ok" }));

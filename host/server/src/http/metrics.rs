@@ -1,6 +1,6 @@
-//! `GET /metrics`, for Prometheus. What happens in this process is counted where it happens, through the `metrics` crate;
-//! what workers do is asked of them when the page is read. Labels are routes, statuses, models and their adapters:
-//! few, whatever clients do.
+//! `GET /metrics`, for Prometheus. Events in this process are counted where they happen, through the `metrics` crate; workers
+//! are asked for their statistics at each scrape. Labels are routes, statuses, models and adapters, so their number is bounded
+//! whatever clients do.
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use std::{
@@ -14,17 +14,17 @@ use crate::{
     fleet::{Fleet, FleetStats, ModelState, ModelStats},
 };
 
-/// Seconds, from a token to a long answer.
+/// Histogram buckets in seconds, from one token to a long answer.
 const SECONDS: [f64; 18] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 600.0];
-/// What is measured waits in memory until it is sorted into buckets.
+/// Interval at which recorded samples are moved into buckets.
 const UPKEEP: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
 pub(super) struct Recorder(PrometheusHandle);
 
 impl Recorder {
-    /// The recorder of this process, which has one however many servers it runs.
+    /// Installs the recorder once per process, however many servers run in it.
     pub(super) fn install() -> Self {
         static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
         let handle = HANDLE.get_or_init(|| {
@@ -32,7 +32,7 @@ impl Recorder {
             let buckets = builder.set_buckets_for_metric(Matcher::Suffix("_seconds".into()), &SECONDS);
             let recorder = buckets.unwrap_or_else(|_| PrometheusBuilder::new()).build_recorder();
             let handle = recorder.handle();
-            // Otherwise another recorder counts in this process, and this page lacks what is counted.
+            // Fails if another recorder is installed in this process; then this page lacks its counters.
             if metrics::set_global_recorder(recorder).is_ok() {
                 describe();
             }
@@ -41,7 +41,7 @@ impl Recorder {
         Self(handle.clone())
     }
 
-    /// Keeps what is measured small between two readings.
+    /// Bounds the memory for samples between scrapes.
     pub(super) async fn upkeep(self) {
         let mut ticks = tokio::time::interval(UPKEEP);
         loop {
@@ -70,7 +70,7 @@ fn describe() {
     );
     metrics::describe_gauge!("pensieve_http_requests_in_flight", "Requests that are being served.");
     metrics::describe_histogram!("pensieve_http_request_seconds", "Time from a request's headers to its last byte.");
-    crate::prompt::measures::describe();
+    crate::answers::measures::describe();
 }
 
 pub(super) async fn answer(recorder: &Recorder, fleet: &Fleet) -> ApiResponse {
@@ -85,7 +85,7 @@ struct Page(String);
 
 impl Page {
     fn family<'a>(&mut self, name: &str, kind: &str, help: &str, samples: impl IntoIterator<Item = (&'a str, u64)>) {
-        // Nothing can go wrong while a string is written to.
+        // Writing to a string cannot fail.
         let _ = write!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
         for (labels, value) in samples {
             let _ = writeln!(self.0, "{name}{labels} {value}");
@@ -98,7 +98,7 @@ impl Page {
         self.family(
             "pensieve_memory_used_bytes",
             "gauge",
-            "What they take, by their cards.",
+            "Memory used by models according to their cards.",
             [("", stats.memory_used)],
         );
         let labels: Vec<String> = stats.models.iter().map(|model| labels(&[("model", &model.id)])).collect();
@@ -108,10 +108,10 @@ impl Page {
         }
         let blocks: Vec<(String, u64)> = stats.models.iter().flat_map(blocks).collect();
         let samples = blocks.iter().map(|(labels, count)| (labels.as_str(), *count));
-        self.family("pensieve_blocks", "gauge", "Blocks of keys and values by where they are.", samples);
+        self.family("pensieve_blocks", "gauge", "KV cache blocks by state.", samples);
         let adapters: Vec<(String, u64)> = stats.models.iter().flat_map(adapters).collect();
         let samples = adapters.iter().map(|(labels, bytes)| (labels.as_str(), *bytes));
-        let help = "Bytes that an adapter takes; 0 while it is not loaded.";
+        let help = "Memory of an adapter; 0 while it is not loaded.";
         self.family("pensieve_adapter_bytes", "gauge", help, samples);
     }
 
@@ -132,46 +132,50 @@ struct Column {
     value: fn(&ModelStats) -> u64,
 }
 
-/// What a worker says starts at 0 with each worker, as counters may.
+/// A worker's counters restart at 0 with each worker, which Prometheus supports.
 const COLUMNS: [Column; 18] = [
-    column("pensieve_model_ready", "gauge", "1 if the model answers at once.", |model| {
+    column("pensieve_model_ready", "gauge", "1 if the model is loaded and ready.", |model| {
         u64::from(model.state == ModelState::Ready)
     }),
-    column("pensieve_model_quarantined", "gauge", "1 if its workers died too often.", |model| {
-        u64::from(model.state == ModelState::Quarantined)
-    }),
-    column("pensieve_model_bytes", "gauge", "Memory that the model takes, by its card.", |model| model.bytes),
+    column(
+        "pensieve_model_quarantined",
+        "gauge",
+        "1 if the model is not loaded for a while, as its workers crashed too often.",
+        |model| u64::from(model.state == ModelState::Quarantined),
+    ),
+    column("pensieve_model_bytes", "gauge", "Memory of the model according to its card.", |model| model.bytes),
     column("pensieve_workers", "gauge", "Processes that serve the model.", |model| model.workers),
     column("pensieve_worker_loads_total", "counter", "Workers started for the model.", |model| model.loads),
-    column("pensieve_worker_deaths_total", "counter", "Workers that ended unasked.", |model| model.deaths),
-    column("pensieve_streams", "gauge", "Generations at hand.", |model| model.streams),
-    column("pensieve_sequences_running", "gauge", "Sequences that run.", |model| worker(model, |w| w.running)),
-    column("pensieve_sequences_waiting", "gauge", "Requests that wait for the model.", |model| {
+    column("pensieve_worker_deaths_total", "counter", "Workers that ended unexpectedly.", |model| model.deaths),
+    column("pensieve_streams", "gauge", "Current generations.", |model| model.streams),
+    column("pensieve_sequences_running", "gauge", "Running sequences.", |model| worker(model, |w| w.running)),
+    column("pensieve_sequences_waiting", "gauge", "Waiting requests.", |model| {
         model.waiting + worker(model, |w| w.waiting)
     }),
     column("pensieve_worker_steps_total", "counter", "Steps of the worker.", |model| worker(model, |w| w.steps)),
-    column("pensieve_worker_preemptions_total", "counter", "Sequences that gave their blocks up.", |model| {
+    column("pensieve_worker_preemptions_total", "counter", "Sequences preempted for lack of blocks.", |model| {
         worker(model, |w| w.preemptions)
     }),
-    column("pensieve_worker_tokens_reused_total", "counter", "Prompt tokens taken from earlier requests.", |model| {
+    column("pensieve_worker_tokens_reused_total", "counter", "Prompt tokens found in the prefix cache.", |model| {
         worker(model, |w| w.reused_tokens)
     }),
-    column("pensieve_worker_tokens_computed_total", "counter", "Tokens computed, prompts and answers.", |model| {
-        worker(model, |w| w.computed_tokens)
-    }),
-    column("pensieve_worker_tokens_generated_total", "counter", "Tokens generated.", |model| {
+    column(
+        "pensieve_worker_tokens_computed_total",
+        "counter",
+        "Prompt and answer tokens that went through the model.",
+        |model| worker(model, |w| w.computed_tokens),
+    ),
+    column("pensieve_worker_tokens_generated_total", "counter", "Generated tokens.", |model| {
         worker(model, |w| w.generated_tokens)
     }),
-    column("pensieve_worker_forward_microseconds_total", "counter", "Time in the model.", |model| {
+    column("pensieve_worker_forward_microseconds_total", "counter", "Time in the model's forward pass.", |model| {
         worker(model, |w| w.forward_us)
     }),
-    column("pensieve_adapters", "gauge", "Adapters that requests may choose.", |model| {
+    column("pensieve_adapters", "gauge", "Adapters that requests can select.", |model| {
         model.adapters.iter().filter(|adapter| !adapter.merged).count() as u64
     }),
-    column("pensieve_adapter_loads_total", "counter", "Adapters taken into the model.", |model| {
-        worker(model, |w| w.adapter_loads)
-    }),
-    column("pensieve_adapter_unloads_total", "counter", "Adapters that made room for others.", |model| {
+    column("pensieve_adapter_loads_total", "counter", "Adapter loads.", |model| worker(model, |w| w.adapter_loads)),
+    column("pensieve_adapter_unloads_total", "counter", "Adapters evicted to make room.", |model| {
         worker(model, |w| w.adapter_unloads)
     }),
 ];
@@ -211,16 +215,16 @@ fn labels(pairs: &[(&str, &str)]) -> String {
 
 fn open_files() -> Option<u64> {
     let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-    // The folder itself is one of them while it is read.
+    // Reading the folder takes one descriptor itself.
     Some((std::fs::read_dir(folder).ok()?.count() as u64).saturating_sub(1))
 }
 
-/// Children, with those that have ended and were not waited for. Known where there is a /proc.
+/// Child processes, including zombies; only on systems with /proc.
 fn children() -> Option<u64> {
     let own = std::process::id().to_string();
     let parent = |entry: std::fs::DirEntry| {
         let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name, in brackets, may hold anything.
+        // The name in brackets may contain anything.
         let (_, rest) = stat.rsplit_once(')')?;
         rest.split_whitespace().nth(1).map(str::to_owned)
     };

@@ -1,10 +1,8 @@
-//! The server's HTTP side: sockets, limits, authentication, and how an answer is written down. It knows paths and headers but
-//! no API's JSON: a request that has come through is a [`crate::dialects::ApiRequest`], and what comes back is an
-//! [`crate::dialects::ApiResponse`].
+//! HTTP: sockets, limits, authentication and the writing of answers. It knows paths and headers but no API's JSON: it passes
+//! a [`crate::dialects::ApiRequest`] to the dialects and gets back a [`crate::dialects::ApiResponse`].
 //!
-//! Everyone outside is taken for slow, wrong or hostile until shown otherwise: each wait has an end, each size a limit, and
-//! web pages in a browser on this machine get nothing, as they can reach any local port. `routes` is the list of all that
-//! is served.
+//! Clients are assumed to be slow, buggy or hostile: every wait has a timeout and every size a limit. Web pages in a browser on
+//! this machine are refused, as they can reach any local port. `routes` lists all routes.
 
 mod auth;
 mod body;
@@ -32,22 +30,21 @@ pub use crate::dialects::DialectSettings;
 
 use crate::chat::Client;
 
-/// The key that clients on this machine may send where none is set, since some of them insist on having one.
+/// A key for local clients that insist on one when the server has none.
 pub const LOCAL_KEY: &str = "pensieve-local-key";
 
-/// Clients that send or read more slowly than this for long are cut off.
+/// Clients that send or read more slowly than this for too long are cut off.
 const BYTES_PER_SECOND_MIN: f64 = 1024.0;
 
-/// Where a server listens, and to whom.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// An address and a port; 0 for any port that is free.
+    /// `ADDRESS:PORT`; port 0 for any free one.
     pub listen: Vec<String>,
-    /// The keys that are accepted. Without any, every client on this machine is served, and none from elsewhere.
+    /// Accepted keys. Without any, the server accepts all clients on this machine and no others.
     pub keys: Vec<Key>,
-    /// Names by which the server is called, besides those of this machine.
+    /// Host names of the server besides those of this machine.
     pub hosts: Vec<String>,
-    /// Origins of web pages that may use the server, as `https://example.org`.
+    /// Origins of web pages that may send requests, such as `https://example.org`.
     pub origins: Vec<String>,
     pub limits: Limits,
     pub dialects: DialectSettings,
@@ -56,24 +53,24 @@ pub struct Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub connections_max: usize,
-    /// Requests that have come with their bodies, and wait or are answered.
+    /// Requests that are waiting or being answered, after their bodies have been read.
     pub requests_max: usize,
     pub streams_max: usize,
     pub headers_max: usize,
     pub header_bytes_max: usize,
     pub body_bytes_max: usize,
-    /// Bytes of all bodies that are being read or answered.
+    /// Memory for the bodies of all current requests.
     pub bodies_bytes_max: usize,
-    /// How long the headers of a request may take, and how long a connection stays open that has none.
+    /// Time limit for a request's headers, and for idle connections.
     pub header_timeout: Duration,
     pub body_timeout: Duration,
-    /// How long a client may leave its answer unread, or read it at less than a kilobyte a second.
+    /// How long a client may not read its answer, or read it at less than a kilobyte per second.
     pub write_stall: Duration,
-    /// How long running answers have when the server is told to end.
+    /// How long running answers may take at shutdown.
     pub drain: Duration,
 }
 
-/// A key, of which only a digest is kept.
+/// A key, stored as a digest.
 #[derive(Clone)]
 pub struct Key([u8; 32]);
 
@@ -113,12 +110,12 @@ impl Key {
         Self(Sha256::digest(text.as_bytes()).into())
     }
 
-    /// Whether they are the same, in a time that does not depend on where they differ.
+    /// Constant-time comparison.
     fn matches(&self, other: &Self) -> Choice {
         self.0.ct_eq(&other.0)
     }
 
-    /// The client that has this key, and this share. Neither the id nor the salt gives the key away.
+    /// The client with this key. Neither its id nor its salt reveals the key.
     fn client(&self, share: u64) -> Client {
         let salt: [u8; 32] = Sha256::new().chain_update(b"pensieve client\0").chain_update(self.0).finalize().into();
         let (id, _) = salt.split_first_chunk().unwrap_or((&[0; 8], &[]));

@@ -1,4 +1,4 @@
-//! `GET /openapi.json`: the routes for programs. A test holds the document and the routes against each other.
+//! `GET /openapi.json`. A test checks that the document and the routes agree.
 
 use crate::dialects::ApiResponse;
 
@@ -16,7 +16,7 @@ mod tests {
     use crate::{
         fleet::{Config, Fleet},
         http::{Settings, routes, state::AppState},
-        prompt::Chats,
+        requests::Chats,
     };
     use std::{collections::BTreeSet, sync::Arc};
 

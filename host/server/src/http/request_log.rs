@@ -1,7 +1,7 @@
-//! One request from its headers to the last byte of its answer: its id, its line in the log, its place in the metrics.
+//! Tracks a request from its headers to the last byte of its answer: its id, log line and metrics.
 //!
-//! The line tells method, path, client, dialect, the model that was asked for and the one that answered, the status, tokens
-//! and times, and for a request that was refused the reason. It never tells a prompt, an answer or a key.
+//! The log line has method, path, client, dialect, the requested and the actual model, status, tokens and times, and the reason
+//! of a refusal. It never contains prompts, answers or keys.
 
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use std::{
@@ -21,14 +21,14 @@ use pensieve_protocol::outside::Outside;
 const PATH_LEN_MAX: usize = 200;
 const CLIENT_LEN_MAX: usize = 100;
 
-/// The status in the log of a client that has left before its answer.
+/// Logged status when the client disconnected before its answer (as in nginx).
 const CLIENT_GONE: u16 = 499;
 
-/// A request that is being served. Dropping it ends it.
+/// A request being served; dropping it writes the log line.
 #[derive(Debug)]
 pub(super) struct RequestLog {
     pub(super) id: String,
-    /// What happens on its behalf happens in here.
+    /// Entered by all work for the request.
     pub(super) span: Span,
     method: String,
     route: &'static str,
@@ -41,13 +41,13 @@ pub(super) struct RequestLog {
 #[derive(Debug)]
 pub(super) struct LoggedBody {
     body: Response,
-    /// What is left of the length that the head declares. hyper asks a body for no more than that, not even for its end.
-    left: Option<u64>,
+    /// Remaining bytes of the declared content length. hyper stops polling the body after that, without polling for its end.
+    remaining: Option<u64>,
     log: RequestLog,
 }
 
 impl RequestLog {
-    /// A request has come that a route of this pattern will answer.
+    /// Starts tracking a request for the route with this pattern.
     pub(super) fn begin(
         request: &hyper::Request<Incoming>,
         route: &'static str,
@@ -59,7 +59,7 @@ impl RequestLog {
         let path = Outside::new(request.uri().path()).at_most(PATH_LEN_MAX).to_string();
         let agent = request.headers().get(hyper::header::USER_AGENT).and_then(|agent| agent.to_str().ok());
         let client = Outside::new(agent.unwrap_or("unknown")).at_most(CLIENT_LEN_MAX).to_string();
-        // These fields are known later, and by others.
+        // The empty fields are recorded later, elsewhere.
         let span = tracing::info_span!(
             "request",
             id,
@@ -83,14 +83,14 @@ impl RequestLog {
 
     pub(super) fn answer(mut self, response: Response) -> hyper::Response<LoggedBody> {
         self.status = Some(response.status().as_u16());
-        // An answer to HEAD ends with its head.
+        // The answer to HEAD has no body.
         self.is_complete = self.method == "HEAD" || response.body().is_end_stream();
         let mut head = hyper::Response::new(());
         *head.status_mut() = response.status();
         *head.headers_mut() = response.headers().clone();
         let declared = response.headers().get(hyper::header::CONTENT_LENGTH);
-        let left = declared.and_then(|length| length.to_str().ok()?.parse().ok());
-        head.map(|()| LoggedBody { body: response, left, log: self })
+        let remaining = declared.and_then(|length| length.to_str().ok()?.parse().ok());
+        head.map(|()| LoggedBody { body: response, remaining, log: self })
     }
 }
 
@@ -112,7 +112,7 @@ impl Drop for RequestLog {
         let duration_ms = elapsed.as_millis() as u64;
         let outcome = if self.is_complete { "answered" } else { "the client has gone" };
         self.span.in_scope(|| match self.route {
-            // Monitoring asks for these every few seconds.
+            // Monitoring polls these every few seconds.
             "/" | "/health" | "/metrics" => tracing::debug!(status, duration_ms, "{outcome}"),
             _ => tracing::info!(status, duration_ms, "{outcome}"),
         });
@@ -129,8 +129,8 @@ impl Body for LoggedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = &mut *self;
         let polled = this.log.span.in_scope(|| Pin::new(this.body.body_mut()).poll_frame(context));
-        if let (Poll::Ready(Some(Ok(frame))), Some(left)) = (&polled, &mut this.left) {
-            *left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+        if let (Poll::Ready(Some(Ok(frame))), Some(remaining)) = (&polled, &mut this.remaining) {
+            *remaining = remaining.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
         }
         if matches!(polled, Poll::Ready(None)) || this.is_end_stream() {
             this.log.is_complete = true;
@@ -139,7 +139,7 @@ impl Body for LoggedBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.left == Some(0) || self.body.body().is_end_stream()
+        self.remaining == Some(0) || self.body.body().is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -147,7 +147,7 @@ impl Body for LoggedBody {
     }
 }
 
-/// Labels are few, whatever clients send.
+/// Unknown methods do not become metric labels, which keeps their number bounded.
 fn is_common(method: &hyper::Method) -> bool {
     use hyper::Method;
     [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE, Method::PATCH]

@@ -1,7 +1,7 @@
-//! Which route a request takes. Every request is matched once, here; `routes` is the table.
+//! Matches requests to routes; `routes` is the table.
 //!
-//! Clients put base URLs together in many ways, so paths are forgiven what cannot be meant otherwise: a slash too many, a
-//! missing `/v1`, or one `/v1` too many.
+//! Clients assemble base URLs in many ways, so unambiguous mistakes in paths are tolerated: extra slashes, a missing `/v1`, or
+//! a duplicate one.
 
 use hyper::Method;
 use std::collections::BTreeSet;
@@ -12,29 +12,29 @@ use pensieve_protocol::outside::Outside;
 
 pub(super) struct Route {
     pub(super) method: Method,
-    /// `{id}` stands for a model's id, which may have slashes, and `{name}` for a name without any.
+    /// `{id}` matches a model id, which may contain slashes, `{name}` a single segment.
     pub(super) pattern: &'static str,
     pub(super) handler: Handler,
 }
 
-/// All routes. The first one whose pattern fits a path takes it.
+/// All routes, in order of precedence.
 pub(super) struct Router(Vec<Route>);
 
 pub(super) enum RouteMatch<'a> {
     Found(&'a Route, PathParams),
-    /// The path is served under these methods only.
+    /// The path exists only for these methods.
     MethodNotAllowed(String),
     NotFound,
 }
 
-/// The parts of a path that its pattern leaves open; empty where the pattern has none.
+/// The variable parts of a path; empty if the pattern has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PathParams {
     pub(super) id: String,
     pub(super) name: String,
 }
 
-/// The open parts of a path, if it fits this pattern. An id's slashes may be written as they are.
+/// Matches a path against a pattern. Slashes in an id may be unescaped.
 pub(super) fn match_path(pattern: &str, path: &str) -> Option<PathParams> {
     let decoded = |text: &str| {
         let decoded = percent_encoding::percent_decode_str(text).decode_utf8();
@@ -58,13 +58,13 @@ impl Router {
         Self(routes)
     }
 
-    /// Every pattern with its method, for the test that compares them with the document of routes.
+    /// Every pattern with its method, for the test that compares them with the OpenAPI document.
     #[cfg(test)]
     pub(super) fn methods(&self) -> impl Iterator<Item = (&'static str, &Method)> {
         self.0.iter().map(|route| (route.pattern, &route.method))
     }
 
-    /// Matches a path, which [`normalized`] has made.
+    /// Matches a path from [`normalized`].
     pub(super) fn find(&self, method: &Method, path: &str) -> RouteMatch<'_> {
         let method = if method == Method::HEAD { &Method::GET } else { method };
         let mut allowed = BTreeSet::new();
@@ -84,7 +84,7 @@ impl Router {
         RouteMatch::MethodNotAllowed(allowed.into_iter().collect::<Vec<_>>().join(", "))
     }
 
-    /// The path that a client most likely means.
+    /// The served path that the client most likely means.
     pub(super) fn normalized(&self, path: &str) -> String {
         let plain = format!("/{}", path.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/"));
         let is_served = |path: &str| self.0.iter().any(|route| match_path(route.pattern, path).is_some());
@@ -96,7 +96,7 @@ impl Router {
         others.into_iter().find(|other| is_served(other)).unwrap_or(plain)
     }
 
-    /// The error of a path that does not exist: it names the nearest one that does.
+    /// Error for an unknown path, with the most similar known one.
     pub(super) fn not_found(&self, path: &str) -> ApiError {
         let shown = Outside::new(path).at_most(120);
         let nearest = self

@@ -1,4 +1,4 @@
-//! All that is served, on one screen. Query strings matter for stored responses alone, and what is served under GET is under HEAD, too.
+//! All routes on one screen. Query strings matter only for stored responses, and every GET route also serves HEAD.
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -33,7 +33,7 @@ fn anthropic_and_openai(app: &Arc<AppState>) -> Vec<Route> {
         post(app, "/v1/completions", |app, call| openai::completions(app.chats.clone(), call)),
         post(app, "/v1/responses", |app, call| responses::create(app.chats.clone(), call)),
         post(app, "/v1/responses/input_tokens", |app, call| responses::input_tokens(app.chats.clone(), call)),
-        // Before the response itself, whose id may have slashes.
+        // Before `/v1/responses/{id}`, as an id may contain slashes.
         get(app, "/v1/responses/{id}/input_items", |_, call| responses::input_items(call)),
         get(app, "/v1/responses/{id}", |_, call| responses::retrieve(call)),
         delete(app, "/v1/responses/{id}", |_, call| async move { responses::delete(&call) }),
@@ -47,7 +47,7 @@ fn own(app: &Arc<AppState>) -> Vec<Route> {
     vec![
         post(app, "/token_stream", |app, call| token_stream::answer(app.chats.clone(), call)),
         post(app, "/execute", |app, call| execute::answer(app.chats.clone(), call)),
-        // Before the model itself, whose id may have slashes.
+        // Before `/v1/models/{id}`, as an id may contain slashes.
         post(app, "/v1/models/{id}/adapters", |app, call| adapters::attach(app.chats.clone(), call)),
         get(app, "/v1/models/{id}/adapters", |app, call| adapters::list(app.chats.clone(), call)),
         delete(app, "/v1/models/{id}/adapters/{name}", |app, call| adapters::detach(app.chats.clone(), call)),
@@ -76,15 +76,14 @@ fn ollama(app: &Arc<AppState>) -> Vec<Route> {
 }
 
 pub(super) const PUBLIC_PATHS: [&str; 3] = ["/", "/health", "/openapi.json"];
-/// Answered however many requests are at hand: they take little, and who watches a server asks most when it is busy.
+/// Exempt from the request limit: they are cheap, and monitoring needs them most when the server is busy.
 const UNCOUNTED_PATHS: [&str; 4] = ["/", "/health", "/openapi.json", "/metrics"];
 
-/// Why there is no answer: an extension of an empty response, which the service replaces by the error in the form of the
-/// client's dialect.
+/// An error, stored in the extensions of an empty response; the service formats it in the client's dialect.
 #[derive(Clone, Debug)]
 pub(super) struct Rejected(pub(super) ApiError);
 
-/// A request without an answer but for this error.
+/// An empty response that carries an error.
 pub(super) fn rejected(error: ApiError) -> Response {
     let mut response = filters::empty();
     response.extensions_mut().insert(Rejected(error));
@@ -102,8 +101,7 @@ where
         async move {
             let client = context.share();
             let read = async {
-                // Whether there is a place is known before the body is read, and decided after it: a client that sends
-                // its body slowly holds none.
+                // Checked before the body is read, but taken only after it, so that a slow sender holds no permit.
                 drop(app.admit(client)?);
                 body::check(&headers, app.limits(), pattern.starts_with("/api/"))?;
                 let body = body::read(body, app.limits(), &app.memory, client, context.connection.reading()).await?;
@@ -139,7 +137,7 @@ where
     without_body(app, Method::DELETE, pattern, handler)
 }
 
-/// A route whose requests have no body. hyper leaves the body out of an answer to HEAD.
+/// A route without request bodies. hyper omits the body of a response to HEAD.
 fn without_body<F, R>(app: &Arc<AppState>, method: Method, pattern: &'static str, handler: F) -> Route
 where
     F: Fn(Arc<AppState>, ApiRequest) -> R + Clone + Send + Sync + 'static,
@@ -164,10 +162,10 @@ where
     Route { method, pattern, handler: filters::handler(filters::context().then(answer)) }
 }
 
-/// A defect in a handler costs its own request only. tower-http's layer for this would wrap six lines in a stack of its own.
+/// Turns a panic in a handler into an error of that request. tower-http's layer would replace six lines by a stack of types.
 async fn catch_panic(answer: impl Future<Output = Result<ApiResponse, ApiError>>) -> Result<ApiResponse, ApiError> {
     AssertUnwindSafe(answer)
         .catch_unwind()
         .await
-        .unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server has a defect; its log tells more")))
+        .unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "internal error; the server's log has details")))
 }

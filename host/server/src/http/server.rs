@@ -1,4 +1,4 @@
-//! Listens, lets connections in, and ends in order.
+//! Listens, accepts connections, and shuts down gracefully.
 
 use futures_util::FutureExt;
 use std::{
@@ -21,35 +21,40 @@ use super::{
     heap,
     service::Service,
 };
-use crate::prompt::Chats;
-use pensieve_protocol::{refusal::Refusal, share::ONLY_CLIENT};
+use crate::requests::Chats;
+use pensieve_protocol::{
+    refusal::{Refusal, RefusalKind},
+    share::ONLY_CLIENT,
+};
 
-/// How long the last words of a server that ends may take.
+/// Time for connections to send their last bytes at shutdown.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Connections that are being told that there are too many.
+/// Concurrent connections that are being refused with a response.
 const REFUSALS_MAX: usize = 32;
 
-/// A socket that listens, before any client is served.
+/// Listening sockets that are not served yet.
 #[derive(Debug)]
 pub struct Server {
-    /// Each with the address that it has; the first one is the server's own.
+    /// Listeners with their addresses; the first one is the server's main address.
     listeners: Vec<(TcpListener, SocketAddr)>,
     settings: Settings,
 }
 
 impl Server {
-    /// Takes the address, so that a port that is taken is known before anything is started.
+    /// Binds the addresses, so that a taken port is reported before anything is started.
     pub async fn bind(settings: Settings) -> Result<Self, Refusal> {
         let mut listeners = Vec::new();
         for listen in &settings.listen {
             let refusal = |error: io::Error| match error.kind() {
                 io::ErrorKind::AddrInUse => {
                     let reason = format!("{listen} is taken by another program, perhaps another pensieve");
-                    Refusal::new("taken", reason, "end it, or choose another port with --listen")
+                    Refusal::new(RefusalKind::Taken, reason, "end it, or choose another port with --listen")
                 }
-                _ => {
-                    Refusal::new("listen", format!("{listen} cannot be listened at: {error}"), "choose another address")
-                }
+                _ => Refusal::new(
+                    RefusalKind::Listen,
+                    format!("cannot listen on {listen}: {error}"),
+                    "choose another address",
+                ),
             };
             let addresses: Vec<SocketAddr> = tokio::net::lookup_host(listen).await.map_err(refusal)?.collect();
             if let Some(open) = addresses.iter().find(|address| !address.ip().to_canonical().is_loopback()) {
@@ -60,7 +65,11 @@ impl Server {
             listeners.push((listener, address));
         }
         if listeners.is_empty() {
-            return Err(Refusal::new("listen", "there is no address to listen at", "name one with --listen"));
+            return Err(Refusal::new(
+                RefusalKind::Listen,
+                "there is no address to listen on",
+                "name one with --listen",
+            ));
         }
         Ok(Self { listeners, settings })
     }
@@ -84,12 +93,12 @@ impl Server {
         .await
     }
 
-    /// Whether other machines can reach it.
+    /// True if other machines can connect.
     fn is_open(&self) -> bool {
         self.addresses().any(|address| !address.ip().to_canonical().is_loopback())
     }
 
-    /// Serves until `stop`, lets what runs finish for a while, and ends the fleet.
+    /// Serves until `stop`, drains running answers, and shuts the fleet down.
     pub async fn run(self, chats: Arc<Chats>, stop: impl Future<Output = ()>) {
         heap::prepare();
         let limits = self.settings.limits;
@@ -108,7 +117,7 @@ impl Server {
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Without descriptors there is nothing to do but to wait for some.
+                    // If descriptors run out, all that helps is to wait.
                     tracing::warn!("a connection cannot be accepted: {error}");
                     sleep(Duration::from_millis(50)).await;
                     continue;
@@ -123,26 +132,26 @@ impl Server {
             }
         }
         drop(self.listeners);
-        tracing::info!("ending: no more requests are taken");
+        tracing::info!("shutting down: no more requests are accepted");
         let _ = stopping.send(true);
-        // What was taken is answered, even if its model is only being loaded; then the rest is told that it is over.
+        // Accepted requests are answered, even if their model is still loading; after the drain time the rest gets an error.
         let began = Instant::now();
         let _ = timeout(limits.drain, connections.all_ended()).await;
-        // Workers that have nothing left to do still put their caches on disk.
+        // Idle workers still write their caches to disk.
         chats.fleet().shutdown(limits.drain.saturating_sub(began.elapsed())).await;
-        // A client that does not read the last event is not waited for.
+        // Do not wait for clients that do not read the last event.
         let _ = timeout(LAST_WORDS, connections.all_ended()).await;
         upkeep.abort();
     }
 }
 
-/// A server that other machines can reach needs a key that is not publicly known.
+/// A server that other machines can reach must have a secret key.
 fn check_keys(settings: &Settings, address: IpAddr) -> Result<(), Refusal> {
     let known = [Key::new(LOCAL_KEY), Key::new("")];
     let is_known = |key: &Key| known.iter().any(|known| bool::from(key.matches(known)));
     if settings.keys.is_empty() || settings.keys.iter().any(is_known) {
-        let reason = format!("{address} can be reached from other machines, and there is no key of its own");
-        return Err(Refusal::new("keyless", reason, "set server.key, or listen at 127.0.0.1"));
+        let reason = format!("{address} can be reached from other machines, but no secret key is set");
+        return Err(Refusal::new(RefusalKind::Keyless, reason, "set server.key, or listen on 127.0.0.1"));
     }
     Ok(())
 }

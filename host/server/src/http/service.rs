@@ -1,4 +1,4 @@
-//! What every request passes, in order: authentication, its route, and the dialect's form of an error.
+//! Handles every request: authentication, routing, and formatting of errors in the client's dialect.
 
 use hyper::{
     HeaderMap, Method, Request, StatusCode,
@@ -28,19 +28,19 @@ use super::{
 use crate::{
     chat::Client,
     dialects::{ApiError, Dialect, ErrorCode},
-    prompt::Chats,
+    requests::Chats,
 };
 
-/// The label in the metrics of requests that no route takes.
+/// Metrics label for requests without a route.
 const NO_ROUTE: &str = "none";
-/// After how long a client should try again, where nothing else is known.
+/// Default of the `retry-after` header.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// What the client has reached.
+    /// The address that the client connected to.
     pub(super) local: IpAddr,
-    /// Where the client is.
+    /// The client's address.
     pub(super) peer: IpAddr,
 }
 
@@ -61,7 +61,7 @@ impl Service {
         self.app.limits()
     }
 
-    /// Keeps the metrics small while nothing reads them, and gives memory back to the system that requests have left.
+    /// Background tasks: maintenance of the metrics, and the return of freed memory to the system.
     pub(super) fn upkeep(&self) -> impl Future<Output = ()> + use<> {
         let (metrics, heap) = (self.app.recorder.clone().upkeep(), heap::give_back(self.app.memory.clone()));
         async move {
@@ -101,7 +101,7 @@ impl Service {
         let status = response.status();
         let headers = response.headers_mut();
         if [429, 503, 529].contains(&status.as_u16()) {
-            // Whole seconds, of which a part counts as one.
+            // Whole seconds, rounded up.
             let seconds = retry_after.as_millis().div_ceil(1000).max(1);
             headers.insert(header::RETRY_AFTER, HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)));
         }
@@ -118,7 +118,7 @@ impl Service {
         log.answer(response)
     }
 
-    /// The answer, and the origin of a page that may read it.
+    /// The answer, and the web page's origin for CORS headers.
     async fn serve(
         &self,
         mut request: Request<Incoming>,
@@ -150,7 +150,7 @@ impl Service {
                 return (routes::rejected(self.router.not_found(request.uri().path())), origin);
             }
             RouteMatch::MethodNotAllowed(allowed) => {
-                let message = format!("this path is not served under {}; it is under {allowed}", request.method());
+                let message = format!("this path does not support {}; it supports {allowed}", request.method());
                 let mut response = routes::rejected(ApiError::new(ErrorCode::Method, message));
                 response.headers_mut().extend(HeaderValue::from_str(&allowed).map(|value| (header::ALLOW, value)));
                 return (response, origin);
@@ -167,7 +167,7 @@ impl fmt::Debug for Service {
     }
 }
 
-/// Tells a browser that a page may send what it is about to send.
+/// Answers a CORS preflight.
 fn preflight(asked: &HeaderMap) -> Response {
     let mut response = filters::empty();
     *response.status_mut() = StatusCode::NO_CONTENT;

@@ -1,4 +1,4 @@
-//! What routes share, and what is known of a request before its body is read.
+//! State shared by routes, and the context of a request before its body is read.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{Limits, Settings, connections::ConnectionHandle, metrics::Recorder, 
 use crate::{
     chat::Client,
     dialects::{ApiError, ApiRequest, Dialect, ErrorCode, RequestMemory, Shared, StreamLimit},
-    prompt::Chats,
+    requests::Chats,
     shares::{Share, Shares},
 };
 use pensieve_protocol::share::ONLY_CLIENT;
@@ -18,13 +18,13 @@ pub(super) struct AppState {
     pub(super) recorder: Recorder,
     limits: Limits,
     requests: Shares,
-    /// Bytes of all requests: of their bodies, of what becomes of them, and of answers that wait to be read. A body takes as much
-    /// as has come of it, so that no client can reserve any by saying how much it is about to send.
+    /// Memory for all requests: bodies, their parsed form, and answers that wait to be read. A body is charged as it arrives, so
+    /// that a client cannot reserve memory by announcing a length.
     pub(super) memory: Shares,
     shared: Arc<Shared>,
 }
 
-/// What is known of a request before its body is read; an extension of the request.
+/// Context of a request before its body is read, stored in its extensions.
 #[derive(Clone, Debug)]
 pub(super) struct RequestContext {
     pub(super) client: Option<Client>,
@@ -36,7 +36,7 @@ pub(super) struct RequestContext {
 }
 
 impl RequestContext {
-    /// Whose share of requests and memory it takes.
+    /// The client whose share of requests and memory it uses.
     pub(super) fn share(&self) -> u64 {
         self.client.as_ref().map_or(ONLY_CLIENT, |client| client.share)
     }

@@ -1,5 +1,5 @@
-//! Which files of a repository make up a checkpoint, and which checkpoint is meant where none is named. It sees names, and the
-//! index that names shards.
+//! Selects the files of a checkpoint in a repository, and the checkpoint if none is named, from file names and the index of
+//! shards.
 
 use serde::{
     Deserialize, Deserializer,
@@ -20,34 +20,34 @@ use pensieve_protocol::{
     outside::Outside,
 };
 
-/// Quantizations in the order in which they are taken: first what is small and nearly as good as the original, then what is
-/// better and larger, then what is worse, and last what is not quantized at all.
+/// Quantizations in order of preference: first small ones that are nearly as good as the original, then better and larger ones,
+/// then worse ones, and last unquantized weights.
 const QUANTS: [&str; 32] = [
     "Q4_K_M", "Q4_K_XL", "Q4_K_S", "Q4_K", "MXFP4", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_XL", "Q5_K_S", "Q5_K", "Q4_1",
     "Q4_0", "Q5_1", "Q5_0", "Q6_K", "Q8_0", "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "Q3_K", "IQ3_S",
     "IQ3_XXS", "Q2_K_XL", "Q2_K", "Q2_K_S", "IQ2_M", "BF16", "F16", "F32",
 ];
-/// What an adapter consists of, as PEFT saves it.
+/// Files of an adapter as saved by PEFT.
 const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 const INDEX: &str = "model.safetensors.index.json";
 const SHARDS_MAX: usize = 1000;
-/// The largest there are name a hundred thousand tensors, in a tenth of this.
+/// The largest known indices list a hundred thousand tensors, in a tenth of this.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 const LISTED_MAX: usize = 12;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
-    /// What is opened: a file, or the folder itself if this is empty.
+    /// The file to open; empty for the folder itself.
     pub(super) head: String,
     pub(super) files: Vec<String>,
-    /// The file among them that names the shards which are wanted as well.
+    /// The file among `files` that lists shards to download, too.
     pub(super) index: Option<String>,
-    /// Why this one, where there were others.
+    /// The reason for the choice, if there were others.
     pub(super) why: Option<String>,
 }
 
 impl Choice {
-    /// Chooses among the files of a repository. A file that is not named must fit the memory.
+    /// Selects among the files of a repository. Unless a file is named, the choice must fit in memory.
     pub(super) fn of(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -> Result<Self, HubError> {
         match &name.file {
             Some(file) => named(name, file, names),
@@ -55,11 +55,11 @@ impl Choice {
         }
     }
 
-    /// Chooses what an adapter needs, and nothing of the model that may lie beside it.
+    /// Selects an adapter's files, without a model in the same repository.
     pub(super) fn of_adapter(name: &HubName, names: &[String]) -> Result<Self, HubError> {
         match &name.file {
             Some(file) if !is_gguf(file) => {
-                let message = format!("'{file}' is no GGUF file, and an adapter is a repository or such a file");
+                let message = format!("'{file}' is not a GGUF file; an adapter is a repository or a GGUF file");
                 Err(HubError::new(HubErrorKind::Usage, message)
                     .help(format!("name hf:{0} or hf:{0}/FILE.gguf", name.repository())))
             }
@@ -70,7 +70,7 @@ impl Choice {
             }
             None => {
                 let message =
-                    format!("'{}' holds no adapter in PEFT's form ({})", name.repository(), ADAPTER.join(", "));
+                    format!("'{}' contains no adapter in PEFT's format ({})", name.repository(), ADAPTER.join(", "));
                 Err(HubError::new(HubErrorKind::Absent, message)
                     .help(format!("name a file: hf:{}/FILE.gguf", name.repository())))
             }
@@ -79,16 +79,19 @@ impl Choice {
 
     pub(super) fn add_shards(&mut self, index: &[u8], names: &[String]) -> Result<(), HubError> {
         let damaged = |what: String| HubError::new(HubErrorKind::Damaged, format!("'{INDEX}' {what}"));
-        let index: Index =
-            serde_json::from_slice(index).map_err(|error| damaged(format!("is no index of shards: {error}")))?;
+        let index: Index = serde_json::from_slice(index)
+            .map_err(|error| damaged(format!("is not a valid index of shards: {error}")))?;
         let Shards(shards) = index.weight_map;
         if shards.is_empty() {
-            return Err(damaged("names no shards".into()));
+            return Err(damaged("lists no shards".into()));
         }
         for shard in shards {
-            // Only what the repository lists is ever asked for or opened, and those names are checked.
+            // Only files in the repository's listing are ever requested or opened, and those names are validated.
             if !names.contains(&shard) {
-                return Err(damaged(format!("names the shard '{}', which is not there", Outside::new(shard))));
+                return Err(damaged(format!(
+                    "lists the shard '{}', which the repository does not have",
+                    Outside::new(shard)
+                )));
             }
             self.files.push(shard);
         }
@@ -96,7 +99,7 @@ impl Choice {
     }
 }
 
-/// The shards that an index names. It names every tensor, of which nothing is kept.
+/// The shards in an index. It lists every tensor; only the distinct file names are kept.
 #[derive(Deserialize)]
 struct Index {
     weight_map: Shards,
@@ -122,7 +125,7 @@ impl<'de> Deserialize<'de> for Shards {
                         shards.insert(shard.into_owned());
                     }
                     if shards.len() > SHARDS_MAX {
-                        return Err(A::Error::custom(format!("it names more than {SHARDS_MAX} shards")));
+                        return Err(A::Error::custom(format!("it lists more than {SHARDS_MAX} shards")));
                     }
                 }
                 Ok(Shards(shards))
@@ -132,13 +135,13 @@ impl<'de> Deserialize<'de> for Shards {
     }
 }
 
-/// Refuses an index that is too long to be one, before it is downloaded.
+/// Refuses an implausibly large index before it is downloaded.
 pub(super) fn check_index(name: &str, bytes: u64) -> Result<(), HubError> {
     if bytes <= INDEX_BYTES_MAX {
         return Ok(());
     }
-    let message = format!("'{name}' has {bytes} bytes, more than the {INDEX_BYTES_MAX} that are read");
-    Err(HubError::new(HubErrorKind::Damaged, message).help("tell its owner"))
+    let message = format!("'{name}' has {bytes} bytes, more than the limit of {INDEX_BYTES_MAX}");
+    Err(HubError::new(HubErrorKind::Damaged, message).help("report this to the repository's owner"))
 }
 
 pub(super) fn read_index(path: &Path) -> Result<Vec<u8>, HubError> {
@@ -150,7 +153,7 @@ pub(super) fn read_index(path: &Path) -> Result<Vec<u8>, HubError> {
     Ok(text)
 }
 
-/// The GGUF checkpoints of a repository, each with all of its parts, in the order of preference.
+/// Complete GGUF checkpoints of a repository, each with all of its parts, in order of preference.
 pub(super) fn checkpoints(names: &[String]) -> Vec<Vec<String>> {
     let mut found: Vec<Vec<String>> = names.iter().filter(|name| is_checkpoint(name)).map(|name| parts(name)).collect();
     found.retain(|parts| parts.iter().all(|part| names.contains(part)));
@@ -170,7 +173,7 @@ fn named(name: &HubName, file: &str, names: &[String]) -> Result<Choice, HubErro
         let nearest = names.iter().max_by(|a, b| strsim::jaro(a, missing).total_cmp(&strsim::jaro(b, missing)));
         let message = format!("'{}' has no file '{missing}'", name.repository());
         let help = nearest.map(|nearest| format!("did you mean '{nearest}'? ")).unwrap_or_default();
-        let help = format!("{help}pensieve pull --list hf:{} tells what there is", name.repository());
+        let help = format!("{help}pensieve pull --list hf:{} lists the files", name.repository());
         return Err(HubError::new(HubErrorKind::Absent, message).help(help));
     }
     Ok(Choice { head: files[0].clone(), files, index: None, why: None })
@@ -183,15 +186,15 @@ fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -
         let Some(&files) = ranked.iter().find(|files| fits(files)) else {
             let message = format!("no GGUF file of '{}' fits the memory for models", name.repository());
             let help = format!(
-                "pensieve pull --list hf:{0} shows how large they are; a file that is named is taken as it is: hf:{0}/{1}",
+                "pensieve pull --list hf:{0} shows their sizes; a named file is not checked: hf:{0}/{1}",
                 name.repository(),
                 best[0]
             );
             return Err(HubError::new(HubErrorKind::TooLarge, message).help(help));
         };
         let others: Vec<&str> = found.iter().filter(|other| *other != files).map(|parts| parts[0].as_str()).collect();
-        let reason = if files == best { "" } else { ", as better ones do not fit the memory for models" };
-        let why = format!("taking {} of {} GGUF files{reason}; others: {}", files[0], found.len(), listed(&others));
+        let reason = if files == best { "" } else { ", as preferred ones do not fit the memory for models" };
+        let why = format!("choosing {} of {} GGUF files{reason}; others: {}", files[0], found.len(), listed(&others));
         let why = (!others.is_empty()).then_some(why);
         return Ok(Choice { head: files[0].clone(), files: files.clone(), index: None, why });
     }
@@ -209,12 +212,12 @@ fn unnamed(name: &HubName, names: &[String], fits: &dyn Fn(&[String]) -> bool) -
     }
     let (message, help) = if found.is_empty() {
         let message =
-            format!("'{}' holds no checkpoint: neither GGUF nor a config.json with safetensors", name.repository());
+            format!("'{}' contains no checkpoint: neither GGUF nor config.json with safetensors", name.repository());
         (message, "look for a repository with GGUF or safetensors".to_owned())
     } else {
         let names: Vec<&str> = found.iter().map(|parts| parts[0].as_str()).collect();
         let message =
-            format!("'{}' holds no quantization that is taken unasked: {}", name.repository(), listed(&names));
+            format!("'{}' contains no quantization that is chosen by default: {}", name.repository(), listed(&names));
         (message, format!("name one: hf:{}/{}", name.repository(), names[0]))
     };
     Err(HubError::new(HubErrorKind::Absent, message).help(help))
@@ -224,14 +227,15 @@ fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
 }
 
-/// Whether a GGUF file is a model of its own: not a projector of images, not a calibration, and of parts the first.
+/// True for a GGUF file with a model: not an image projector, an importance matrix or a vocabulary, and only the first of
+/// several parts.
 fn is_checkpoint(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name).to_ascii_lowercase();
     let first = numbered(&file).is_none_or(|(_, number, _)| number == 1);
     is_gguf(&file) && first && !file.contains("mmproj") && !file.contains("imatrix") && !file.starts_with("ggml-vocab")
 }
 
-/// The place of a file's quantization among [`QUANTS`].
+/// Index of a file's quantization in [`QUANTS`].
 fn rank(name: &str) -> usize {
     let text = name.to_ascii_uppercase();
     let stands = |quant: &str| {
@@ -290,7 +294,7 @@ mod tests {
     fn says_what_else_there_is() {
         let names = ["x-Q4_K_M.gguf".to_owned(), "x-Q8_0.gguf".to_owned()];
         let why = Choice::of(&"hf:o/r".parse().unwrap(), &names, &|_| true).unwrap().why.unwrap();
-        assert_eq!(why, "taking x-Q4_K_M.gguf of 2 GGUF files; others: x-Q8_0.gguf");
+        assert_eq!(why, "choosing x-Q4_K_M.gguf of 2 GGUF files; others: x-Q8_0.gguf");
         check("hf:o/r", &["a-IQ1_M.gguf", "a-IQ2_XXS.gguf"], Err("name one: hf:o/r/a-IQ1_M.gguf"));
     }
 
@@ -301,7 +305,7 @@ mod tests {
             Choice::of(&name.parse().unwrap(), &names, &|files| fits.contains(&files[0].as_str()))
         };
         let why = choose("hf:o/r", &["x-Q3_K_M.gguf", "x-Q2_K.gguf"]).unwrap().why.unwrap();
-        assert!(why.starts_with("taking x-Q3_K_M.gguf of 4 GGUF files, as better ones do not fit"), "{why}");
+        assert!(why.starts_with("choosing x-Q3_K_M.gguf of 4 GGUF files, as preferred ones do not fit"), "{why}");
         let error = choose("hf:o/r", &[]).unwrap_err();
         assert_eq!(error.kind, HubErrorKind::TooLarge);
         assert!(error.to_string().contains("no GGUF file of 'o/r' fits"), "{error}");

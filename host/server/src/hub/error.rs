@@ -1,4 +1,4 @@
-//! Why a transfer from the hub failed, in classes that the command line turns into exit codes.
+//! Errors of downloads from the hub; the command line maps their kinds to exit codes.
 
 use pensieve_protocol::{
     job::{Failure, FailureCode},
@@ -15,13 +15,12 @@ pub enum HubErrorKind {
     Network,
     TooLarge,
     Space,
-    /// What came is not what was promised.
+    /// The received data do not match the hub's description.
     Damaged,
     Cancelled,
     Other,
 }
 
-/// What went wrong, to what, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubError {
     pub kind: HubErrorKind,
@@ -45,10 +44,10 @@ impl HubError {
         if full.contains(&error.kind()) {
             let message = format!("no space for '{}': {error}", Outside::path(path));
             return Self::new(HubErrorKind::Space, message)
-                .help("what is there is kept: free some space, or set HF_HUB_CACHE to another disk, and pull again");
+                .help("received data are kept: free some space, or set HF_HUB_CACHE to another disk, and pull again");
         }
         Self::new(HubErrorKind::Other, format!("'{}': {error}", Outside::path(path)))
-            .help("check that this user may write there")
+            .help("check that this user can write there")
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a repository holds, as the hub tells it, with the digest of every file.
+//! The hub's listing of a repository, with the digest of every file.
 
 use serde::Deserialize;
 
@@ -47,12 +47,12 @@ impl Listing {
         let text = client.text(&url, name)?;
         let wrong = |what: String| {
             HubError::new(HubErrorKind::Damaged, format!("the hub's answer about '{}' {what}", name.repository()))
-                .help("check HF_ENDPOINT, and whether something between here and the hub answers in its place")
+                .help("check HF_ENDPOINT, and whether a proxy answers in the hub's place")
         };
         let repository: Repository =
-            serde_json::from_slice(&text).map_err(|error| wrong(format!("is not understood: {error}")))?;
+            serde_json::from_slice(&text).map_err(|error| wrong(format!("cannot be parsed: {error}")))?;
         if !is_hex(&repository.sha, 40) {
-            return Err(wrong("names no commit".into()));
+            return Err(wrong("has no commit".into()));
         }
         if repository.siblings.len() > FILES_MAX {
             return Err(wrong(format!("lists {} files", repository.siblings.len())));
@@ -70,7 +70,7 @@ impl Listing {
             let legal =
                 |digest: &Digest| is_hex(digest.as_str(), if matches!(digest, Digest::Git(_)) { 40 } else { 64 });
             let Some((bytes, digest)) = digest.filter(|(_, digest)| legal(digest)) else {
-                return Err(wrong(format!("gives no digest of '{}'", Outside::new(&sibling.rfilename))));
+                return Err(wrong(format!("has no digest of '{}'", Outside::new(&sibling.rfilename))));
             };
             files.push(Remote { name: sibling.rfilename, bytes, digest });
         }

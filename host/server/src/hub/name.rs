@@ -1,4 +1,4 @@
-//! Names of things on the hub, as people write them, and the rules that paths from the hub must keep.
+//! Names of repositories and files on the hub, and validation of paths from the hub.
 
 use std::{fmt, str::FromStr};
 
@@ -12,9 +12,9 @@ const PATH_LEN_MAX: usize = 512;
 pub struct HubName {
     pub owner: String,
     pub repo: String,
-    /// A branch, a tag or a commit; none for `main`.
+    /// A branch, tag or commit; `None` for `main`.
     pub revision: Option<String>,
-    /// One checkpoint of several.
+    /// A file, if the repository has several checkpoints.
     pub file: Option<String>,
 }
 
@@ -34,7 +34,7 @@ impl FromStr for HubName {
 
     fn from_str(text: &str) -> Result<Self, HubError> {
         let wrong = |what: &str| {
-            HubError::new(HubErrorKind::Usage, format!("'{text}' names nothing on the hub: {what}"))
+            HubError::new(HubErrorKind::Usage, format!("'{text}' is not a name on the hub: {what}"))
                 .help("a name looks like hf:OWNER/REPO or hf:OWNER/REPO/FILE.gguf")
         };
         let rest = text.strip_prefix("hf:").ok_or_else(|| wrong("it does not begin with 'hf:'"))?;
@@ -48,14 +48,14 @@ impl FromStr for HubName {
         };
         for part in [owner, repo] {
             if !is_part(part) {
-                return Err(wrong(&format!("'{part}' is no name")));
+                return Err(wrong(&format!("'{part}' is not a valid name")));
             }
         }
         if let Some(revision) = revision.filter(|revision| !is_part(revision)) {
-            return Err(wrong(&format!("'{revision}' is no revision")));
+            return Err(wrong(&format!("'{revision}' is not a valid revision")));
         }
         if let Some(file) = file.filter(|file| !is_path(file)) {
-            return Err(wrong(&format!("'{file}' is no file")));
+            return Err(wrong(&format!("'{file}' is not a valid file name")));
         }
         Ok(Self {
             owner: owner.into(),
@@ -76,7 +76,7 @@ impl fmt::Display for HubName {
     }
 }
 
-/// Whether this is one part of a name. No part leads out of a folder.
+/// Validates an owner, repository or revision. As a path component, none can lead out of its folder.
 fn is_part(text: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=PART_LEN_MAX).contains(&text.len())
@@ -85,7 +85,7 @@ fn is_part(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// Whether a path, as a hub names files, stays within its repository.
+/// True if a file path from the hub stays within its repository.
 pub(super) fn is_path(text: &str) -> bool {
     (1..=PATH_LEN_MAX).contains(&text.len())
         && !text.contains('\\')

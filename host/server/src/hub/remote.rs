@@ -1,4 +1,4 @@
-//! A file on the hub, and the digest that its bytes must come to.
+//! A file on the hub with its expected digest.
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Remote {
@@ -7,17 +7,17 @@ pub(super) struct Remote {
     pub(super) digest: Digest,
 }
 
-/// What a file's bytes must come to.
+/// The expected digest of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Digest {
-    /// The digest of a large file.
+    /// SHA-256 of an LFS file.
     Sha256(String),
-    /// The digest of a small file, which the hub keeps in git itself.
+    /// Git blob id (SHA-1) of a small file.
     Git(String),
 }
 
 impl Digest {
-    /// Hexadecimal; the file's name in the cache.
+    /// Hexadecimal digits, which name the file in the cache.
     pub(super) fn as_str(&self) -> &str {
         let (Self::Sha256(text) | Self::Git(text)) = self;
         text

@@ -1,8 +1,8 @@
 //! The cache on disk: `models--OWNER--REPO/{blobs/DIGEST, snapshots/COMMIT/NAME → blob, refs/REVISION}`.
 //!
-//! A file is written to `blobs/DIGEST.partial`, and renamed once it is whole and its digest is right. The partial file is
-//! locked meanwhile, so that two programs which pull the same file do not write into each other's; it stays when this
-//! program is interrupted, and the next one goes on with it.
+//! A file is written to `blobs/DIGEST.partial`, and renamed once it is complete and its digest matches. The partial file is
+//! locked meanwhile, so that two programs that pull the same file do not write to it at once. It remains if the program is
+//! interrupted, and the next pull resumes it.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -36,7 +36,7 @@ impl Storage {
         }
     }
 
-    /// The commit that this revision was when it was last asked for.
+    /// The commit that the revision resolved to at the last pull.
     pub(super) fn commit(&self) -> Option<String> {
         if is_hex(&self.revision, 40) {
             return Some(self.revision.clone());
@@ -54,21 +54,21 @@ impl Storage {
         self.cached.pointer_path(commit)
     }
 
-    /// The files of a snapshot that are there, as the hub names them.
+    /// Files present in a snapshot, by their names on the hub.
     pub(super) fn files(&self, commit: &str) -> Vec<String> {
         let root = self.snapshot(commit);
-        let (mut found, mut open) = (Vec::new(), vec![root.clone()]);
-        while let Some(folder) = open.pop() {
+        let (mut files, mut pending) = (Vec::new(), vec![root.clone()]);
+        while let Some(folder) = pending.pop() {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
                 let path = entry.path();
                 if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    open.push(path);
+                    pending.push(path);
                 } else if path.is_file() {
-                    found.extend(path.strip_prefix(&root).ok().and_then(Path::to_str).map(str::to_owned));
+                    files.extend(path.strip_prefix(&root).ok().and_then(Path::to_str).map(str::to_owned));
                 }
             }
         }
-        found
+        files
     }
 
     pub(super) fn prepare(&self, commit: &str) -> Result<(), HubError> {
@@ -78,13 +78,13 @@ impl Storage {
         Ok(())
     }
 
-    /// Refuses to begin what cannot end well.
+    /// Checks that the missing files fit on the disk.
     pub(super) fn check_space(&self, files: &[&Remote]) -> Result<(), HubError> {
         let mut missing = 0_u64;
         for remote in files {
             if !self.blob(remote).is_file() {
-                let there = self.partial(remote).metadata().map_or(0, |metadata| metadata.len());
-                missing = missing.saturating_add(remote.bytes.saturating_sub(there));
+                let received = self.partial(remote).metadata().map_or(0, |metadata| metadata.len());
+                missing = missing.saturating_add(remote.bytes.saturating_sub(received));
             }
         }
         let Ok(disk) = rustix::fs::statvfs(&self.folder) else { return Ok(()) };
@@ -101,7 +101,7 @@ impl Storage {
         Err(HubError::new(HubErrorKind::Space, message).help("free some space, or set HF_HUB_CACHE to another disk"))
     }
 
-    /// Brings a file, unless it is there.
+    /// Downloads a file unless its blob exists.
     pub(super) fn receive(
         &self,
         client: &HubClient,
@@ -118,7 +118,7 @@ impl Storage {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial);
             let file = file.map_err(failed)?;
             if matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock)) {
-                progress.say(&format!("waiting for another program that pulls {}", remote.name));
+                progress.say(&format!("waiting for another program that is downloading {}", remote.name));
                 file.lock().map_err(failed)?;
             }
             // The previous holder of the lock may have finished the file, or removed it.
@@ -131,13 +131,13 @@ impl Storage {
         fs::rename(&partial, &blob).map_err(failed)
     }
 
-    /// Shows a blob under its name. The link is relative, as the cache may be moved.
+    /// Links a file name to its blob. The link is relative, so that the cache can be moved.
     pub(super) fn link(&self, commit: &str, remote: &Remote) -> Result<(), HubError> {
         let link = self.snapshot(commit).join(&remote.name);
         let failed = |error: io::Error| HubError::file(&link, &error);
         let up = "../".repeat(2 + remote.name.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{}", remote.digest.as_str()));
-        if fs::read_link(&link).is_ok_and(|there| there == target) {
+        if fs::read_link(&link).is_ok_and(|current| current == target) {
             return Ok(());
         }
         if let Some(folder) = link.parent() {
@@ -162,7 +162,7 @@ impl Storage {
     }
 }
 
-/// Whether a blob is there. Its digest was checked when it was given its name.
+/// True if a blob exists with the right length. Its digest was checked before it got its name.
 fn is_whole(blob: &Path, remote: &Remote) -> bool {
     blob.metadata().is_ok_and(|metadata| metadata.len() == remote.bytes)
 }

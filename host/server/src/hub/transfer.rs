@@ -1,8 +1,8 @@
-//! Bytes from the hub: requests, and downloads that go on where they broke off until the digest is right.
+//! Requests to the hub, and resumable downloads.
 //!
-//! A download is one or many requests, each for what is missing still. That one rule covers a connection that is cut, a
-//! server that fails for a moment, a program that was interrupted yesterday, and a connection that hangs: no request lasts
-//! longer than [`RetryPolicy::body`](super::RetryPolicy::body), so nothing waits forever and nothing that came is lost.
+//! A download consists of one or more range requests, each for the part that is still missing. This covers dropped connections,
+//! temporary server errors, interrupted programs, and hung connections: no request lasts longer than
+//! [`RetryPolicy::body`](super::RetryPolicy::body), so nothing waits forever and no received byte is lost.
 
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
@@ -54,9 +54,9 @@ impl HubClient {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .max_redirects(REDIRECTS_MAX)
-            // A hub that is asked in private must not send anybody on to where all can listen, or into the local network.
+            // An HTTPS hub must not redirect to plain HTTP, where anyone can listen, or into the local network.
             .https_only(hub.endpoint.starts_with("https://"))
-            // The token is for the hub; the storage that it leads to has signed addresses.
+            // The token is only for the hub; redirects to storage use signed URLs.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_resolve(Some(hub.retry.answer))
             .timeout_connect(Some(hub.retry.answer))
@@ -73,9 +73,9 @@ impl HubClient {
         })
     }
 
-    /// A short answer about a repository.
+    /// Fetches a short document about a repository.
     pub(super) fn text(&self, url: &str, name: &HubName) -> Result<Vec<u8>, HubError> {
-        // Nothing is lost yet, so a user without a network learns of it early.
+        // Nothing has been downloaded yet, so fail early without a network.
         self.persist(self.retry.failures_max.min(ANSWER_FAILURES_MAX), &mut |_| {
             let mut response = self.ask(url, 0)?;
             if response.status() != StatusCode::OK {
@@ -86,7 +86,7 @@ impl HubClient {
         })
     }
 
-    /// Fills a file, which may hold the beginning already, and checks it.
+    /// Completes a file, which may contain a first part already, and checks its digest.
     pub(super) fn download(
         &self,
         url: &str,
@@ -108,21 +108,20 @@ impl HubClient {
             }
             Ok(())
         })?;
-        // A hub that sends more than it promised is cut off there; the digest decides.
+        // Excess bytes are cut off; the digest decides.
         file.set_len(remote.bytes).map_err(failed)?;
         if sum.finish() != remote.digest.as_str() {
             file.set_len(0).map_err(failed)?;
             let message = format!("'{}' is damaged: its digest is not {}", remote.name, remote.digest.as_str());
-            return Err(
-                HubError::new(HubErrorKind::Damaged, message).help("pull again; if that does not help, tell its owner")
-            );
+            return Err(HubError::new(HubErrorKind::Damaged, message)
+                .help("pull again; if that does not help, tell the repository's owner"));
         }
         progress.end();
         Ok(())
     }
 
-    /// One request for what is missing still.
-    #[allow(clippy::too_many_arguments, reason = "all but the address is the state of one download")]
+    /// One request for the part that is still missing.
+    #[allow(clippy::too_many_arguments, reason = "all but the URL is the state of one download")]
     fn request(
         &self,
         url: &str,
@@ -137,7 +136,7 @@ impl HubClient {
         let mut response = self.ask(url, *done)?;
         match response.status() {
             StatusCode::PARTIAL_CONTENT if begins_at(&response, *done) => {}
-            // A server that ignores the range sends everything.
+            // A server that ignores the range sends the whole file.
             StatusCode::OK if *done == 0 => {}
             StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE if *done > 0 => {
                 file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
@@ -186,7 +185,7 @@ impl HubClient {
         })
     }
 
-    /// Tries until it works, or has failed too often without anything in between.
+    /// Retries until an attempt succeeds, or too many in a row have failed without progress.
     fn persist<T>(
         &self,
         failures_max: u32,
@@ -205,51 +204,50 @@ impl HubClient {
                 return Err(self.unreachable(&why));
             }
             let pause = self.retry.pause.saturating_mul(1 << failures.min(16)) / 2;
-            // Many machines that lost the hub at one moment shall not come back at one moment.
+            // Jitter, so that many clients do not retry at the same moment.
             let pause = pause.mul_f64(0.75 + fastrand::f64() / 2.0);
             thread::sleep(after.unwrap_or(pause).min(PAUSE_MAX));
         }
     }
 
     fn unreachable(&self, why: &str) -> HubError {
-        HubError::new(HubErrorKind::Network, format!("no answer from {}: {}", self.endpoint, cleaned(why))).help(
-            "check the network and HF_ENDPOINT; a download that has begun is kept, and the next pull goes on there",
-        )
+        HubError::new(HubErrorKind::Network, format!("no answer from {}: {}", self.endpoint, cleaned(why)))
+            .help("check the network and HF_ENDPOINT; a partial download is kept, and the next pull resumes it")
     }
 
     fn refusal(&self, response: &Response<Body>, what: &str) -> Broken {
         let said = response.headers().get("x-error-message").and_then(|value| value.to_str().ok());
-        let said = said.map(|said| format!(" ({})", cleaned(said))).unwrap_or_default();
+        let reason = said.map(|said| format!(" ({})", cleaned(said))).unwrap_or_default();
         let status = response.status();
         let error = match status.as_u16() {
             401 | 403 => {
                 let known = if self.authorization.is_some() { "with this token" } else { "without a token" };
-                let message = format!("the hub does not give '{what}' {known}: {status}{said}");
+                let message = format!("the hub denies access to '{what}' {known}: {status}{reason}");
                 HubError::new(HubErrorKind::Denied, message).help(
-                    "it may not exist, be private, or ask for consent on its page; set HF_TOKEN to a token that may read it",
+                    "it may not exist, be private, or require consent on its page; set HF_TOKEN to a token with access",
                 )
             }
-            404 => HubError::new(HubErrorKind::Absent, format!("the hub has no '{what}': {status}{said}"))
+            404 => HubError::new(HubErrorKind::Absent, format!("the hub has no '{what}': {status}{reason}"))
                 .help("check owner, repository and revision"),
             408 | 425 | 429 | 500.. => {
                 let after =
                     response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-                return Broken::Retry { why: format!("{status}{said}"), after: after.map(Duration::from_secs) };
+                return Broken::Retry { why: format!("{status}{reason}"), after: after.map(Duration::from_secs) };
             }
-            _ => self.unreachable(&format!("{status}{said}")),
+            _ => self.unreachable(&format!("{status}{reason}")),
         };
         Broken::Final(error)
     }
 }
 
-/// Whether an answer begins where it was asked to.
+/// True if a partial response starts at the requested offset.
 fn begins_at(response: &Response<Body>, done: u64) -> bool {
     let range = response.headers().get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
     let begin = range.and_then(|range| range.strip_prefix("bytes ")?.split_once('-')?.0.parse::<u64>().ok());
     begin == Some(done)
 }
 
-/// The roots that `SSL_CERT_FILE` names, for networks that have their own.
+/// Root certificates from `SSL_CERT_FILE`, for networks with their own.
 fn certificates() -> Result<Option<RootCerts>, HubError> {
     let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) else { return Ok(None) };
     let path = Path::new(&path);
@@ -288,7 +286,7 @@ impl Sum {
         }
     }
 
-    /// Adds what a file holds already, and leaves the file at its end.
+    /// Hashes a file's existing content, and leaves the position at its end.
     fn take_in(&mut self, file: &mut File, bytes_max: u64) -> io::Result<u64> {
         if file.metadata()?.len() > bytes_max {
             file.set_len(0)?;

@@ -1,11 +1,11 @@
-//! The same measurement on several devices, side by side: one column a device, one line a figure.
+//! Results from several devices side by side: a column per device, a line per figure.
 
 use std::fmt::Write as _;
 
 use super::{Report, Row};
 use crate::config::units;
 
-/// A figure of a row: its name, its value, and the digits that are shown of it.
+/// Name, value and decimals of a figure.
 type Figure = (&'static str, fn(&Row) -> f64, usize);
 
 const FIGURES: [Figure; 6] = [
@@ -37,10 +37,10 @@ pub(super) fn side_by_side(reports: &[Report]) -> String {
     };
     line("", &mut reports.iter().map(|report| report.device.clone()));
     line("load s", &mut reports.iter().map(|report| format!("{:.2}", report.load_s)));
-    for (place, row) in first.rounds.iter().enumerate() {
+    for (index, row) in first.rounds.iter().enumerate() {
         line(&format!("streams: {}", row.concurrency), &mut std::iter::empty());
         for (name, figure, digits) in FIGURES {
-            let value = |report: &Report| report.rounds.get(place).map(figure);
+            let value = |report: &Report| report.rounds.get(index).map(figure);
             let cell = |report| value(report).map_or_else(|| "-".into(), |value| format!("{value:.digits$}"));
             line(&format!("  {name}"), &mut reports.iter().map(cell));
         }

@@ -1,35 +1,36 @@
-//! What is measured: when tokens came, and what follows from that.
+//! Rates and gaps, computed from the arrival times of tokens.
 
 use std::time::{Duration, Instant};
 
-/// One stream as it went.
+/// Arrivals of one stream.
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// When tokens came, and how many.
+    /// Arrival time and number of tokens of each event.
     pub(super) arrivals: Vec<(Instant, usize)>,
 }
 
-/// What was measured in one round: the arrivals of every stream, and the worker's own times.
+/// One round: arrivals of every stream, and the worker's own timers.
 pub(super) struct Round {
     pub(super) begun: Instant,
     pub(super) streams: Vec<Stream>,
-    /// Microseconds in the model and in steps besides.
+    /// Microseconds in the model's `forward`.
     pub(super) forward_us: u64,
+    /// Microseconds of steps outside `forward`.
     pub(super) overhead_us: u64,
 }
 
 impl Stream {
-    /// Milliseconds until its first token.
+    /// Milliseconds from `begun` to the first token.
     pub(super) fn first(&self, begun: Instant) -> f64 {
         self.arrivals.first().map_or(0.0, |(at, _)| ms(*at - begun))
     }
 
-    /// Milliseconds between its tokens. Tokens that came together share the time since those before.
+    /// Milliseconds between tokens. Tokens of one event share the time since the previous event evenly.
     pub(super) fn gaps(&self) -> Vec<f64> {
         self.arrivals.windows(2).flat_map(gap).collect()
     }
 
-    /// Of those, the ones that ended within this time.
+    /// The gaps that ended within this interval.
     pub(super) fn gaps_between(&self, from: Instant, to: Instant) -> Vec<f64> {
         self.arrivals.windows(2).filter(|pair| pair[1].0 >= from && pair[1].0 <= to).flat_map(gap).collect()
     }
@@ -41,7 +42,7 @@ fn gap(pair: &[(Instant, usize)]) -> impl Iterator<Item = f64> + use<> {
 }
 
 impl Round {
-    /// When every stream had its first token, and when the first one ended.
+    /// The interval in which all streams generate: from the latest first token to the earliest last one.
     fn together(&self) -> Option<(Instant, Instant)> {
         let all_begun = self.streams.iter().filter_map(|stream| Some(stream.arrivals.first()?.0)).max()?;
         let one_ended = self.streams.iter().filter_map(|stream| Some(stream.arrivals.last()?.0)).min()?;
@@ -55,7 +56,7 @@ impl Round {
 
     pub(super) fn decode_rate(&self) -> f64 {
         let Some((from, to)) = self.together() else { return 0.0 };
-        // Where streams end before others begin, there is no such time, and the whole round stands for it.
+        // If some stream ends before another begins, the interval is empty; take the whole round.
         let (from, to) = if to > from { (from, to) } else { (self.begun, self.end()) };
         let within = |&&(at, _): &&(Instant, usize)| at > from && at <= to;
         let tokens: usize =
@@ -91,7 +92,7 @@ fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Three digits behind the point.
+/// Rounds to three decimals.
 pub(super) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
@@ -102,11 +103,11 @@ pub(super) fn median(numbers: impl Iterator<Item = f64>) -> f64 {
     quantile(&numbers, 0.5)
 }
 
-/// Of sorted numbers; 0 of none.
-pub(super) fn quantile(sorted: &[f64], part: f64) -> f64 {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of a length is a place")]
-    let place = (count(sorted.len().saturating_sub(1)) * part).round() as usize;
-    let number = sorted.get(place).copied().unwrap_or(0.0);
+/// Nearest-rank quantile of sorted numbers; 0 if there are none.
+pub(super) fn quantile(sorted: &[f64], fraction: f64) -> f64 {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a length is an index")]
+    let index = (count(sorted.len().saturating_sub(1)) * fraction).round() as usize;
+    let number = sorted.get(index).copied().unwrap_or(0.0);
     if number.abs() < 1.0 { (number * 1e5).round() / 1e5 } else { rounded(number) }
 }
 
@@ -123,17 +124,17 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_in_which_all_streams_run() {
+    fn decode_rate_covers_the_time_in_which_all_streams_run() {
         let round = round();
         assert!((round.prompt_rate(1000) - 5000.0).abs() < 1.0);
-        // From 200 ms to 300 ms: two tokens of each.
+        // From 200 ms to 300 ms: two tokens per stream.
         assert!((round.decode_rate() - 40.0).abs() < 0.1, "{}", round.decode_rate());
         assert!((round.engine_share() - 0.0099).abs() < 1e-4);
         assert!((round.outside_share() - 0.25).abs() < 1e-3);
     }
 
     #[test]
-    fn gaps_are_of_single_tokens() {
+    fn tokens_of_one_event_share_its_gap() {
         let round = round();
         let mut stream = Stream { arrivals: round.streams[0].arrivals.clone() };
         stream.arrivals[4].1 = 2;

@@ -1,5 +1,5 @@
-//! `pensieve bench --quality`: how far a model is from its own weights in f32, over a text. A child computes both; here stands
-//! what it is asked and what is shown of its answer.
+//! `pensieve bench --quality`: how far a model is from its own weights in f32, over a text. A child process runs both; this
+//! module starts it and prints the result.
 
 use std::{
     ffi::OsString,
@@ -21,12 +21,12 @@ use crate::cli::{
 use pensieve_protocol::{outside::Outside, refusal::clean};
 use pensieve_server::fleet::{Claimed, Fleet, child};
 
-/// Which kernels both models would have, whatever their options say.
+/// Overrides the kernels of both models, whatever their options say.
 const FORCED: &str = "PENSIEVE_KERNELS";
-/// How long the child may be silent: a large model unpacks for a while.
+/// How long the child may be silent; unpacking a large model takes a while.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
-/// What was found of a model.
+/// A measurement, with the model and text that it is of.
 #[derive(Debug, Serialize)]
 pub(super) struct QualityReport {
     pub(super) model: String,
@@ -48,7 +48,7 @@ pub(super) fn measure(
     }
     let unread = |error: std::io::Error| CliError::system(format_args!("the text '{}'", Outside::path(&text)), &error);
     if !text.metadata().map_err(unread)?.is_file() {
-        return Err(CliError::new(Exit::Usage, format!("the text '{}' is no file", Outside::path(&text))));
+        return Err(CliError::new(Exit::Usage, format!("the text '{}' is not a file", Outside::path(&text))));
     }
     let (resolved, model) = common.resolve_one(model)?;
     let config = resolved.fleet()?;
@@ -73,7 +73,9 @@ pub(super) fn measure(
                 format!("while the text was read, architecture '{}' {error}", claimed.architecture),
             )
         })?;
-        let quality = monitor.answer.unwrap_or_else(|| Err(CliError::new(Exit::Failed, "there is no answer")))?;
+        let quality = monitor
+            .answer
+            .unwrap_or_else(|| Err(CliError::new(Exit::Failed, "the measurement ended without a result")))?;
         Ok(QualityReport { model, text: text.to_path_buf(), quality })
     })
 }
@@ -90,11 +92,11 @@ fn arguments(claimed: &Claimed, text: &Path, positions: u32) -> Vec<OsString> {
     ];
     let flags = flags.into_iter().map(|(name, value)| format!("--{name}={value}").into());
     let verb = ["probe", "quality"].map(OsString::from).into_iter();
-    let places = [&claimed.plugin, Path::new(&claimed.architecture), &claimed.source, text];
-    verb.chain(flags).chain(["--".into()]).chain(places.map(Into::into)).collect()
+    let positional = [&claimed.plugin, Path::new(&claimed.architecture), &claimed.source, text];
+    verb.chain(flags).chain(["--".into()]).chain(positional.map(Into::into)).collect()
 }
 
-/// What is heard of the child.
+/// Follows the child's events.
 #[derive(Default)]
 struct Monitor {
     progress: LoadProgress,
@@ -120,7 +122,7 @@ impl Monitor {
 }
 
 impl Quality {
-    /// Fit for a terminal: a plugin's own words are in it.
+    /// Makes the plugin's text safe for a terminal.
     fn cleaned(self) -> Self {
         let [architecture, device, note, reference_note] =
             [self.architecture, self.device, self.note, self.reference_note].map(|text| clean(&text));
@@ -128,12 +130,12 @@ impl Quality {
     }
 }
 
-/// The report for people.
+/// The report as text.
 pub(super) fn table(report: &QualityReport) -> String {
     let QualityReport { model, text, quality } = report;
     let mut shown = String::new();
     let Quality { architecture, device, positions, .. } = quality;
-    // A note's last part says which kernels run; the others, why there.
+    // The last part of a note names the kernels; the parts before give the reason for the device.
     let [note, reference_note] =
         [&quality.note, &quality.reference_note].map(|note| note.rsplit("; ").next().unwrap_or_default());
     let _ = writeln!(

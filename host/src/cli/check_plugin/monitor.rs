@@ -1,5 +1,4 @@
-//! What `plugins check` shows: what a plugin provides, and what is heard of a trial, line by line for people and as one object for
-//! programs.
+//! Output of `plugins check`: the manifest and the verdicts, line by line as text or as one JSON object.
 
 use std::{fmt::Write as _, ops::ControlFlow};
 
@@ -17,17 +16,17 @@ use pensieve_server::fleet::child::ChildError;
 
 const COLUMNS: usize = 110;
 
-/// What can be tried on a plugin, for people.
+/// Hints at the flags that would test this plugin.
 pub(super) fn further(manifest: &Manifest) -> String {
     let ways = [
-        (manifest.architectures.is_empty(), "--model CHECKPOINT tries the contract's laws on an architecture"),
-        (manifest.samplers.is_empty(), "--samplers tries the contract's laws on samplers"),
-        (manifest.adapter_formats.is_empty(), "--adapter PATH tries the contract's laws on adapter formats"),
+        (manifest.architectures.is_empty(), "--model CHECKPOINT tests the contract's laws on an architecture"),
+        (manifest.samplers.is_empty(), "--samplers tests the contract's laws on samplers"),
+        (manifest.adapter_formats.is_empty(), "--adapter PATH tests the contract's laws on adapter formats"),
     ];
     ways.iter().filter(|(is_empty, _)| !is_empty).map(|(_, way)| format!("; {way}")).collect()
 }
 
-/// Who a plugin is, for people.
+/// The manifest as text.
 pub(super) fn provides(manifest: &Manifest) -> String {
     let Manifest { id, version, description, toolchain, sdk, architectures, samplers, adapter_formats } = manifest;
     let with = if sdk.is_empty() { String::new() } else { format!(" with {sdk}") };
@@ -48,14 +47,14 @@ pub(super) fn provides(manifest: &Manifest) -> String {
     text
 }
 
-/// What is heard of a trial: shown at once to people, and kept for the end.
+/// Follows the events of a test run: prints them at once, and collects them for the summary.
 pub(super) struct LawMonitor {
     silent: bool,
     manifest: Option<Manifest>,
     loading: LoadProgress,
     spinner: Option<Spinner>,
     law: Option<String>,
-    /// The provider that is tried, where it is not the model.
+    /// The sampler or adapter format under test; `None` for the model.
     provider: Option<String>,
     subject: Option<TestedModel>,
     warnings: Vec<String>,
@@ -108,7 +107,7 @@ impl LawMonitor {
             }
             LawEvent::Tries { law } => {
                 if let Some(spinner) = &self.spinner {
-                    spinner.at(&format!("trying '{law}'"));
+                    spinner.at(&format!("testing '{law}'"));
                 }
                 self.law = Some(law);
             }
@@ -135,28 +134,28 @@ impl LawMonitor {
         }
     }
 
-    /// Lays the end of a child to what it was at.
+    /// Error for a child that ended early, with what it was doing.
     pub(super) fn describe_end(&self, error: &ChildError, manifest: &Manifest) -> CliError {
         let during = match (&self.law, &self.subject) {
-            (Some(law), _) => format!("law '{law}'{} was tried", of(self.provider.as_deref())),
-            (None, Some(_)) => "the laws were tried".into(),
+            (Some(law), _) => format!("law '{law}'{} was tested", of(self.provider.as_deref())),
+            (None, Some(_)) => "the laws were tested".into(),
             (None, None) => "the checkpoint was loaded".into(),
         };
         CliError::new(Exit::Failed, format!("while {during}, plugin '{}' {error}", manifest.id))
     }
 
-    /// Says what came of it. Programs get the same object whatever kept the laws from being tried.
+    /// Prints the summary. The JSON object has the same form if the laws could not be tested.
     pub(super) fn end(mut self, tried: CliResult) -> CliResult {
         self.loading.end();
         self.spinner = None;
         let stopped = tried.as_ref().err().map(|error| error.lines.join("; "));
         let judged = tried.and_then(|()| self.judge());
         if self.silent {
-            let found = json!({
+            let report = json!({
                 "plugin": self.manifest, "model": self.subject, "warnings": self.warnings, "laws": self.verdicts,
                 "passed": judged.is_ok(), "stopped": stopped, "stopped_at": self.law,
             });
-            super::super::terminal::say_json(&found.to_string())?;
+            super::super::terminal::say_json(&report.to_string())?;
         } else if judged.is_ok() {
             let is_compared = |verdict: &Verdict| {
                 verdict.law == "reference" && !matches!(verdict.outcome, LawOutcome::NotTried { .. })
@@ -164,7 +163,7 @@ impl LawMonitor {
             let compared = if self.subject.is_none() || self.verdicts.iter().any(is_compared) {
                 ""
             } else {
-                "; whether the numbers are the right ones, only another implementation's tell: --reference"
+                "; whether the logits are right, only a comparison with another implementation can tell: --reference"
             };
             super::super::terminal::say(&format!("\nno law is broken{compared}"))?;
         }
@@ -178,7 +177,7 @@ impl LawMonitor {
         let line = match broken.len() {
             1 => format!("1 law is broken: '{law}'{of}"),
             count => {
-                format!("{count} laws are broken; begin with the first, '{law}'{of}, as others may follow from it")
+                format!("{count} laws are broken; begin with the first, '{law}'{of}, as it may have caused the others")
             }
         };
         Err(CliError::new(Exit::Failed, line))
@@ -194,7 +193,7 @@ impl Verdict {
         matches!(self.outcome, LawOutcome::Broken { .. })
     }
 
-    /// Fit for a terminal: a plugin's own words may be in it.
+    /// Makes the plugin's text safe for a terminal.
     fn cleaned(mut self) -> Self {
         match &mut self.outcome {
             LawOutcome::Noted { what } | LawOutcome::NotTried { why: what } => *what = clean(what),
@@ -205,7 +204,7 @@ impl Verdict {
     }
 }
 
-/// A verdict, for people.
+/// A verdict as text.
 fn render(verdict: &Verdict) -> String {
     let mark = match &verdict.outcome {
         LawOutcome::Exact | LawOutcome::WithinRounding { .. } => "ok",
@@ -231,7 +230,7 @@ fn render(verdict: &Verdict) -> String {
     text
 }
 
-/// Words in lines of a readable width, the first behind a head and the others below its end.
+/// Wraps words after `head`, with continuation lines indented to its width.
 fn wrapped(head: &str, words: &str) -> String {
     let (mut text, mut width) = (head.to_owned(), 0);
     let indent = head.chars().count();

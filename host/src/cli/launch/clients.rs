@@ -1,11 +1,11 @@
-//! What each client has to be told: variables, flags and files. One function a client, so that a change of one of them is a
-//! change in one place; `docs/cli.md` says what was tried.
+//! Variables, flags and files that point each client at a server. One function per client, so that a change in a client is a
+//! change in one place; `docs/cli.md` lists the versions that were tested.
 
 use clap::ValueEnum;
 use serde_json::json;
 use std::path::Path;
 
-/// The longest answer that a client is told to expect.
+/// Largest output limit that is configured in a client.
 const OUTPUT_TOKENS_MAX: u32 = 32_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -22,24 +22,24 @@ pub(super) enum Client {
     Aider,
 }
 
-/// A server, and a model on it.
+/// A server and a model that it serves.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     /// `http://HOST:PORT`.
     pub(super) base: String,
     pub(super) key: String,
     pub(super) model: String,
-    /// Tokens in the model's window, if the server said so.
+    /// The model's context in tokens, if known.
     pub(super) context: Option<u32>,
 }
 
-/// What a client is started with.
+/// Everything that a client is started with.
 #[derive(Debug, Default)]
 pub(super) struct Setup {
     pub(super) variables: Vec<(&'static str, String)>,
-    /// Variables of the user that would lead the client elsewhere.
+    /// Variables in the user's environment that would point the client elsewhere.
     pub(super) unset: Vec<&'static str>,
-    /// Names and texts of files in the temporary folder.
+    /// Name and content of files in the temporary folder.
     pub(super) files: Vec<(&'static str, String)>,
     pub(super) arguments: Vec<String>,
 }
@@ -77,8 +77,8 @@ impl Client {
     }
 }
 
-/// Claude Code asks for small models in the background, so that all of its names stand for the one model. A token needs no
-/// consent, which a key does.
+/// Claude Code uses small models in the background, so all of its model names are set to this model. It asks the user to
+/// approve an API key, but not an auth token.
 fn claude(endpoint: &Endpoint) -> Setup {
     let mut variables = vec![
         ("ANTHROPIC_BASE_URL", endpoint.base.clone()),
@@ -98,7 +98,7 @@ fn claude(endpoint: &Endpoint) -> Setup {
     Setup { variables, unset, ..Setup::default() }
 }
 
-/// Codex speaks nothing but the Responses API, and reads its provider from a file.
+/// Codex supports only the Responses API, and reads its provider from a file.
 fn codex(endpoint: &Endpoint, folder: &Path) -> Setup {
     let Endpoint { base, key, model, context } = endpoint;
     let window = context.map(|context| format!("model_context_window = {context}\n")).unwrap_or_default();
@@ -151,7 +151,7 @@ fn qwen(endpoint: &Endpoint) -> Setup {
     }
 }
 
-/// aider asks LiteLLM how large a model's window is, which knows of no local one.
+/// aider takes context sizes from LiteLLM, which does not know local models.
 fn aider(endpoint: &Endpoint, folder: &Path) -> Setup {
     let name = format!("openai/{}", endpoint.model);
     let arguments = ["--model", &name, "--weak-model", &name, "--no-show-model-warnings", "--no-check-update"];
@@ -162,10 +162,10 @@ fn aider(endpoint: &Endpoint, folder: &Path) -> Setup {
     };
     if let Some(context) = endpoint.context {
         let output = (context / 2).min(OUTPUT_TOKENS_MAX);
-        let about = json!({ "max_input_tokens": context, "max_output_tokens": output, "litellm_provider": "openai", "mode": "chat" });
+        let metadata = json!({ "max_input_tokens": context, "max_output_tokens": output, "litellm_provider": "openai", "mode": "chat" });
         let file = "models.json";
         setup.arguments.extend(["--model-metadata-file".into(), folder.join(file).display().to_string()]);
-        setup.files.push((file, format!("{:#}\n", json!({ name: about }))));
+        setup.files.push((file, format!("{:#}\n", json!({ name: metadata }))));
     }
     setup
 }
@@ -181,19 +181,19 @@ mod tests {
     }
 
     #[test]
-    fn every_client_is_told_of_address_key_model_and_window() {
+    fn every_client_gets_address_key_model_and_context() {
         for client in Client::value_variants() {
             let setup = client.setup(&endpoint(), Path::new("/tmp/x"));
-            let told = format!("{setup:?}");
-            let window = *client == Client::Qwen || told.contains("8192");
-            assert!(told.contains("127.0.0.1:8000") && told.contains("the-key") && window, "{client:?}: {told}");
+            let shown = format!("{setup:?}");
+            let window = *client == Client::Qwen || shown.contains("8192");
+            assert!(shown.contains("127.0.0.1:8000") && shown.contains("the-key") && window, "{client:?}: {shown}");
             let arguments = setup.arguments.join(" ");
-            assert!(!arguments.contains("the-key"), "other users see a program's arguments: {arguments}");
+            assert!(!arguments.contains("the-key"), "other users can see a program's arguments: {arguments}");
         }
     }
 
     #[test]
-    fn files_are_what_their_readers_parse_whatever_a_model_is_called() {
+    fn files_parse_whatever_the_model_is_called() {
         let file = |client: Client| client.setup(&endpoint(), Path::new("/tmp/x")).files.remove(0).1;
         let text = file(Client::Codex);
         let codex = toml::de::DeTable::parse(&text).unwrap();

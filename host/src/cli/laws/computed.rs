@@ -1,4 +1,4 @@
-//! What another implementation has computed, as a file.
+//! Reads reference logits of another implementation.
 
 use pensieve_laws::Reference;
 use safetensors::{Dtype, SafeTensors};
@@ -7,13 +7,13 @@ use std::{fs, path::Path};
 use super::super::error::{CliError, Exit};
 use pensieve_protocol::{card::Card, outside::Outside};
 
-/// A text of 1000 tokens over a vocabulary of 256k.
+/// 1000 rows of f32 logits over a vocabulary of 256k.
 const REFERENCE_BYTES_MAX: u64 = 1 << 30;
-/// How far logits may lie from the reference's by themselves, as a part of its spread: inputs that are rounded to 8 bits move
-/// those of the starter by 2 %, and a wrong rotation by half of it.
+/// Default tolerance as a fraction of the range of the reference's logits. For scale: rounding activations to 8 bits moves the
+/// starter's logits by 2 %, a wrong rotary embedding by 50 %.
 const REFERENCE_TOLERANCE: f32 = 0.05;
 
-/// Reads what another implementation computed: `tokens`, whole numbers, and a row of `logits` in F32 for each.
+/// Reads `tokens`, integers, and a row of F32 `logits` for each.
 pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<Reference, CliError> {
     let wrong = |what: String| {
         let help = "docs/writing-a-plugin.md has a script that writes one";
@@ -21,17 +21,17 @@ pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<R
     };
     let unread =
         |error: std::io::Error| CliError::system(format_args!("the reference '{}'", Outside::path(&file)), &error);
-    let about = file.metadata().map_err(unread)?;
-    if !about.is_file() {
-        return Err(wrong("is no file".into()));
+    let metadata = file.metadata().map_err(unread)?;
+    if !metadata.is_file() {
+        return Err(wrong("is not a file".into()));
     }
-    let bytes = about.len();
+    let bytes = metadata.len();
     if bytes > REFERENCE_BYTES_MAX {
         return Err(wrong(format!("has {bytes} bytes, more than {REFERENCE_BYTES_MAX}")));
     }
     let bytes = fs::read(file).map_err(unread)?;
     let tensors =
-        SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is no safetensors file: {error}")))?;
+        SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is not a safetensors file: {error}")))?;
     let find = |name: &str| tensors.tensor(name).map_err(|_| wrong(format!("has no tensor '{name}'")));
     let (tokens, logits) = (find("tokens")?, find("logits")?);
     let ids: Option<Vec<u32>> = match tokens.dtype() {
@@ -41,24 +41,24 @@ pub(super) fn read(file: &Path, tolerance: Option<f32>, card: &Card) -> Result<R
         other => return Err(wrong(format!("has 'tokens' of {other:?}; they are I64, I32 or U32"))),
     };
     let Some(ids) = ids.filter(|ids| ids.iter().all(|&id| id < card.vocabulary)) else {
-        return Err(wrong(format!("has 'tokens' that are no ids below the vocabulary's {}", card.vocabulary)));
+        return Err(wrong(format!("has 'tokens' that are not all ids below the vocabulary size {}", card.vocabulary)));
     };
     let expected = [ids.len(), card.vocabulary as usize];
     if ids.is_empty() || logits.dtype() != Dtype::F32 || logits.shape() != expected {
-        let found = format!("{:?} of {:?}", logits.dtype(), logits.shape());
-        return Err(wrong(format!("has 'logits' that are {found}, not F32 of {expected:?}, a row for each token")));
+        let actual = format!("{:?} of {:?}", logits.dtype(), logits.shape());
+        return Err(wrong(format!("has 'logits' that are {actual}, not F32 of {expected:?}, a row for each token")));
     }
     let logits = numbers(logits.data(), f32::from_le_bytes);
     let width = card.vocabulary as usize;
-    if let Some(place) = logits.iter().position(|logit| !logit.is_finite()) {
-        let (value, row, column) = (logits[place], place / width, place % width);
-        return Err(wrong(format!("has {value} among its 'logits', at token {row}, number {column}")));
+    if let Some(index) = logits.iter().position(|logit| !logit.is_finite()) {
+        let (value, row, column) = (logits[index], index / width, index % width);
+        return Err(wrong(format!("has {value} among its 'logits', in row {row}, column {column}")));
     }
     let (low, high) = logits.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
     let tolerance = tolerance.unwrap_or((high - low) * REFERENCE_TOLERANCE);
     if !(tolerance.is_finite() && tolerance > 0.0) {
-        let what = format!("has 'logits' from {low} to {high}, which tell nothing of how far others may lie apart");
-        return Err(wrong(format!("{what}: say so by --tolerance")));
+        let what = format!("has 'logits' from {low} to {high}, from which no tolerance can be derived");
+        return Err(wrong(format!("{what}: set --tolerance")));
     }
     Ok(Reference { tokens: ids, logits, tolerance })
 }

@@ -1,4 +1,4 @@
-//! The laws of samplers and of adapter formats, for the child of `plugins check`.
+//! Tests samplers and adapter formats, in the child of `plugins check`.
 
 use std::path::Path;
 
@@ -13,20 +13,20 @@ use super::{
 use pensieve_protocol::outside::Outside;
 use pensieve_worker::plugin::LoadedPlugin;
 
-/// Reads what `--samplers` says: an object of parameters for each sampler that wants some.
+/// Parses `--samplers`: a JSON object from sampler names to their parameters.
 pub(super) fn parameters(text: &str) -> Result<Map<String, Value>, CliError> {
     let wrong = |what: String| {
         let help = r#"it takes a JSON object of each sampler's parameters, such as {"top_k": {"k": 40}}"#;
         CliError::new(Exit::Usage, format!("--samplers={text}: {help}; {what}"))
     };
     let parameters: Map<String, Value> = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
-    match parameters.iter().find(|(_, given)| !given.is_object()) {
-        Some((name, given)) => Err(wrong(format!("those of '{name}' are {given}"))),
+    match parameters.iter().find(|(_, value)| !value.is_object()) {
+        Some((name, value)) => Err(wrong(format!("those of '{name}' are {value}"))),
         None => Ok(parameters),
     }
 }
 
-/// Tries the laws on every sampler of the plugin.
+/// Tests every sampler of the plugin.
 pub(super) fn try_samplers(plugin: &LoadedPlugin, given: &str, say: &mut dyn FnMut(LawEvent)) -> Result<(), CliError> {
     let given = parameters(given)?;
     let names = &plugin.manifest().samplers;
@@ -46,7 +46,7 @@ pub(super) fn try_samplers(plugin: &LoadedPlugin, given: &str, say: &mut dyn FnM
     Ok(())
 }
 
-/// Tries the laws on every adapter format of the plugin.
+/// Tests every adapter format of the plugin.
 pub(super) fn try_formats(
     plugin: &LoadedPlugin,
     adapter: &Path,
@@ -63,11 +63,11 @@ pub(super) fn try_formats(
     Ok(())
 }
 
-/// Reads an adapter in the first format that claims it and does not decline it.
+/// Reads an adapter with the first format that claims it and does not decline.
 pub(super) fn read_adapter(plugins: &[&LoadedPlugin], adapter: &Path) -> Result<AdapterData, CliError> {
-    let place = Outside::path(&adapter);
+    let shown = Outside::path(&adapter);
     let text =
-        adapter.to_str().ok_or_else(|| CliError::new(Exit::Usage, format!("'{place}' is not UTF-8; rename it")))?;
+        adapter.to_str().ok_or_else(|| CliError::new(Exit::Usage, format!("'{shown}' is not UTF-8; rename it")))?;
     let mut known = Vec::new();
     for plugin in plugins {
         for (name, format) in formats(plugin)? {
@@ -75,7 +75,7 @@ pub(super) fn read_adapter(plugins: &[&LoadedPlugin], adapter: &Path) -> Result<
                 match format.open(text.into()).into_result() {
                     Ok(data) => return Ok(data),
                     Err(error) if error.code == ErrorCode::DECLINED => {}
-                    Err(error) => return Err(CliError::new(Exit::Failed, format!("adapter '{place}': {error}"))),
+                    Err(error) => return Err(CliError::new(Exit::Failed, format!("adapter '{shown}': {error}"))),
                 }
             }
             known.push(name);
@@ -83,15 +83,15 @@ pub(super) fn read_adapter(plugins: &[&LoadedPlugin], adapter: &Path) -> Result<
     }
     let known = if known.is_empty() { "there are none".into() } else { format!("there are: {}", known.join(", ")) };
     let help = "--formats FILE names the plugin that reads it";
-    Err(CliError::new(Exit::Plugin, format!("no format takes the adapter '{place}' ({known}); {help}")))
+    Err(CliError::new(Exit::Plugin, format!("no format reads the adapter '{shown}' ({known}); {help}")))
 }
 
 fn formats(plugin: &LoadedPlugin) -> Result<Vec<(String, AdapterBox)>, CliError> {
-    let made = plugin.manifest().adapter_formats.iter().map(|name| {
+    let formats = plugin.manifest().adapter_formats.iter().map(|name| {
         let format = plugin.adapter_format(name);
         let format =
             format.map_err(|error| CliError::new(Exit::Failed, format!("adapter format '{name}': {error}")))?;
         Ok((name.clone(), format))
     });
-    made.collect()
+    formats.collect()
 }

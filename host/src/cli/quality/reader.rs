@@ -1,5 +1,5 @@
-//! A loaded model that reads one sequence after the other and gives the logits of every token: a host with one sequence, whose
-//! blocks are simply numbered.
+//! Runs a loaded model over one sequence at a time and returns the logits of every token. With one sequence, block ids are
+//! simply consecutive.
 
 use pensieve_plugin_api::{
     Batch, CacheGroup, CacheKind, CacheTable, Card, ModelBox, NO_ADAPTER, Output, Outputs, Resident, Span, VACANT, Want,
@@ -7,14 +7,15 @@ use pensieve_plugin_api::{
 
 use crate::cli::error::{CliError, Exit};
 
-/// Memory is divided among several groups of caches as the longest sequences need it.
+/// With several cache groups the model divides its memory among them for sequences of up to this length.
 const DIVIDED_TOKENS: u32 = 16_384;
 const STATE_BYTES_MIN: u64 = 64 << 20;
 
-/// A model, and where it is in its text.
+/// A model and its current sequence.
 pub(super) struct Reader {
     model: ModelBox,
     groups: Vec<CacheGroup>,
+    /// Blocks or slots in each cache group.
     places: Vec<u32>,
     block_tokens: u32,
     vocabulary: usize,
@@ -22,7 +23,7 @@ pub(super) struct Reader {
     logits: Vec<f32>,
 }
 
-/// What a model needs to remember a sequence of `longest` tokens, loaded for `context` of them.
+/// Cache bytes for a sequence of `longest` tokens in a model that is loaded for `context` tokens.
 pub(super) fn state_bytes(card: &Card, longest: usize, context: u32) -> u64 {
     let longest = u32::try_from(longest).unwrap_or(u32::MAX);
     let tokens = if card.caches.len() == 1 { longest } else { context.min(DIVIDED_TOKENS).max(longest) };
@@ -53,7 +54,7 @@ impl Reader {
         self.model.resident()
     }
 
-    /// Forgets the sequence before and begins another.
+    /// Releases the previous sequence and starts another.
     pub(super) fn begin(&mut self) {
         if self.sequence > 0 {
             self.model.release(self.sequence);
@@ -61,12 +62,12 @@ impl Reader {
         self.sequence += 1;
     }
 
-    /// The logits of each of these tokens, which follow `past` others.
+    /// Logits of each of these tokens, which follow `past` earlier ones of the sequence.
     pub(super) fn read(&mut self, tokens: &[u32], past: usize) -> Result<impl Iterator<Item = &[f32]>, CliError> {
         let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let (past, len) = (narrow(past), narrow(tokens.len()));
         let tables = self.tables(past, len)?;
-        let caches: Vec<CacheTable<'_>> = tables.iter().map(Table::cross).collect();
+        let caches: Vec<CacheTable<'_>> = tables.iter().map(Table::as_abi).collect();
         let positions: Vec<u32> = (past..past.saturating_add(len)).collect();
         let span = Span {
             sequence: self.sequence,
@@ -83,7 +84,7 @@ impl Reader {
         let spans = [span];
         let batch =
             Batch { tokens: tokens.into(), positions: positions.as_slice().into(), spans: spans[..].into(), top: 0 };
-        // What the model leaves unwritten is no number.
+        // NaN marks rows that the model fails to write.
         self.logits.clear();
         self.logits.resize(tokens.len() * self.vocabulary, f32::NAN);
         let mut outputs = Outputs {
@@ -98,7 +99,7 @@ impl Reader {
         Ok(self.logits.chunks_exact(self.vocabulary))
     }
 
-    /// Where each group keeps the sequence. Blocks that a window has passed are used again.
+    /// The sequence's cache table in each group. Blocks that have left a sliding window are reused.
     fn tables(&self, past: u32, len: u32) -> Result<Vec<Table>, CliError> {
         let table = |(group, &places): (&CacheGroup, &u32)| match group.kind {
             CacheKind::OPAQUE => Ok(Table { blocks: Vec::new(), read: VACANT, write: VACANT }),
@@ -108,7 +109,7 @@ impl Reader {
                 let behind = group.blocks_behind(u64::from(past), self.block_tokens);
                 let behind = u32::try_from(behind).unwrap_or(u32::MAX).min(count);
                 if count - behind > places {
-                    let line = format!("{places} blocks of the model's memory do not hold {} tokens", past + len);
+                    let line = format!("the model's {places} cache blocks cannot hold {} tokens", past + len);
                     return Err(CliError::new(Exit::Failed, line));
                 }
                 let id = |block| if block < behind { VACANT } else { block % places };
@@ -119,7 +120,7 @@ impl Reader {
     }
 }
 
-/// A cache table's own values.
+/// Owned form of a `CacheTable`.
 struct Table {
     blocks: Vec<u32>,
     read: u32,
@@ -127,7 +128,7 @@ struct Table {
 }
 
 impl Table {
-    fn cross(&self) -> CacheTable<'_> {
+    fn as_abi(&self) -> CacheTable<'_> {
         let blocks = self.blocks.as_slice().into();
         CacheTable { blocks, read: self.read, write: self.write, checkpoints: (&[][..]).into() }
     }

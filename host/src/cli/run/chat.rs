@@ -1,8 +1,8 @@
-//! `pensieve run` without a question: every line is a turn, and the model sees all turns before it.
+//! `pensieve run` without a question: a chat with one turn per line.
 //!
-//! Ctrl-C stops an answer, whose part that was shown stays in the history; at the prompt it ends the chat, as `/exit` and the
-//! end of standard input do. A turn that fails is left out of the history, so that the
-//! chat can go on; a script's chat ends with the error.
+//! Ctrl-C stops an answer, and the part shown so far stays in the history; at the prompt it ends the chat, as do `/exit` and
+//! the end of standard input. A turn that fails is left out of the history and the chat continues; when standard input is not
+//! a terminal, the chat ends with the error.
 
 use std::{
     io::{self, BufRead, IsTerminal},
@@ -17,16 +17,16 @@ use super::super::terminal::{say, tell, tell_all, tell_part};
 use super::{CliError, CliResult, Completion, PROMPT_BYTES_MAX, Run};
 use pensieve_server::{
     chat::{Part, Request, Role, Turn},
-    prompt::Chats,
+    requests::Chats,
 };
 
-const HELP: &str = "/clear begins a new conversation, /exit ends; Ctrl-C stops an answer";
+const HELP: &str = "/clear starts a new conversation, /exit ends the chat, Ctrl-C stops an answer";
 
 impl Run {
     pub(super) async fn chat(&self, chats: &Chats, model: &str) -> CliResult {
         let is_terminal = io::stdin().is_terminal();
         if is_terminal {
-            tell(format_args!("a chat with '{model}'; {HELP}"));
+            tell(format_args!("chatting with '{model}'; {HELP}"));
         }
         let mut lines = lines();
         let mut turns: Vec<Turn> = Vec::new();
@@ -57,14 +57,14 @@ impl Run {
         }
     }
 
-    /// Answers one line, and adds both to the history.
+    /// Answers one line, and adds question and answer to the history.
     async fn turn(&self, chats: &Chats, model: &str, question: &str, turns: &mut Vec<Turn>) -> CliResult {
         turns.push(Turn { role: Role::User, parts: vec![Part::Text(question.to_owned())] });
         let request = Request { model: model.to_owned(), ..self.request_for(self.conversation(turns.clone())) };
         let mut completion = Completion::default();
         let answered = tokio::select! {
             answered = self.receive(chats, request, &mut completion) => answered,
-            // Dropping a generation cancels it.
+            // Dropping the future drops the generation, which cancels it.
             _ = signal::ctrl_c() => {
                 tell_part(" (stopped)");
                 Ok(())
@@ -88,7 +88,7 @@ impl Run {
     }
 }
 
-/// The lines of standard input, read on a thread of their own, as a read cannot be interrupted.
+/// Lines of standard input, read on their own thread, as a blocking read cannot be cancelled.
 fn lines() -> Receiver<Result<String, CliError>> {
     let (sender, receiver) = mpsc::channel(1);
     thread::spawn(move || {

@@ -287,7 +287,7 @@ impl Backend for Spread {
         self.made(self.part(at)?.activate(&self.bring(x, at)?, kind), at)
     }
 
-    fn columnwise(
+    fn bias_act_scale(
         &self,
         x: &Tensor,
         bias: Option<&Tensor>,
@@ -297,7 +297,7 @@ impl Backend for Spread {
         let at = self.latest(&[x])?;
         let [bias, factor] = [bias, factor].map(|values| values.map(|values| self.bring(values, at)).transpose());
         let (bias, factor) = (bias?, factor?);
-        self.made(self.part(at)?.columnwise(&self.bring(x, at)?, bias.as_ref(), kind, factor.as_ref()), at)
+        self.made(self.part(at)?.bias_act_scale(&self.bring(x, at)?, bias.as_ref(), kind, factor.as_ref()), at)
     }
 
     fn columns(&self, x: &Tensor, parts: &[Columns]) -> Result<Vec<Tensor>> {
@@ -357,9 +357,9 @@ impl Backend for Spread {
 
     fn recurrence(&self, spec: &Recurrence, x: Inputs<'_>, pass: &Pass<'_>) -> Result<Tensor> {
         let (home, at) = (self.place_of(x.q)?, pass.kv.place(spec.layer)?);
-        let [q, k, v, decay, rate] = self.bring_all([x.q, x.k, x.v, x.decay, x.rate], at)?;
+        let [q, k, v, decay, beta] = self.bring_all([x.q, x.k, x.v, x.decay, x.beta], at)?;
         let skip = x.skip.map(|skip| self.bring(skip, at)).transpose()?;
-        let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, rate: &rate, skip: skip.as_ref(), ..x };
+        let x = Inputs { q: &q, k: &k, v: &v, decay: &decay, beta: &beta, skip: skip.as_ref(), ..x };
         let out = self.made(self.part(at)?.recurrence(spec, x, pass), at)?;
         self.bring(&out, home)
     }

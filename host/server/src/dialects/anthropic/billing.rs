@@ -1,10 +1,9 @@
 //! Claude Code's billing line: `x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch=1c8b4;`, in front of
-//! the system text. It is meant for Anthropic's accounts and differs in every request, so a prompt that held it could never
-//! share its beginning with another one.
+//! the system prompt. It serves Anthropic's billing and differs in every request, so prompts with it would never share a prefix.
 
 const NAME: &str = "x-anthropic-billing-header:";
 
-/// A system text without the billing line at its start, if there is one. Whatever stands behind the line stays.
+/// Removes the billing line at the start of a system prompt, if there is one.
 pub(super) fn strip(text: &str) -> &str {
     let start = text.trim_start();
     match start.get(..NAME.len()) {
@@ -13,7 +12,7 @@ pub(super) fn strip(text: &str) -> &str {
     }
 }
 
-/// Passes over `key=value;` as long as there are such; the last one of a line may lack its semicolon.
+/// Skips pairs of `key=value;`; the last one of a line may lack its semicolon.
 fn skip_pairs(mut text: &str) -> &str {
     loop {
         let rest = text.trim_start_matches([' ', '\t']);

@@ -1,4 +1,4 @@
-//! Blocks of a message's content.
+//! Content blocks of messages.
 
 use std::borrow::Cow;
 
@@ -15,11 +15,11 @@ use crate::{
 const ID_LEN_MAX: usize = 256;
 const NAME_LEN_MAX: usize = 256;
 const BLOCKS_MAX: usize = 10_000;
-/// Stands before every id of a call that leaves here, and is taken off when it comes back: templates that show ids show
-/// what the model was given, and a conversation goes on from the very prompt that it began with.
+/// Prefix of call ids in answers, stripped when they come back: templates may render ids, and the prompt must stay the same as
+/// when the model generated the call.
 pub(super) const CALL_PREFIX: &str = "toolu_";
 
-/// The blocks of a content that is no string.
+/// The blocks of a content that is not a string.
 pub(super) fn blocks<'a>(content: &Field<'a>) -> Result<impl Iterator<Item = Field<'a>>, ApiError> {
     if !content.json()?.is_array() {
         return Err(content.should_be("a string or a list of blocks"));
@@ -27,15 +27,15 @@ pub(super) fn blocks<'a>(content: &Field<'a>) -> Result<impl Iterator<Item = Fie
     content.items(BLOCKS_MAX)
 }
 
-/// A call that waits for its result.
+/// A tool call without a result.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) id: String,
-    /// The block's place in the request.
+    /// Path of the block in the request.
     pub(super) path: String,
 }
 
-/// A block of a user's or the assistant's message. None for what is accepted and says nothing.
+/// Converts a block of a user or assistant message; `None` for blocks that are accepted and ignored.
 pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiError> {
     block.object()?;
     let kind = block.get("type").string()?;
@@ -53,7 +53,7 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiErr
             let name = block.get("name").text(NAME_LEN_MAX)?.to_owned();
             let arguments = match block.get("input").json()? {
                 Value::Object(arguments) => Value::Object(arguments.clone()),
-                // A model wrote this, and the client only repeats it; templates take objects only.
+                // The model wrote this and the client only echoes it, so it is no error; templates need an object.
                 other => json!({ "malformed_arguments": other }),
             };
             Ok(Some(Part::ToolCall { id, name, arguments }))
@@ -69,7 +69,7 @@ pub(super) fn part(role: Role, block: &Field<'_>) -> Result<Option<Part>, ApiErr
     }
 }
 
-/// The text of a block of a system prompt or of a tool's result; it may be empty.
+/// The text of a block in a system prompt or tool result; may be empty.
 pub(super) fn only_text<'a>(block: &Field<'a>) -> Result<Cow<'a, str>, ApiError> {
     block.object()?;
     match block.get("type").string()? {
@@ -88,7 +88,7 @@ fn id(field: &Field<'_>) -> Result<String, ApiError> {
     Ok(bare.unwrap_or(text).to_owned())
 }
 
-/// What a tool said: nothing, a string, or blocks, a line break between two.
+/// A tool's output: absent, a string, or blocks, which are joined by newlines.
 fn result(content: &Field<'_>) -> Result<String, ApiError> {
     if content.is_absent() {
         return Ok(String::new());
@@ -101,11 +101,11 @@ fn result(content: &Field<'_>) -> Result<String, ApiError> {
 }
 
 fn only_in(block: &Field<'_>, kind: &str, whose: &str) -> ApiError {
-    block.invalid(format_args!("a block of type '{kind}' belongs into {whose} messages only"))
+    block.invalid(format_args!("a block of type '{kind}' is allowed in {whose} messages only"))
 }
 
-/// The text that stands in the prompt for a block which a text-only model cannot read, or none for a block that only
-/// Anthropic's servers make. An error would end the session, since the block stays in its history.
+/// Replacement text for a block that a text-only model cannot read, or `None` for one that only Anthropic's servers produce. An
+/// error would end the session, since the block stays in its history.
 fn replaced(block: &Field<'_>, kind: &str) -> Result<Option<String>, ApiError> {
     match kind {
         "image" | "document" => block.attachment(kind).map(Some),
@@ -124,6 +124,6 @@ fn replaced(block: &Field<'_>, kind: &str) -> Result<Option<String>, ApiError> {
             block.note(format_args!("blocks of type '{}' are not served here; it is left out", Quote(kind)));
             Ok(None)
         }
-        _ => Err(block.invalid(format_args!("blocks of type '{}' are not known here; send text", Quote(kind)))),
+        _ => Err(block.invalid(format_args!("unknown block type '{}'; send text", Quote(kind)))),
     }
 }

@@ -1,8 +1,8 @@
-//! `system` and `messages` into turns.
+//! Converts `system` and `messages` to turns.
 //!
-//! Neighbours of one role are one turn, as in the original. Results of calls stand at the start of their turn, and nothing
-//! comes between a call and its result: a system message there waits until all results are in. What a request appends to
-//! the one before it thus lands behind everything that was there, which is what makes prompts share their beginnings.
+//! Adjacent messages of one role become one turn, as in the original. Tool results come first in their turn, and nothing comes
+//! between a call and its result: a system message there is deferred until all results are in. A request that extends the
+//! previous one thus only appends to its prompt, which lets the prefix cache work.
 
 use std::collections::HashSet;
 
@@ -30,14 +30,14 @@ pub(super) fn read(body: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
         return Err(messages.invalid("should have a message"));
     }
     let mut reader = Reader::default();
-    for (place, message) in items.enumerate() {
+    for (index, message) in items.enumerate() {
         message.object()?;
-        reader.message(&message, place + 1 == count)?;
+        reader.message(&message, index + 1 == count)?;
     }
     Ok((system, reader.finish()?))
 }
 
-/// A system text, which may be a list of blocks. An empty line parts them.
+/// A system prompt: a string, or a list of blocks, which are joined by an empty line.
 fn system(field: &Field<'_>) -> Result<String, ApiError> {
     if field.is_string() {
         return field.string().map(|text| billing::strip(text).to_owned());
@@ -60,10 +60,11 @@ fn is_blank(content: &Field<'_>) -> bool {
 #[derive(Default)]
 struct Reader {
     turns: Vec<Turn>,
-    /// Calls of the last assistant's turn without a result yet.
+    /// Calls of the last assistant turn that have no result yet.
     open: Vec<Call>,
-    /// System messages that wait until no call is open.
-    waiting: Vec<Turn>,
+    /// System messages deferred until all calls have results.
+    deferred: Vec<Turn>,
+    /// Ids of all calls, which must be unique.
     calls: HashSet<String>,
 }
 
@@ -80,7 +81,7 @@ impl Reader {
                 let text = system(&content)?;
                 if !text.is_empty() {
                     let turn = Turn { role, parts: vec![Part::Text(text)] };
-                    if self.open.is_empty() { self.turns.push(turn) } else { self.waiting.push(turn) }
+                    if self.open.is_empty() { self.turns.push(turn) } else { self.deferred.push(turn) }
                 }
             }
             Role::User => {
@@ -93,7 +94,7 @@ impl Reader {
             Role::Assistant => {
                 self.all_answered()?;
                 if is_blank(&content) {
-                    // The last one may be empty: there is nothing to go on from.
+                    // The last one may be empty: then there is no prefill.
                     return if is_last { Ok(()) } else { Err(content.invalid("should not be empty")) };
                 }
                 let parts = self.parts(role, &content)?;
@@ -123,7 +124,7 @@ impl Reader {
                     let place = self.open.iter().position(|call| call.id == *id);
                     let Some(place) = place else {
                         return Err(block.get("tool_use_id").invalid(format_args!(
-                            "the assistant's message before it has no call '{}' that waits for a result",
+                            "the assistant's message before it has no call '{}' without a result",
                             Quote(id)
                         )));
                     };
@@ -144,7 +145,7 @@ impl Reader {
         }
         self.append(Role::User, results.into_iter().chain(others).collect());
         if self.open.is_empty() {
-            self.turns.append(&mut self.waiting);
+            self.turns.append(&mut self.deferred);
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! An answer's pieces into events, in the order that every client accepts: one block is open at a time, places rise, and
-//! nothing follows the last word. A whole message is the same events put together.
+//! Converts deltas to events in the order that every client accepts: one block is open at a time, indices ascend, and nothing
+//! follows the end. A message that is not streamed is assembled from the same events.
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -14,11 +14,11 @@ use crate::{
 };
 use pensieve_protocol::job::{Finish, Usage};
 
-/// What is known before the model is asked.
+/// The part of a message that is known before generation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Head {
     pub(super) id: String,
-    /// The model, as the client calls it.
+    /// The model name from the client.
     pub(super) model: String,
     pub(super) input_tokens: u32,
 }
@@ -28,7 +28,7 @@ pub(super) struct MessageEncoder {
     head: Head,
     stops: Vec<String>,
     open: Option<Open>,
-    /// The place of the block that is open, or of the next one.
+    /// Index of the open block, or of the next one.
     index: usize,
     has_called: bool,
     is_over: bool,
@@ -46,7 +46,7 @@ impl MessageEncoder {
         Self { head, stops, open: None, index: 0, has_called: false, is_over: false }
     }
 
-    /// What can be said before the model has seen the prompt.
+    /// Events that are sent before prefill.
     pub(super) fn begin(&self) -> Vec<Event> {
         let Head { id, model, input_tokens } = self.head.clone();
         vec![Event::MessageStart { id, model, input_tokens }, Event::Ping]
@@ -118,7 +118,7 @@ impl MessageEncoder {
             None => return,
             Some(Open::Text | Open::Call { has_arguments: true }) => None,
             Some(Open::Thinking(digest)) => Some(Piece::Signature(format!("{:x}", digest.finalize()))),
-            // Clients parse what has come, and nothing is no JSON.
+            // Clients parse the collected text, and an empty one is not valid JSON.
             Some(Open::Call { has_arguments: false }) => Some(Piece::Json("{}".into())),
         };
         out.extend(last.map(|piece| self.piece(piece)));
@@ -147,7 +147,7 @@ impl MessageEncoder {
     }
 }
 
-/// A whole message, put together from its events.
+/// Assembles a message from its events.
 #[derive(Debug, Default)]
 pub(super) struct MessageBuilder {
     id: String,
@@ -158,7 +158,7 @@ pub(super) struct MessageBuilder {
 }
 
 impl MessageBuilder {
-    /// Adds an event. An error is no part of a message: it is the answer in its place.
+    /// Adds an event. Errors are not part of a message; they are returned instead of it.
     pub(super) fn add(&mut self, event: Event) {
         match event {
             Event::MessageStart { id, model, .. } => (self.id, self.model) = (id, model),
@@ -192,7 +192,7 @@ fn block_json((block, text, signature): &(Block, String, String)) -> Value {
         Block::Text => json!({ "type": "text", "text": text }),
         Block::Thinking => json!({ "type": "thinking", "thinking": text, "signature": signature }),
         Block::ToolUse { id, name } => {
-            // Arguments that were cut short are no JSON. The message says by its stop reason that it is not complete.
+            // Truncated arguments are not valid JSON; the stop reason tells that the message is incomplete.
             let input = serde_json::from_str(text).unwrap_or_else(|_| json!({}));
             json!({ "type": "tool_use", "id": id, "name": name, "input": input })
         }

@@ -1,26 +1,26 @@
-//! Problems as Anthropic's API tells them.
+//! Errors in the form of Anthropic's API.
 
 use serde_json::{Value, json};
 
 use crate::dialects::{ApiError, ErrorCode};
 
-pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
-    let (status, _) = kind(problem.code);
-    (status, body(problem, request_id).to_string().into_bytes())
+pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
+    let (status, _) = kind(error.code);
+    (status, body(error, request_id).to_string().into_bytes())
 }
 
-/// The field of requests that leave the conversation to the server.
+/// The field of requests that keep the conversation on the server.
 pub(super) const THREAD: &str = "thread";
 
-/// The body, which is an event's data as well.
-pub(super) fn body(problem: &ApiError, request_id: &str) -> Value {
-    let (_, kind) = kind(problem.code);
-    let mut error = json!({ "type": kind, "message": problem.to_string() });
-    if problem.field.as_deref() == Some(THREAD) {
-        // By this the vendor's clients know to send the whole conversation instead.
-        error["details"] = json!({ "error_code": "thread_unsupported_request", "unsupported": [THREAD] });
+/// The error object, used as a body and as an event's data.
+pub(super) fn body(error: &ApiError, request_id: &str) -> Value {
+    let (_, kind) = kind(error.code);
+    let mut body = json!({ "type": kind, "message": error.to_string() });
+    if error.field.as_deref() == Some(THREAD) {
+        // Tells Anthropic's clients to send the whole conversation instead.
+        body["details"] = json!({ "error_code": "thread_unsupported_request", "unsupported": [THREAD] });
     }
-    json!({ "type": "error", "error": error, "request_id": request_id })
+    json!({ "type": "error", "error": body, "request_id": request_id })
 }
 
 fn kind(kind: ErrorCode) -> (u16, &'static str) {
@@ -36,7 +36,7 @@ fn kind(kind: ErrorCode) -> (u16, &'static str) {
         ErrorCode::MediaType => (415, "invalid_request_error"),
         ErrorCode::Internal => (500, "api_error"),
         ErrorCode::Upstream => (502, "api_error"),
-        // Both make the vendor's clients come back later.
+        // Anthropic's clients retry both later.
         ErrorCode::Overloaded | ErrorCode::Unavailable => (529, "overloaded_error"),
     }
 }

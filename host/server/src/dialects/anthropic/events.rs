@@ -1,4 +1,4 @@
-//! The events of a streamed message, and how they are framed.
+//! Events of a streamed message, and their encoding.
 
 use serde_json::{Value, json};
 
@@ -6,16 +6,16 @@ use super::error;
 use crate::dialects::ApiError;
 use pensieve_protocol::job::Usage;
 
-/// One event of a message's stream. Blocks go by their places in the message.
+/// An event of a message's stream. Blocks have an index in the message.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Event {
-    /// The message begins; of its usage only the input is known. `model` is what the client calls it.
+    /// Start of the message, with only the input usage. `model` is the name from the client.
     MessageStart {
         id: String,
         model: String,
         input_tokens: u32,
     },
-    /// Keeps the connection open while nothing is generated.
+    /// Keep-alive while nothing is generated.
     Ping,
     BlockStart {
         index: usize,
@@ -28,7 +28,7 @@ pub(super) enum Event {
     BlockStop {
         index: usize,
     },
-    /// Why the message ends, and what it took.
+    /// Stop reason and usage.
     MessageDelta {
         stop: Stop,
         usage: Usage,
@@ -49,13 +49,13 @@ pub(super) enum Piece {
     Text(String),
     Thinking(String),
     Signature(String),
-    /// A part of the JSON text of a call's arguments.
+    /// A part of the JSON text of a tool call's arguments.
     Json(String),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Stop {
-    /// The API's word for it.
+    /// The API's `stop_reason`.
     pub(super) reason: &'static str,
     pub(super) sequence: Option<String>,
 }
@@ -115,7 +115,7 @@ impl Piece {
     }
 }
 
-/// What the prompt took is the sum of three numbers, none of which counts what another one does.
+/// The prompt's tokens are split into three disjoint counts: plain input, cache reads and cache creation.
 pub(super) fn usage_json(usage: &Usage) -> Value {
     json!({
         "input_tokens": usage.prompt.saturating_sub(usage.reused),

@@ -1,10 +1,9 @@
-//! Tools that Anthropic's API names by type alone (`bash_20250124`), as their models know the schemas. They run on the
-//! client's machine, so any model that is told the schema can call them.
+//! Tools that Anthropic's API defines by type alone (`bash_20250124`), as its models know their schemas. They run on the client's
+//! machine, so any model can call them if it is given the schema.
 
 use serde_json::{Value, json};
 
-/// The description and the schema of a tool's arguments, by its type without the date; none for a tool that runs on
-/// Anthropic's servers.
+/// Description and schema of a tool, by its type without the date; `None` for tools that run on Anthropic's servers.
 pub(super) fn find(kind: &str) -> Option<(&'static str, Value)> {
     let (name, date) = kind.rsplit_once('_')?;
     if date.len() != 8 || !date.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -1,17 +1,17 @@
-//! Anthropic's API: messages, whole and streamed, the counting of tokens, and the list of models.
+//! Anthropic's API: messages, with and without streaming, token counting, and the list of models.
 //!
-//! What deviates from the original, on purpose:
-//! - `max_tokens` beyond the room that is left is that room. `thinking.budget_tokens` is handed to the template as
-//!   `thinking_budget`, which few heed, and `output_config.effort` as `reasoning_effort`.
-//! - A signature of a thinking block is a digest of its text, since clients want one. Any signature is accepted, because
-//!   conversations come here from other servers; redacted thinking is dropped, because it cannot be read here.
-//! - Tools of types whose schemas are public (`bash_…`, `text_editor_…`, `memory_…`) are offered as ordinary tools with those
-//!   schemas. Tools that only Anthropic's servers can run (`web_search_…`, `code_execution_…`) are left out with a warning,
-//!   and an image or a document becomes a note in the prompt, unless a setting makes it an error.
-//! - `cache_control` is accepted and means nothing: every prompt is cached for its client, so what is not read from
-//!   the cache counts as plain input and nothing as its creation.
-//! - A message with the role `system` stays where it is, though behind the results of calls that it stands before; and the
-//!   billing line of Claude Code, which differs in every request, reaches no prompt.
+//! Deliberate deviations from the original:
+//! - `max_tokens` is capped at what fits the context. `thinking.budget_tokens` is passed to the template as
+//!   `thinking_budget`, which few templates use, and `output_config.effort` as `reasoning_effort`.
+//! - The signature of a thinking block is a digest of its text, since clients require one. Any signature is accepted, because
+//!   conversations may come from other servers; redacted thinking is dropped, because it cannot be decrypted here.
+//! - Tools of types with public schemas (`bash_…`, `text_editor_…`, `memory_…`) are offered as ordinary tools with those
+//!   schemas. Tools that only Anthropic's servers can run (`web_search_…`, `code_execution_…`) are dropped with a warning,
+//!   and an image or document becomes a note in the prompt, unless a setting makes it an error.
+//! - `cache_control` is accepted and ignored: every prompt is cached for its client, so tokens that are not read from the cache
+//!   count as plain input, and none as cache creation.
+//! - A message with the role `system` keeps its position, but moves after the results of pending tool calls. Claude Code's
+//!   billing line, which differs in every request, is removed from prompts.
 
 mod billing;
 mod content;
@@ -40,19 +40,19 @@ use super::{
 };
 use crate::{
     chat::{Delta, Request},
-    prompt::Chats,
+    requests::Chats,
 };
 use encoder::{Head, MessageBuilder, MessageEncoder};
 use events::Event;
 use request::MessageRequest;
 
-/// How long after its request a stream waits for the answer's first word, as it cannot take back its status: what a worker
-/// refuses outright is no stream. A client should see one begin in 100 ms.
+/// How long after the request to wait for a first event before the status is sent, so that a worker's immediate refusal gets its
+/// own status. Clients should see a stream start within 100 ms.
 const FIRST_EVENT: Duration = Duration::from_millis(60);
-/// How long it waits after a prompt that took long to be read.
+/// Minimum wait if reading the prompt took long.
 const FIRST_EVENT_MIN: Duration = Duration::from_millis(20);
 
-/// `POST /v1/messages`, and `/v1/messages/stream`, which streams whatever the body says.
+/// `POST /v1/messages`, and `/v1/messages/stream`, which always streams.
 pub(crate) async fn messages(
     chats: Arc<Chats>,
     call: ApiRequest,
@@ -80,7 +80,7 @@ pub(crate) async fn messages(
     Ok(answer.with_warnings(warnings))
 }
 
-/// `POST /v1/messages/count_tokens`: renders the prompt that the same message would have, and counts it.
+/// `POST /v1/messages/count_tokens`: counts the tokens of the prompt that the same message would have.
 pub(crate) async fn count_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let (request, warnings) = call.read(|_, body| request::count(body)).await?;
     let model = validation::model_name(&call, &request.model).to_owned();
@@ -122,7 +122,7 @@ impl EventEncoder for MessageEvents {
     }
 }
 
-/// The same events as a stream's, put together as a client would.
+/// Assembles a message from the events of a stream, as a client would.
 async fn collect(mut encoder: MessageEncoder, mut generations: Generations) -> Result<ApiResponse, ApiError> {
     let mut message = MessageBuilder::default();
     encoder.begin().into_iter().for_each(|event| message.add(event));

@@ -1,4 +1,4 @@
-//! The body of a message into a [`Request`]: the fields that stand beside the conversation.
+//! Converts a body to a [`Request`]: the fields besides the conversation.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ const STOP_LEN_MAX: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct MessageRequest {
-    /// What the model is to do; whose request it is, the body does not know.
+    /// The request without its client, which the body does not contain.
     pub(super) request: Request,
     pub(super) stream: bool,
 }
@@ -28,7 +28,7 @@ pub(super) fn message(body: &Field<'_>) -> Result<MessageRequest, ApiError> {
     Ok(MessageRequest { request: Request { max_tokens: Some(max_tokens), ..request(body)? }, stream })
 }
 
-/// Reads the body of `count_tokens`, which is the same but for what concerns the answer.
+/// Reads the body of `count_tokens`, which lacks the fields about the answer.
 pub(super) fn count(body: &Field<'_>) -> Result<Request, ApiError> {
     request(body)
 }
@@ -74,7 +74,7 @@ fn format(body: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     if !output.is_absent() {
         output.object()?;
     }
-    // The second name is what the field was called while it was a beta.
+    // `output_format` was the field's name during the beta.
     for field in [output.get("format"), body.get("output_format")] {
         if !field.is_absent() {
             field.object()?;
@@ -96,7 +96,7 @@ fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
     Ok(conversation)
 }
 
-/// Without the field, nothing is thought: that is how the API has it. Adaptive thinking is the template's own way.
+/// Without the field there is no reasoning, as in the original. Adaptive thinking leaves it to the template.
 fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), ApiError> {
     let field = body.get("thinking");
     conversation.thinking = Some(false);
@@ -117,7 +117,7 @@ fn think(body: &Field<'_>, conversation: &mut Conversation) -> Result<(), ApiErr
     if let Some(effort) = effort.present() {
         let effort = match effort.string()? {
             level @ ("low" | "medium" | "high") => level,
-            // Templates know three levels at most. What is not known here at all is newer than this, and no reason to refuse.
+            // Templates have three levels at most. Unknown levels are newer than this code and are ignored.
             "xhigh" | "max" => "high",
             _ => return Ok(()),
         };

@@ -1,4 +1,4 @@
-//! Tools that a message may call, and which of them it must.
+//! Tools and tool choice.
 
 use std::collections::HashSet;
 
@@ -34,7 +34,7 @@ pub(super) fn list(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
     Ok(tools)
 }
 
-/// Reads `tool_choice`, and whether one call is all that is wanted.
+/// Reads `tool_choice`; the flag is true if parallel calls are disabled.
 pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bool), ApiError> {
     let field = body.get("tool_choice");
     if field.is_absent() {
@@ -43,7 +43,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     field.object()?;
     let kind = field.get("type").choice(&["auto", "any", "tool", "none"])?;
     let single = field.get("disable_parallel_tool_use").flag(false)?;
-    // Tools that are not served here have been left out, so that a choice may have lost its tool.
+    // Unsupported tools have been dropped, so the chosen tool may be missing.
     let listed = body.get("tools");
     let is_listed = |name: &str| {
         let items = listed.present().map(|tools| tools.items(TOOLS_MAX));
@@ -83,7 +83,7 @@ pub(super) fn choice(body: &Field<'_>, tools: &[Tool]) -> Result<(ToolChoice, bo
     Ok((choice, single))
 }
 
-/// A tool; none for one that only Anthropic's servers can run.
+/// `None` for a tool that only Anthropic's servers can run.
 fn tool(item: &Field<'_>) -> Result<Option<Tool>, ApiError> {
     item.object()?;
     let kind = item.get("type");

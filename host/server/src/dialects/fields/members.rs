@@ -12,7 +12,7 @@ use super::{
     value,
 };
 
-/// No API here has more than a score of fields.
+/// Far more than any API here has.
 const MEMBERS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -25,16 +25,17 @@ pub(crate) struct Members {
 #[derive(Debug)]
 struct Member {
     name: String,
-    place: Range<usize>,
+    span: Range<usize>,
     value: OnceLock<Result<Value, ApiError>>,
 }
 
 impl Members {
-    /// Finds the members of a text, which must be an object. What is wrong is said of "it", without a subject.
+    /// Finds the members of an object. Error messages lack the subject, which the caller adds.
     pub(crate) fn parse(text: Bytes, memory: RequestMemory) -> Result<Self, ApiError> {
         let invalid = |why: String| ApiError::new(ErrorCode::InvalidRequest, why);
-        let letters = std::str::from_utf8(&text)
-            .map_err(|error| invalid(format!("is not UTF-8: byte {} belongs to no character", error.valid_up_to())))?;
+        let letters = std::str::from_utf8(&text).map_err(|error| {
+            invalid(format!("is not UTF-8: byte {} is not part of a character", error.valid_up_to()))
+        })?;
         let not_json = |error: serde_json::Error| invalid(format!("is not JSON: {error}"));
         let mut reader = serde_json::Deserializer::from_str(letters);
         if let Some(other) = kind_of(letters).filter(|kind| *kind != OBJECT) {
@@ -50,11 +51,11 @@ impl Members {
         Ok(Self { text, list, memory })
     }
 
-    /// The value of a member; none if there is no such member.
+    /// The value of a member, parsed at the first call; `None` if there is no such member.
     pub(super) fn get(&self, name: &str) -> Option<Result<&Value, &ApiError>> {
         let member = self.list.iter().find(|member| member.name == name)?;
         let read = || {
-            value::read(self.text(&member.place), &self.memory).map_err(|error| match error.code {
+            value::read(self.text(&member.span), &self.memory).map_err(|error| match error.code {
                 ErrorCode::InvalidRequest => ApiError::field(name, error.message),
                 _ => error,
             })
@@ -62,26 +63,26 @@ impl Members {
         Some(member.value.get_or_init(read).as_ref())
     }
 
-    /// The members' names and texts, as they came.
+    /// The members' names and JSON texts as received.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.list.iter().map(|member| (member.name.as_str(), self.text(&member.place)))
+        self.list.iter().map(|member| (member.name.as_str(), self.text(&member.span)))
     }
 
-    /// A member's text, in the bytes that all members share.
+    /// A member's JSON text, as a slice of the shared body.
     pub(crate) fn bytes(&self, name: &str) -> Option<Bytes> {
         let member = self.list.iter().find(|member| member.name == name)?;
-        Some(self.text.slice(member.place.clone()))
+        Some(self.text.slice(member.span.clone()))
     }
 
-    fn text(&self, place: &Range<usize>) -> &str {
-        // The whole was UTF-8, and a member begins and ends at a character.
-        std::str::from_utf8(&self.text[place.clone()]).unwrap_or_default()
+    fn text(&self, span: &Range<usize>) -> &str {
+        // The whole text is UTF-8, and a member starts and ends at character boundaries.
+        std::str::from_utf8(&self.text[span.clone()]).unwrap_or_default()
     }
 }
 
 const OBJECT: &str = "an object";
 
-/// The kind of a JSON text, from its first character; none if no value begins with it.
+/// The kind of a JSON text by its first character; `None` if no value starts with it.
 fn kind_of(text: &str) -> Option<&'static str> {
     Some(match text.trim_start().bytes().next()? {
         b'{' => OBJECT,
@@ -97,7 +98,7 @@ fn kind_of(text: &str) -> Option<&'static str> {
 
 struct MembersVisitor<'a, 'b> {
     text: &'a str,
-    /// Whether there are too many.
+    /// Set if there are too many members.
     is_full: &'b mut bool,
 }
 
@@ -119,11 +120,11 @@ impl<'de> Visitor<'de> for MembersVisitor<'de, '_> {
             }
             let text = members.next_value::<&'de RawValue>()?.get();
             let start = text.as_ptr().addr() - self.text.as_ptr().addr();
-            let place = start..start + text.len();
+            let span = start..start + text.len();
             match list.iter_mut().find(|member| member.name == name) {
-                // The last one of a name holds, as it does within values.
-                Some(member) => member.place = place,
-                None => list.push(Member { name, place, value: OnceLock::new() }),
+                // The last of several members with one name wins, as within values.
+                Some(member) => member.span = span,
+                None => list.push(Member { name, span, value: OnceLock::new() }),
             }
         }
         Ok(list)
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_is_read_when_it_is_asked_for() {
+    fn members_are_parsed_on_demand() {
         let found = members(" {\"a\": [1, 2], \"b\": 1e999, \"\\u0061\": {\"c\": null}, \"deep\": [[1]]} ").unwrap();
         assert_eq!(found.get("a").unwrap().unwrap().to_string(), "{\"c\":null}");
         let error = found.get("b").unwrap().unwrap_err();
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_object_is_refused() {
+    fn texts_other_than_objects_are_refused() {
         for (text, expected) in [
             ("", "is not JSON: EOF"),
             ("[]", "should be a JSON object, not a list"),
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_takes_nothing_whatever_it_is() {
+    fn unread_members_take_no_memory() {
         let text = format!(
             "{{\"a\":[{}{{}}],\"b\":{}{}}}",
             "{\"\":0},".repeat(50_000),

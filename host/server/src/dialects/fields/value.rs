@@ -1,6 +1,6 @@
-//! JSON into values that have been paid for: what an object or a list takes is taken from the request's memory before it is
-//! allocated. A few bytes of JSON can become a hundred times as many (`{"":0}` takes some 500), so the length of a body says
-//! little of what it becomes.
+//! Parses JSON into values with memory accounting: objects and lists are charged to the request's memory before they are
+//! allocated. Parsed JSON can take a hundred times as many bytes as its text (`{"":0}` takes about 500), so the body's length
+//! is no bound for it.
 
 use std::fmt;
 
@@ -14,12 +14,12 @@ use super::super::{
 
 /// Overhead of the allocator, per allocation.
 const ALLOCATION_BYTES: usize = 16;
-/// A list's or an object's first allocation has room for so many.
+/// Capacity of the first allocation of a list or object.
 const ITEMS_MIN: usize = 4;
-/// An entry of an object: the value, its name and hash, and its place in the table of hashes, which is half empty at worst.
+/// An object's entry: value, name, hash, and its slot in the hash table, which is at worst half empty.
 const ENTRY_BYTES: usize = size_of::<Value>() + size_of::<String>() + size_of::<u64>() + 2 * (size_of::<usize>() + 1);
 
-/// Reads a text. How deep it may be, `serde_json` decides: 128 levels.
+/// Parses a text. `serde_json` limits the depth to 128 levels.
 pub(super) fn read(text: &str, memory: &RequestMemory) -> Result<Value, ApiError> {
     let mut meter = memory.meter();
     let mut reader = serde_json::Deserializer::from_str(text);
@@ -34,10 +34,10 @@ struct Metered<'a, 'b>(&'a mut Meter<'b>);
 
 impl Metered<'_, '_> {
     fn take<E: de::Error>(&mut self, bytes: usize) -> Result<(), E> {
-        if self.0.take(bytes) { Ok(()) } else { Err(E::custom("there is no memory for it")) }
+        if self.0.take(bytes) { Ok(()) } else { Err(E::custom("out of memory")) }
     }
 
-    /// Room for one more of `size` bytes each beside `count`, where the room doubles.
+    /// Charges for one more item of `size` bytes after `count`, following the doubling of the capacity.
     fn grow<E: de::Error>(&mut self, count: usize, size: usize) -> Result<(), E> {
         match count {
             0 => self.take(ALLOCATION_BYTES + ITEMS_MIN * size),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_what_others_read() {
+    fn reads_values_as_serde_json_does() {
         for text in [
             r#"{"a":[1,-2,0.5,1e300,true,null,"x\n\u00e9"],"b":{},"a b":[[],{"":""}],"c":18446744073709551615}"#,
             r#"{"twice":1,"other":2,"twice":3}"#,
@@ -147,7 +147,7 @@ mod tests {
             assert_eq!(value, serde_json::from_str::<Value>(text).unwrap());
             assert_eq!(value.to_string(), serde_json::from_str::<Value>(text).unwrap().to_string());
         }
-        // The form in which serde_json hides a text within a value means nothing here.
+        // serde_json's internal representation of raw values has no special meaning here.
         let hidden = r#"{"$serde_json::private::RawValue":"[[1]]"}"#;
         assert_eq!(read(hidden, &RequestMemory::default()).unwrap().to_string(), hidden);
         for text in ["[1,]", "{\"a\":1} 2", "1e999", "nul", &"[".repeat(129), &"[".repeat(100_000)] {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_has_been_paid_for() {
+    fn charges_cover_the_memory_of_parsed_values() {
         let many = |item: &str, count: usize| format!("[{}]", vec![item; count].join(","));
         let fields = |count: usize| {
             let fields: Vec<String> = (0..count).map(|place| format!("\"f{place}\":{place}")).collect();
@@ -179,15 +179,15 @@ mod tests {
             let (value, peak) = pensieve_fuzz::peak_of(|| serde_json::from_str::<Value>(&text).unwrap());
             drop(value);
             let start = &text[..text.len().min(40)];
-            assert!(peak <= paid + paid / 2, "{start}: {peak} bytes at its peak, {paid} paid");
-            assert!(paid <= 3 * peak + STEP, "{start}: {paid} paid for {peak} bytes");
+            assert!(peak <= paid + paid / 2, "{start}: {peak} bytes at its peak, {paid} charged");
+            assert!(paid <= 3 * peak + STEP, "{start}: {paid} charged for {peak} bytes");
         }
     }
 
     const STEP: usize = 128 << 10;
 
     #[test]
-    fn what_cannot_be_paid_for_is_not_read() {
+    fn stops_when_memory_is_exhausted() {
         let shares = Shares::new(1 << 20);
         let text = format!("[{}]", vec!["{\"\":0}"; 100_000].join(","));
         let memory = RequestMemory::new(&shares, 0);

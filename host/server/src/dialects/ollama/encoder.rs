@@ -1,4 +1,4 @@
-//! Answers as lines of JSON, or all in one: the same fields either way.
+//! Answers as lines of JSON or as one object, with the same fields.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 use pensieve_protocol::job::{Finish, Usage};
 
-/// Which of the two endpoints answers.
+/// The endpoint, which decides the fields of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     /// A `message`.
@@ -49,10 +49,11 @@ pub(super) struct LineEncoder {
     shape: Shape,
     with_thinking: bool,
     began: Instant,
-    /// When the prompt began to be computed, and when it was.
+    /// Start of prefill.
     started: Option<Instant>,
+    /// Arrival of the first piece of the answer.
     answered: Option<Instant>,
-    /// The call whose arguments are coming.
+    /// Name and arguments so far of the tool call that is being received.
     call: Option<(String, String)>,
     text: String,
     thinking: String,
@@ -77,7 +78,7 @@ impl LineEncoder {
         }
     }
 
-    /// All of it in one object, once it is complete.
+    /// The whole answer as one object, once it is complete.
     pub(super) fn into_whole(self) -> Option<Value> {
         let mut whole = self.shape.entry(&self.model, &self.text, &self.thinking);
         if !self.calls.is_empty() {
@@ -93,7 +94,7 @@ impl LineEncoder {
         line(&self.shape.entry(&self.model, text, thinking))
     }
 
-    /// A call is told when its arguments are complete, as clients expect an object.
+    /// Emits the current tool call. Calls are sent when complete, as clients expect their arguments as an object.
     fn end_call(&mut self) -> Vec<u8> {
         let Some((name, arguments)) = self.call.take() else { return Vec::new() };
         let arguments = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
@@ -111,13 +112,16 @@ impl LineEncoder {
             Finish::EndOfTurn | Finish::StopToken(_) | Finish::StopString(_) | Finish::GrammarDone => "stop",
             Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "length",
             Finish::Cancelled => {
-                return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
+                return Err(ApiError::new(
+                    ErrorCode::Unavailable,
+                    "the server cancelled this answer; send the request again",
+                ));
             }
         };
-        // Half of a call is none.
-        let is_half = reason == "length"
+        // An incomplete call is dropped.
+        let is_incomplete = reason == "length"
             && self.call.as_ref().is_some_and(|(_, text)| serde_json::from_str::<Value>(text).is_err());
-        if is_half {
+        if is_incomplete {
             self.call = None;
         }
         let mut out = self.end_call();
@@ -182,7 +186,7 @@ impl EventEncoder for LineEncoder {
         Ok(lines.into())
     }
 
-    /// Lines have no comments, so an empty text says that the server is alive.
+    /// JSON lines have no comments, so an entry with empty text serves as the keep-alive.
     fn keep_alive(&mut self) -> Frame {
         self.line("", "").into()
     }

@@ -1,11 +1,11 @@
-//! Ollama's API: `/api/chat`, `/api/generate` and what its clients ask about models, as lines of JSON.
+//! Ollama's API: `/api/chat`, `/api/generate` and the routes about models, as lines of JSON.
 //!
-//! What deviates from the original, on purpose:
-//! - A model is called by its id here; a `:latest` behind it means nothing. `keep_alive` is accepted and ignored, as models
-//!   stay in memory until another one needs their room.
-//! - `options` that name parts of Ollama's own engine (`num_gpu`, `num_thread`, `mirostat`, …) are accepted and ignored.
-//! - `raw` prompts and `template` are refused or left out where the model's own template does the work.
-//! - `/api/pull` downloads as `pensieve pull` does; what it has brought is served after a restart that names it.
+//! Deliberate deviations from the original:
+//! - Models are named by their ids; a `:latest` suffix is ignored. `keep_alive` is accepted and ignored, as models stay in
+//!   memory until another one needs the space.
+//! - `options` for Ollama's own engine (`num_gpu`, `num_thread`, `mirostat`, …) are accepted and ignored.
+//! - `raw` prompts and `template` are refused or ignored where the model's own template applies.
+//! - `/api/pull` downloads like `pensieve pull`; the model is served after a restart with its name.
 
 mod encoder;
 mod models;
@@ -28,7 +28,7 @@ use super::{
     stream::{self, EventEncoder, FIRST_EVENT, Generations},
     validation,
 };
-use crate::{chat::Request, prompt::Chats};
+use crate::{chat::Request, requests::Chats};
 use encoder::{LineEncoder, Shape};
 use request::OllamaRequest;
 
@@ -36,15 +36,15 @@ const LINES: &str = "application/x-ndjson";
 
 /// `POST /api/chat`.
 pub(crate) async fn chat(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (asked, warnings) = call.read(|_, body| request::chat(body)).await?;
-    let answer = answer(&chats, &call, asked, Shape::Chat).await?;
+    let (parsed, warnings) = call.read(|_, body| request::chat(body)).await?;
+    let answer = answer(&chats, &call, parsed, Shape::Chat).await?;
     Ok(answer.with_warnings(warnings))
 }
 
 /// `POST /api/generate`.
 pub(crate) async fn generate(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (asked, warnings) = call.read(|_, body| request::generate(body)).await?;
-    let answer = answer(&chats, &call, asked, Shape::Generate).await?;
+    let (parsed, warnings) = call.read(|_, body| request::generate(body)).await?;
+    let answer = answer(&chats, &call, parsed, Shape::Generate).await?;
     Ok(answer.with_warnings(warnings))
 }
 
@@ -76,11 +76,16 @@ fn error_line(error: &ApiError) -> Value {
     json!({ "error": error.to_string() })
 }
 
-async fn answer(chats: &Chats, call: &ApiRequest, asked: OllamaRequest, shape: Shape) -> Result<ApiResponse, ApiError> {
-    let OllamaRequest { request, name, stream, with_thinking } = asked;
+async fn answer(
+    chats: &Chats,
+    call: &ApiRequest,
+    parsed: OllamaRequest,
+    shape: Shape,
+) -> Result<ApiResponse, ApiError> {
+    let OllamaRequest { request, name, stream, with_thinking } = parsed;
     let permit = stream.then(|| call.stream_permit()).transpose()?;
     let Some(request) = request else {
-        // Without a prompt a client only wants to know that the model is there.
+        // Without a prompt a client only checks that the model exists.
         let model = validation::model_name(call, model_name(&name));
         chats.fleet().target(model).await.map_err(ApiError::of_model)?;
         let mut body = shape.entry(&name, "", "");

@@ -1,4 +1,4 @@
-//! What Ollama's clients ask about models: which there are, what they can, which are in memory.
+//! Ollama's routes about models: the list, details, and the loaded ones.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 
 use super::model_name;
 use crate::{
-    dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::Entry, fields::Field, validation},
-    prompt::Chats,
+    dialects::{ApiError, ApiRequest, ApiResponse, catalog, catalog::ListedModel, fields::Field, validation},
+    requests::Chats,
 };
 use pensieve_protocol::card::Card;
 
-/// Clients compare it with the version that brought what they need; what is served here was all there in this one.
+/// Clients check it for the features that they need; everything served here existed in this version.
 const VERSION: &str = "0.13.0";
 const MODEL_BYTES_MAX: usize = 256;
 
@@ -26,7 +26,7 @@ pub(crate) async fn tags(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse
     Ok(ApiResponse::json(&json!({ "models": models })))
 }
 
-/// `GET /api/ps`: models in memory. They stay there until another one needs the room, so none has an hour at which it goes.
+/// `GET /api/ps`: models in memory. They have no expiry time, as they stay until another model needs the memory.
 pub(crate) async fn ps(chats: Arc<Chats>, _: ApiRequest) -> Result<ApiResponse, ApiError> {
     let stats = chats.fleet().stats(false).await;
     let mut models = Vec::new();
@@ -66,7 +66,7 @@ pub(crate) async fn show(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     })))
 }
 
-/// The model that a body names.
+/// The model name in a body: `model`, or `name` as older clients send it.
 pub(super) fn name_of(body: &Field<'_>) -> Result<String, ApiError> {
     let field = if body.get("model").is_absent() { body.get("name") } else { body.get("model") };
     if field.is_absent() {
@@ -75,11 +75,11 @@ pub(super) fn name_of(body: &Field<'_>) -> Result<String, ApiError> {
     field.text(MODEL_BYTES_MAX).map(str::to_owned)
 }
 
-pub(super) async fn named(chats: &Chats, call: &ApiRequest, name: &str) -> Result<Entry, ApiError> {
+pub(super) async fn named(chats: &Chats, call: &ApiRequest, name: &str) -> Result<ListedModel, ApiError> {
     catalog::find(chats, validation::model_name(call, model_name(name))).await
 }
 
-fn tag(entry: &Entry) -> Value {
+fn tag(entry: &ListedModel) -> Value {
     let card = entry.target.as_ref().map(|target| &*target.card);
     let modified = entry.modified.and_then(|time| jiff::Timestamp::try_from(time).ok()).unwrap_or_default();
     json!({

@@ -1,5 +1,5 @@
-//! `POST /api/pull`: a model that is served is up to date, and one of the hub is downloaded, as `pensieve pull` does it. What
-//! was downloaded is served after a restart that names it, as the last line but one says.
+//! `POST /api/pull`: reports success for a served model, and downloads one from the hub like `pensieve pull`. A downloaded
+//! model is served after a restart with its name, as the second to last line says.
 
 use std::{
     sync::Arc,
@@ -18,15 +18,15 @@ use crate::{
     dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode},
     fleet::default_budget,
     hub::{Hub, HubName, Progress, Pulled},
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::job::Failure;
 
 const PAUSE: Duration = Duration::from_millis(250);
-/// Lines that a client may leave unread before the download waits for it.
+/// Unread lines after which the download waits for the client.
 const LINES_WAITING_MAX: usize = 16;
 
-/// Answers in lines, or with the last one alone.
+/// Answers with a stream of lines, or with the last line only.
 pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let ((name, is_stream), _) = call.read(|_, body| Ok((name_of(body)?, body.get("stream").flag(true)?))).await?;
     let absent = match named(&chats, &call, &name).await {
@@ -43,15 +43,15 @@ pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
         .map_err(|error| ApiError { field: Some("model".to_owned()), ..ApiError::from(Failure::from(error)) })?;
     if !call.shared.settings.model_downloads {
         let help = "set model_downloads of [server] to \"allow\"".to_owned();
-        return Err(ApiError { help, ..ApiError::new(ErrorCode::Permission, "this server downloads no models") });
+        return Err(ApiError { help, ..ApiError::new(ErrorCode::Permission, "this server does not download models") });
     }
     let stream_permit = is_stream.then(|| call.stream_permit()).transpose()?;
     let permit = call.shared.download.clone().try_acquire_owned().map_err(|_| {
-        ApiError::new(ErrorCode::Overloaded, "a model is being downloaded already; try again when it is there")
+        ApiError::new(ErrorCode::Overloaded, "another model is being downloaded; try again when it is done")
     })?;
     let (sender, mut lines) = channel(LINES_WAITING_MAX);
     tokio::task::spawn_blocking(move || {
-        let mut reporter = Reporter { sender, file: None, told: None };
+        let mut reporter = Reporter { sender, file: None, reported: None };
         reporter.say("pulling manifest");
         let hub = Hub::from_environment().map(|hub| Hub { memory: Some(default_budget()), ..hub });
         let pulled = hub.and_then(|hub| hub.pull(&name, &mut reporter));
@@ -72,10 +72,10 @@ pub(crate) async fn pull(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRespo
     Ok(ApiResponse::json(&success()))
 }
 
-/// A line of the answer, or why there will be none.
+/// A line of the answer, or the error that ends it.
 type Line = Result<Value, ApiError>;
 
-/// What Ollama's clients may call a repository of the hub.
+/// The hub repository in a model name as Ollama's clients write it.
 fn hub_name(name: &str) -> Option<String> {
     let bare = ["hf:", "hf.co/", "huggingface.co/"].iter().find_map(|prefix| name.strip_prefix(prefix))?;
     Some(format!("hf:{}", model_name(bare)))
@@ -89,21 +89,21 @@ fn line(value: &Value) -> Vec<u8> {
     format!("{value}\n").into_bytes()
 }
 
-/// Tells a client how far its download is. A client that has gone cancels it.
+/// Reports a download's progress to the client. A client that disconnects cancels it.
 struct Reporter {
     sender: Sender<Line>,
-    /// The file that is coming, and its size.
+    /// Name and size of the current file.
     file: Option<(String, u64)>,
-    told: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 impl Reporter {
     fn send(&self, line: Line) {
-        // A client that has gone needs no line; the download sees that for itself.
+        // Fails if the client has disconnected, which the download notices by itself.
         let _ = self.sender.blocking_send(line);
     }
 
-    fn tell(&self, done: u64) {
+    fn report(&self, done: u64) {
         if let Some((name, total)) = &self.file {
             let status = format!("pulling {name}");
             self.send(Ok(json!({ "status": status, "digest": name, "total": total, "completed": done })));
@@ -128,19 +128,19 @@ impl Progress for Reporter {
 
     fn begin(&mut self, name: &str, done: u64, total: u64) {
         self.file = Some((name.to_owned(), total));
-        self.told = Some(Instant::now());
-        self.tell(done);
+        self.reported = Some(Instant::now());
+        self.report(done);
     }
 
     fn reach(&mut self, done: u64) {
-        if self.told.is_none_or(|told| told.elapsed() >= PAUSE) {
-            self.told = Some(Instant::now());
-            self.tell(done);
+        if self.reported.is_none_or(|reported| reported.elapsed() >= PAUSE) {
+            self.reported = Some(Instant::now());
+            self.report(done);
         }
     }
 
     fn end(&mut self) {
-        self.tell(self.file.as_ref().map_or(0, |(_, total)| *total));
+        self.report(self.file.as_ref().map_or(0, |(_, total)| *total));
     }
 
     fn is_cancelled(&self) -> bool {

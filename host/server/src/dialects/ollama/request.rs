@@ -19,12 +19,12 @@ const STOP_BYTES_MAX: usize = pensieve_protocol::job::STOP_BYTES_MAX;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct OllamaRequest {
-    /// What the model is to do; none where the client only wants it loaded.
+    /// `None` if the client only wants the model to be loaded.
     pub(super) request: Option<Request>,
-    /// The model, as the client calls it.
+    /// The model name from the client.
     pub(super) name: String,
     pub(super) stream: bool,
-    /// Whether the answer shows what the model thinks.
+    /// Include the model's reasoning in the answer.
     pub(super) with_thinking: bool,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn chat(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
     finish(body, name, Input::Chat(conversation), is_empty)
 }
 
-/// Reads the body of `/api/generate`: a prompt is a turn of the user, or a text as it is where `raw` says so.
+/// Reads the body of `/api/generate`: the prompt is a user turn, or with `raw` a text without the template.
 pub(super) fn generate(body: &Field<'_>) -> Result<OllamaRequest, ApiError> {
     let name = name(body)?;
     if let Some(suffix) = body.get("suffix").present()
@@ -89,7 +89,7 @@ fn finish(body: &Field<'_>, name: String, mut input: Input, is_empty: bool) -> R
 }
 
 fn name(body: &Field<'_>) -> Result<String, ApiError> {
-    // The second name is older.
+    // `name` is the older spelling.
     let field = if body.get("model").is_absent() { body.get("name") } else { body.get("model") };
     if field.is_absent() {
         return Err(body.get("model").invalid("this field is required"));
@@ -97,7 +97,7 @@ fn name(body: &Field<'_>) -> Result<String, ApiError> {
     Ok(field.text(MODEL_BYTES_MAX)?.to_owned())
 }
 
-/// `think` is a boolean or a degree. Without it, the template's own way holds and thoughts are shown.
+/// `think` is a boolean or a level. Without it, the template decides and reasoning is included.
 fn think(body: &Field<'_>, input: &mut Input) -> Result<bool, ApiError> {
     let field = body.get("think");
     let Some(think) = field.present() else { return Ok(true) };
@@ -113,7 +113,7 @@ fn think(body: &Field<'_>, input: &mut Input) -> Result<bool, ApiError> {
     Ok(is_on)
 }
 
-/// Any negative number means as many as fit.
+/// Any negative number means as many tokens as fit.
 fn limit(options: &Field<'_>) -> Result<Option<u32>, ApiError> {
     let field = options.get("num_predict");
     let Some(limit) = field.present() else { return Ok(None) };
@@ -137,7 +137,7 @@ fn sampling(options: &Field<'_>) -> Result<SamplingParams, ApiError> {
     })
 }
 
-/// `"json"`, or a schema. Some clients send an empty text for none.
+/// `"json"`, or a schema. Some clients send an empty string for none.
 fn format(field: &Field<'_>) -> Result<ResponseFormat, ApiError> {
     let grammar = if field.is_absent() {
         return Ok(ResponseFormat::Free);
@@ -184,14 +184,14 @@ fn tools(body: &Field<'_>) -> Result<Vec<Tool>, ApiError> {
     Ok(tools)
 }
 
-/// Notes in the place of images.
+/// Replaces images by notes.
 fn images(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
     let field = message.get("images");
     let Some(images) = field.present() else { return Ok(Vec::new()) };
     images.items(IMAGES_MAX)?.map(|image| image.attachment("image").map(Part::Text)).collect()
 }
 
-/// Messages into turns. Calls have no ids in this API, so a result belongs to the first call that waits for one.
+/// Converts messages to turns. Calls have no ids in this API, so a result belongs to the first call without one.
 #[derive(Default)]
 struct Reader {
     system: Vec<String>,
@@ -241,7 +241,7 @@ impl Reader {
                 let arguments = match arguments {
                     None => Value::Object(Map::new()),
                     Some(Value::Object(arguments)) => Value::Object(arguments.clone()),
-                    // A model wrote this, and the client only repeats it; templates take objects only.
+                    // The model wrote this and the client only echoes it, so it is no error; templates need an object.
                     Some(other) => json!({ "malformed_arguments": other }),
                 };
                 let id = format!("{:09}", self.calls);
@@ -258,14 +258,14 @@ impl Reader {
         let name = message.get("tool_name");
         let name = if name.is_absent() { message.get("name") } else { name };
         let name = name.optional(Field::string)?;
-        let place = self.open.iter().position(|(_, called)| name.is_none_or(|name| name == called));
-        let Some(place) = place.or_else(|| (!self.open.is_empty()).then_some(0)) else {
-            message.note("it belongs to no call; it is shown as a text");
+        let index = self.open.iter().position(|(_, called)| name.is_none_or(|name| name == called));
+        let Some(index) = index.or_else(|| (!self.open.is_empty()).then_some(0)) else {
+            message.note("there is no call for this result; it becomes a text");
             let text = format!("[output of a tool: {text}]");
             self.turns.push(Turn { role: Role::User, parts: vec![Part::Text(text)] });
             return Ok(());
         };
-        let (id, _) = self.open.remove(place);
+        let (id, _) = self.open.remove(index);
         let part = Part::ToolResult { id, text, is_error: false };
         match self.turns.last_mut() {
             Some(turn) if matches!(turn.parts.as_slice(), [Part::ToolResult { .. }, ..]) => turn.parts.push(part),

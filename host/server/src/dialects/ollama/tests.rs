@@ -1,4 +1,4 @@
-//! The dialect without a model: bodies in, requests out; deltas in, lines out.
+//! The dialect without a model: bodies to requests, and deltas to lines.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -55,7 +55,7 @@ fn lines(encoder: &mut LineEncoder, deltas: Vec<Delta>) -> Vec<Value> {
 }
 
 #[test]
-fn an_answer_is_lines_of_which_the_last_one_counts() {
+fn an_answer_is_lines_with_the_counts_in_the_last() {
     let mut encoder = LineEncoder::new("m".into(), Shape::Chat, true);
     let lines = lines(&mut encoder, deltas());
     let messages: Vec<&Value> = lines.iter().map(|line| &line["message"]).collect();
@@ -144,7 +144,7 @@ fn the_tag_that_clients_add_means_nothing() {
 }
 
 #[test]
-fn a_damaged_body_is_read_or_refused() {
+fn damaged_bodies_are_accepted_or_refused() {
     fuzz::documents("ollama-chat", Dialect::Ollama, |document| request::chat(&document.root()).map(drop));
     fuzz::documents("ollama-generate", Dialect::Ollama, |document| request::generate(&document.root()).map(drop));
 }

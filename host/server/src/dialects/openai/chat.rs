@@ -1,4 +1,4 @@
-//! The request of `chat/completions`.
+//! Requests of `chat/completions`.
 
 use crate::{
     chat::{Conversation, Input, Request, ResponseFormat},
@@ -16,7 +16,7 @@ const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh",
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ParsedRequest {
-    /// One generation.
+    /// Started once per choice.
     pub(super) request: Request,
     pub(super) choices: usize,
     pub(super) stream: bool,
@@ -49,14 +49,14 @@ fn conversation(body: &Field<'_>) -> Result<Conversation, ApiError> {
         let effort = effort.choice(&EFFORTS)?;
         conversation.thinking = Some(effort > 0);
         if effort > 0 {
-            // Some templates know degrees.
+            // Some templates support levels.
             conversation.variables.insert("reasoning_effort".into(), EFFORTS[effort].into());
         }
     }
     Ok(conversation)
 }
 
-/// Both names are read, and the newer one holds.
+/// Both names are read, and the newer one takes precedence.
 fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, ApiError> {
     let [old, new] = ["max_tokens", "max_completion_tokens"].map(|name| body.get(name));
     let old = old.optional(|field| field.count(1))?;
@@ -65,14 +65,14 @@ fn max_tokens(body: &Field<'_>) -> Result<Option<u32>, ApiError> {
 }
 
 fn logprobs(body: &Field<'_>) -> Result<Option<u8>, ApiError> {
-    let wanted = body.get("logprobs").flag(false)?;
+    let enabled = body.get("logprobs").flag(false)?;
     let top = body.get("top_logprobs");
     let count = top.optional(|top| top.integer(0..=TOP_LOGPROBS_MAX))?;
     match count {
         // The range makes the cast exact.
-        Some(count) if wanted => Ok(Some(count as u8)),
+        Some(count) if enabled => Ok(Some(count as u8)),
         Some(count) if count > 0 => Err(top.invalid("is only allowed where 'logprobs' is true")),
-        _ => Ok(wanted.then_some(0)),
+        _ => Ok(enabled.then_some(0)),
     }
 }
 

@@ -1,7 +1,7 @@
-//! What the pieces of one answer mean to a client of OpenAI's, whether it gets them one by one or all at the end.
+//! Converts deltas to the pieces of one choice in OpenAI's API, streamed or not.
 //!
-//! There are no blocks that open and close here: text and reasoning go on where they left off, tool calls are counted, and
-//! all the rest is told by the reason of the end.
+//! The API has no blocks that open and close: text and reasoning simply continue, tool calls have an index, and the finish
+//! reason says the rest.
 
 use crate::{
     chat::{Delta, TokenLogprob},
@@ -11,10 +11,10 @@ use pensieve_protocol::job::{Finish, Usage};
 
 use super::error::of_failure;
 
-/// A piece of an answer as this API knows it.
+/// A piece of an answer in terms of this API.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ChoiceDelta {
-    /// More of the answer; may be empty where there are only log-probabilities.
+    /// More of the answer; may be empty if there are only log-probabilities.
     Text {
         text: String,
         /// One per token, if the request asked for them.
@@ -22,7 +22,7 @@ pub(super) enum ChoiceDelta {
     },
     Reasoning(String),
     Call {
-        /// The call's place among those of the answer.
+        /// The call's index in the answer.
         place: usize,
         id: String,
         name: String,
@@ -32,7 +32,7 @@ pub(super) enum ChoiceDelta {
         place: usize,
         text: String,
     },
-    /// The answer is complete, and why.
+    /// The answer is complete, with its finish reason.
     End(&'static str),
 }
 
@@ -46,7 +46,7 @@ pub(super) struct ChoiceState {
 }
 
 impl ChoiceState {
-    /// The next piece, or none where a delta means nothing here.
+    /// The piece for a delta; `None` if the delta has none in this API.
     pub(super) fn take(&mut self, delta: Delta) -> Result<Option<ChoiceDelta>, ApiError> {
         Ok(match delta {
             Delta::Loading { .. } | Delta::Started { .. } | Delta::Prompt { .. } => None,
@@ -84,7 +84,7 @@ impl ChoiceState {
         self.has_thought
     }
 
-    /// How likely its tokens were on the average, as a logarithm.
+    /// Mean log-probability of its tokens.
     pub(super) fn likelihood(&self) -> f64 {
         if self.logprob_count == 0 { 0.0 } else { self.logprob_sum / f64::from(self.logprob_count) }
     }
@@ -95,9 +95,12 @@ impl ChoiceState {
                 if self.calls > 0 { "tool_calls" } else { "stop" }
             }
             Finish::Length | Finish::Repetition | Finish::ContextFull | Finish::Deadline => "length",
-            // A client that has cancelled does not read this, so it was the server.
+            // A client that cancelled does not read this, so the server did.
             Finish::Cancelled => {
-                return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
+                return Err(ApiError::new(
+                    ErrorCode::Unavailable,
+                    "the server cancelled this answer; send the request again",
+                ));
             }
         })
     }

@@ -1,4 +1,4 @@
-//! The request of the legacy `completions`: texts or tokens to continue, as they are.
+//! Requests of the legacy `completions`: texts or tokens to continue, without a template.
 
 use crate::{
     chat::{Input, Request},
@@ -9,22 +9,22 @@ use super::options::{self, CHOICES_MAX};
 
 const LOGPROBS_MAX: i64 = 5;
 const PROMPTS_MAX: usize = 64;
-/// How many generations one request may start: prompts times choices.
+/// Generations per request: prompts times choices.
 const GENERATIONS_MAX: usize = 128;
-/// More than any model's context. How many fit a model is known later.
+/// More than any model's context; the model's own limit is checked later.
 const TOKENS_MAX: usize = 1 << 20;
-/// How many tokens this API generates where a request does not say.
+/// This API's default of `max_tokens`.
 const MAX_TOKENS: u32 = 16;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ParsedRequest {
-    /// One generation for each prompt.
+    /// One request per prompt.
     pub(super) requests: Vec<Request>,
-    /// How many generations each prompt has.
+    /// Generations per prompt (`best_of`).
     pub(super) copies: usize,
-    /// How many of them are shown: the likeliest.
+    /// How many of them are returned, the most likely ones (`n`).
     pub(super) choices: usize,
-    /// How many alternatives are shown with their log-probabilities.
+    /// Number of alternatives per token.
     pub(super) logprobs: Option<u8>,
     pub(super) echo: bool,
     pub(super) stream: bool,
@@ -57,7 +57,7 @@ pub(super) fn read(body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
         max_tokens: Some(max_tokens.unwrap_or(MAX_TOKENS)),
         sampling: options::sampling(body)?,
         stops: options::stops(body)?,
-        // The likeliest choices are found by them.
+        // Also needed to rank the choices.
         logprobs: shown.or((copies > choices).then_some(0)),
         ..Request::default()
     };
@@ -77,7 +77,7 @@ fn copies(best_of: &Field<'_>, choices: usize, stream: bool) -> Result<usize, Ap
     Ok(copies)
 }
 
-/// One prompt or a list of them, each a text or a list of tokens.
+/// One or several prompts, each a string or a list of token ids.
 fn prompts(field: &Field<'_>, echo: bool) -> Result<Vec<Input>, ApiError> {
     if field.is_string() {
         return Ok(vec![text(field)?]);
@@ -109,7 +109,7 @@ fn tokens(field: &Field<'_>, echo: bool) -> Result<Input, ApiError> {
     let mut ids = Vec::with_capacity(values.len());
     for (place, value) in values.iter().enumerate() {
         let Some(id) = value.as_u64().and_then(|id| u32::try_from(id).ok()) else {
-            // Only the one at fault needs a path.
+            // Paths are built only for the item at fault.
             let item = items.nth(place);
             return Err(item.unwrap_or_else(|| field.clone()).should_be("a token id"));
         };

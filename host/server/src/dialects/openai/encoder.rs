@@ -1,29 +1,29 @@
-//! How answers are written: the entries of `choices`, as chunks or as a whole, and what stands around them.
+//! Encoding of answers: the entries of `choices`, as chunks or as a whole, and the object around them.
 
 use serde_json::{Value, json};
 
 use super::choice::ChoiceDelta;
 
-/// Writes one choice of an answer. One that is streamed is asked for chunks, one that is not keeps all pieces.
+/// Encodes one choice, either piece by piece with `chunks`, or with `keep` for every piece and `whole` at the end.
 pub(super) trait ChoiceEncoder: Send {
-    /// The entries of `choices` that say this piece, each for a chunk of its own.
+    /// Entries of `choices` for this piece, each for its own chunk.
     fn chunks(&mut self, index: usize, piece: ChoiceDelta) -> Vec<Value>;
     fn keep(&mut self, piece: ChoiceDelta);
-    /// The entry of `choices` that says all that was kept.
+    /// The entry of `choices` for all kept pieces.
     fn whole(self: Box<Self>, index: usize) -> Value;
 }
 
-/// What all chunks of an answer, or the whole of it, have in common.
+/// Fields common to all chunks of an answer.
 #[derive(Clone, Debug)]
 pub(super) struct ResponseHead {
     pub(super) id: String,
-    /// `chat.completion` or `chat.completion.chunk` or `text_completion`.
+    /// `chat.completion`, `chat.completion.chunk` or `text_completion`.
     pub(super) object: &'static str,
-    /// When it was begun, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub(super) created: u64,
-    /// The model, as the client called it.
+    /// The model name from the client.
     pub(super) model: String,
-    /// Equal for equal weights.
+    /// `system_fingerprint`; equal for equal weights.
     pub(super) fingerprint: String,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn event(data: &Value) -> Vec<u8> {
     format!("data: {data}\n\n").into_bytes()
 }
 
-/// Now, in seconds since 1970.
+/// Current time, in seconds since 1970.
 pub(crate) fn now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

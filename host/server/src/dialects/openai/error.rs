@@ -1,40 +1,40 @@
-//! OpenAI's envelope for what went wrong: `{"error": {"message", "type", "param", "code"}}`. Its SDKs choose an exception
-//! by the status, and clients tell a full context from a wrong field by the code.
+//! Errors in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`. Its SDKs choose an exception by the status, and
+//! clients recognise a full context by the code.
 
 use serde_json::{Value, json};
 
 use crate::dialects::{ApiError, ErrorCode};
 use pensieve_protocol::job::Failure;
 
-pub(crate) fn envelope(problem: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
-    let mut body = json!({ "error": body(problem) });
+pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
+    let mut body = json!({ "error": body(error) });
     if !request_id.is_empty() {
         body["request_id"] = request_id.into();
     }
-    (class(problem).0, body.to_string().into_bytes())
+    (class(error).0, body.to_string().into_bytes())
 }
 
-/// The object that stands in a body of its own, or in a stream that breaks off.
-pub(crate) fn body(problem: &ApiError) -> Value {
-    let (_, kind, code) = class(problem);
-    json!({ "message": problem.to_string(), "type": kind, "param": problem.field, "code": code })
+/// The error object, for a body or a stream that breaks off.
+pub(crate) fn body(error: &ApiError) -> Value {
+    let (_, kind, code) = class(error);
+    json!({ "message": error.to_string(), "type": kind, "param": error.field, "code": code })
 }
 
-/// A failure of a request that names a model, and whose prompt is its messages.
+/// Converts a failure; a prompt that is too long is attributed to `messages`.
 pub(super) fn of_failure(failure: Failure) -> ApiError {
     let error = ApiError::of_model(failure);
     if error.code == ErrorCode::TooLong { ApiError { field: Some("messages".to_owned()), ..error } } else { error }
 }
 
-/// The status, the type and the code.
-fn class(problem: &ApiError) -> (u16, &'static str, Option<&'static str>) {
+/// Status, type and code.
+fn class(error: &ApiError) -> (u16, &'static str, Option<&'static str>) {
     let invalid = "invalid_request_error";
-    match problem.code {
+    match error.code {
         ErrorCode::InvalidRequest => (400, invalid, None),
         ErrorCode::Authentication => (401, invalid, Some("invalid_api_key")),
         ErrorCode::Permission => (403, "permission_error", Some("permission_denied")),
-        ErrorCode::NotFound if problem.field.as_deref() == Some("model") => (404, invalid, Some("model_not_found")),
-        ErrorCode::NotFound if problem.field.is_some() => (404, invalid, Some("not_found")),
+        ErrorCode::NotFound if error.field.as_deref() == Some("model") => (404, invalid, Some("model_not_found")),
+        ErrorCode::NotFound if error.field.is_some() => (404, invalid, Some("not_found")),
         ErrorCode::NotFound => (404, invalid, Some("unknown_url")),
         ErrorCode::Conflict => (409, invalid, Some("already_exists")),
         ErrorCode::Method => (405, invalid, Some("method_not_supported")),
@@ -55,8 +55,8 @@ mod tests {
     use super::*;
     use pensieve_protocol::job::FailureCode;
 
-    fn check(problem: &ApiError, status: u16, expect: Value) {
-        let (found, body) = envelope(problem, "req_1");
+    fn check(error: &ApiError, status: u16, expect: Value) {
+        let (found, body) = envelope(error, "req_1");
         assert_eq!(found, status);
         assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), json!({"error": expect, "request_id": "req_1"}));
     }

@@ -1,4 +1,4 @@
-//! Any body is read or refused.
+//! Any body is accepted or refused.
 
 use super::{chat, completions};
 use crate::dialects::{Dialect, extensions, fuzz};

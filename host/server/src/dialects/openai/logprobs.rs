@@ -1,10 +1,10 @@
-//! Log-probabilities in OpenAI's two forms: a list of tokens for chats, and the legacy form's parallel lists.
+//! Log-probabilities in OpenAI's two formats: a list of tokens for chats, and the parallel lists of legacy completions.
 
 use serde_json::{Map, Value, json};
 
 use crate::chat::TokenLogprob;
 
-/// What stands for the logarithm of nothing, which JSON cannot say.
+/// Replaces -∞, which JSON cannot represent.
 const NEVER: f32 = -9999.0;
 
 /// The `content` of a chat's `logprobs`.
@@ -23,7 +23,7 @@ fn entry_alone(token: &TokenLogprob) -> Value {
     json!({ "token": text, "logprob": finite(token.logprob), "bytes": token.bytes })
 }
 
-/// The legacy form, which counts the characters before each token.
+/// The legacy format, with each token's offset in characters.
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     tokens: Vec<Value>,
@@ -34,7 +34,7 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Counts text that has no log-probabilities, as of an echoed prompt.
+    /// Advances the offset over text without log-probabilities, such as an echoed prompt.
     pub(super) fn skip(&mut self, text: &str) {
         self.offset += text.chars().count();
     }
@@ -44,17 +44,17 @@ impl Lists {
             self.tokens.push(legacy_text(&token.bytes).into());
             self.logprobs.push(finite(token.logprob));
             self.offsets.push(self.offset.into());
-            // The chosen token is listed even where others were likelier.
+            // The chosen token is listed even if it is not among the most likely.
             let listed = token.top.iter().chain([token]);
             let top: Map<String, Value> =
                 listed.map(|token| (legacy_text(&token.bytes), finite(token.logprob))).collect();
             self.top.push(top.into());
-            // A character counts where it begins.
+            // A character counts at its first byte.
             self.offset += token.bytes.iter().filter(|byte| (**byte & 0xc0) != 0x80).count();
         }
     }
 
-    /// All that was added, which is forgotten. With no alternatives asked for there is no list of them.
+    /// Returns and clears the lists. `top_logprobs` is null if no alternatives were requested.
     pub(super) fn take(&mut self, alternatives: u8) -> Value {
         let top = std::mem::take(&mut self.top);
         json!({
@@ -66,7 +66,7 @@ impl Lists {
     }
 }
 
-/// A token's text, or its bytes in words where they are no whole characters: in this form a token has no other name.
+/// A token's text, or `bytes:\\x..` if its bytes are not whole characters, as the legacy format has no other field for them.
 fn legacy_text(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -75,7 +75,7 @@ fn legacy_text(bytes: &[u8]) -> String {
 }
 
 fn finite(logprob: f32) -> Value {
-    // Rounded as a decimal number, so that -0.1 does not become -0.10000000149.
+    // Converted by way of its decimal text, so that -0.1 does not become -0.10000000149.
     let logprob = if logprob.is_finite() { logprob } else { NEVER };
     logprob.to_string().parse::<f64>().unwrap_or(f64::from(NEVER)).into()
 }

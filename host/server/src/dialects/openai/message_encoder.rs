@@ -1,7 +1,7 @@
-//! A choice of `chat/completions`: a message, in chunks or as a whole.
+//! Encodes a choice of `chat/completions` as chunks or as a whole message.
 //!
-//! Reasoning stands in `reasoning_content`, a field that the API itself lacks and most local servers have; clients that do
-//! not know it see the answer alone.
+//! Reasoning goes into `reasoning_content`, a field that OpenAI's API lacks but most local servers have; other clients ignore
+//! it.
 
 use serde_json::{Map, Value, json};
 
@@ -45,7 +45,7 @@ impl ChoiceEncoder for MessageEncoder {
     fn chunks(&mut self, index: usize, piece: ChoiceDelta) -> Vec<Value> {
         let mut entries = Vec::new();
         if !std::mem::replace(&mut self.has_begun, true) {
-            // An empty text would be taken for one where there is none but calls.
+            // If there are only calls, `content` must be null, not an empty string.
             let content =
                 if matches!(piece, ChoiceDelta::Text { .. } | ChoiceDelta::End(_)) { json!("") } else { Value::Null };
             let delta = json!({ "role": "assistant", "content": content, "refusal": null });

@@ -1,8 +1,7 @@
-//! Messages: what stands before the first turn, and the turns.
+//! Converts messages to the system prompt and turns.
 //!
-//! `system` and `developer` mean the same here. Those at the beginning stand before the conversation, later ones stay where
-//! they are, since moving them up would change the beginning of a prompt that is cached. A `name` is accepted and not
-//! shown: templates have no place for it.
+//! `system` and `developer` are equivalent here. Leading ones form the system prompt; later ones stay in place, since moving
+//! them would change the prefix of a cached prompt. A `name` is accepted and ignored, as templates do not support it.
 
 use serde_json::{Map, Value, json};
 
@@ -18,11 +17,11 @@ const MESSAGES_MAX: usize = 10_000;
 const PARTS_MAX: usize = 10_000;
 const CALLS_MAX: usize = 1_000;
 const ID_BYTES_MAX: usize = 256;
-/// What was called once need not be a tool of today.
+/// Limit for names of called tools, which need not be among the request's tools.
 const NAME_BYTES_MAX: usize = 256;
 const ROLES: [&str; 6] = ["developer", "system", "user", "assistant", "tool", "function"];
 
-/// Reads the messages: the text before the first turn, and the turns.
+/// Returns the system prompt and the turns.
 pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     let mut system = Vec::new();
     let mut turns: Vec<Turn> = Vec::new();
@@ -42,7 +41,7 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
         };
         match turns.last_mut() {
             None if role == Role::System => system.push(text(&parts)),
-            // Results of one turn's calls are one turn.
+            // Results of one turn's calls form one turn.
             Some(turn) if is_result(&parts) && is_result(&turn.parts) => turn.parts.extend(parts),
             _ => turns.push(Turn { role, parts }),
         }
@@ -50,7 +49,7 @@ pub(super) fn read(field: &Field<'_>) -> Result<(String, Vec<Turn>), ApiError> {
     Ok((system.join("\n\n"), turns))
 }
 
-/// A string, or text parts. An assistant may have said nothing.
+/// A string or text parts; may be absent for an assistant.
 fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, ApiError> {
     let field = message.get("content");
     if field.is_absent() && !required {
@@ -58,9 +57,9 @@ fn content(message: &Field<'_>, required: bool) -> Result<Vec<Part>, ApiError> {
     }
     if field.is_string() {
         let text = field.string()?.to_owned();
-        // Some clients send an empty text beside calls.
-        let is_nothing = text.is_empty() && !message.get("tool_calls").is_absent();
-        return Ok(if is_nothing { Vec::new() } else { vec![Part::Text(text)] });
+        // Some clients send an empty string along with tool calls.
+        let is_placeholder = text.is_empty() && !message.get("tool_calls").is_absent();
+        return Ok(if is_placeholder { Vec::new() } else { vec![Part::Text(text)] });
     }
     if !field.is_absent() && field.json()?.is_object() {
         return Err(field.should_be("a string or a list of parts"));
@@ -81,7 +80,7 @@ fn text_part(part: &Field<'_>) -> Result<Part, ApiError> {
     }
 }
 
-/// What the model said in an earlier turn, in the order in which it writes: what it thought, text, calls.
+/// An earlier turn of the model, in the order of generation: reasoning, text, calls.
 fn assistant(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
     for (name, why) in [
         ("function_call", "is an older form that is not served; use 'tool_calls'"),
@@ -116,7 +115,7 @@ fn assistant(message: &Field<'_>) -> Result<Vec<Part>, ApiError> {
 fn call(field: &Field<'_>) -> Result<Part, ApiError> {
     field.object()?;
     let kind = field.get("type");
-    // Some clients leave it away.
+    // Some clients omit it.
     if let Some(kind) = kind.present()
         && kind.string()? != "function"
     {
@@ -129,7 +128,7 @@ fn call(field: &Field<'_>) -> Result<Part, ApiError> {
     let arguments = match serde_json::from_str(arguments) {
         Ok(Value::Object(arguments)) => Value::Object(arguments),
         Err(_) if arguments.trim().is_empty() => Value::Object(Map::new()),
-        // A model wrote this, and the client only repeats it; templates take objects only.
+        // The model wrote this and the client only echoes it, so it is no error; templates need an object.
         _ => json!({ "malformed_arguments": arguments }),
     };
     Ok(Part::ToolCall { id: field.get("id").text(ID_BYTES_MAX)?.to_owned(), name, arguments })
@@ -138,7 +137,7 @@ fn call(field: &Field<'_>) -> Result<Part, ApiError> {
 fn result(message: &Field<'_>, turns: &[Turn]) -> Result<Part, ApiError> {
     let field = message.get("tool_call_id");
     let id = field.text(ID_BYTES_MAX)?.to_owned();
-    // Instructions may stand between a call and its answer; a word of the user may not.
+    // Instructions may come between a call and its result; user messages may not.
     let mut before = turns.iter().rev().filter(|turn| turn.role != Role::System).peekable();
     let answered = before.next_if(|turn| is_result(&turn.parts));
     let is_this = |part: &Part| matches!(part, Part::ToolResult { id: known, .. } if *known == id);

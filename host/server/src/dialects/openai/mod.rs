@@ -1,11 +1,10 @@
 //! OpenAI's API: `chat/completions`, the legacy `completions`, and `models`.
 //!
-//! Every field that this host has a use for is checked before anything is queued, with OpenAI's limits; unknown ones are
-//! accepted. Streamed and whole answers are made by one state machine ([`choice`]) and differ in how its pieces are
-//! written down ([`encoder`]). What local servers add to the API and this one too: `reasoning_content` in messages and
-//! chunks, for what a model thinks, and comments in streams while nothing else is to be said.
+//! Every supported field is checked against OpenAI's limits before anything is queued; unknown ones are ignored. Streamed and
+//! whole answers come from one state machine ([`choice`]) and differ only in their encoding ([`encoder`]). Like other local
+//! servers this one adds `reasoning_content` to messages and chunks, and comments to streams as keep-alives.
 //!
-//! Legacy `functions` and `suffix` are refused by name; an image or a sound becomes a note in the prompt.
+//! Legacy `functions` and `suffix` are refused; images and audio become a note in the prompt.
 
 mod chat;
 mod choice;
@@ -40,7 +39,7 @@ use super::{
 };
 use crate::{
     chat::{Input, Request},
-    prompt::{Chats, Prepared},
+    requests::{Chats, Prepared},
 };
 use encoder::{ChoiceEncoder, ResponseHead};
 use message_encoder::MessageEncoder;
@@ -53,47 +52,48 @@ pub(crate) async fn chat_completions(chats: Arc<Chats>, call: ApiRequest) -> Res
         let chat::ParsedRequest { request, choices, stream, include_usage } = chat::read(body)?;
         Ok(chat::ParsedRequest { request: complete(body, request, call)?, choices, stream, include_usage })
     });
-    let (asked, warnings) = read.await?;
-    let request = asked.request;
+    let (parsed, warnings) = read.await?;
+    let request = parsed.request;
     let encoder = || Box::new(MessageEncoder::new(request.logprobs.is_some())) as Box<dyn ChoiceEncoder>;
     let plan = Plan {
         id: fresh_id("chatcmpl-"),
-        object: if asked.stream { "chat.completion.chunk" } else { "chat.completion" },
-        encoders: std::iter::repeat_with(encoder).take(asked.choices).collect(),
-        copies: asked.choices,
-        shown: asked.choices,
-        include_usage: asked.include_usage,
+        object: if parsed.stream { "chat.completion.chunk" } else { "chat.completion" },
+        encoders: std::iter::repeat_with(encoder).take(parsed.choices).collect(),
+        copies: parsed.choices,
+        shown: parsed.choices,
+        include_usage: parsed.include_usage,
     };
-    let answer = plan.answer(&chats, &call, vec![request], asked.stream).await?;
+    let answer = plan.answer(&chats, &call, vec![request], parsed.stream).await?;
     Ok(answer.with_warnings(warnings))
 }
 
 /// `POST /v1/completions`.
 pub(crate) async fn completions(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
     let read = call.read(|call, body| {
-        let mut asked = completions::read(body)?;
-        let requests = asked.requests.into_iter().map(|request| complete(body, request, call));
-        asked.requests = requests.collect::<Result<Vec<Request>, ApiError>>()?;
-        Ok(asked)
+        let mut parsed = completions::read(body)?;
+        let requests = parsed.requests.into_iter().map(|request| complete(body, request, call));
+        parsed.requests = requests.collect::<Result<Vec<Request>, ApiError>>()?;
+        Ok(parsed)
     });
-    let (mut asked, _) = read.await?;
-    let requests = std::mem::take(&mut asked.requests);
+    let (mut parsed, _) = read.await?;
+    let requests = std::mem::take(&mut parsed.requests);
     let encoder = |request: &Request| {
-        let echo = if let (true, Input::Text(text)) = (asked.echo, &request.input) { Some(text.clone()) } else { None };
-        Box::new(TextEncoder::new(echo, asked.logprobs)) as Box<dyn ChoiceEncoder>
+        let echo =
+            if let (true, Input::Text(text)) = (parsed.echo, &request.input) { Some(text.clone()) } else { None };
+        Box::new(TextEncoder::new(echo, parsed.logprobs)) as Box<dyn ChoiceEncoder>
     };
     let plan = Plan {
         id: fresh_id("cmpl-"),
         object: "text_completion",
-        encoders: requests.iter().flat_map(|request| (0..asked.copies).map(|_| encoder(request))).collect(),
-        copies: asked.copies,
-        shown: asked.choices,
-        include_usage: asked.include_usage,
+        encoders: requests.iter().flat_map(|request| (0..parsed.copies).map(|_| encoder(request))).collect(),
+        copies: parsed.copies,
+        shown: parsed.choices,
+        include_usage: parsed.include_usage,
     };
-    plan.answer(&chats, &call, requests, asked.stream).await
+    plan.answer(&chats, &call, requests, parsed.stream).await
 }
 
-/// Adds what stands beside the API's own fields.
+/// Adds the client, the default of `max_tokens` and our extensions.
 fn complete(body: &Field<'_>, request: Request, call: &ApiRequest) -> Result<Request, ApiError> {
     let max_tokens = request.max_tokens.or(call.shared.settings.max_tokens);
     let mut request = Request { client: call.client(), max_tokens, ..request };
@@ -101,7 +101,7 @@ fn complete(body: &Field<'_>, request: Request, call: &ApiRequest) -> Result<Req
     Ok(request)
 }
 
-/// How an answer is to be written, before anything is known of its model.
+/// How to encode an answer, before its model is known.
 struct Plan {
     id: String,
     object: &'static str,
@@ -112,7 +112,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// Prepares everything, so that a prompt that does not fit is an error before work begins, and then starts all of it.
+    /// Prepares all requests before starting any, so that a prompt that does not fit is an error before work begins.
     async fn answer(
         self,
         chats: &Chats,

@@ -1,5 +1,5 @@
-//! The fields that both endpoints have. Each is checked here, before anything is rendered or queued; what the API knows and
-//! this host has no use for (`user`, `metadata`, `store`, `service_tier` and more) is accepted whatever it is.
+//! Fields of both endpoints, checked before anything is rendered or queued. Fields of the API that have no use here (`user`,
+//! `metadata`, `store`, `service_tier` and more) are accepted and ignored.
 
 use crate::{
     chat::SamplingParams,
@@ -25,7 +25,7 @@ pub(crate) fn choices(body: &Field<'_>) -> Result<usize, ApiError> {
     Ok(n.optional(|n| n.integer(1..=CHOICES_MAX))?.unwrap_or(1) as usize)
 }
 
-/// Whether the answer is streamed, and whether the stream tells the usage.
+/// Reads `stream` and `stream_options.include_usage`.
 pub(crate) fn streaming(body: &Field<'_>) -> Result<(bool, bool), ApiError> {
     let stream = body.get("stream").flag(false)?;
     let options = body.get("stream_options");

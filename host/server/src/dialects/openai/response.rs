@@ -1,4 +1,4 @@
-//! The answer to one request, which may have several generations: `n` of them, or several prompts' worth.
+//! The answer to one request with one or more generations, from `n` or several prompts.
 
 use serde_json::{Value, json};
 
@@ -16,8 +16,8 @@ use crate::{
     },
 };
 
-/// A comment by the rules of server-sent events, which every reader skips. No empty line follows: some readers take the
-/// end of a comment for the end of an event without data.
+/// A comment in server-sent events, which readers skip. No empty line follows, as some readers would take it for the end of an
+/// event without data.
 const COMMENT: &[u8] = b": keep-alive\n";
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
@@ -25,11 +25,11 @@ pub(super) struct Style {
     pub(super) head: ResponseHead,
     /// One per generation.
     pub(super) encoders: Vec<Box<dyn ChoiceEncoder>>,
-    /// How many generations a prompt has.
+    /// Generations per prompt.
     pub(super) copies: usize,
-    /// How many of them are shown: the likeliest ones, if not all.
+    /// How many of them are returned: the most likely ones, if not all.
     pub(super) shown: usize,
-    /// Tokens of each prompt.
+    /// Prompt tokens by prompt.
     pub(super) input_tokens: Vec<u32>,
     pub(super) include_usage: bool,
 }
@@ -78,7 +78,7 @@ impl ResponseBuilder {
         Ok(total)
     }
 
-    /// The places to show: of each prompt's generations the likeliest, in the order of their likelihood, or all as they are.
+    /// Indices of the choices to return: each prompt's most likely ones in descending order, or all in their original order.
     fn shown(&self) -> Vec<usize> {
         let Style { copies, shown, .. } = self.style;
         let places: Vec<usize> = (0..self.choices.len()).collect();

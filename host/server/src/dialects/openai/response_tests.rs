@@ -1,4 +1,4 @@
-//! Answers of generations that say what a table tells them.
+//! Answers from scripted generations.
 
 #![allow(clippy::unwrap_used)]
 
@@ -63,7 +63,7 @@ async fn whole((builder, generations): Answer) -> Value {
     serde_json::from_slice(&body.concat()).unwrap()
 }
 
-/// What a stream says: its events' data, and the line that is none.
+/// The data of a stream's events, `[DONE]` as a string.
 async fn events((builder, generations): Answer) -> Vec<Value> {
     let frames: Vec<Frame> = frames(builder, generations).collect().await;
     let bytes: Vec<u8> = frames.into_iter().flatten().flatten().collect();
@@ -122,7 +122,7 @@ async fn choices_run_side_by_side_and_the_prompt_counts_once() {
 }
 
 #[tokio::test]
-async fn without_the_option_no_chunk_speaks_of_usage() {
+async fn usage_is_sent_only_on_request() {
     let mut answer = answer(vec![vec![said("a"), finished(1)]]);
     answer.0.style.include_usage = false;
     let events = events(answer).await;
@@ -159,7 +159,7 @@ async fn silence_is_broken_by_comments() {
 }
 
 #[tokio::test]
-async fn the_likeliest_choices_are_shown() {
+async fn the_most_likely_choices_are_returned() {
     let scripts = vec![
         vec![likely("bad", -3.0), finished(1)],
         vec![likely("good", -0.5), likely("!", -1.5), finished(2)],

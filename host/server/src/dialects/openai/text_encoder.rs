@@ -1,4 +1,4 @@
-//! A choice of the legacy `completions`: a text, in chunks or as a whole, which have the same form.
+//! Encodes a choice of the legacy `completions`; chunks and the whole have the same form.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::chat::TokenLogprob;
 
 #[derive(Debug, Default)]
 pub(super) struct TextEncoder {
-    /// What is repeated before the answer, until it is written.
+    /// The prompt to echo, until it is sent.
     echo: Option<String>,
     alternatives: Option<u8>,
     lists: Lists,
@@ -16,7 +16,7 @@ pub(super) struct TextEncoder {
 }
 
 impl TextEncoder {
-    /// An empty one behind this prompt, with log-probabilities of so many alternatives.
+    /// `echo` is the prompt to repeat first; `alternatives` the number of alternatives per token.
     pub(super) fn new(echo: Option<String>, alternatives: Option<u8>) -> Self {
         let mut lists = Lists::default();
         lists.skip(echo.as_deref().unwrap_or_default());
@@ -29,7 +29,7 @@ impl TextEncoder {
         json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason })
     }
 
-    /// The text of a piece. Nothing asks a model for calls here, and what it thinks is text like any other.
+    /// The text of a piece. There are no tools here, and reasoning counts as text.
     fn read(piece: ChoiceDelta) -> (String, Vec<TokenLogprob>) {
         match piece {
             ChoiceDelta::Text { text, logprobs } => (text, logprobs),

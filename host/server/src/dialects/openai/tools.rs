@@ -1,4 +1,4 @@
-//! Tools, which of them may be called, and the fields that came before them.
+//! Tools, tool choice, and the legacy function fields.
 
 use serde_json::{Value, json};
 
@@ -59,8 +59,8 @@ impl Tools {
         Ok(())
     }
 
-    /// Keeps the allowed tools only. If a single one is required, the others may as well stay where the prompt that was
-    /// cached has them.
+    /// Restricts the tools to the allowed ones. If a single one is required, the others stay, so that the cached prompt remains
+    /// valid.
     fn allow(&mut self, allowed: &Field<'_>) -> Result<ToolChoice, ApiError> {
         allowed.object()?;
         let required = allowed.get("mode").choice(&["auto", "required"])? == 1;
@@ -77,7 +77,7 @@ impl Tools {
         Ok(if required { ToolChoice::Any } else { ToolChoice::Auto })
     }
 
-    /// The tool that `{"function": {"name": …}}` names.
+    /// The tool named by `{"function": {"name": …}}`.
     fn named<'a>(&self, field: &Field<'a>) -> Result<&'a str, ApiError> {
         let function = field.get("function");
         function.object()?;
@@ -126,7 +126,7 @@ fn tool(field: &Field<'_>) -> Result<Tool, ApiError> {
     })
 }
 
-/// A name of the kind that functions and schemas have.
+/// The name of a function or schema.
 pub(super) fn name<'a>(field: &Field<'a>) -> Result<&'a str, ApiError> {
     let name = field.text(NAME_BYTES_MAX)?;
     if name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte)) {

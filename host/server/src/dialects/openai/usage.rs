@@ -1,4 +1,4 @@
-//! What a request took in all, as this API adds it up: a prompt counts once, however many choices were made of it.
+//! Total usage of a request in this API's terms: a prompt counts once, however many choices it has.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ pub(super) struct UsageTotal {
 #[derive(Debug)]
 struct Prompt {
     tokens: u32,
-    /// Of the choice that found the fewest: the others found what that one had left.
+    /// The smallest count among a prompt's choices: the others found in the cache what the first one computed.
     cached: Option<u32>,
 }
 
@@ -40,7 +40,7 @@ impl UsageTotal {
             "total_tokens": prompt + self.generated,
             "prompt_tokens_details": { "cached_tokens": cached },
         });
-        // How many tokens it thought for is not known, only whether it did.
+        // Reasoning tokens are not counted; 0 is reported only if there was no reasoning.
         if !self.has_thought {
             usage["completion_tokens_details"] = json!({ "reasoning_tokens": 0 });
         }

@@ -1,5 +1,5 @@
-//! The fields of a request that every response repeats. They stand in three events of a stream and in what is stored, so they
-//! are written once, as they came, and shared.
+//! Request fields that every response echoes. They are part of three events of a stream and of the stored response, so they are
+//! serialized once, as received, and shared.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::dialects::{ApiError, fields::Field};
 
 const METADATA_MAX: usize = 16;
 
-/// The fields with the API's defaults; `metadata` has a part of its own.
+/// Echoed fields with the API's defaults; `metadata` is handled separately.
 const FIELDS: [(&str, &str); 13] = [
     ("instructions", "null"),
     ("max_output_tokens", "null"),
@@ -50,7 +50,7 @@ impl Echo {
         Ok(Self { fields, metadata })
     }
 
-    /// The text of all members. Warnings stand in the metadata, as SDKs show no headers.
+    /// The text of all members. Warnings are added to the metadata, as SDKs do not expose headers.
     pub(super) fn with_warnings(self, warnings: &[String]) -> String {
         let Self { fields, mut metadata } = self;
         if !warnings.is_empty() {

@@ -1,5 +1,5 @@
-//! The events of a response, in the order that OpenAI's SDKs and Codex expect, with rising sequence numbers: an item is
-//! added, its parts and deltas follow, and it is done as a whole. A response that is not streamed is what `completed` says.
+//! Events of a response in the order that OpenAI's SDKs and Codex expect, with ascending sequence numbers: an item is added, its
+//! parts and deltas follow, and it is done. A response that is not streamed is the object of the `completed` event.
 
 use std::sync::Arc;
 
@@ -21,33 +21,33 @@ use crate::{
 };
 use pensieve_protocol::job::{Finish, Usage};
 
-/// What is known before the model is asked.
+/// The part of a response that is known before generation.
 #[derive(Debug)]
 pub(super) struct Head {
     pub(super) id: String,
-    /// When it was begun, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub(super) created: u64,
-    /// The fields of the request that it repeats, as members of a JSON object.
+    /// Fields echoed from the request, as members of a JSON object.
     pub(super) echo: Bytes,
-    /// Whether the client has limited the answer itself.
+    /// The client has set `max_output_tokens`.
     pub(super) is_limited: bool,
-    /// Whether reasoning comes with its encoded form.
+    /// Reasoning items get `encrypted_content`.
     pub(super) with_encrypted: bool,
 }
 
 /// Where a finished response is stored.
 pub(super) struct StoreTarget {
     pub(super) shared: Arc<Shared>,
-    /// The client's number.
+    /// The client's id.
     pub(super) client: u64,
-    /// The items that the model was given, as a JSON list.
+    /// The input items, as a JSON list.
     pub(super) items: Bytes,
-    /// How many they are.
+    /// Number of input items.
     pub(super) inputs: usize,
 }
 
 impl StoreTarget {
-    /// Stores a response with the conversation that it goes on: the items that the model was given, and those of its answer.
+    /// Stores a response with its conversation: the input items and those of the answer.
     fn put(&self, id: &str, response: Bytes, output: &[Value]) {
         let mut items = self.items.to_vec();
         items.pop();
@@ -116,7 +116,7 @@ impl ResponseEncoder {
         self.event(kind, fields)
     }
 
-    /// The response as it is now, as the text of a JSON object.
+    /// The current response as the text of a JSON object.
     fn object(&self, status: &str, usage: Option<Usage>, error: Option<&ApiError>) -> Frame {
         let details = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
         let error = error.map(|error| json!({ "code": code(error), "message": error.to_string() }));
@@ -148,13 +148,13 @@ impl ResponseEncoder {
             "input_tokens": usage.prompt,
             "input_tokens_details": { "cached_tokens": usage.reused, "cache_write_tokens": 0 },
             "output_tokens": usage.generated,
-            // Tokens of reasoning are not counted apart, and clients want a number.
+            // Reasoning tokens are not counted separately, but clients require a number.
             "output_tokens_details": { "reasoning_tokens": 0 },
             "total_tokens": u64::from(usage.prompt) + u64::from(usage.generated),
         })
     }
 
-    /// Opens an item, unless one of its kind is open already.
+    /// Opens an item, unless one of the same kind is open.
     fn open(&mut self, kind: Kind, out: &mut Vec<u8>) {
         out.extend(self.close("completed"));
         let prefix = match &kind {
@@ -284,14 +284,17 @@ impl ResponseEncoder {
                 return Err(ApiError::new(ErrorCode::Timeout, "the answer took longer than it may"));
             }
             Finish::Cancelled => {
-                return Err(ApiError::new(ErrorCode::Unavailable, "the server ended this answer; send it again"));
+                return Err(ApiError::new(
+                    ErrorCode::Unavailable,
+                    "the server cancelled this answer; send the request again",
+                ));
             }
         };
         let is_half_call = is_cut
             && self.open.as_ref().is_some_and(|open| {
                 matches!(open.kind, Kind::Call { .. }) && serde_json::from_str::<Value>(&open.text).is_err()
             });
-        // A client would run a call as soon as it is done, so half of one never is.
+        // Clients run a call as soon as it is done, so an incomplete one must never be reported as done.
         if is_half_call {
             self.open = None;
         }
@@ -302,7 +305,7 @@ impl ResponseEncoder {
         let mut out = Frame::from(self.close(status));
         let response = self.object(status, Some(usage), None);
         if let Some(store) = self.store.take() {
-            // Put together it is a copy, with which the store keeps nothing of the request.
+            // Concatenating copies the bytes, so the store does not keep the request's buffers alive.
             store.put(&self.head.id, response.clone().concat(), &self.output);
         }
         out.extend(self.response_event(&format!("response.{status}"), response.clone()));
@@ -338,7 +341,7 @@ impl EventEncoder for ResponseEncoder {
                     && !text.is_empty()
                 {
                     arguments.push_str(&text);
-                    // The text of a custom tool is known when its JSON is complete.
+                    // A custom tool's input can be decoded only when its JSON is complete.
                     if !origin.is_custom {
                         out = self.item_event("response.function_call_arguments.delta", json!({ "delta": text }));
                     }
@@ -350,7 +353,7 @@ impl EventEncoder for ResponseEncoder {
         Ok(out.into())
     }
 
-    /// A comment would not do: Codex's timer is reset by events alone.
+    /// An event rather than a comment, as only events reset Codex's idle timer.
     fn keep_alive(&mut self) -> Frame {
         let response = self.object("in_progress", None, None);
         self.response_event("response.in_progress", response)
@@ -372,7 +375,7 @@ fn custom_input(arguments: &str) -> String {
     text.map_or_else(|| arguments.to_owned(), str::to_owned)
 }
 
-/// The codes that Codex and the SDKs know.
+/// Error codes known to Codex and the SDKs.
 fn code(error: &ApiError) -> &'static str {
     match error.code {
         ErrorCode::TooLong => "context_length_exceeded",

@@ -1,8 +1,8 @@
-//! `input` into turns: a text, or items as this API returns and takes them.
+//! Converts `input` to turns: a string, or items as this API returns and accepts them.
 //!
-//! Neighbouring items of the assistant are one turn, as the model wrote them. An instruction that stands between a call and
-//! its output moves behind the output. An item that means nothing to a text model is left out with a note, since it would
-//! stay in the client's history and be sent again with every request.
+//! Adjacent items of the assistant become one turn, as the model generated them. An instruction between a call and its output
+//! moves after the output. Items that a text model cannot use are dropped with a note instead of an error, since they stay in
+//! the client's history and are sent again with every request.
 
 use std::collections::HashMap;
 
@@ -22,10 +22,10 @@ use crate::{
 const ITEMS_MAX: usize = 100_000;
 const PARTS_MAX: usize = 10_000;
 pub(super) const ID_BYTES_MAX: usize = 256;
-/// Stands before every id of a call that leaves here, and is taken off when it comes back.
+/// Prefix of call ids in answers, stripped when they come back.
 pub(super) const CALL_PREFIX: &str = "call_";
 
-/// The items of an input, each with an id and a type; a text is a message of the user.
+/// The items of an input, with missing ids and types added; a string becomes a user message.
 pub(super) fn items(field: &Field<'_>) -> Result<Vec<Value>, ApiError> {
     if field.is_string() {
         let content = json!([{ "type": "input_text", "text": field.string()? }]);
@@ -55,14 +55,14 @@ pub(super) fn read(instructions: &Field<'_>, field: &Field<'_>) -> Result<(Strin
     for item in field.items(ITEMS_MAX)? {
         reader.item(&item)?;
     }
-    reader.turns.append(&mut reader.waiting);
+    reader.turns.append(&mut reader.deferred);
     if reader.turns.is_empty() && reader.system.is_empty() {
         return Err(field.invalid("should have at least one message"));
     }
     Ok((reader.system.join("\n\n"), reader.turns))
 }
 
-/// The reasoning that a reasoning item carries for its way back.
+/// `encrypted_content` of a reasoning item.
 pub(super) fn encrypted(reasoning: &str) -> String {
     STANDARD.encode(reasoning)
 }
@@ -71,10 +71,10 @@ pub(super) fn encrypted(reasoning: &str) -> String {
 struct Reader {
     system: Vec<String>,
     turns: Vec<Turn>,
-    /// How many calls of each id have no output yet.
+    /// Number of calls without output, by id.
     open: HashMap<String, usize>,
-    /// Instructions that wait until no call is open.
-    waiting: Vec<Turn>,
+    /// Instructions deferred until all calls have outputs.
+    deferred: Vec<Turn>,
 }
 
 impl Reader {
@@ -112,7 +112,7 @@ impl Reader {
             0 | 1 if self.turns.is_empty() => self.system.push(texts.join("\n")),
             0 | 1 => {
                 let turn = Turn { role: Role::System, parts: vec![Part::Text(texts.join("\n"))] };
-                if self.open.is_empty() { self.turns.push(turn) } else { self.waiting.push(turn) }
+                if self.open.is_empty() { self.turns.push(turn) } else { self.deferred.push(turn) }
             }
             2 => self.turns.push(Turn { role: Role::User, parts: texts.into_iter().map(Part::Text).collect() }),
             _ => {
@@ -137,7 +137,7 @@ impl Reader {
         let id = call_id(item)?;
         let text = texts(&item.get("output"))?.join("\n");
         let Some(calls) = self.open.get_mut(&id) else {
-            item.note("it belongs to no call; it is shown as a text");
+            item.note("there is no call for this output; it becomes a text");
             let text = format!("[output of a tool: {text}]");
             self.turns.push(Turn { role: Role::User, parts: vec![Part::Text(text)] });
             return Ok(());
@@ -152,7 +152,7 @@ impl Reader {
             _ => self.turns.push(Turn { role: Role::User, parts: vec![part] }),
         }
         if self.open.is_empty() {
-            self.turns.append(&mut self.waiting);
+            self.turns.append(&mut self.deferred);
         }
         Ok(())
     }
@@ -165,7 +165,7 @@ impl Reader {
     }
 }
 
-/// Arguments as an object. What a model wrote that is no JSON object is shown to it as a text: templates take objects only.
+/// Parses arguments. Text from the model that is not a JSON object is wrapped in one, as templates need objects.
 fn arguments_of(text: &str) -> Value {
     match serde_json::from_str(text) {
         Ok(Value::Object(arguments)) => Value::Object(arguments),
@@ -179,7 +179,7 @@ fn call_id(item: &Field<'_>) -> Result<String, ApiError> {
     Ok(id.strip_prefix(CALL_PREFIX).filter(|bare| !bare.is_empty()).unwrap_or(id).to_owned())
 }
 
-/// A string, or a list of parts.
+/// Texts of a string or a list of parts.
 fn texts(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
     if field.is_string() {
         return Ok(vec![field.string()?.to_owned()]);
@@ -204,7 +204,7 @@ fn texts(field: &Field<'_>) -> Result<Vec<String>, ApiError> {
     Ok(texts)
 }
 
-/// The reasoning of an item: as it is, or else as this server has encoded it. What another server has encrypted is lost.
+/// The reasoning of an item: plain, or else decoded if this server encoded it. What another server encrypted is dropped.
 fn reasoning(item: &Field<'_>) -> Result<String, ApiError> {
     let content = item.get("content");
     if content.present().is_some() {

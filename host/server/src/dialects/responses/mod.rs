@@ -1,14 +1,14 @@
-//! OpenAI's Responses API: `POST /v1/responses`, whole and streamed, and the responses that were stored.
+//! OpenAI's Responses API: `POST /v1/responses`, with and without streaming, and stored responses.
 //!
-//! What deviates from the original, on purpose:
-//! - Tools that run on OpenAI's servers (`web_search`, `file_search`, `mcp`, …) are left out with a warning, which stands in
-//!   the answer's `metadata`, too. A `namespace` of tools is flattened, and a call into it names the namespace again.
-//! - A custom tool becomes a function with one string. The `regex` or the `lark` grammar of its format is shown to the model, and
-//!   enforced if it can be one regular expression; where it cannot, a warning says why.
-//! - `encrypted_content` of a reasoning item is the reasoning in base64: this server keeps no secrets from its client.
-//! - An answer that ends at the model's own limit is `completed` if it can be used: Codex drops a turn that is `incomplete`.
-//!   Where the client has set `max_output_tokens` itself, it is `incomplete`.
-//! - `background`, `conversation` and `prompt` templates are refused by name.
+//! Deliberate deviations from the original:
+//! - Tools that run on OpenAI's servers (`web_search`, `file_search`, `mcp`, …) are dropped with a warning, which is also in the
+//!   answer's `metadata`. A `namespace` of tools is flattened, and restored in calls.
+//! - A custom tool becomes a function with one string. The `regex` or `lark` grammar of its format is shown to the model, and
+//!   enforced if it can be converted to one regular expression; otherwise a warning gives the reason.
+//! - `encrypted_content` of a reasoning item is the reasoning in base64: this server has no secrets from its client.
+//! - An answer that ends at the model's own limit is `completed` if it is usable, as Codex drops `incomplete` turns. If the
+//!   client has set `max_output_tokens`, it is `incomplete`.
+//! - `background`, `conversation` and `prompt` templates are refused.
 
 mod echo;
 mod encoder;
@@ -40,30 +40,30 @@ use super::{
 };
 use crate::{
     chat::{Input, Request, Role},
-    prompt::{Chats, Prepared},
+    requests::{Chats, Prepared},
 };
 use encoder::{Head, ResponseEncoder, StoreTarget};
 use pensieve_protocol::job::Failure;
 use request::ResponseRequest;
 
-/// How often a conversation is shortened for `truncation: "auto"` before the request is refused as too long.
+/// Attempts at truncation for `truncation: "auto"` before the request is refused as too long.
 const TRUNCATIONS_MAX: usize = 8;
 
 /// `POST /v1/responses`.
 pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (Asked { response: mut asked, items, inputs }, mut warnings) = call.read(read).await?;
-    enforce(&chats, &mut asked, &mut warnings).await?;
-    let permit = asked.stream.then(|| call.stream_permit()).transpose()?;
-    let prepared = prepare(&chats, &call, asked.request, asked.truncate, &mut warnings).await?;
+    let (ParsedRequest { response: mut parsed, items, inputs }, mut warnings) = call.read(read).await?;
+    enforce(&chats, &mut parsed, &mut warnings).await?;
+    let permit = parsed.stream.then(|| call.stream_permit()).transpose()?;
+    let prepared = prepare(&chats, &call, parsed.request, parsed.truncate, &mut warnings).await?;
     let head = Head {
         id: fresh_id("resp_"),
         created: openai::now(),
-        echo: call.memory.bytes(asked.echo.with_warnings(&warnings))?,
-        is_limited: asked.is_limited,
-        with_encrypted: asked.with_encrypted,
+        echo: call.memory.bytes(parsed.echo.with_warnings(&warnings))?,
+        is_limited: parsed.is_limited,
+        with_encrypted: parsed.with_encrypted,
     };
     let store = items.map(|items| StoreTarget { shared: call.shared.clone(), client: call.client().id, items, inputs });
-    let mut encoder = ResponseEncoder::new(head, asked.tools, store);
+    let mut encoder = ResponseEncoder::new(head, parsed.tools, store);
     let generations = Generations::start(&call, vec![prepared], Instant::now() + FIRST_EVENT).await;
     let mut generations = generations.map_err(ApiError::of_model)?;
     if let Some(permit) = permit {
@@ -78,15 +78,14 @@ pub(crate) async fn create(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiRes
 
 /// `POST /v1/responses/input_tokens`: counts the prompt that the same response would have.
 pub(crate) async fn input_tokens(chats: Arc<Chats>, call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    let (Asked { response: mut asked, .. }, mut warnings) = call.read(read).await?;
-    enforce(&chats, &mut asked, &mut warnings).await?;
-    let tokens = chats.count(asked.request).await.map_err(ApiError::of_model)?;
+    let (ParsedRequest { response: mut parsed, .. }, mut warnings) = call.read(read).await?;
+    enforce(&chats, &mut parsed, &mut warnings).await?;
+    let tokens = chats.count(parsed.request).await.map_err(ApiError::of_model)?;
     let body = json!({ "object": "response.input_tokens", "input_tokens": tokens });
     Ok(ApiResponse::json(&body).with_warnings(warnings))
 }
 
-/// OpenAI's form with the codes that clients of this API look for: Codex retries an overloaded server, and gives a turn up
-/// at a plain 429.
+/// Errors in OpenAI's form with this API's codes: Codex retries `server_is_overloaded`, but gives up a turn at a plain 429.
 pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
     if matches!(error.code, ErrorCode::Overloaded | ErrorCode::Unavailable) {
         let mut body = openai::error_body(error);
@@ -97,47 +96,47 @@ pub(crate) fn envelope(error: &ApiError, request_id: &str) -> (u16, Vec<u8>) {
     openai::envelope(error, request_id)
 }
 
-/// A body with the conversation that it goes on.
+/// A request with the conversation that it continues.
 #[derive(Debug)]
-struct Asked {
+struct ParsedRequest {
     response: ResponseRequest,
-    /// All items that the model is given, as a JSON list; none if they are not to be stored.
+    /// All input items as a JSON list; `None` if the response is not to be stored.
     items: Option<Bytes>,
     inputs: usize,
 }
 
-/// Reads the body. The input of a request that goes on from a stored response is that response's conversation and its own.
-fn read(call: &ApiRequest, body: &Field<'_>) -> Result<Asked, ApiError> {
+/// Reads the body. With `previous_response_id` the stored conversation comes before the request's own input.
+fn read(call: &ApiRequest, body: &Field<'_>) -> Result<ParsedRequest, ApiError> {
     let mut items = input::items(&body.get("input"))?;
     if let Some(previous) = body.get("previous_response_id").present() {
         let id = previous.text(input::ID_BYTES_MAX)?;
         let stored =
             stored::find(call, id).map_err(|error| ApiError { field: Some(previous.path().to_owned()), ..error })?;
-        // The text may be removed from the store while it is read here.
+        // Charged, as the store may drop the text while it is being read.
         let text = call.memory.bytes(stored.items)?;
         if let Value::Array(before) = value_of(&text, &call.memory)? {
             items.splice(..0, before);
         }
     }
-    // The items are read again as one list, so that an error in them has the path that the client knows.
+    // All items are read as one list, so that errors have a path into the conversation that the client knows.
     let inputs = items.len();
     let list = Value::Array(items);
-    let mut response = request::read(body, &body.beside("input", &list))?;
+    let mut response = request::read(body, &body.with_value("input", &list))?;
     let items = response.store.then(|| call.memory.bytes(list.to_string())).transpose()?;
     let model = validation::model_name(call, &response.request.model).to_owned();
     let max_tokens = response.request.max_tokens.or(call.shared.settings.max_tokens);
     response.request = Request { client: call.client(), model, max_tokens, ..response.request };
     super::extensions::read(body, &mut response.request)?;
-    Ok(Asked { response, items, inputs })
+    Ok(ParsedRequest { response, items, inputs })
 }
 
-/// Holds the model to the formats of custom tools.
-async fn enforce(chats: &Chats, asked: &mut ResponseRequest, warnings: &mut Vec<String>) -> Result<(), ApiError> {
-    let Input::Chat(conversation) = &mut asked.request.input else { return Ok(()) };
-    asked.tools.enforce(chats, &asked.request.client, &mut conversation.tools, warnings).await
+/// Enforces the formats of custom tools.
+async fn enforce(chats: &Chats, parsed: &mut ResponseRequest, warnings: &mut Vec<String>) -> Result<(), ApiError> {
+    let Input::Chat(conversation) = &mut parsed.request.input else { return Ok(()) };
+    parsed.tools.enforce(chats, &parsed.request.client, &mut conversation.tools, warnings).await
 }
 
-/// Prepares a request. Under `truncation: "auto"` the oldest turns go until the rest fits.
+/// Prepares a request. With `truncation: "auto"` the oldest turns are dropped until the rest fits.
 async fn prepare(
     chats: &Chats,
     call: &ApiRequest,
@@ -170,13 +169,13 @@ fn too_long_at_input(failure: Failure) -> ApiError {
     at_input(ApiError::of_model(failure))
 }
 
-/// A prompt that is too long is the fault of the input.
+/// Attributes a prompt that is too long to `input`.
 fn at_input(error: ApiError) -> ApiError {
     let field = if error.code == ErrorCode::TooLong { Some("input".to_owned()) } else { error.field };
     ApiError { field, ..error }
 }
 
-/// Leaves a quarter of the turns out, the oldest ones, and begins with a turn of the user. False where none is left to go.
+/// Drops the oldest quarter of the turns, up to a user turn. False if nothing can be dropped.
 fn shorten(request: &mut Request) -> bool {
     let Input::Chat(conversation) = &mut request.input else { return false };
     let turns = &mut conversation.turns;

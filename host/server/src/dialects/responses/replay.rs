@@ -1,5 +1,5 @@
-//! The events of a response that is complete: those in which it came, with each text and each call in one piece. They are made
-//! as they are read, and what is large in them is shared with the stored response.
+//! Replays a completed response as events, with each text and each call in one delta. Events are generated on demand and share
+//! large parts with the stored response.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 
 use crate::dialects::{ApiError, Frame, RequestMemory, fields::Members, stream::event};
 
-/// Fields as they were when the response began; none for one that it did not have then.
+/// Fields with their values at the start of the response; `None` for those absent then.
 const AT_FIRST: [(&str, Option<&str>); 5] = [
     ("completed_at", None),
     ("status", Some("\"in_progress\"")),
@@ -17,7 +17,7 @@ const AT_FIRST: [(&str, Option<&str>); 5] = [
     ("usage", Some("null")),
 ];
 
-/// The events behind the one with the sequence number `after`, or all of them.
+/// The events after the sequence number `after`, or all of them.
 pub(super) struct Replay {
     response: Bytes,
     members: Members,
@@ -64,7 +64,7 @@ impl Replay {
         });
     }
 
-    /// The response as it was when it began.
+    /// The response object as of its start.
     fn begun(&self) -> Frame {
         let mut frame = Frame::default();
         let mut before = "{";
@@ -100,7 +100,7 @@ impl Replay {
                     self.stage = Stage::Over;
                     return;
                 };
-                // It was written by this server, and is no larger than an answer.
+                // Written by this server, and no larger than an answer.
                 let item: Value = serde_json::from_slice(&item).unwrap_or_default();
                 self.item(&item);
                 self.place += 1;
@@ -168,7 +168,7 @@ impl Iterator for Replay {
     }
 }
 
-/// An event that says a whole response, which is given as text.
+/// An event with a whole response, given as text.
 pub(super) fn response_event(kind: &str, sequence: u64, response: Frame) -> Frame {
     let start = format!("event: {kind}\ndata: {{\"type\":\"{kind}\",\"sequence_number\":{sequence},\"response\":");
     let mut frame = Frame::from(start);

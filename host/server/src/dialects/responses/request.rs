@@ -1,4 +1,4 @@
-//! The body of a response that is asked for: the fields that stand beside its input.
+//! Reads the request body, except for the input.
 
 use super::{echo::Echo, input, tools::Tools};
 use crate::{
@@ -16,15 +16,15 @@ pub(super) struct ResponseRequest {
     pub(super) request: Request,
     pub(super) stream: bool,
     pub(super) store: bool,
-    /// Whether the oldest turns may go if the conversation is too long.
+    /// Drop the oldest turns if the conversation is too long.
     pub(super) truncate: bool,
-    /// Whether the client has limited the answer itself.
+    /// The client has set `max_output_tokens`.
     pub(super) is_limited: bool,
-    /// Whether reasoning comes with its encoded form.
+    /// Reasoning items get `encrypted_content`.
     pub(super) with_encrypted: bool,
-    /// The tools, to name them as the client does.
+    /// For mapping tool names back to the client's.
     pub(super) tools: Tools,
-    /// The fields that the response repeats.
+    /// Fields that the response echoes.
     pub(super) echo: Echo,
 }
 

@@ -1,6 +1,6 @@
-//! Responses that were stored, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and
-//! number, the oldest going first. A client sees its own only. They are kept as text, since values take ten times the memory
-//! of what they say, and readers share it.
+//! Stored responses, for `previous_response_id` and `GET /v1/responses/ID`: in memory, bounded in bytes and number, with the
+//! oldest evicted first. Clients see only their own. They are kept as text, since parsed values take ten times the memory, and
+//! shared with readers.
 
 use std::{
     collections::VecDeque,
@@ -13,11 +13,11 @@ const RESPONSES_MAX: usize = 4096;
 
 #[derive(Clone, Debug)]
 pub(super) struct StoredResponse {
-    /// As a JSON object.
+    /// A JSON object.
     pub(super) response: Bytes,
-    /// The items of the conversation as a JSON list: what the model was given, then what it answered.
+    /// All items of the conversation as a JSON list: inputs, then outputs.
     pub(super) items: Bytes,
-    /// How many of the items the model was given.
+    /// Number of input items.
     pub(super) inputs: usize,
 }
 
@@ -29,33 +29,33 @@ pub(crate) struct ResponseStore {
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// The oldest first.
-    list: VecDeque<Entry>,
+    /// Oldest first.
+    list: VecDeque<OwnedResponse>,
     bytes: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct OwnedResponse {
     client: u64,
     id: String,
     stored: StoredResponse,
 }
 
-impl Entry {
+impl OwnedResponse {
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.id.len() + self.stored.response.len() + self.stored.items.len()
     }
 }
 
 impl ResponseStore {
-    /// An empty store of this size; 0 stores nothing.
+    /// An empty store; with a size of 0 it stores nothing.
     pub(crate) fn new(bytes_max: usize) -> Self {
         Self { bytes_max, entries: Mutex::default() }
     }
 
-    /// Stores a response under its id, in place of the oldest ones if there is no room.
+    /// Stores a response under its id, evicting the oldest ones if needed.
     pub(super) fn put(&self, client: u64, id: &str, stored: StoredResponse) {
-        let entry = Entry { client, id: id.to_owned(), stored };
+        let entry = OwnedResponse { client, id: id.to_owned(), stored };
         let bytes = entry.bytes();
         if bytes > self.bytes_max {
             return;
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_oldest_go_first_and_clients_see_their_own_only() {
-        let one = Entry { client: 1, id: "a".into(), stored: stored("12345678") };
+        let one = OwnedResponse { client: 1, id: "a".into(), stored: stored("12345678") };
         let store = ResponseStore::new(3 * one.bytes());
         for id in ["a", "b", "c"] {
             store.put(1, id, stored("12345678"));

@@ -1,4 +1,4 @@
-//! The routes of stored responses.
+//! Routes of stored responses.
 
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
@@ -6,13 +6,13 @@ use serde_json::{json, value::RawValue};
 use super::{replay::Replay, store::StoredResponse};
 use crate::dialects::{ApiError, ApiRequest, ApiResponse, ErrorCode, Frame, fields::Quote};
 
-/// How many items are listed at once, unless the client says otherwise.
+/// Default page size.
 const ITEMS: usize = 20;
 const ITEMS_MAX: usize = 100;
 
-/// `GET /v1/responses/ID`. With `stream=true` it is the events in which the response came, from behind `starting_after` on.
+/// `GET /v1/responses/ID`. With `stream=true` it replays the response's events after `starting_after`.
 pub(crate) async fn retrieve(call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    // Finding the parts of a long response takes a while.
+    // Parsing a long response takes a while.
     let read = tokio::task::spawn_blocking(move || respond(&call));
     read.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to read the response")))
 }
@@ -26,7 +26,7 @@ fn respond(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
         text.parse().map_err(|_| ApiError::field("starting_after", "should be the sequence number of an event"))
     });
     let permit = call.stream_permit()?;
-    // It may be removed from the store while it is read here.
+    // Charged, as the store may drop it while it is being sent.
     let response = call.memory.bytes(stored.response)?;
     let replay = Replay::new(response, after.transpose()?)?;
     Ok(ApiResponse::events(Box::pin(futures_util::stream::iter(replay)), permit))
@@ -34,16 +34,16 @@ fn respond(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
 
 /// `GET /v1/responses/ID/input_items`, the newest first unless `order=asc`.
 pub(crate) async fn input_items(call: ApiRequest) -> Result<ApiResponse, ApiError> {
-    // Finding the items in a long list takes a while.
+    // Parsing a long list takes a while.
     let listed = tokio::task::spawn_blocking(move || list_items(&call));
     listed.await.unwrap_or_else(|_| Err(ApiError::new(ErrorCode::Internal, "this server failed to list the items")))
 }
 
 fn list_items(call: &ApiRequest) -> Result<ApiResponse, ApiError> {
     let stored = find(call, &call.id)?;
-    // They may be removed from the store while they are read here, and a part of them keeps the whole.
+    // Charged as a whole, as the store may drop them while this slice keeps the buffer alive.
     let items = call.memory.bytes(stored.items)?;
-    let _places = call.memory.hold(items.len())?;
+    let _list_memory = call.memory.hold(items.len())?;
     let mut data: Vec<&RawValue> = serde_json::from_slice(&items).unwrap_or_default();
     data.truncate(stored.inputs);
     match parameter(call, "order").as_deref() {
@@ -97,7 +97,7 @@ pub(super) fn find(call: &ApiRequest, id: &str) -> Result<StoredResponse, ApiErr
     })
 }
 
-/// A parameter of the query; an empty one is none.
+/// A query parameter; an empty one counts as absent.
 fn parameter(call: &ApiRequest, name: &str) -> Option<String> {
     let fields = call.query.split('&').filter_map(|field| field.split_once('='));
     let value = fields.filter(|(key, _)| *key == name).map(|(_, value)| value).next_back()?;

@@ -1,4 +1,4 @@
-//! The dialect without a model: bodies in, requests out; deltas in, events out.
+//! The dialect without a model: bodies to requests, and deltas to events.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -22,7 +22,7 @@ use crate::{
 };
 use pensieve_protocol::job::{Failure, FailureCode, Finish, Usage};
 
-/// Reads a body with these fields; the warnings stand beside it.
+/// Reads a body with these fields; also returns the warnings.
 fn read(fields: Value) -> (Result<ResponseRequest, ApiError>, Vec<String>) {
     let mut body = json!({"model": "m", "input": "hello"});
     body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
@@ -64,7 +64,7 @@ fn encoder(is_limited: bool, tools: Value, store: Option<StoreTarget>) -> Respon
     ResponseEncoder::new(head, Tools::read(&body.root()).unwrap(), store)
 }
 
-/// The events of an answer. Sequence numbers rise from 0, and names stand in the data, too.
+/// The events of an answer, checked for ascending sequence numbers and for names that match the data.
 fn events(mut encoder: ResponseEncoder, deltas: Vec<Delta>) -> Vec<Value> {
     let mut bytes = encoder.begin();
     for delta in deltas {
@@ -119,7 +119,7 @@ fn a_text_comes_in_the_order_of_the_original() {
 }
 
 #[test]
-fn reasoning_text_and_calls_are_items_of_their_own() {
+fn reasoning_text_and_calls_are_separate_items() {
     let deltas = vec![
         Delta::Thinking("hm".into()),
         text("So."),
@@ -142,7 +142,7 @@ fn reasoning_text_and_calls_are_items_of_their_own() {
     assert!(
         done.iter().enumerate().all(|(place, event)| event["output_index"] == place && event["item"] == output[place])
     );
-    // The reasoning comes back, as it is or by its encoded form alone.
+    // The reasoning is read back, from its plain or its encoded form.
     for reasoning in [
         output[0].clone(),
         json!({"type": "reasoning", "summary": [], "encrypted_content": output[0]["encrypted_content"]}),
@@ -153,7 +153,7 @@ fn reasoning_text_and_calls_are_items_of_their_own() {
 }
 
 #[test]
-fn a_call_goes_back_under_the_name_and_in_the_form_that_the_client_knows() {
+fn calls_are_returned_under_the_clients_names_and_types() {
     let tools = json!([
         {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "close"}]},
         {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}},
@@ -192,7 +192,7 @@ fn a_call_goes_back_under_the_name_and_in_the_form_that_the_client_knows() {
 }
 
 #[test]
-fn a_custom_tool_is_held_to_what_its_format_became_and_else_there_is_a_warning() {
+fn a_custom_tools_format_is_enforced_or_a_warning() {
     let format = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\"+"});
     let custom = |name: &str| json!({"type": "custom", "name": name, "format": format});
     let tools =
@@ -206,7 +206,7 @@ fn a_custom_tool_is_held_to_what_its_format_became_and_else_there_is_a_warning()
     let formats = asked.tools.formats_of(&conversation.tools, &mut warnings);
     assert_eq!((formats.len(), warnings.len()), (2, 0), "a tool that may not be called needs no expression");
     for (format, expressed) in formats.into_iter().zip([Err("why".to_owned()), Ok("a+|b".to_owned())]) {
-        format.hold(&mut conversation.tools, expressed, &mut warnings);
+        format.apply(&mut conversation.tools, expressed, &mut warnings);
     }
     let pattern = |tool: usize| &conversation.tools[tool].schema["properties"]["input"]["pattern"];
     assert_eq!((pattern(0), pattern(1)), (&Value::Null, &json!("^(?:a+|b)$")));
@@ -233,7 +233,7 @@ fn formats_beyond_what_is_enforced_are_warnings() {
 }
 
 #[test]
-fn what_ends_at_a_limit_is_complete_where_it_can_be_used() {
+fn a_usable_answer_that_ends_at_a_limit_is_completed() {
     let status = |is_limited, deltas: Vec<Delta>| {
         let events = events(encoder(is_limited, json!([]), None), deltas);
         let last = events.last().unwrap()["response"].clone();
@@ -320,7 +320,7 @@ fn a_stored_response_is_streamed_as_it_came() {
 }
 
 #[test]
-fn what_codex_sends_is_understood() {
+fn reads_requests_of_codex() {
     let tools = json!([
         {"type": "function", "name": "exec_command", "strict": false, "parameters": {"type": "object", "properties": {}}},
         {"type": "namespace", "name": "multi_agent_v1", "tools": [{"type": "function", "name": "close_agent"}]},
@@ -350,7 +350,7 @@ fn what_codex_sends_is_understood() {
 }
 
 #[test]
-fn nothing_in_a_history_ends_its_session() {
+fn unsupported_items_in_a_history_do_not_end_the_session() {
     let hello = json!({"role": "user", "content": "hi"});
     for item in [
         json!({"type": "web_search_call", "id": "ws_1", "status": "completed"}),
@@ -371,7 +371,7 @@ fn nothing_in_a_history_ends_its_session() {
 }
 
 #[test]
-fn a_damaged_body_is_read_or_refused() {
+fn damaged_bodies_are_accepted_or_refused() {
     fuzz::documents("responses", Dialect::Responses, |document| {
         super::read(&ApiRequest::default(), &document.root()).map(drop)
     });

@@ -1,5 +1,5 @@
-//! Tools of a request: functions as they are, custom tools as functions with one string, namespaces flattened, and the way
-//! back from a flat name to what the client called it.
+//! Tools of a request: functions, custom tools as functions with one string, and flattened namespaces, with a map from flat
+//! names back to the client's names.
 
 use std::collections::HashMap;
 
@@ -11,29 +11,29 @@ use crate::{
         ApiError, extensions,
         fields::{Field, Quote},
     },
-    prompt::Chats,
+    requests::Chats,
 };
 use pensieve_protocol::prompt::Syntax;
 
 const TOOLS_MAX: usize = 512;
 pub(super) const NAME_BYTES_MAX: usize = 128;
 const GRAMMAR_BYTES_MAX: usize = 64 << 10;
-/// How many formats of a request are enforced, and how long they may be together.
+/// Limits of the formats that are enforced per request: number and total bytes.
 const FORMATS_MAX: usize = 32;
 const FORMATS_BYTES_MAX: usize = 256 << 10;
-/// How many warnings a request gets; the rest would say the same.
+/// Warnings per request; further ones would only repeat them.
 const WARNINGS_MAX: usize = 16;
-/// Stands between a namespace and the name of its tool.
+/// Between a namespace and a tool's name.
 const SEPARATOR: &str = "__";
-/// The argument of the function that a custom tool becomes.
+/// The argument of a custom tool's function.
 pub(super) const CUSTOM_ARGUMENT: &str = "input";
 
-/// How the client calls a tool.
+/// A tool's name at the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Origin {
     pub(super) namespace: Option<String>,
     pub(super) name: String,
-    /// Whether it takes a text instead of arguments.
+    /// A custom tool, which takes text instead of arguments.
     pub(super) is_custom: bool,
 }
 
@@ -43,24 +43,24 @@ pub(super) struct Tools {
     pub(super) choice: ToolChoice,
     pub(super) single_call: bool,
     origins: HashMap<String, Origin>,
-    /// The formats of custom tools, which wait for [`Tools::enforce`].
+    /// Formats of custom tools, for [`Tools::enforce`].
     formats: Vec<Format>,
-    /// Whether the request has tools that are not served here.
+    /// The request has unsupported tools, which were dropped.
     has_dropped: bool,
 }
 
 /// The format that the input of a custom tool must match.
 #[derive(Clone, Debug)]
 pub(super) struct Format {
-    /// The flat name of its tool.
+    /// Flat name of the tool.
     tool: String,
-    /// The field that has the definition.
+    /// The request field with the definition.
     path: String,
     syntax: Syntax,
     definition: String,
 }
 
-/// The name under which the model knows a tool.
+/// The tool name that the model sees.
 pub(super) fn flat(namespace: Option<&str>, name: &str) -> String {
     namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}{SEPARATOR}{name}"))
 }
@@ -81,14 +81,14 @@ impl Tools {
         Ok(tools)
     }
 
-    /// What the client calls the tool of this flat name.
+    /// The client's name for a flat name.
     pub(super) fn origin(&self, flat: &str) -> Origin {
         let plain = || Origin { namespace: None, name: flat.to_owned(), is_custom: false };
         self.origins.get(flat).cloned().unwrap_or_else(plain)
     }
 
-    /// Holds custom tools among `tools` to their formats: each becomes an expression in a grammar process. One that cannot
-    /// is a warning, as a 400 would end a session of Codex.
+    /// Enforces the formats of custom tools among `tools`: a grammar process converts each to a regular expression. One that
+    /// cannot be converted is a warning, as a 400 would end a Codex session.
     pub(super) async fn enforce(
         &mut self,
         chats: &Chats,
@@ -100,21 +100,21 @@ impl Tools {
         let formats: Vec<_> = asked.iter().map(|format| (format.syntax, format.definition.as_str())).collect();
         let expressed = chats.expressions(client, &formats).await.map_err(ApiError::of_model)?;
         for (format, expressed) in asked.into_iter().zip(expressed) {
-            format.hold(tools, expressed, warnings);
+            format.apply(tools, expressed, warnings);
         }
-        // They may be long, and an answer needs neither them nor the schemas.
+        // Formats and schemas may be long, and are not needed for the answer.
         (self.formats, self.list) = (Vec::new(), Vec::new());
         Ok(())
     }
 
-    /// The formats of these tools, as many as there is room for.
+    /// The formats of these tools, up to the limits.
     pub(super) fn formats_of(&self, tools: &[Tool], warnings: &mut Vec<String>) -> Vec<&Format> {
-        let mut room = FORMATS_BYTES_MAX;
+        let mut remaining = FORMATS_BYTES_MAX;
         let mut formats = Vec::new();
         for format in self.formats.iter().filter(|format| tools.iter().any(|tool| tool.name == format.tool)) {
-            match room.checked_sub(format.definition.len()).filter(|_| formats.len() < FORMATS_MAX) {
+            match remaining.checked_sub(format.definition.len()).filter(|_| formats.len() < FORMATS_MAX) {
                 Some(left) => {
-                    room = left;
+                    remaining = left;
                     formats.push(format);
                 }
                 None => format.warn("the request has too many formats, or they are too long together", warnings),
@@ -225,15 +225,15 @@ fn function(item: &Field<'_>) -> Result<Tool, ApiError> {
         name: name(&item.get("name"))?.to_owned(),
         description: description(item)?,
         schema,
-        // Without it, a schema beyond the grammar engine degrades to any JSON: a 400 would end a session of Codex.
+        // Unless strict, a schema that the grammar engine does not support degrades to any JSON: a 400 would end a Codex session.
         strict: item.get("strict").flag(false)?,
         field: parameters.path().to_owned(),
     })
 }
 
 impl Format {
-    /// Holds its tool to what it became.
-    pub(super) fn hold(&self, tools: &mut [Tool], expressed: Result<String, String>, warnings: &mut Vec<String>) {
+    /// Constrains the tool's input to the regular expression, or adds the reason to the warnings.
+    pub(super) fn apply(&self, tools: &mut [Tool], expressed: Result<String, String>, warnings: &mut Vec<String>) {
         match (expressed, tools.iter_mut().find(|tool| tool.name == self.tool)) {
             (Ok(expression), Some(tool)) => {
                 let pattern = format!("^(?:{expression})$");
@@ -251,7 +251,7 @@ impl Format {
     }
 }
 
-/// A custom tool as a function, and what its input has to match. That is shown in the description.
+/// Converts a custom tool to a function and its format, which is also put into the description.
 fn custom(item: &Field<'_>) -> Result<(Tool, Option<Format>), ApiError> {
     let given = item.get("format");
     let mut description = description(item)?;

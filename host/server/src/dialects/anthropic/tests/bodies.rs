@@ -1,4 +1,4 @@
-//! The fields beside the conversation.
+//! Fields besides the conversation.
 
 use serde_json::json;
 
@@ -107,7 +107,7 @@ fn reads_tools_and_keeps_the_order_of_their_fields() {
 }
 
 #[test]
-fn refuses_tools_that_cannot_be() {
+fn refuses_invalid_tools() {
     let check = |tool: serde_json::Value, expected: &str| {
         let good = json!({"name": "good", "input_schema": {"type": "object"}});
         refuses(&json!({"tools": [good, tool]}), expected);
@@ -171,7 +171,7 @@ fn takes_what_the_api_lacks() {
 }
 
 #[test]
-fn tools_of_the_vendor_are_offered_by_their_schemas_or_left_out() {
+fn anthropics_tools_get_their_schemas_or_are_dropped() {
     let list = json!([
         {"type": "bash_20250124", "name": "bash"},
         {"type": "web_search_20250305", "name": "web_search"},
@@ -195,6 +195,6 @@ fn tools_of_the_vendor_are_offered_by_their_schemas_or_left_out() {
 }
 
 #[test]
-fn a_damaged_body_is_read_or_refused() {
+fn damaged_bodies_are_accepted_or_refused() {
     fuzz::documents("anthropic", Dialect::Anthropic, |document| request::message(&document.root()).map(drop));
 }

@@ -1,11 +1,11 @@
-//! Every number and list at the edges of its range, and bodies that are none.
+//! Every number and list at the limits of its range, and invalid bodies.
 
 use serde_json::{Value, json};
 
 use super::{body, message, read};
 use crate::dialects::anthropic::envelope;
 
-/// Values of one field that are taken, and others that are refused by the name of that field.
+/// Asserts that some values of a field are accepted, and others are refused with the field's name.
 fn check(path: &str, good: &[Value], bad: &[Value]) {
     let fields = |value: &Value| {
         let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
@@ -32,7 +32,7 @@ fn check(path: &str, good: &[Value], bad: &[Value]) {
 }
 
 #[test]
-fn numbers_are_taken_within_their_range_only() {
+fn numbers_are_accepted_within_their_range_only() {
     let huge = json!(1e300);
     let wrong = [json!("1"), json!(true), json!([1]), json!({"a": 1})];
     let with_wrong = |bad: &[Value]| [bad, &wrong].concat();
@@ -75,7 +75,7 @@ fn numbers_are_taken_within_their_range_only() {
 }
 
 #[test]
-fn lists_are_taken_up_to_their_length_only() {
+fn lists_are_accepted_up_to_their_limit_only() {
     let stops = |count: usize| json!(vec!["a"; count]);
     check(
         "stop_sequences",

@@ -1,4 +1,4 @@
-//! System texts and messages.
+//! System prompts and messages.
 
 use serde_json::{Value, json};
 
@@ -63,7 +63,7 @@ fn system_is_text_or_blocks() {
 }
 
 #[test]
-fn the_billing_line_reaches_no_prompt() {
+fn the_billing_line_is_removed_from_prompts() {
     let plain = conversation(&json!({"system": [{"type": "text", "text": "You are a clerk."}]}));
     for system in [
         json!([{"type": "text", "text": BILLING}, {"type": "text", "text": "You are a clerk."}]),
@@ -87,7 +87,7 @@ fn content_is_text_or_blocks() {
 }
 
 #[test]
-fn neighbours_of_one_role_are_one_turn() {
+fn adjacent_messages_of_one_role_are_one_turn() {
     let messages = json!([user(json!("a")), user(json!("b")), assistant(json!("c")), assistant(json!("d"))]);
     check(messages, &[(Role::User, &[text("a"), text("b")]), (Role::Assistant, &[text("c"), text("d")])]);
 }
@@ -113,7 +113,7 @@ fn a_tool_loop_is_read_in_order() {
 }
 
 #[test]
-fn results_stand_before_other_parts_and_may_come_in_several_messages() {
+fn results_come_before_other_parts_and_may_span_several_messages() {
     let messages = json!([
         user(json!("Go")),
         assistant(json!([tool_use("a"), tool_use("b")])),
@@ -131,7 +131,7 @@ fn results_stand_before_other_parts_and_may_come_in_several_messages() {
 }
 
 #[test]
-fn a_system_message_stays_where_it_is_but_parts_no_call_from_its_result() {
+fn a_system_message_keeps_its_place_but_never_separates_a_call_from_its_result() {
     let system = json!({"role": "system", "content": "<total_tokens>100 tokens left</total_tokens>"});
     let reminder = text("<total_tokens>100 tokens left</total_tokens>");
     check(
@@ -149,10 +149,9 @@ fn a_system_message_stays_where_it_is_but_parts_no_call_from_its_result() {
     );
 }
 
-/// What every request of a tool loop appends, with all that changes from request to request, leaves the earlier turns as
-/// they were.
+/// Each request of a tool loop only appends to the earlier turns, with everything that changes from request to request.
 #[test]
-fn a_longer_conversation_begins_like_the_shorter_one() {
+fn a_longer_conversation_starts_with_the_shorter_one() {
     let request = |rounds: usize| {
         let mut messages = vec![user(json!([{"type": "text", "text": "Go", "cache_control": {"type": "ephemeral"}}]))];
         for round in 0..rounds {
@@ -189,7 +188,7 @@ fn the_last_message_may_be_the_assistants() {
 }
 
 #[test]
-fn refuses_messages_that_cannot_be() {
+fn refuses_invalid_messages() {
     let refuses = |messages: Value, expected: &str| refuses(&json!({"messages": messages}), expected);
     refuses(json!(null), "messages: this field is required");
     refuses(json!([]), "messages: should have a message");
@@ -213,16 +212,13 @@ fn refuses_messages_that_cannot_be() {
     refuses(json!([user(json!([{"text": "a"}]))]), "messages.0.content.0.type: this field is required");
     refuses(
         json!([user(json!([tool_use("1")]))]),
-        "messages.0.content.0: a block of type 'tool_use' belongs into the assistant's messages only",
+        "messages.0.content.0: a block of type 'tool_use' is allowed in the assistant's messages only",
     );
     refuses(
         json!([assistant(json!([tool_result("1")]))]),
-        "messages.0.content.0: a block of type 'tool_result' belongs into the user's messages only",
+        "messages.0.content.0: a block of type 'tool_result' is allowed in the user's messages only",
     );
-    refuses(
-        json!([user(json!([{"type": "film"}]))]),
-        "messages.0.content.0: blocks of type 'film' are not known here; send text",
-    );
+    refuses(json!([user(json!([{"type": "film"}]))]), "messages.0.content.0: unknown block type 'film'; send text");
     let blocks: Vec<Value> = (0..10_001).map(|_| json!({"type": "text", "text": "a"})).collect();
     refuses(json!([user(json!(blocks))]), "messages.0.content: has 10001 items, more than 10000");
     let messages: Vec<Value> = (0..100_001).map(|_| json!({})).collect();
@@ -254,7 +250,7 @@ fn an_attachment_becomes_a_note_or_an_error_that_names_its_block() {
 }
 
 #[test]
-fn what_the_vendors_servers_wrote_is_left_out() {
+fn blocks_from_anthropics_servers_are_dropped() {
     let search = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}});
     let found = json!({"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []});
     let text = json!({"type": "text", "text": "Found."});
@@ -263,15 +259,14 @@ fn what_the_vendors_servers_wrote_is_left_out() {
     assert_eq!(turns[1].parts, [Part::Text("Found.".into())]);
     refuses(
         &json!({"messages": [user(json!([{"type": "video"}]))]}),
-        "messages.0.content.0: blocks of type 'video' are not known here; send text",
+        "messages.0.content.0: unknown block type 'video'; send text",
     );
 }
 
 #[test]
 fn calls_and_results_belong_together() {
     let refuses = |messages: Value, expected: &str| refuses(&json!({"messages": messages}), expected);
-    let stray =
-        "messages.0.content.0.tool_use_id: the assistant's message before it has no call '1' that waits for a result";
+    let stray = "messages.0.content.0.tool_use_id: the assistant's message before it has no call '1' without a result";
     refuses(json!([user(json!([tool_result("1")]))]), stray);
     let asked = [user(json!("Go")), assistant(json!([{"type": "text", "text": "a"}, tool_use("toolu_1")]))];
     let twice = json!([asked[0], asked[1], user(json!([tool_result("1"), tool_result("1")]))]);
@@ -285,7 +280,7 @@ fn calls_and_results_belong_together() {
 }
 
 #[test]
-fn a_call_whose_input_is_no_object_is_shown_as_a_text() {
+fn a_call_whose_input_is_not_an_object_is_wrapped() {
     let call = json!({"type": "tool_use", "id": "1", "name": "f", "input": "{oops"});
     let messages = json!([user(json!("Go")), assistant(json!([call])), user(json!([tool_result("1")]))]);
     let turns = conversation(&json!({ "messages": messages })).turns;

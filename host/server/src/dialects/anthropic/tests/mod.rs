@@ -1,4 +1,4 @@
-//! The dialect without a model: bodies in, requests out; pieces in, events out.
+//! The dialect without a model: bodies to requests, and deltas to events.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// A body with these fields beside what every message needs.
+/// A valid body with these additional fields.
 fn body(fields: &Value) -> Vec<u8> {
     let mut body = json!({
         "model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": "Hello"}],
@@ -31,7 +31,7 @@ fn body(fields: &Value) -> Vec<u8> {
     body.to_string().into_bytes()
 }
 
-/// Reads the bytes of a message.
+/// Parses the bytes of a body.
 fn message(body: &[u8]) -> Result<request::MessageRequest, ApiError> {
     request::message(&Document::unlimited(body, Notes::default())?.root())
 }

@@ -1,4 +1,4 @@
-//! Answers into events, and into whole messages.
+//! Answers as events and as whole messages.
 
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ fn wire(events: &[Event]) -> Vec<(String, Value)> {
     order::events(&String::from_utf8(text).unwrap()).unwrap()
 }
 
-/// The message, which must be the same whether it is streamed or not.
+/// The message, checked to be the same with and without streaming.
 fn message(deltas: Vec<Delta>) -> Value {
     let events = events(deltas);
     let streamed = order::message(&wire(&events)).unwrap();
@@ -111,7 +111,7 @@ fn text_is_one_block() {
 }
 
 #[test]
-fn thoughts_text_and_calls_are_blocks_of_their_own() {
+fn reasoning_text_and_calls_are_separate_blocks() {
     let deltas = vec![
         thinking("H"),
         thinking("m"),
@@ -191,7 +191,7 @@ fn every_end_has_its_reason() {
 }
 
 #[test]
-fn arguments_that_were_cut_short_are_none() {
+fn truncated_arguments_become_an_empty_object() {
     let message = message(vec![call("1"), arguments(r#"{"a": "b"#), finished(Finish::Length)]);
     assert_eq!(message["content"][0]["input"], json!({}));
     assert_eq!(message["stop_reason"], "max_tokens");
@@ -215,9 +215,9 @@ fn a_failure_is_the_last_event() {
     assert_eq!(message(vec![finished(Finish::Deadline)])["error"]["type"], "timeout_error");
 }
 
-/// Whatever a model does, the order holds.
+/// The order of events holds for any sequence of deltas.
 #[test]
-fn any_pieces_make_a_stream_in_order() {
+fn any_deltas_make_an_ordered_stream() {
     fastrand::seed(7);
     for _ in 0..2000 {
         let mut deltas: Vec<Delta> = (0..fastrand::usize(0..12))
