@@ -53,7 +53,6 @@ pub struct Driver {
 /// A sequence that a [`Driver`] runs.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Its id.
     pub id: u64,
     /// How many tokens the model has seen.
     pub past: u32,
