@@ -28,7 +28,7 @@ enum Fault {
     Rope,
     /// Norms add a hundred times too much.
     Epsilon,
-    /// Attention reads the last 48 tokens.
+    /// Attention reads only the last 48 tokens.
     Window,
     /// What has been read is taken for one token less.
     Cache,
@@ -91,7 +91,7 @@ fn fault(options: &str) -> Result<Fault> {
     found.map(|(_, fault)| *fault).ok_or_else(|| Error::invalid(format!("there is no such fault: {options}")))
 }
 
-/// A model that is asked something else than the host has asked.
+/// A model that gets other calls than the host makes.
 struct Spoiled {
     right: Box<dyn Model>,
     fault: Fault,
@@ -187,7 +187,7 @@ struct Config {
     rope: RopeConfig,
 }
 
-/// What a Llama has wrong in itself.
+/// A fault planted in a Llama.
 const RIGHT: u8 = 0;
 /// It rotates neighbours where it ought to rotate halves.
 const ROPE: u8 = 1;

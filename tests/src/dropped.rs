@@ -18,7 +18,7 @@ use crate::{
     random::Random,
 };
 
-/// Longer than anything here takes on a busy machine.
+/// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A home with two plugin folders, watched.
@@ -65,7 +65,7 @@ impl Home {
         found.unwrap_or_else(|_| panic!("not {what}: {:#?}", self.folder.snapshot()))
     }
 
-    /// Waits until something is decided about a file.
+    /// Waits for the verdict on a file.
     async fn verdict(&self, name: &str) -> PluginState {
         let path = self.path(name);
         let decided =

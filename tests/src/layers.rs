@@ -50,6 +50,15 @@ const LAYERS: &[(&str, &[&[&str]])] = &[
             &["outside"],
         ],
     ),
+    (
+        "plugin-api/laws",
+        &[
+            &["adapters", "caches", "candidates", "formats", "hidden", "past", "refusals", "samplers", "steps"],
+            &["memory"],
+            &["rig"],
+            &["draft", "report"],
+        ],
+    ),
 ];
 
 /// The files of a crate, by the path of the module that each holds: `[]` is the crate's root.
@@ -137,7 +146,7 @@ impl Crate {
     }
 }
 
-/// What a text of Rust imports, and the names that it has by that.
+/// The imports of a Rust source, and the names that they bring into scope.
 fn imports(module: &[String], text: &str) -> (BTreeSet<Vec<String>>, BTreeMap<String, Vec<String>>) {
     // Unit tests may look wherever they like.
     let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();

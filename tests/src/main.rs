@@ -28,6 +28,7 @@ mod claude_code;
 mod cli;
 mod clients;
 mod codex;
+mod comments;
 mod conformance;
 mod damage;
 mod deaths;

@@ -1,4 +1,4 @@
-//! The rules of the architecture, as tests: who may depend on whom, and where what may be named.
+//! The architecture's rules as tests: allowed dependencies, and where things may be named.
 
 use serde_json::Value;
 use std::{
@@ -12,7 +12,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// What cargo knows of all packages, as resolved for this platform.
+/// `cargo metadata` of all packages, as resolved for this platform.
 pub fn metadata() -> Value {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into());
     let output = Command::new(cargo)
@@ -36,7 +36,7 @@ fn dependencies() -> HashMap<String, BTreeSet<String>> {
     packages.collect()
 }
 
-/// What this compiler builds for. Packages of other platforms need not have been downloaded.
+/// The compiler's target. Packages of other platforms need not have been downloaded.
 fn platform() -> String {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("-vV").output().unwrap();
@@ -62,6 +62,7 @@ fn reach(dependencies: &HashMap<String, BTreeSet<String>>, package: &str) -> BTr
 fn host_and_plugins_meet_in_the_contract_alone() {
     let dependencies = dependencies();
     assert_eq!(dependencies["pensieve-plugin-api"], BTreeSet::from(["abi_stable".to_owned()]));
+    assert_eq!(dependencies["pensieve-laws"], BTreeSet::from(["pensieve-plugin-api".to_owned()]));
     let host = reach(&dependencies, "pensieve");
     assert!(host.contains("pensieve-plugin-api"));
     for foreign in ["pensieve-sdk", "candle-core", "candle-nn", "candle-transformers"] {
@@ -101,13 +102,15 @@ fn host_and_plugins_meet_in_the_contract_alone() {
             assert!(!direct.contains(foreign), "{plugin} names {foreign}");
         }
     }
-    // An optional dependency of the SDK, which only its own feature turns on.
+    // Optional dependencies of the SDK, each turned on by a feature of its own.
     for plugin in
         ["pensieve-llama", "pensieve-mistral", "pensieve-phi", "pensieve-qwen", "pensieve-gemma", "pensieve-olmo"]
     {
         let linked = linked(plugin);
         assert!(linked.contains("candle-core"), "{linked:?}");
-        assert!(!linked.contains("candle-transformers"), "{plugin} links candle-transformers");
+        for foreign in ["candle-transformers", "pensieve-laws"] {
+            assert!(!linked.contains(foreign), "{plugin} links {foreign}");
+        }
     }
 }
 
@@ -268,6 +271,13 @@ fn every_file_says_what_it_is_for() {
             assert!(lines <= 600, "{} has {lines} lines: is it one idea?", path.display());
         }
     }
+}
+
+#[test]
+fn one_file_of_the_server_names_warp() {
+    let names_it = |path: &PathBuf| code(path).contains("warp::");
+    let found: Vec<PathBuf> = sources("host").into_iter().filter(names_it).collect();
+    assert_eq!(found, [root().join("host/server/src/http/filters.rs")]);
 }
 
 /// The code of a file without its unit tests and its comments.

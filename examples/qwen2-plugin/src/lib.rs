@@ -15,7 +15,7 @@ export!(Plugin::new("qwen2", "Qwen2 and Qwen2.5").architecture(Paged::<Qwen2>::a
 
 struct Config {
     sizes: Sizes,
-    /// How far back each layer sees.
+    /// Sliding window of each layer, in tokens.
     windows: Vec<Option<usize>>,
     rope: RopeConfig,
 }

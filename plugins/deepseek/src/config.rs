@@ -1,4 +1,4 @@
-//! What a configuration says about DeepSeek-V2 and V3, and what their classes in transformers take for what it leaves out.
+//! Configurations of DeepSeek-V2 and V3, with the defaults of their classes in transformers.
 
 use pensieve_sdk::{
     Error, Result,

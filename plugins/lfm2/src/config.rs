@@ -1,4 +1,4 @@
-//! What a configuration says about LFM2, under the names of its several generations.
+//! LFM2's configuration, under the key names of its several generations.
 
 use pensieve_sdk::{
     Result,

@@ -1,4 +1,4 @@
-//! What a checkpoint says about Nemotron-H: the kind of each layer by its tensors, sizes by the configuration.
+//! Nemotron-H's hyperparameters: the kind of each layer by its tensors, sizes by the configuration.
 
 use pensieve_sdk::{
     Error, Result,

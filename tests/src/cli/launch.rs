@@ -14,7 +14,7 @@ use std::{
 use super::{Desk, interrupt, said};
 use crate::{artifacts::test_plugin, http::client::get, scripted};
 
-/// Longer than anything here takes on a busy machine.
+/// Time limit of anything here on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A desk with the scripted model in `talker`.

@@ -14,7 +14,7 @@ use crate::hub::{COMMIT, Fault, Hub, sha256};
 const NAME: &str = "hf:owner/repo";
 const FILE: &str = "m-Q4_K_M.gguf";
 
-/// Bytes that repeat nowhere, so that a part in a wrong place is noticed.
+/// Bytes without repetition, so that a misplaced part is noticed.
 fn bytes(count: usize) -> Vec<u8> {
     let mut state = 7_u64;
     let mut next = || {
@@ -125,7 +125,7 @@ fn takes_nothing_from_a_server_that_ignores_or_mistakes_the_part() {
 }
 
 #[test]
-fn says_whose_affair_a_refusal_is() {
+fn names_the_reason_of_a_refusal() {
     for (status, code, token, what) in [
         (401, 4, None, "the hub denies access to 'owner/repo' without a token: 401 Unauthorized (no such luck)"),
         (403, 4, Some("hf_x"), "the hub denies access to 'owner/repo' with this token: 403 Forbidden (no such luck)"),

@@ -97,7 +97,7 @@ pub struct Target {
     pub adapter: Option<AdapterUse>,
 }
 
-/// What a child process needs to run a model on its own, beside the workers.
+/// Enough for a child process to run a model on its own, beside the workers.
 #[derive(Clone, Debug)]
 pub struct Claimed {
     /// The plugin's library, which is there as long as the fleet.

@@ -12,13 +12,13 @@ use std::{
     time::Duration,
 };
 use tracing::Instrument;
-use warp::{Reply, reply::Response};
 
 use super::{
     Limits, Settings,
     auth::Auth,
     body,
     connections::{self, ConnectionHandle},
+    filters::{self, Response},
     heap,
     request_log::{LoggedBody, RequestLog},
     router::{PathParams, RouteMatch, Router},
@@ -169,7 +169,7 @@ impl fmt::Debug for Service {
 
 /// Answers a CORS preflight.
 fn preflight(request: &HeaderMap) -> Response {
-    let mut response = warp::reply().into_response();
+    let mut response = filters::empty();
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, HEAD, POST, DELETE"));

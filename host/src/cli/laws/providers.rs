@@ -2,10 +2,8 @@
 
 use std::path::Path;
 
-use pensieve_plugin_api::{
-    AdapterBox, AdapterData, ErrorCode,
-    laws::{self, SamplerOptions},
-};
+use pensieve_laws::SamplerOptions;
+use pensieve_plugin_api::{AdapterBox, AdapterData, ErrorCode};
 use serde_json::{Map, Value};
 
 use super::{
@@ -43,7 +41,7 @@ pub(super) fn try_samplers(plugin: &LoadedPlugin, given: &str, say: &mut dyn FnM
         let subject = format!("sampler '{name}'");
         say(LawEvent::Subject { subject: subject.clone() });
         let options = SamplerOptions { parameters, ..SamplerOptions::default() };
-        laws::check_sampler(&sampler, &options, &mut |progress| tell(progress, Some(&subject), say));
+        pensieve_laws::check_sampler(&sampler, &options, &mut |progress| tell(progress, Some(&subject), say));
     }
     Ok(())
 }
@@ -58,7 +56,9 @@ pub(super) fn try_formats(
         let scratch = tempfile::tempdir().map_err(|error| CliError::system("a temporary folder", &error))?;
         let subject = format!("adapter format '{name}'");
         say(LawEvent::Subject { subject: subject.clone() });
-        laws::check_format(&format, adapter, scratch.path(), &mut |progress| tell(progress, Some(&subject), say));
+        pensieve_laws::check_format(&format, adapter, scratch.path(), &mut |progress| {
+            tell(progress, Some(&subject), say);
+        });
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ pub fn of_load(error: &LoadError) -> Failure {
     Failure::new(FailureCode::Plugin, error.message()).with_help(error.help())
 }
 
-/// What a plugin's error means to a client or a user.
+/// A plugin's error in terms of clients and users.
 pub fn of_plugin(error: api::PluginError) -> Failure {
     let code = match error.code {
         api::ErrorCode::UNSUPPORTED => FailureCode::Unsupported,

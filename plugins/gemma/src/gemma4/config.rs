@@ -1,4 +1,4 @@
-//! What a configuration says about Gemma 4, layer by layer, and what its class in transformers takes for what it leaves out.
+//! Gemma 4's configuration, layer by layer, with the defaults of its class in transformers.
 
 use pensieve_sdk::{
     Error, Result,

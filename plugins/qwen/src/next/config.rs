@@ -1,4 +1,4 @@
-//! What a configuration says about Qwen3-Next and its successors.
+//! Configurations of Qwen3-Next and its successors.
 
 use pensieve_sdk::{
     Result,

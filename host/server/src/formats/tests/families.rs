@@ -18,9 +18,9 @@ use pensieve_protocol::vocabulary::Vocabulary;
 struct Family {
     /// The template's name among the fixtures.
     template: &'static str,
-    /// What an answer follows.
+    /// The text right before an answer.
     begin: &'static str,
-    /// What an answer ends before.
+    /// The text right after an answer.
     end: &'static str,
     /// Tokens of the vocabulary that are special.
     special: &'static [&'static str],

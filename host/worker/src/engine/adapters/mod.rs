@@ -220,6 +220,7 @@ impl Adapters {
     }
 
     /// Takes a lease back from a sequence that has ended.
+    #[allow(clippy::needless_pass_by_value, reason = "a lease ends once")]
     pub fn end(&mut self, lease: AdapterLease, holder: &mut impl AdapterHost) {
         let AdapterLease { serial, .. } = lease;
         self.clock += 1;

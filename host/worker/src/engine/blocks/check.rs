@@ -23,7 +23,7 @@ impl BlockTable {
         self.sequences.get(&sequence).map_or(&[], |owned| &owned.tables[self.index.primary].blocks)
     }
 
-    /// What a sequence has, for messages.
+    /// A sequence's blocks and slots, for messages.
     pub(in crate::engine) fn of(&self, sequence: u64) -> Option<String> {
         self.sequences.get(&sequence).map(|owned| format!("{owned:?}"))
     }

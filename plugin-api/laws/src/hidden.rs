@@ -1,13 +1,13 @@
 //! The law about hidden rows, which embeddings, scores and draft heads are made of.
 
-use super::{
+use crate::{
     report::{broken, skipped},
     rig::{Finding, Known, REFUSED, Rig, difference},
 };
-use crate::{Output, Want};
+use pensieve_plugin_api::{Output, Want};
 
 /// A text's hidden rows are the same however it is read, also beside a sequence of which logits are wanted.
-pub(super) fn rows(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn rows(rig: &mut Rig<'_>) -> Finding {
     if rig.shape.hidden == 0 {
         return Err(skipped("its card gives no hidden rows"));
     }

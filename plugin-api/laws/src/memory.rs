@@ -1,11 +1,11 @@
 //! Laws about what a model remembers and where: blocks and their tables, the two extensions that copy memory out and in,
 //! and, for opaque models, the count of tokens seen.
 
-use super::{
+use crate::{
     report::{broken, skipped},
     rig::{Feed, Finding, Known, Pace, Places, Rig},
 };
-use crate::{
+use pensieve_plugin_api::{
     ErrorCode, PluginError, Want,
     ext::{Offered, kv_transfer::KvTransfer, sequence_state::SequenceState},
 };
@@ -14,7 +14,7 @@ use crate::{
 const BYTES_MAX: u64 = 1 << 32;
 
 /// Two sequences whose blocks alternate and descend, one of them in the last block that there is.
-pub(super) fn shuffled(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn shuffled(rig: &mut Rig<'_>) -> Finding {
     blocks(rig)?;
     let (mut ones, mut others) = pair(rig)?;
     for place in 0..ones.len() {
@@ -38,7 +38,7 @@ pub(super) fn shuffled(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// A writer whose table goes on into the blocks of another sequence, and whose blocks lie between that one's.
-pub(super) fn own_places(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn own_places(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let (theirs, mut table) = pair(rig)?;
     for (place, group) in rig.shape.caches.iter().enumerate() {
@@ -57,7 +57,7 @@ pub(super) fn own_places(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// Blocks that held another text, in the same and in another order.
-pub(super) fn garbage(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn garbage(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let places = rig.take_places(rig.blocks_for(rig.longest()))?;
     for turn in 0..2 {
@@ -78,7 +78,7 @@ pub(super) fn garbage(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let block = rig.shape.block_tokens as usize;
     let shared = rig.fork() / block;
@@ -108,7 +108,7 @@ pub(super) fn shared_prefix(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-pub(super) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn kv_transfer(rig: &mut Rig<'_>) -> Finding {
     transfer(rig)?;
     owned(rig)?;
     let half = (rig.fork() + rig.longest()) / 2;
@@ -177,7 +177,7 @@ fn export(rig: &mut Rig<'_>, places: &Places) -> Finding<Vec<Vec<Vec<u8>>>> {
     Ok(groups)
 }
 
-pub(super) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn sequence_state(rig: &mut Rig<'_>) -> Finding {
     copies(rig)?;
     let at = rig.fork();
     let mut first = rig.start(Known::Long)?;
@@ -228,7 +228,7 @@ fn bad_copies(rig: &mut Rig<'_>, snapshot: &[u8], to: u64) -> Finding<()> {
 }
 
 /// Opaque models know what they have seen, and refuse a step that does not follow it before they change anything.
-pub(super) fn counts(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn counts(rig: &mut Rig<'_>) -> Finding {
     if rig.owned() {
         return Err(skipped("what the model has seen lies in blocks and slots, which are the host's"));
     }
@@ -278,7 +278,7 @@ fn pair(rig: &mut Rig<'_>) -> Finding<(Places, Places)> {
     Ok((ones, others))
 }
 
-pub(super) fn owned(rig: &Rig<'_>) -> Finding<()> {
+pub(crate) fn owned(rig: &Rig<'_>) -> Finding<()> {
     if rig.owned() { Ok(()) } else { Err(skipped("the model keeps sequences by itself, not in blocks or slots")) }
 }
 
@@ -292,7 +292,7 @@ fn must_succeed<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Fin
 }
 
 /// What must not succeed, nor panic.
-pub(super) fn must_fail<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Finding<()> {
+pub(crate) fn must_fail<T>(what: &str, result: impl Into<Result<T, PluginError>>) -> Finding<()> {
     match result.into() {
         Ok(_) => Err(broken(format!("{what} succeeds"))),
         Err(error) if error.code == ErrorCode::PANICKED => Err(broken(format!("{what}: {error}"))),

@@ -6,19 +6,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
+use crate::{
     Law, Progress,
     report::{Outcome, Report, broken, noted, skipped},
     rig::Finding,
     run,
 };
-use crate::{AdapterBox, AdapterData, ErrorCode, LowRankPair, PluginError};
+use pensieve_plugin_api::{AdapterBox, AdapterData, ErrorCode, LowRankPair, PluginError};
 
-/// Files that are larger are not copied to be damaged.
+/// Larger files are not copied for damaging.
 const COPY_BYTES_MAX: u64 = 64 << 20;
 
-/// Tries every law of adapter formats. `adapter` is one of this format, or of another, which the format may then leave alone;
-/// `scratch` an empty folder, in which the laws write what is no adapter.
+/// Tries every law of adapter formats. `adapter` is one of this format, or of another one, which the format may then decline;
+/// `scratch` is an empty folder for files that are no adapters.
 pub fn check_format(
     format: &AdapterBox,
     adapter: &Path,
@@ -35,13 +35,13 @@ struct Bench<'s> {
     scratch: &'s Path,
 }
 
-/// Tries one law.
+/// `Err` ends a law early.
 type Check = fn(&Bench<'_>) -> Finding;
 
 const LAWS: &[Law<Check>] = &[
     Law {
         id: "declines",
-        says: "what is no adapter of this format is not claimed, or declined",
+        says: "files of other formats are not claimed, or declined",
         hint: "look at names and headers in claims, and at the content in open, which declines what is another format after all, so \
                that the next one is asked",
         check: declines,
@@ -54,8 +54,8 @@ const LAWS: &[Law<Check>] = &[
     },
     Law {
         id: "shapes",
-        says: "pairs have the values that their shapes promise, finite ones, and each target once",
-        hint: "A has rank x inputs values, B has outputs x rank, row after row",
+        says: "pairs have as many values as their shapes say, all finite, and no target twice",
+        hint: "A has rank x inputs values, B has outputs x rank, row-major",
         check: shapes,
     },
     Law {
@@ -67,7 +67,7 @@ const LAWS: &[Law<Check>] = &[
     Law {
         id: "damaged",
         says: "other content has another fingerprint, and a damaged file is an error",
-        hint: "the fingerprint is one of all values and scales; lengths that a file states are checked against the file's own",
+        hint: "the fingerprint covers all values and scales; lengths in a file are checked against its size",
         check: damaged,
     },
 ];
@@ -114,7 +114,7 @@ fn write(path: &Path, bytes: &[u8]) -> Finding<()> {
     fs::write(path, bytes).map_err(|error| unwritten(path, &error))
 }
 
-/// Places without an adapter of any format, and what they are.
+/// Paths without an adapter of any format, with descriptions.
 fn strangers(bench: &Bench<'_>) -> Finding<Vec<(&'static str, PathBuf)>> {
     let folder = bench.folder("strangers")?;
     let model = bench.folder("strangers/model")?;
@@ -230,7 +230,7 @@ fn equal(one: &AdapterData, other: &AdapterData) -> bool {
     one.pairs.len() == other.pairs.len() && one.pairs.iter().zip(&other.pairs).all(|(one, other)| same(one, other))
 }
 
-/// How a file is damaged.
+/// A kind of damage to a file.
 type Harm<'h> = (&'static str, &'h dyn Fn(&mut Vec<u8>));
 
 /// Copies of the adapter, in each of which one file is cut short, or has another byte, or none.

@@ -2,15 +2,15 @@
 
 use std::rc::Rc;
 
-use super::{
+use crate::{
     memory::must_fail,
     report::{broken, noted, skipped},
     rig::{Feed, Finding, Known, Pace, Rig, SEEN, Sequence, Text, difference},
 };
-use crate::{AdapterData, ErrorCode, NO_ADAPTER, Want};
+use pensieve_plugin_api::{AdapterData, ErrorCode, NO_ADAPTER, Want};
 
 /// An adapter that fits is taken in, changes what asks for it, and nothing else.
-pub(super) fn fits(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn fits(rig: &mut Rig<'_>) -> Finding {
     let data = given(rig)?;
     let adapter = attach(rig, &data)?;
     let mut base = rig.start(Known::Middle)?;
@@ -38,7 +38,7 @@ pub(super) fn fits(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// `strength · scale` is one factor: nothing at zero, and the same however it is dealt out between the two.
-pub(super) fn strength(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn strength(rig: &mut Rig<'_>) -> Finding {
     let data = given(rig)?;
     let adapter = attach(rig, &data)?;
     compare(rig, "an adapter of strength 0", &rig.text(Known::Long).rows.clone(), (adapter, 0.0))?;
@@ -57,7 +57,7 @@ pub(super) fn strength(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// Sequences side by side have each the adapter and the strength that they ask for.
-pub(super) fn apart_in_a_batch(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn apart_in_a_batch(rig: &mut Rig<'_>) -> Finding {
     let data = given(rig)?;
     let adapter = attach(rig, &data)?;
     let wishes = [(adapter, 1.0), (NO_ADAPTER, 1.0), (adapter, 0.5)];

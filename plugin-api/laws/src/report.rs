@@ -1,25 +1,24 @@
-//! What a check is asked and what it answers: plain Rust types, as an author's test, the host's command line and our own
-//! tests all read them.
+//! Options and results of a check, as plain Rust types for authors' tests, the host's command line and our own tests.
 
 use std::fmt;
 
-use crate::{AdapterData, CacheGroup, CacheKind, Card};
+use pensieve_plugin_api::{AdapterData, CacheGroup, CacheKind, Card};
 
-/// The longest text, where no window asks for a longer one.
+/// The longest text, unless a window needs a longer one.
 const FAR: u32 = 96;
-/// A text beyond a longer window takes minutes where a model is large, so that it is read only when it is asked for.
+/// Leaving a longer window takes a large model minutes, so that is done only on request.
 const WINDOW_MAX: u32 = 2048;
 
-/// What a model cannot say of itself and must be known to address it.
+/// The part of a card that is needed to drive the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The length of a row of logits.
     pub vocabulary: u32,
     /// Tokens in a block.
     pub block_tokens: u32,
-    /// How it remembers sequences.
+    /// The cache groups of the card.
     pub caches: Vec<CacheGroup>,
-    /// The most candidates in a row; 0 for none.
+    /// Maximum number of candidates in a row; 0 for none.
     pub candidates: u32,
     /// The length of a hidden row; 0 for none.
     pub hidden: u32,
@@ -38,7 +37,7 @@ impl From<&Card> for Shape {
 }
 
 impl Shape {
-    /// The longest text that the laws try, with which a model must be loaded: one that leaves its windows, unless the options
+    /// The longest text that the laws try, which the model must be loaded for: one that leaves its windows, unless the options
     /// say otherwise.
     pub fn farthest(&self, options: &Options) -> u32 {
         let windows = self.caches.iter().filter(|group| group.kind == CacheKind::WINDOW);
@@ -49,29 +48,29 @@ impl Shape {
     }
 }
 
-/// How a model is checked. The defaults suit every model.
+/// Options of a check. The defaults suit every model.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The longest text that is tried, in tokens; it grows where it would not leave the first block, and shrinks where the
-    /// context or the blocks are few.
+    /// The longest text that is tried, in tokens; extended if it would not leave the first block, cut if the context or the
+    /// number of blocks is small.
     pub longest: u32,
-    /// The longest text of the laws about windows and reach, which read few, in tokens; 0 for one that leaves the windows of the
-    /// card, as far as these have no more than 2048 tokens.
+    /// The longest text of the laws `window` and `reach`, in tokens; 0 for one that leaves all of the card's windows of up to
+    /// 2048 tokens.
     pub farthest: u32,
     /// The seed of the texts.
     pub seed: u64,
-    /// How far two logits that ought to be equal may lie apart, as a part of the spread (largest less smallest) of their
+    /// Maximum difference of two logits that should be equal, relative to the spread (largest minus smallest) of their
     /// row. 2 % leaves room for quantized activations, where the order of a sum decides whether a value rounds up or
     /// down, and for sums in bf16.
     pub tolerance: f32,
-    /// Models with small weights hardly react to anything, and 2 % would hide a fault. So the tolerance sinks to a quarter
-    /// of the change that the model shows when the past or the positions change, though never below this.
+    /// Models with small weights hardly react to anything, and 2 % would hide a fault. So the tolerance drops to a quarter
+    /// of the model's change when the past or the positions change, but never below this.
     pub finest: f32,
-    /// The architecture has no use for positions by design, so that ignoring them is no fault.
+    /// The architecture ignores positions by design.
     pub positionless: bool,
-    /// What another implementation computed of the same weights.
+    /// Logits of another implementation for the same weights.
     pub references: Vec<Reference>,
-    /// An adapter that fits the model.
+    /// One that fits the model, for the laws of adapters.
     pub adapter: Option<AdapterData>,
 }
 
@@ -91,56 +90,56 @@ impl Default for Options {
     }
 }
 
-/// Logits that another implementation, which is trusted, computed of the same weights.
+/// Logits that a trusted implementation computed with the same weights.
 #[derive(Clone, Debug)]
 pub struct Reference {
     /// A text, from its first token on.
     pub tokens: Vec<u32>,
     /// A row of logits for each token.
     pub logits: Vec<f32>,
-    /// How far they may lie apart, as an absolute number.
+    /// Maximum absolute difference.
     pub tolerance: f32,
 }
 
-/// What came of every law.
+/// The verdicts of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// One for each law, in the order in which they were tried.
     pub verdicts: Vec<Verdict>,
 }
 
-/// What came of one law.
+/// The outcome of one law.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// The law's name: `chunked`.
     pub law: &'static str,
     /// The law in one sentence.
     pub says: &'static str,
-    /// Whether the model obeys it.
+    /// Obeyed, broken, or not tried.
     pub outcome: Outcome,
 }
 
-/// Whether a model obeys a law.
+/// The result of trying a law.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// To the last bit.
+    /// Obeyed to the last bit.
     Exact,
-    /// Up to `worst` of the spread of a row of logits, which is within the tolerance.
+    /// Obeyed within the tolerance.
     WithinRounding {
-        /// The largest difference.
+        /// The largest difference, relative to the spread of a row of logits.
         worst: f32,
     },
-    /// The law asks for nothing; this was seen, for a person to judge.
+    /// The law demands nothing; an observation for a person to judge.
     Noted {
         /// What was seen.
         what: String,
     },
     /// The law does not concern this model, or could not be tried.
     NotApplicable {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It does not.
+    /// The model breaks the law.
     Broken {
         /// What was seen.
         what: String,
@@ -149,12 +148,12 @@ pub enum Outcome {
     },
 }
 
-/// What a check is at.
+/// Where a check is.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// The law of this name is tried next.
     Tries(&'static str),
-    /// This came of it.
+    /// Its verdict.
     Found(&'a Verdict),
 }
 
@@ -164,12 +163,12 @@ impl Report {
         self.broken().next().is_none()
     }
 
-    /// The verdicts on broken laws. The first tells most: later ones often follow from it.
+    /// The broken laws. The first tells most: later ones often follow from it.
     pub fn broken(&self) -> impl Iterator<Item = &Verdict> {
         self.verdicts.iter().filter(|verdict| matches!(verdict.outcome, Outcome::Broken { .. }))
     }
 
-    /// What came of the law of this name.
+    /// The outcome of the law of this name.
     pub fn outcome(&self, law: &str) -> Option<&Outcome> {
         self.verdicts.iter().find(|verdict| verdict.law == law).map(|verdict| &verdict.outcome)
     }
@@ -206,17 +205,17 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// A law that could not be tried.
-pub(super) fn skipped(why: impl Into<String>) -> Outcome {
+/// The outcome of a law that could not be tried.
+pub(crate) fn skipped(why: impl Into<String>) -> Outcome {
     Outcome::NotApplicable { why: why.into() }
 }
 
-/// A law that does not hold; the hint is the law's own unless it is set.
-pub(super) fn broken(what: impl Into<String>) -> Outcome {
+/// The outcome of a broken law, with the law's own hint.
+pub(crate) fn broken(what: impl Into<String>) -> Outcome {
     Outcome::Broken { what: what.into(), hint: String::new() }
 }
 
-/// Something that a person should know.
-pub(super) fn noted(what: impl Into<String>) -> Outcome {
+/// An observation.
+pub(crate) fn noted(what: impl Into<String>) -> Outcome {
     Outcome::Noted { what: what.into() }
 }

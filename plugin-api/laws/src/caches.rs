@@ -3,20 +3,20 @@
 
 use std::rc::Rc;
 
-use super::{
+use crate::{
     memory::owned,
     report::{Outcome, broken, skipped},
     rig::{Feed, Finding, Known, Pace, Places, Rig, Sequence, Text},
 };
-use crate::{CacheKind, VACANT, Want};
+use pensieve_plugin_api::{CacheKind, VACANT, Want};
 
-/// Tokens that are read at a time where only the last ones matter.
+/// Tokens per step where only the last ones matter.
 const CHUNK: usize = 256;
 /// How many texts overwrite a block before it counts as unread.
 const VANDALS: usize = 4;
 
 /// Tokens that turn out wrong are overwritten: all of them, and all but the first two.
-pub(super) fn drafted(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn drafted(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     let (at, longest) = (rig.fork(), rig.longest());
     if longest < at + 5 {
@@ -53,15 +53,15 @@ fn draft(rig: &mut Rig<'_>, right: usize) -> Rc<Text> {
     Rc::new(Text { tokens, rows })
 }
 
-/// Has states go to these slots, so that those which are read stay as they are.
+/// Writes states to these slots, so that the ones that are read stay as they are.
 fn write_elsewhere(sequence: &mut Sequence, slots: &[u32]) {
     for (places, &slot) in sequence.places.iter_mut().zip(slots).filter(|(_, slot)| **slot != VACANT) {
         *places = vec![slot];
     }
 }
 
-/// Several copies in one step, each of which the sequence then goes on from, the last one first.
-pub(super) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
+/// Several copies in one step; the sequence then resumes from each, the last one first.
+pub(crate) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
     if !rig.has_states() {
         return Err(skipped("the model keeps no states in slots"));
     }
@@ -89,7 +89,7 @@ pub(super) fn checkpoints(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// Reads a text as a host does that frees the blocks behind a window, and gives them to the same text's later tokens.
-pub(super) fn window(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn window(rig: &mut Rig<'_>) -> Finding {
     let windows = rig.shape.caches.iter().filter(|group| group.kind == CacheKind::WINDOW);
     let Some(window) = windows.map(|group| group.window as usize).min() else {
         return Err(skipped("the model's card lists no window"));
@@ -137,7 +137,7 @@ fn windowed(rig: &Rig<'_>, mut places: Places, window: usize) -> (Places, Vec<Ve
     (places, spare)
 }
 
-/// Takes back the blocks that the next step does not read, and deals out the one that it writes to.
+/// Frees the blocks that the next step does not read, and allocates the one that it writes to.
 fn recycle(rig: &Rig<'_>, sequence: &Sequence, places: &mut Places, spare: &mut [Vec<u32>]) {
     let block = rig.shape.block_tokens as usize;
     for (group, (ids, spare)) in rig.shape.caches.iter().zip(places.iter_mut().zip(spare)) {
@@ -156,9 +156,9 @@ fn recycle(rig: &Rig<'_>, sequence: &Sequence, places: &mut Places, spare: &mut 
     }
 }
 
-/// A block that a token must read is overwritten, and the token's logits must change: of tokens the first block there is, of
+/// Overwrites a block that a token must read, and expects the token's logits to change: for tokens the first block, for
 /// windows one of which only the last token is still inside.
-pub(super) fn reach(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn reach(rig: &mut Rig<'_>) -> Finding {
     owned(rig)?;
     rig.only_looking_back()?;
     let block = rig.shape.block_tokens as usize;
@@ -226,7 +226,7 @@ fn far_text(rig: &mut Rig<'_>, count: usize) -> Finding<Vec<u32>> {
     Ok(rig.tokens(count))
 }
 
-/// Reads a text up to a token, of which no logits are wanted.
+/// Reads a text up to a token without any logits.
 fn unwanted(rig: &mut Rig<'_>, sequence: &mut Sequence, end: usize) -> Finding<()> {
     while sequence.seen < end {
         let count = CHUNK.min(end - sequence.seen);

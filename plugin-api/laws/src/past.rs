@@ -4,14 +4,14 @@
 //! find out what the model reacts to at all; where a reaction is missing that some architectures have, they note it. How
 //! strongly it reacts also tells how large a fault would be, and the tolerance of all later comparisons follows that.
 
-use super::{
+use crate::{
     report::{Outcome, broken, noted, skipped},
     rig::{Finding, Known, Pace, Rig, SEEN, Text, difference},
 };
-use crate::Want;
+use pensieve_plugin_api::Want;
 use std::rc::Rc;
 
-pub(super) fn past(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn past(rig: &mut Rig<'_>) -> Finding {
     let middle = rig.longest() / 2;
     let change = |place: usize| move |tokens: &mut [u32], rig: &mut Rig<'_>| tokens[place] = rig.another(tokens[place]);
     let near = changed(rig, "a prompt with another token in the middle", middle, change(middle))?;
@@ -25,7 +25,7 @@ pub(super) fn past(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("token {middle} moves later logits by up to {near:.2} % of the spread, the first by {far:.2} %")))
 }
 
-pub(super) fn order(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn order(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let middle = rig.longest() / 2;
     let swap = move |tokens: &mut [u32], _: &mut Rig<'_>| tokens.swap(middle - 1, middle);
@@ -38,7 +38,7 @@ pub(super) fn order(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(what))
 }
 
-pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn positions(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let stretched = moved(rig, "positions two apart", |_| Pace { first: 0, stride: 2 })?;
     let what = format!("positions two apart move logits by up to {:.2} % of the spread", stretched * 100.0);
@@ -53,8 +53,8 @@ pub(super) fn positions(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(what))
 }
 
-/// Rotary encodings know distances only, learned ones know places: both are legal, and an author knows which it is.
-pub(super) fn shift(rig: &mut Rig<'_>) -> Finding {
+/// Rotary encodings depend on distances only, learned ones on positions: both are legal, and the author knows which it is.
+pub(crate) fn shift(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let shifted = moved(rig, "positions that do not begin at 0", |half| Pace { first: half, stride: 1 })?;
     let what = format!("all positions moved by one number move logits by up to {:.2} % of the spread", shifted * 100.0);
@@ -64,7 +64,7 @@ pub(super) fn shift(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// A text whose positions end at the context's last must read the same in any chunks.
-pub(super) fn far_positions(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn far_positions(rig: &mut Rig<'_>) -> Finding {
     let tokens = rig.text(Known::Long).tokens.clone();
     let first = rig.resident.context - tokens.len() as u32;
     if first == 0 {
@@ -78,8 +78,8 @@ pub(super) fn far_positions(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// Both texts were read whole: until they part, their rows must be the same.
-pub(super) fn causal(rig: &mut Rig<'_>) -> Finding {
+/// Both texts were read whole: until they diverge, their rows must be equal.
+pub(crate) fn causal(rig: &mut Rig<'_>) -> Finding {
     let (long, twin, width) = (rig.text(Known::Long), rig.text(Known::Twin), rig.shape.vocabulary as usize);
     let rows = long.rows.chunks_exact(width).zip(twin.rows.chunks_exact(width)).take(rig.fork());
     for (token, (right, row)) in rows.enumerate() {
@@ -88,9 +88,9 @@ pub(super) fn causal(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// A trained model that attends foretells a text better when it reads it a second time. Untrained ones do not, so this is
-/// only noted; it is the one sign of wrong wiring that a checkpoint shows without another implementation.
-pub(super) fn recall(rig: &mut Rig<'_>) -> Finding {
+/// A trained model that attends predicts a text better when it reads it a second time. Untrained ones do not, so this is
+/// only noted; it is the only sign of wrong wiring that a checkpoint shows without another implementation.
+pub(crate) fn recall(rig: &mut Rig<'_>) -> Finding {
     rig.only_looking_back()?;
     let half = rig.longest() / 2;
     let mut tokens = rig.tokens(half);
@@ -107,8 +107,8 @@ pub(super) fn recall(rig: &mut Rig<'_>) -> Finding {
     Ok(noted(format!("random tokens cost {once:.2} nats each, and {twice:.2} when repeated: {judged}")))
 }
 
-/// A reference is given to learn whether the numbers are right: one that is not compared is no pass.
-pub(super) fn reference(rig: &mut Rig<'_>) -> Finding {
+/// A reference that could not be compared is a failure: it was given to check the numbers.
+pub(crate) fn reference(rig: &mut Rig<'_>) -> Finding {
     let options = rig.options;
     if options.references.is_empty() {
         return Err(skipped("no logits of another implementation were given"));
@@ -164,7 +164,7 @@ fn uncompared(number: usize, why: &str) -> Outcome {
     Outcome::Broken { what, hint: "take a reference of a shorter text, or load the model for a longer context".into() }
 }
 
-/// How far the rows after token `place` of the long text move at most when its tokens up to there are changed.
+/// The largest change of rows after token `place` of the long text when its tokens up to there are changed.
 fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut [u32], &mut Rig<'_>)) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let mut tokens = long.tokens.clone();
@@ -173,8 +173,8 @@ fn changed(rig: &mut Rig<'_>, what: &str, place: usize, change: impl FnOnce(&mut
     Ok(largest(rig, &long.rows, &rows, place + 1))
 }
 
-/// How far the rows of half the long text move at most when it stands at other positions. It is compared with itself, not with the
-/// beginning of the whole: what more rows at once cost in rounding is no answer to where they stand.
+/// The largest change of rows of half the long text at other positions. It is compared with itself, not with the beginning of
+/// the whole text, since a different number of rows rounds differently.
 fn moved(rig: &mut Rig<'_>, what: &str, pace: fn(u32) -> Pace) -> Finding<f32> {
     let long = rig.text(Known::Long);
     let half = long.tokens.len() / 2;
@@ -190,7 +190,7 @@ fn largest(rig: &Rig<'_>, right: &[f32], rows: &[f32], from: usize) -> f32 {
     pairs.map(|(right, row)| difference(right, row).part()).fold(0.0, f32::max)
 }
 
-/// A fault moves logits about as much as a real change does, so what is put down to rounding must be smaller.
+/// A fault moves logits about as much as a real change does, so the tolerance for rounding must be smaller.
 fn sharpen(rig: &mut Rig<'_>, change: f32) {
     if change > SEEN {
         rig.tolerance = rig.tolerance.min((change / 4.0).max(rig.options.finest));

@@ -1,10 +1,10 @@
 //! Laws about how work is cut up: into chunks, batches and wishes for logits, none of which may change a number.
 
-use super::rig::{Finding, Known, Rig, Sequence};
-use crate::Want;
+use crate::rig::{Finding, Known, Rig, Sequence};
+use pensieve_plugin_api::Want;
 
 /// The texts are learned here, so that this law stands before all that compare with them.
-pub(super) fn repeatable(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn repeatable(rig: &mut Rig<'_>) -> Finding {
     rig.learn()?;
     for known in Known::ALL {
         let mut sequence = rig.start(known)?;
@@ -14,7 +14,7 @@ pub(super) fn repeatable(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-pub(super) fn wanted(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn wanted(rig: &mut Rig<'_>) -> Finding {
     let mut alone = rig.start(Known::Long)?;
     rig.step("logits of the last token only", vec![alone.feed(7, Want::LAST)])?;
     rig.step("a chunk without logits", vec![alone.feed(5, Want::NONE)])?;
@@ -30,7 +30,7 @@ pub(super) fn wanted(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-pub(super) fn chunked(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn chunked(rig: &mut Rig<'_>) -> Finding {
     let block = rig.shape.block_tokens as usize;
     for size in [1, 3, block.saturating_sub(1), block, block + 1] {
         let mut sequence = rig.start(Known::Long)?;
@@ -43,7 +43,7 @@ pub(super) fn chunked(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// Sequences join one after the other, and each alternates between chunks and single tokens, in changing order.
-pub(super) fn batched(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn batched(rig: &mut Rig<'_>) -> Finding {
     const COUNTS: [usize; 5] = [5, 1, 1, 9, 1];
     let mut crowd = vec![rig.start(Known::Long)?, rig.start(Known::Middle)?];
     crowd.extend(rig.start(Known::Short));
@@ -65,7 +65,7 @@ pub(super) fn batched(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-pub(super) fn released(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn released(rig: &mut Rig<'_>) -> Finding {
     let (mut first, mut second, mut third) =
         (rig.start(Known::Long)?, rig.start(Known::Short)?, rig.start(Known::Middle)?);
     let feeds = vec![first.feed(6, Want::ALL), second.feed(4, Want::ALL), third.feed(5, Want::ALL)];
@@ -84,7 +84,7 @@ pub(super) fn released(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// Ids that are equal in their low or high halves, and both ends of the range.
-pub(super) fn names(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn names(rig: &mut Rig<'_>) -> Finding {
     for pair in [[7, 7 + (1 << 32)], [1 << 32, 1 << 63], [u64::MAX, 0]] {
         let what = format!("sequences {} and {}", pair[0], pair[1]);
         let (mut one, mut other) = (rig.start(Known::Middle)?, rig.start(Known::Short)?);
@@ -100,7 +100,7 @@ pub(super) fn names(rig: &mut Rig<'_>) -> Finding {
 }
 
 /// A sequence ends where its id is released, and may then begin anew under the same id.
-pub(super) fn forgets(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn forgets(rig: &mut Rig<'_>) -> Finding {
     let mut sequence = rig.start(Known::Long)?;
     rig.step("a sequence before its release", vec![sequence.feed(9, Want::ALL)])?;
     rig.model.release(sequence.id);

@@ -1,54 +1,54 @@
-//! The bench that laws are tried on: it deals out blocks and slots, makes texts and sequences, runs steps, and compares every row of
-//! logits with the one that the model gave when it read the same text whole and alone. So a law only says in which
-//! pieces, in which company and in which blocks texts are read; that the numbers stay the same is checked here.
+//! The test bench for laws: it allocates blocks and slots, makes texts and sequences, runs steps, and compares every row of
+//! logits with the model's own for the same text read whole and alone. So a law only says in which chunks, batches and
+//! blocks texts are read; this module checks that the numbers stay the same.
 
 use std::rc::Rc;
 
-pub(super) use super::draft::{Chosen, Draft, Feed, Known, Mask, Pace, Places, Sequence, Table, Text};
-use super::{
+pub(crate) use crate::draft::{Chosen, Draft, Feed, Known, Mask, Pace, Places, Sequence, Table, Text};
+use crate::{
     TOKENS_MIN,
     report::{Options, Outcome, Shape, broken, skipped},
 };
-use crate::{
+use pensieve_plugin_api::{
     Batch, CacheGroup, CacheKind, CacheTable, Checkpoint, ModelBox, NO_ADAPTER, Output, Outputs, PluginError, Resident,
     Span, VACANT, Want,
 };
 
-/// How a verdict says that the model failed where it had to succeed.
-pub(super) const REFUSED: &str = "a good batch failed";
+/// Opens the verdict on a model that failed where it had to succeed.
+pub(crate) const REFUSED: &str = "a good batch failed";
 
-/// However large a model's blocks are, no text is longer.
+/// No text is longer, however large the model's blocks are.
 const TOKENS_MAX: u32 = 4096;
 
-/// A smaller change, as a part of the spread, is put down to the order of a sum.
-pub(super) const SEEN: f32 = 1e-5;
+/// A smaller change, relative to the spread, counts as rounding.
+pub(crate) const SEEN: f32 = 1e-5;
 
-/// What a law finds; `?` ends it early with what it could not do or saw broken.
-pub(super) type Finding<T = Outcome> = Result<T, Outcome>;
+/// A law's outcome; `?` ends it early as skipped or broken.
+pub(crate) type Finding<T = Outcome> = Result<T, Outcome>;
 
-/// A model on the bench.
-pub(super) struct Rig<'m> {
-    pub(super) model: &'m mut ModelBox,
-    pub(super) options: &'m Options,
-    pub(super) resident: Resident,
-    pub(super) shape: Shape,
-    /// How far rows may lie apart, as a part of their spread.
-    pub(super) tolerance: f32,
-    /// The change that the model shows when a past token changes, once known: 0 for one that does not look back.
-    pub(super) looks_back: f32,
+/// A model under test.
+pub(crate) struct Rig<'m> {
+    pub(crate) model: &'m mut ModelBox,
+    pub(crate) options: &'m Options,
+    pub(crate) resident: Resident,
+    pub(crate) shape: Shape,
+    /// Maximum difference of rows, relative to their spread.
+    pub(crate) tolerance: f32,
+    /// The model's reaction to a changed past token, once known: 0 if it does not look back.
+    pub(crate) looks_back: f32,
     texts: Vec<Rc<Text>>,
-    /// Of each group, the ids that no sequence holds. The first in are the first out, so that a text seldom finds in its blocks
-    /// what it left there itself, which would hide that something is not written.
+    /// The free ids of each group. First in, first out, so that a text seldom gets the blocks that it used before, which would
+    /// hide a missing write.
     free: Vec<Vec<u32>>,
     laws_tried: usize,
     alive: Vec<u64>,
     next_id: u64,
     random: u64,
-    pub(super) worst: f32,
+    pub(crate) worst: f32,
 }
 
 impl<'m> Rig<'m> {
-    pub(super) fn new(model: &'m mut ModelBox, shape: Shape, options: &'m Options) -> Self {
+    pub(crate) fn new(model: &'m mut ModelBox, shape: Shape, options: &'m Options) -> Self {
         let resident = model.resident();
         let (random, tolerance) = (options.seed, options.tolerance);
         let mut rig = Self {
@@ -71,18 +71,18 @@ impl<'m> Rig<'m> {
         rig
     }
 
-    /// Whether the host owns what the model remembers; an opaque model keeps it by itself.
-    pub(super) fn owned(&self) -> bool {
+    /// Whether the host owns the caches, rather than an opaque model.
+    pub(crate) fn owned(&self) -> bool {
         self.shape.caches.iter().all(|group| group.kind != CacheKind::OPAQUE)
     }
 
     /// Whether the model keeps tokens in blocks.
-    pub(super) fn has_blocks(&self) -> bool {
+    pub(crate) fn has_blocks(&self) -> bool {
         self.shape.caches.iter().any(CacheGroup::has_blocks)
     }
 
     /// Whether the model keeps states in slots.
-    pub(super) fn has_states(&self) -> bool {
+    pub(crate) fn has_states(&self) -> bool {
         self.shape.caches.iter().any(|group| group.kind == CacheKind::STATE)
     }
 
@@ -97,8 +97,8 @@ impl<'m> Rig<'m> {
         counts.min().unwrap_or(usize::MAX)
     }
 
-    /// Releases every sequence, takes back every block and forgets what was compared.
-    pub(super) fn clear(&mut self) {
+    /// Releases every sequence, frees every block and resets the comparisons.
+    pub(crate) fn clear(&mut self) {
         for id in std::mem::take(&mut self.alive) {
             self.model.release(id);
         }
@@ -118,13 +118,13 @@ impl<'m> Rig<'m> {
         self.worst = 0.0;
     }
 
-    /// What the comparisons since [`Rig::clear`] amount to.
-    pub(super) fn agreement(&self) -> Outcome {
+    /// The outcome of the comparisons since [`Rig::clear`].
+    pub(crate) fn agreement(&self) -> Outcome {
         if self.worst == 0.0 { Outcome::Exact } else { Outcome::WithinRounding { worst: self.worst } }
     }
 
     /// The length of [`Known::Long`].
-    pub(super) fn longest(&self) -> usize {
+    pub(crate) fn longest(&self) -> usize {
         let block = self.shape.block_tokens;
         let blocks = self.shape.caches.iter().zip(self.resident.places.iter());
         let blocks = blocks.filter(|(group, _)| group.has_blocks()).map(|(_, &count)| count).min();
@@ -133,24 +133,24 @@ impl<'m> Rig<'m> {
         wish.min(self.resident.context).min(room).min(TOKENS_MAX) as usize
     }
 
-    /// The longest text of the laws about windows, which read few.
-    pub(super) fn farthest(&self) -> usize {
+    /// The longest text of the laws about windows.
+    pub(crate) fn farthest(&self) -> usize {
         let wish = self.shape.farthest(self.options) as usize;
         wish.max(self.longest()).min(self.resident.context as usize)
     }
 
     /// Tokens that a group's blocks hold.
-    pub(super) fn room(&self, group: usize) -> usize {
+    pub(crate) fn room(&self, group: usize) -> usize {
         let blocks = self.resident.places.get(group).copied().unwrap_or(0) as usize;
         blocks.saturating_mul(self.shape.block_tokens as usize)
     }
 
-    pub(super) fn only_looking_back(&self) -> Finding<()> {
+    pub(crate) fn only_looking_back(&self) -> Finding<()> {
         if self.looks_back > SEEN { Ok(()) } else { Err(skipped("the model does not look back")) }
     }
 
-    /// How many tokens of [`Known::Twin`] are those of [`Known::Long`].
-    pub(super) fn fork(&self) -> usize {
+    /// The number of tokens that [`Known::Twin`] shares with [`Known::Long`].
+    pub(crate) fn fork(&self) -> usize {
         let (longest, block) = (self.longest(), self.shape.block_tokens as usize);
         if block + 2 < longest { block.max(longest / 2) } else { longest / 2 }
     }
@@ -165,8 +165,8 @@ impl<'m> Rig<'m> {
         [long, twin, middle, short].map(|tokens| Rc::new(Text { tokens, rows: Vec::new() })).into()
     }
 
-    /// Has the model read every known text whole and alone: what it answers now is what it must answer always.
-    pub(super) fn learn(&mut self) -> Finding<()> {
+    /// Has the model read every known text whole and alone, for the logits that it must always give.
+    pub(crate) fn learn(&mut self) -> Finding<()> {
         for place in 0..self.texts.len() {
             let tokens = self.texts[place].tokens.clone();
             let rows = self.whole("a prompt, read whole", tokens.clone(), Pace::PLAIN, Want::ALL)?;
@@ -175,12 +175,12 @@ impl<'m> Rig<'m> {
         Ok(())
     }
 
-    pub(super) fn text(&self, known: Known) -> Rc<Text> {
+    pub(crate) fn text(&self, known: Known) -> Rc<Text> {
         Rc::clone(&self.texts[known as usize])
     }
 
     /// `count` pseudo-random tokens (splitmix64), no two neighbours equal.
-    pub(super) fn tokens(&mut self, count: usize) -> Vec<u32> {
+    pub(crate) fn tokens(&mut self, count: usize) -> Vec<u32> {
         let mut tokens = Vec::with_capacity(count);
         for place in 0..count {
             let token = (self.draw() % u64::from(self.shape.vocabulary.max(1))) as u32;
@@ -191,7 +191,7 @@ impl<'m> Rig<'m> {
     }
 
     /// A token other than this one, if there is one.
-    pub(super) fn another(&mut self, token: u32) -> u32 {
+    pub(crate) fn another(&mut self, token: u32) -> u32 {
         let vocabulary = u64::from(self.shape.vocabulary.max(1));
         let step = 1 + self.draw() % vocabulary.saturating_sub(1).max(1);
         ((u64::from(token) + step) % vocabulary) as u32
@@ -201,13 +201,13 @@ impl<'m> Rig<'m> {
         draw(&mut self.random)
     }
 
-    /// How many blocks hold this many tokens.
-    pub(super) fn blocks_for(&self, tokens: usize) -> usize {
+    /// The number of blocks for this many tokens.
+    pub(crate) fn blocks_for(&self, tokens: usize) -> usize {
         if self.owned() { tokens.div_ceil(self.shape.block_tokens.max(1) as usize) } else { 0 }
     }
 
     /// Takes so many blocks of every group that has some, and a slot of every group of states.
-    pub(super) fn take_places(&mut self, blocks: usize) -> Finding<Places> {
+    pub(crate) fn take_places(&mut self, blocks: usize) -> Finding<Places> {
         let mut places = Vec::new();
         for place in 0..self.shape.caches.len() {
             let group = self.shape.caches[place];
@@ -222,13 +222,13 @@ impl<'m> Rig<'m> {
     }
 
     /// The same, lowest ids first, so that most follow one another in the model's memory.
-    pub(super) fn take_neighbours(&mut self, blocks: usize) -> Finding<Places> {
+    pub(crate) fn take_neighbours(&mut self, blocks: usize) -> Finding<Places> {
         self.free.iter_mut().for_each(|free| free.sort_unstable());
         self.take_places(blocks)
     }
 
-    /// A further slot of every group of states, for a copy; [`VACANT`] for the other groups.
-    pub(super) fn take_slots(&mut self) -> Finding<Vec<u32>> {
+    /// Another slot of every group of states, for a copy; [`VACANT`] for the other groups.
+    pub(crate) fn take_slots(&mut self) -> Finding<Vec<u32>> {
         let states = self.shape.caches.iter().map(|group| group.kind == CacheKind::STATE).collect::<Vec<_>>();
         let slot = |(place, state)| if state { Ok(self.take(place, 1)?[0]) } else { Ok(VACANT) };
         states.into_iter().enumerate().map(slot).collect()
@@ -244,17 +244,17 @@ impl<'m> Rig<'m> {
         Ok(self.free[group].drain(..count).collect())
     }
 
-    pub(super) fn start(&mut self, known: Known) -> Finding<Sequence> {
+    pub(crate) fn start(&mut self, known: Known) -> Finding<Sequence> {
         self.start_with(self.text(known), Pace::PLAIN)
     }
 
-    pub(super) fn start_with(&mut self, text: Rc<Text>, pace: Pace) -> Finding<Sequence> {
+    pub(crate) fn start_with(&mut self, text: Rc<Text>, pace: Pace) -> Finding<Sequence> {
         let places = self.take_places(self.blocks_for(text.tokens.len()))?;
         self.start_in(text, places, pace)
     }
 
-    /// A sequence in places of the law's choice.
-    pub(super) fn start_in(&mut self, text: Rc<Text>, places: Places, pace: Pace) -> Finding<Sequence> {
+    /// A sequence in blocks and slots of the law's choice.
+    pub(crate) fn start_in(&mut self, text: Rc<Text>, places: Places, pace: Pace) -> Finding<Sequence> {
         let most = self.sequences_max();
         if self.alive.len() >= most {
             return Err(skipped(format!("it needs more sequences at once than the {most} that the model takes")));
@@ -264,34 +264,34 @@ impl<'m> Rig<'m> {
         Ok(Sequence { id, text, seen: 0, places, reads, pace, adapter: (NO_ADAPTER, 1.0) })
     }
 
-    /// The name of a sequence to come, which [`Rig::clear`] will release.
-    pub(super) fn new_id(&mut self) -> u64 {
+    /// A fresh sequence id, which [`Rig::clear`] will release.
+    pub(crate) fn new_id(&mut self) -> u64 {
         self.next_id += 1;
         self.alive.push(self.next_id);
         self.next_id
     }
 
-    /// Gives a sequence another name.
-    pub(super) fn rename(&mut self, sequence: &mut Sequence, id: u64) {
+    /// Gives a sequence another id.
+    pub(crate) fn rename(&mut self, sequence: &mut Sequence, id: u64) {
         self.alive.retain(|&alive| alive != sequence.id);
         self.alive.push(id);
         sequence.id = id;
     }
 
-    /// Releases a sequence and frees its places.
-    pub(super) fn end(&mut self, sequence: Sequence) {
+    /// Releases a sequence and frees its blocks and slots.
+    pub(crate) fn end(&mut self, sequence: Sequence) {
         self.model.release(sequence.id);
         self.alive.retain(|&id| id != sequence.id);
         self.give_back(sequence.places);
     }
 
-    /// Frees places.
-    pub(super) fn give_back(&mut self, places: Places) {
+    /// Returns blocks and slots to the free lists.
+    pub(crate) fn give_back(&mut self, places: Places) {
         self.free.iter_mut().zip(places).for_each(|(free, places)| free.extend(places));
     }
 
     /// The logits of a text that is read in one step by a sequence of its own.
-    pub(super) fn whole(&mut self, what: &str, tokens: Vec<u32>, pace: Pace, want: Want) -> Finding<Vec<f32>> {
+    pub(crate) fn whole(&mut self, what: &str, tokens: Vec<u32>, pace: Pace, want: Want) -> Finding<Vec<f32>> {
         let count = tokens.len();
         let mut sequence = self.start_with(Rc::new(Text { tokens, rows: Vec::new() }), pace)?;
         let logits = self.step(what, vec![sequence.feed(count, want)])?;
@@ -300,16 +300,15 @@ impl<'m> Rig<'m> {
     }
 
     /// Reads the rest of a text in steps of this many tokens.
-    pub(super) fn read(&mut self, what: &str, sequence: &mut Sequence, size: usize) -> Finding<()> {
+    pub(crate) fn read(&mut self, what: &str, sequence: &mut Sequence, size: usize) -> Finding<()> {
         while sequence.left() > 0 {
             self.step(what, vec![sequence.feed(size, Want::ALL)])?;
         }
         Ok(())
     }
 
-    /// One step, without the sequences that are through: what is wanted must be finite, and equal to what is right for
-    /// each text.
-    pub(super) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
+    /// One step, without the finished sequences: all rows must be finite, and equal to the known ones of their texts.
+    pub(crate) fn step(&mut self, what: &str, mut feeds: Vec<Feed<'_>>) -> Finding<Vec<f32>> {
         feeds.retain(|feed| feed.count > 0);
         if feeds.is_empty() {
             return Ok(Vec::new());
@@ -330,7 +329,7 @@ impl<'m> Rig<'m> {
         Ok(logits)
     }
 
-    pub(super) fn draft(&self, feeds: &[Feed<'_>]) -> Draft {
+    pub(crate) fn draft(&self, feeds: &[Feed<'_>]) -> Draft {
         let mut draft =
             Draft { tokens: Vec::new(), positions: Vec::new(), spans: Vec::new(), tables: Vec::new(), logits: 0 };
         for Feed { sequence, count, want, copies } in feeds {
@@ -375,7 +374,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Runs a draft as it is. Places that the model leaves unwritten stay NaN.
-    pub(super) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
+    pub(crate) fn forward(&mut self, draft: &Draft) -> Result<Vec<f32>, PluginError> {
         let mut logits = vec![f32::NAN; draft.logits];
         let mut outputs = Outputs {
             logits: (&mut logits[..]).into(),
@@ -389,7 +388,7 @@ impl<'m> Rig<'m> {
     }
 
     /// Runs a draft, all of whose rows are candidates, `top` in each.
-    pub(super) fn candidates(&mut self, draft: &Draft, top: u32, mask: Mask) -> Result<Chosen, PluginError> {
+    pub(crate) fn candidates(&mut self, draft: &Draft, top: u32, mask: Mask) -> Result<Chosen, PluginError> {
         let rows = draft.logits / self.shape.vocabulary as usize;
         let (words, mut row) = (self.shape.vocabulary.div_ceil(32) as usize, 0..);
         let masks = draft.spans.iter().map(|span| {
@@ -414,8 +413,8 @@ impl<'m> Rig<'m> {
         Ok(chosen)
     }
 
-    /// Runs a draft of which each span wants the rows that are said: logits, or hidden ones.
-    pub(super) fn mixed(&mut self, draft: &Draft, kinds: &[Output]) -> Result<(Vec<f32>, Vec<f32>), PluginError> {
+    /// Runs a draft with the given output of each span: logits or hidden rows.
+    pub(crate) fn mixed(&mut self, draft: &Draft, kinds: &[Output]) -> Result<(Vec<f32>, Vec<f32>), PluginError> {
         let spans = draft.spans.iter().zip(kinds).map(|(span, kind)| Span { output: *kind, ..*span });
         let spans: Vec<Span<'_>> = spans.collect();
         let count = |kind: Output, width: u32| {
@@ -451,8 +450,8 @@ impl<'m> Rig<'m> {
         self.model.forward(&batch, outputs).into_result()
     }
 
-    /// Compares a row of logits with the right one, if that is known.
-    pub(super) fn compare(&mut self, what: &str, token: usize, right: Option<&[f32]>, row: &[f32]) -> Finding<()> {
+    /// Compares a row of logits with the known one, if there is one.
+    pub(crate) fn compare(&mut self, what: &str, token: usize, right: Option<&[f32]>, row: &[f32]) -> Finding<()> {
         if let Some(place) = row.iter().position(|logit| !logit.is_finite()) {
             let value = row[place];
             return Err(broken(format!("{what}: of the logits at token {token}, number {place} is {value}")));
@@ -470,28 +469,28 @@ impl<'m> Rig<'m> {
 }
 
 /// The next pseudo-random number (splitmix64).
-pub(super) fn draw(state: &mut u64) -> u64 {
+pub(crate) fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
 
-/// How far two rows of logits lie apart.
-pub(super) struct Difference {
+/// The difference of two rows of logits.
+pub(crate) struct Difference {
     largest: f32,
     spread: f32,
 }
 
 impl Difference {
-    /// As a part of the spread.
-    pub(super) fn part(&self) -> f32 {
+    /// Relative to the spread.
+    pub(crate) fn part(&self) -> f32 {
         if self.largest == 0.0 { 0.0 } else { self.largest / self.spread.max(f32::MIN_POSITIVE) }
     }
 }
 
 /// Compares finite rows.
-pub(super) fn difference(right: &[f32], row: &[f32]) -> Difference {
+pub(crate) fn difference(right: &[f32], row: &[f32]) -> Difference {
     let largest = right.iter().zip(row).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     let (low, high) = right.iter().fold((f32::MAX, f32::MIN), |(low, high), &x| (low.min(x), high.max(x)));
     Difference { largest, spread: high - low }

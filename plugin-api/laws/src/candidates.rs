@@ -1,12 +1,12 @@
 //! The law about candidates, which a model picks out of its own logits.
 
-use super::{
+use crate::{
     report::{broken, skipped},
     rig::{Chosen, Draft, Feed, Finding, Known, Mask, REFUSED, Rig, Sequence},
 };
-use crate::{VACANT, Want};
+use pensieve_plugin_api::{VACANT, Want};
 
-pub(super) fn best_of_the_logits(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn best_of_the_logits(rig: &mut Rig<'_>) -> Finding {
     let most = rig.shape.candidates.min(rig.shape.vocabulary);
     if most == 0 {
         return Err(skipped("its card offers no candidates"));

@@ -1,13 +1,13 @@
 //! Laws about what a model must refuse: every rule of `Batch` and `Span` broken once, and adapters that do not fit. A
 //! refusal is an error, and afterwards every sequence goes on as if nothing had been asked.
 
-use super::{
+use crate::{
     TOKENS_MIN,
     memory::must_fail,
     report::{Outcome, broken, skipped},
     rig::{Draft, Finding, Known, Rig, Table},
 };
-use crate::{AdapterData, CacheGroup, CacheKind, Checkpoint, ErrorCode, LowRankPair, VACANT, Want};
+use pensieve_plugin_api::{AdapterData, CacheGroup, CacheKind, Checkpoint, ErrorCode, LowRankPair, VACANT, Want};
 
 /// What is wrong with a batch, and how it is made so. The good one holds two spans: four tokens of a sequence that has
 /// read some, all wanted, then three of a new one, the last wanted.
@@ -130,7 +130,7 @@ fn spare(draft: &mut Draft, rig: &Rig<'_>) -> u32 {
     (0..rig.resident.places[first(rig, CacheGroup::has_slots)]).find(|slot| !taken.contains(slot)).unwrap_or(0)
 }
 
-pub(super) fn batches(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn batches(rig: &mut Rig<'_>) -> Finding {
     let (mut old, mut new) = (rig.start(Known::Long)?, rig.start(Known::Short)?);
     let seen = old.left() / 2;
     rig.step("a sequence before wrong batches", vec![old.feed(seen, Want::ALL)])?;
@@ -161,7 +161,7 @@ pub(super) fn batches(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-pub(super) fn adapters(rig: &mut Rig<'_>) -> Finding {
+pub(crate) fn adapters(rig: &mut Rig<'_>) -> Finding {
     must_fail("detach of an adapter that was never attached", rig.model.detach(u32::MAX - 1))?;
     let unknown = pair("model.layers.0.no_such_projection", 3, 5);
     let misshapen = pair("model.layers.0.self_attn.q_proj", 3, 5);
@@ -187,8 +187,8 @@ pub(super) fn adapters(rig: &mut Rig<'_>) -> Finding {
     Ok(rig.agreement())
 }
 
-/// What a model says of itself must fit its card, or nothing else can be tried.
-pub(super) fn resident(rig: &mut Rig<'_>) -> Finding {
+/// The resident model must match its card, or nothing else can be tried.
+pub(crate) fn resident(rig: &mut Rig<'_>) -> Finding {
     let (resident, shape) = (&rig.resident, &rig.shape);
     let opaque = shape.caches.iter().filter(|group| group.kind == CacheKind::OPAQUE).count();
     let empty = shape

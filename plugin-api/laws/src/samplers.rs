@@ -6,27 +6,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
+use crate::{
     Law, Progress,
     report::{Outcome, Report, broken, noted, skipped},
     rig::{Finding, draw},
     run,
 };
-use crate::{
+use pensieve_plugin_api::{
     Candidates, ErrorCode, History, PluginError, SamplerBox, StageBox, ext::concurrent_stages::ConcurrentStages,
 };
 
 /// Stages that see each case.
 const SEEDS: u64 = 12;
 
-/// How a sampler is tried.
+/// Options of a check of a sampler.
 #[derive(Clone, Debug)]
 pub struct SamplerOptions {
     /// The parameters of its stages, a JSON object; empty for none.
     pub parameters: String,
     /// Tokens of the vocabulary.
     pub vocabulary: u32,
-    /// How long a stage may take for a token. A host that is not configured otherwise gives it 5 seconds.
+    /// Time limit of a stage for one token; a host's default is 5 seconds.
     pub deadline: Duration,
 }
 
@@ -36,7 +36,7 @@ impl Default for SamplerOptions {
     }
 }
 
-/// Tries every law of samplers. `watch` is told before and after each one.
+/// Tries every law of samplers. `watch` is called before and after each one.
 pub fn check_sampler(sampler: &SamplerBox, options: &SamplerOptions, watch: &mut dyn FnMut(Progress<'_>)) -> Report {
     let bench = Bench { sampler, options };
     run(LAWS, &["made"], watch, |check| check(&bench))
@@ -47,7 +47,7 @@ struct Bench<'s> {
     options: &'s SamplerOptions,
 }
 
-/// Tries one law.
+/// `Err` ends a law early.
 type Check = fn(&Bench<'_>) -> Finding;
 
 const LAWS: &[Law<Check>] = &[
@@ -65,8 +65,8 @@ const LAWS: &[Law<Check>] = &[
     },
     Law {
         id: "own",
-        says: "what is left over or picked is of the candidates that were given, each once",
-        hint: "the usual cause is a place in the list that is taken for a token's id, or a list that is filled again after it was cut",
+        says: "a stage keeps and picks only given candidates, each once",
+        hint: "the usual cause is an index in the list taken for a token id, or a list that grows again after it was cut",
         check: own,
     },
     Law {
@@ -83,31 +83,31 @@ const LAWS: &[Law<Check>] = &[
     },
     Law {
         id: "sorted",
-        says: "what is said to descend descends",
-        hint: "a stage that changes logits or their order takes the mark back",
+        says: "logits marked as sorted are sorted",
+        hint: "a stage that changes logits or their order clears the mark",
         check: sorted,
     },
     Law {
         id: "seed",
         says: "the same seed gives the same picks, whatever other stages do",
-        hint: "the usual cause is a clock, an address or a map's order, or a state that stages share",
+        hint: "the usual cause is a clock, an address or a map's order, or state shared by stages",
         check: seed,
     },
     Law {
         id: "concurrent",
-        says: "stages that may be called on several threads at once pick as they do alone",
-        hint: "the usual cause is a buffer or a random generator that stages share: keep it in the stage, or do not offer the extension",
+        says: "stages on several threads at once pick as they do alone",
+        hint: "the usual cause is a buffer or a random generator shared by stages: keep it in the stage, or do not offer the extension",
         check: concurrent,
     },
     Law {
         id: "deadline",
-        says: "a large vocabulary is answered in time",
+        says: "a large vocabulary is processed in time",
         hint: "the usual cause is a whole sort, or work that grows with candidates times history",
         check: deadline,
     },
 ];
 
-/// What a stage is given.
+/// Input of a stage.
 #[derive(Clone)]
 struct Given {
     what: &'static str,
@@ -117,7 +117,7 @@ struct Given {
     history: Vec<u32>,
 }
 
-/// What a stage leaves over.
+/// Output of a stage.
 #[derive(Clone, Debug)]
 struct Left {
     ids: Vec<u32>,
@@ -185,7 +185,7 @@ impl Bench<'_> {
     }
 }
 
-/// Has stages of their own see each case, as what they draw differs; they may fail where there is nothing to pick.
+/// Gives each case to stages of its own, as their draws differ; they may fail if there is nothing to pick.
 fn each(bench: &Bench<'_>, judge: impl Fn(&Given, &Left) -> Option<String>) -> Finding {
     let cases = bench.cases();
     for (given, seed) in cases.iter().flat_map(|given| (0..SEEDS).map(move |seed| (given, seed))) {
@@ -318,7 +318,7 @@ fn seed(bench: &Bench<'_>) -> Finding {
     Ok(Outcome::Exact)
 }
 
-/// What stages leave over in sixteen steps, each after its own picks.
+/// The outputs of stages over sixteen steps, each following its own picks.
 fn walk(bench: &Bench<'_>, stages: &mut [&mut StageBox]) -> Finding<Vec<Vec<Left>>> {
     let vocabulary = bench.options.vocabulary.clamp(1, 64);
     let mut histories = vec![vec![0]; stages.len()];

@@ -1,6 +1,7 @@
-//! The law of refusals, tried on models without the SDK's glue, which checks every batch. Each leaves one rule unchecked,
-//! and the law must name it: so each wrong batch that the law tries breaks a rule that nothing else refuses.
+//! The law of refusals, on models without the SDK's glue, which would check every batch. Each model leaves one rule unchecked,
+//! and the law must name it, which shows that each of its invalid batches breaks one rule only.
 
+use pensieve_laws::{Options, Outcome, Progress, Report, Shape, check};
 use pensieve_plugin_api::{
     AdapterData, Batch, CacheGroup, CacheKind, ErrorCode, Extension, Model, Model_TO, ModelBox, NO_ADAPTER, Outputs,
     PluginError, Resident, Span,
@@ -8,7 +9,6 @@ use pensieve_plugin_api::{
         sabi_trait::TD_Opaque,
         std_types::{ROption, RResult, RStr},
     },
-    laws::{Options, Outcome, Progress, Report, Shape, check},
 };
 use std::collections::HashSet;
 
